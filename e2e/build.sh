@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Builds the programs of the test cluster into $CLUSTER_BIN; what is there in the wanted version is left alone.
-#   ./build.sh [NAME...]      all, or only those named (etcd runc containerd ... kubelet images)
-#   ./build.sh --check        changes nothing: do versions.env and go/*/go.mod agree?
-#   ./build.sh --present      changes nothing: is all of it there?
-# Needs: go (>= the `go` line of go/*/go.mod), gcc and pkg-config (runc only), rustc (the test images). Status 77: one of them, or the
-# module proxy, is missing.
+# Builds the programs of the test cluster into $CLUSTER_BIN. A program that exists in the wanted version is not built again.
+#   ./build.sh [NAME...]      build all programs, or only those named (etcd runc containerd ... kubelet images)
+#   ./build.sh --check        change nothing; check that versions.env and go/*/go.mod agree
+#   ./build.sh --present      change nothing; check that all programs exist
+# Needs: go (at least the version in the `go` line of go/*/go.mod), gcc and pkg-config (only for runc), rustc (for the test images). Exit status 77:
+# one of them, or the module proxy, is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=lib.sh
 . "$here/lib.sh"
 
-# module NAME: folder below go/, module, version
+# module NAME: print the directory below go/, the module, and the version
 module() {
   case $1 in
     etcd) echo etcd go.etcd.io/etcd/server/v3 "$ETCD_VERSION" ;;
@@ -22,7 +22,7 @@ module() {
   esac
 }
 
-# A go.mod that moved alone would build a cluster of other versions than its name says.
+# If a version changed only in a go.mod file, the programs would have other versions than the name of their directory says.
 for p in etcd runc containerd helm kubelet; do
   read -r folder path version < <(module $p)
   grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$folder/go.mod" ||
@@ -42,7 +42,7 @@ images_version=$(sha256sum "$here/image/probe.rs" "$here/image/pack.sh" | sha256
 wanted_version() { # NAME
   if [ "$1" = images ]; then echo "$images_version"; else module "$1" | cut -d' ' -f3; fi
 }
-present() { # NAME: is it there in the wanted version?
+present() { # NAME: report whether it exists in the wanted version
   local file=$1; [ "$1" != images ] || file=images.tar
   [ -e "$CLUSTER_BIN/$file" ] && [ "$(cat "$CLUSTER_BIN/.$1.version" 2> /dev/null)" = "$(wanted_version "$1")" ]
 }
@@ -54,22 +54,22 @@ for name in "${wanted[@]}"; do
 done
 [ ${#missing[@]} -gt 0 ] || { echo "build: all ${#wanted[@]} are present in $CLUSTER_BIN"; exit 0; }
 [ $only_look = 0 ] || { echo "build: missing in $CLUSTER_BIN: ${missing[*]}"; exit 1; }
-[ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster runs on Linux x86_64, and this is $(uname -sm)"
+[ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster needs Linux x86_64, but this machine is $(uname -sm)"
 mkdir -p "$CLUSTER_BIN"
 exec 9> "$CLUSTER_BIN/.lock"
-flock -n 9 || { echo "another build into $CLUSTER_BIN runs; waiting for it"; flock 9; }
+flock -n 9 || { echo "waiting for another build into $CLUSTER_BIN"; flock 9; }
 
 echo "build: ${#missing[@]} of ${#wanted[@]} are missing: ${missing[*]}"
-[ ${#missing[@]} -lt 5 ] || echo "build: about 6 minutes of download and compilation on 2 cores the first time; later at once"
+[ ${#missing[@]} -lt 5 ] || echo "build: the first time takes about 6 minutes of download and compilation on 2 cores"
 began=$SECONDS number=0
 
-go_ready= # the modules that could be had
-need_module() { # FOLDER MODULE
+go_ready= # the directories whose modules have been downloaded
+need_module() { # DIRECTORY MODULE
   [[ " $go_ready " != *" $1 "* ]] || return 0
   need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc, etcd, and Helm"
   local text
   text=$(cd "$here/go/$1" && go mod download "$2" 2>&1) ||
-    skip "go could not get $2; it needs a module proxy (GOPROXY=$(go env GOPROXY)) and go at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")
+    skip "go could not download $2; it needs a module proxy (GOPROXY=$(go env GOPROXY)) and go at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")
   go said: $(tail -n 3 <<< "$text")"
   go_ready+=" $1"
 }
@@ -88,23 +88,23 @@ build() {
     sleep 1
     [ $(((SECONDS - start) % 30)) -ne 29 ] || echo "      $name: $((SECONDS - start)) s$(tail -n 1 "$CLUSTER_BIN/.$name.log" | sed 's/^/, /' | cut -c1-100)"
   done
-  wait $pid || { tail -n 20 "$CLUSTER_BIN/.$name.log" >&2; die "$name was not built; everything that go said is in $CLUSTER_BIN/.$name.log"; }
+  wait $pid || { tail -n 20 "$CLUSTER_BIN/.$name.log" >&2; die "$name was not built; go's full output is in $CLUSTER_BIN/.$name.log"; }
   mv "$CLUSTER_BIN/$name.new" "$CLUSTER_BIN/$name"
   echo "$version" > "$CLUSTER_BIN/.$name.version"
   rm -f "$CLUSTER_BIN/.$name.log"
   echo "[$number/${#missing[@]}] $name $version: built in $((SECONDS - start)) s"
 }
 
-# runc's first stage is C and it enforces the seccomp profile that every pod sandbox gets, so it needs cgo and libseccomp. Without the
-# development package installed, that package is unpacked beside the programs; nothing is installed.
+# The first stage of runc is written in C, and runc enforces the seccomp profile of every pod sandbox. Therefore it needs cgo and libseccomp. If
+# libseccomp's development package is not installed, it is unpacked next to the programs, without being installed.
 libseccomp() {
   pkg-config --exists libseccomp && return 0
   local sysroot=$CLUSTER_BIN/libseccomp download
   [ -d "$sysroot" ] || {
-    command -v apt-get dpkg > /dev/null || skip "libseccomp's headers and static library are not here (Fedora: libseccomp-devel libseccomp-static); runc needs them"
+    command -v apt-get dpkg > /dev/null || skip "libseccomp's headers and static library are missing (Fedora: libseccomp-devel libseccomp-static); runc needs them"
     download=$(mktemp -d)
     (cd "$download" && apt-get download -q libseccomp-dev > /dev/null 2>&1 && dpkg -x libseccomp-dev_*.deb "$sysroot.new") ||
-      { rm -rf "$download"; skip "libseccomp-dev could not be downloaded; apt-get update, or apt-get install libseccomp-dev (runc needs it)"; }
+      { rm -rf "$download"; skip "libseccomp-dev could not be downloaded, but runc needs it; run apt-get update, or apt-get install libseccomp-dev"; }
     mv "$sysroot.new" "$sysroot"
     rm -rf "$download"
   }
@@ -123,7 +123,7 @@ build_images() {
   echo "[$number/${#missing[@]}] images $images_version: built in $((SECONDS - start)) s"
 }
 
-# Without gitVersion the programs call themselves v0.0.0-master and refuse to work with each other.
+# Without gitVersion the programs report the version v0.0.0-master and refuse to work with each other.
 minor=${KUBERNETES_VERSION#v1.}; minor=${minor%%.*}
 p=k8s.io/component-base/version
 stamp="-X $p.gitVersion=$KUBERNETES_VERSION -X $p.gitMajor=1 -X $p.gitMinor=$minor -X $p.gitTreeState=clean"

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Brings Divvy onto the running cluster as processes of the host, or what is missing of it: the extender beside kube-scheduler, and in the
-# mount namespace of each node of machines.toml an agent with its probe, the driver's library replaced by the simulator, and device files.
-#   divvy.sh up       needs DIVVY_BIN, the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; MACHINES: another machines.toml
-#   divvy.sh start NAME   only divvy-extender (until it answers) or n1.agent (which may wait for a kubelet), as `up` made them
-#   divvy.sh wait     until every node with GPUs offers them
-#   divvy.sh down     ends it; kube-scheduler goes on without an extender
+# Starts Divvy, or its missing parts, on the running cluster as processes of the host: the extender next to kube-scheduler, and in the mount
+# namespace of each node in machines.toml an agent with its probe, the simulated driver library, and device nodes.
+#   divvy.sh up       start Divvy. DIVVY_BIN: the directory with divvy, divvy-probe, and libdivvy_nvml_sim.so; MACHINES: another machines.toml
+#   divvy.sh start NAME   start only divvy-extender (wait until it answers) or n1.agent (which may wait for a kubelet), as `up` does
+#   divvy.sh wait     wait until every node with GPUs offers them
+#   divvy.sh down     stop Divvy; kube-scheduler continues without an extender
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluster up"
+alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; run cargo xtask cluster up"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 
 extender_port=$((PORT_BASE + 5))
 answers() { curl -sf -m 2 -o /dev/null "http://127.0.0.1:$1/readyz"; }
 
 settings() {
-  need curl "Debian: curl" "to ask Divvy's programs whether they are ready"
-  # What was given once is remembered beside the cluster.
+  need curl "Debian: curl" "to check whether Divvy's programs are ready"
+  # Settings from an earlier call are stored with the cluster.
   # shellcheck disable=SC1091
   [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
-  : "${DIVVY_BIN:?the folder with divvy, divvy-probe and libdivvy_nvml_sim.so; cargo xtask cluster divvy knows it}"
+  : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, and libdivvy_nvml_sim.so, or use cargo xtask cluster divvy}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}"
   DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
   for p in divvy divvy-probe libdivvy_nvml_sim.so; do
-    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
+    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" > "$CLUSTER_DIR/divvy.settings"
 }
@@ -89,7 +89,7 @@ down() {
     EXTENDER_URL=none "$CLUSTER_ROOT/up.sh" > /dev/null
   fi
   stop divvy-extender
-  say "Divvy is off the cluster"
+  say "Divvy is stopped"
 }
 
 case "${1:-} ${2:-}" in

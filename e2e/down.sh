@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Ends every process of the test cluster, gives back what up.sh changed on the machine, removes $CLUSTER_DIR, and looks whether anything
-# is left: then it says what, and fails.
-#   down.sh [--keep-logs]     leaves $CLUSTER_DIR/logs
+# Stops every process of the test cluster, restores what up.sh changed on the machine, removes $CLUSTER_DIR, and checks whether anything is
+# left. If so, it prints what is left and fails.
+#   down.sh [--keep-logs]     --keep-logs: keep $CLUSTER_DIR/logs
 set -uo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-[ -d "$CLUSTER_DIR" ] || { echo "nothing runs: no $CLUSTER_DIR"; exit 0; }
-[ "$(id -u)" = 0 ] || die "only root can take the cluster down"
+[ -d "$CLUSTER_DIR" ] || { echo "no cluster runs: $CLUSTER_DIR does not exist"; exit 0; }
+[ "$(id -u)" = 0 ] || die "only root can stop the cluster"
 mkdir -p "$CLUSTER_DIR/pids"
 
 for n in $(known_nodes); do stop "$n.agent"; done
 for n in $(known_nodes); do stop "$n.kubelet"; done
 for n in $(known_nodes); do
-  # The containers: everything in the cgroups that this node's kubelet made, and (without them) what containerd knows.
+  # Stop the containers: first the tasks that containerd knows, then all processes in the cgroups that this node's kubelet created.
   alive "$n.containerd" && for task in $(in_node "$n" "$CLUSTER_BIN/ctr" -n k8s.io task ls -q 2>/dev/null); do
     in_node "$n" "$CLUSTER_BIN/ctr" -n k8s.io task kill -s KILL "$task" > /dev/null 2>&1
   done
@@ -22,7 +22,7 @@ for n in $(known_nodes); do
 done
 for name in divvy-extender kube-scheduler kube-controller-manager kube-apiserver etcd; do stop $name; done
 for n in $(known_nodes); do stop "$n.holder" 1; done
-# What is left carries the cluster's mark in its environment: the shims.
+# The remaining processes, such as the shims, carry the cluster's mark in their environment.
 for environ in /proc/[0-9]*/environ; do
   pid=${environ#/proc/}; pid=${pid%/environ}
   [ "$pid" != $$ ] && grep -qzxF "$MARK" "$environ" 2>/dev/null && kill -9 "$pid" 2>/dev/null
@@ -36,7 +36,7 @@ for folder in /sys/fs/cgroup/*/k8s.io; do [ -d "$folder" ] && find "$folder" -de
 while read -r key value; do
   [ "$(cat "/proc/sys/$key")" = "$value" ] || echo "$value" > "/proc/sys/$key"
 done < <(cat "$CLUSTER_DIR/sysctl.saved" 2>/dev/null)
-# Removing a folder that is a mount point in another namespace unmounts it there, so not while another test cluster runs.
+# Removing a directory that is a mount point in another mount namespace unmounts it there, so do not do it while another test cluster runs.
 others=$(grep -lzs '^DIVVY_TEST_CLUSTER=' /proc/[0-9]*/environ | head -1)
 if [ -e "$CLUSTER_DIR/made-folders" ] && [ -z "$others" ]; then
   sort -ru "$CLUSTER_DIR/made-folders" | while read -r folder; do rmdir "$folder" 2>/dev/null; done
@@ -59,9 +59,9 @@ for mountinfo in /proc/[0-9]*/mountinfo; do   # containers do not carry the mark
 done
 while read -r folder; do left+=("cgroup $folder"); done < <(find /sys/fs/cgroup -type d -name "$CGROUP_PREFIX-n[0-9]*" 2> /dev/null)
 [ ! -e "/sys/class/net/$BRIDGE" ] || left+=("network bridge $BRIDGE")
-[ "${1:-}" = --keep-logs ] || [ ! -e "$CLUSTER_DIR" ] || left+=("folder $CLUSTER_DIR")
+[ "${1:-}" = --keep-logs ] || [ ! -e "$CLUSTER_DIR" ] || left+=("directory $CLUSTER_DIR")
 if [ ${#left[@]} -gt 0 ]; then
   printf 'left behind: %s\n' "${left[@]}" >&2
-  die "the cluster is not down altogether"
+  die "the cluster is not stopped completely"
 fi
-say "down; no process, mount, cgroup or folder is left"
+say "down; no process, mount, cgroup, or directory is left"

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Divvy on the running cluster as a user installs it: the image, and the objects of the Helm chart, with service accounts and RBAC.
-#   install.sh up      needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1; DIVVY_BIN: the folder with divvy and libdivvy_nvml_sim.so;
-#                      IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
-#   install.sh check   what only an installation has: forged annotations, what an agent may write, a second scheduler, memory. Status 1: a check did not hold.
-#   install.sh uninstall  takes it off as a user does, with `divvy uninstall` and what that prints, and checks that nothing of it is left. Six minutes: so
-#                      long a kubelet remembers a device plugin.
-#   install.sh down    takes it off again; kube-scheduler goes on without an extender
+# Installs Divvy on the running cluster as a user does: the image, and the objects of the Helm chart, with service accounts and RBAC.
+#   install.sh up      install Divvy. Needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1. DIVVY_BIN: the directory with divvy and
+#                      libdivvy_nvml_sim.so; IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
+#   install.sh check   check what only an installation has: forged annotations, what an agent may write, a second scheduler, memory.
+#                      Exit status 1: a check failed.
+#   install.sh uninstall  remove Divvy as a user does, with `divvy uninstall` and the commands that it prints, and check that nothing is left.
+#                      This takes six minutes, because the kubelet remembers a device plugin for that long.
+#   install.sh down    remove Divvy; kube-scheduler continues without an extender
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; cargo xtask cluster up --nodes 2 --rbac --service-accounts"
+alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; run cargo xtask cluster up --nodes 2 --rbac --service-accounts"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 
 extender_port=$((PORT_BASE + 5))
@@ -24,16 +25,16 @@ values() {
 image: {pullPolicy: Never}
 agent:
   extraArgs: [--health-recovery=1s, --probe-interval=1s]
-  # There are no services on this cluster: pods reach the API server where it listens.
+  # Services do not work on this cluster, so pods connect to the API server's own address.
   extraEnv: &api
   - {name: KUBERNETES_SERVICE_HOST, value: "$API_HOST"}
   - {name: KUBERNETES_SERVICE_PORT, value: "$API_PORT"}
 extender:
   port: $extender_port
   service: {clusterIP: $SERVICE_HOST}
-  # Renewed every 20 s, so that all that follows happens over a certificate that changes.
+  # The certificate is renewed every 20 s, so that it changes during the checks.
   tls: {lifetime: 30s}
-  # second.sh gives pods to a second scheduler by the webhook, too.
+  # second.sh also assigns pods to a second scheduler with the webhook.
   webhook: true
   extraEnv: *api
 explainer: {extraEnv: *api}
@@ -56,16 +57,16 @@ END
 up() {
   need curl "Debian: curl" "to write to the API server as the agent does"
   need python3 "Debian: python3" "for the extender's Service"
-  : "${DIVVY_BIN:?the folder with divvy and libdivvy_nvml_sim.so; cargo xtask cluster install knows it}"
-  : "${IMAGE:?the archive that cargo xtask image wrote}"
+  : "${DIVVY_BIN:?set it to the directory with divvy and libdivvy_nvml_sim.so, or use cargo xtask cluster install}"
+  : "${IMAGE:?set it to the archive of cargo xtask image}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"
   [ "$AUTHORIZATION $SERVICE_ACCOUNTS" = "RBAC 1" ] ||
-    die "this cluster runs without RBAC or without service accounts; cargo xtask cluster down && cargo xtask cluster up --nodes 2 --rbac --service-accounts"
-  alive divvy-extender && die "Divvy runs on this cluster as processes of the host; take it off first: cargo xtask cluster divvy --down"
-  [ -e "$IMAGE" ] || die "$IMAGE is missing; cargo xtask image"
-  IMAGE=$(realpath "$IMAGE")   # a node's commands run in another folder
+    die "this cluster runs without RBAC or without service accounts; run cargo xtask cluster down && cargo xtask cluster up --nodes 2 --rbac --service-accounts"
+  alive divvy-extender && die "Divvy runs on this cluster as processes of the host; stop it first: cargo xtask cluster divvy --down"
+  [ -e "$IMAGE" ] || die "$IMAGE is missing; run cargo xtask image"
+  IMAGE=$(realpath "$IMAGE")   # a node's commands run in another directory
   for p in divvy libdivvy_nvml_sim.so; do
-    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; cargo build -p divvy -p divvy-nvml-sim"
+    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build -p divvy -p divvy-nvml-sim"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$(realpath "$DIVVY_BIN")" MACHINES "$(realpath "$MACHINES")" > "$CLUSTER_DIR/divvy.settings"
 
@@ -74,7 +75,7 @@ up() {
     in_node "$node" "$CLUSTER_BIN/ctr" -n k8s.io images import "$IMAGE" > "$LOGS/$node.images.log" 2>&1 || die "image import; see $LOGS/$node.images.log"
     make_devices "$node" "$MACHINES"
   done
-  # A new file and not a new content: a probe that runs has the old one mapped.
+  # Replace the files instead of overwriting them, because a running probe has the old library mapped.
   rm -rf "$CLUSTER_DIR/sim" && mkdir "$CLUSTER_DIR/sim"
   cp "$DIVVY_BIN/libdivvy_nvml_sim.so" "$MACHINES" "$CLUSTER_DIR/sim"
   values > "$CLUSTER_DIR/install.yaml"
@@ -82,7 +83,7 @@ up() {
   for node in $(known_nodes); do
     [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || kube label node "$node" gpushare=true --overwrite > /dev/null
   done
-  # Not through a pipe: if Helm refuses the values, this must end. The new name: `is_installed` looks for the other one.
+  # Do not use a pipe: an error of Helm must end this script. `is_installed` looks for the file's final name.
   chart --values "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/install.objects.new" || die "Helm did not render the chart"
   mv "$CLUSTER_DIR/install.objects.new" "$CLUSTER_DIR/install.objects.yaml"
   kube apply -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
@@ -90,17 +91,17 @@ up() {
   for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender deployment/divvy-explainer; do
     wait_for "$what ready" 60 - kube rollout status -n $NAMESPACE $what --timeout=1s
   done
-  # There is no kube-proxy: the Service's address is one of the machine's, and a program behind it hands connections on.
+  # There is no kube-proxy, so give the Service's address to this machine, and let a program forward the connections.
   ip addr replace "$SERVICE_HOST/32" dev "$BRIDGE"
   stop divvy-service
   start_service
   wait_for "the extender answers at its Service" 20 divvy-service curl -skf -m 2 -o /dev/null "$service/readyz"
-  # As a user does: address and certificates from the cluster, into the configuration that the scheduler has.
+  # As a user does, add the address and certificates from the cluster to the scheduler's configuration.
   "$DIVVY_BIN/divvy" scheduler-config --from-cluster=$NAMESPACE/divvy-extender --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" \
     --merge "$CLUSTER_ROOT/templates/scheduler.yaml.in" -o "$CLUSTER_DIR/scheduler-tls.yaml.in" > "$LOGS/scheduler-config.log" 2>&1 ||
-    { cat "$LOGS/scheduler-config.log" >&2; die "no configuration for kube-scheduler could be made"; }
+    { cat "$LOGS/scheduler-config.log" >&2; die "the configuration for kube-scheduler could not be created"; }
   scheduler "$service/gpushare-scheduler"
-  say "kube-scheduler calls the extender over TLS, by its Service"
+  say "kube-scheduler calls the extender over TLS, through its Service"
 
   wait_for "the policies are in force" 20 - refuses_forged
   for node in $(known_nodes); do
@@ -115,7 +116,7 @@ start_service() {
 }
 
 check_all() {
-  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy is not installed on this cluster; run cargo xtask cluster install"
   # shellcheck source=play.sh
   . "$CLUSTER_ROOT/play.sh"
   # shellcheck source=second.sh
@@ -142,7 +143,7 @@ with_driver_spec() { # auto or off: agent.driverSpec
   kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
 }
 libraries() {
-  scene "A driver's container has its root on the node; grants bring the driver's libraries, and nobody had to say where they are"
+  scene "A driver's container has its root on the node; grants include the driver's libraries without any setting"
   local file=divvy.dev-driver_nvidia.com-gpu.json
   eventually 30 "the agent's CDI spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
   check "it names the driver's libraries and the node's devices" says "$(in_node n1 cat "/var/run/cdi/$file")" "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" '"/dev/nvidia0"'
@@ -157,31 +158,31 @@ libraries() {
   make_libraries n1 $DRIVER
   kube delete pod driven --wait > /dev/null
   with_driver_spec off
-  eventually 30 "switched off, the agent takes its spec away" in_node n1 test ! -e "/var/run/cdi/$file"
-  eventually 30 "on the other node, too" in_node n2 test ! -e "/var/run/cdi/$file"
+  eventually 30 "switched off, the agent removes its spec" in_node n1 test ! -e "/var/run/cdi/$file"
+  eventually 30 "also on the other node" in_node n2 test ! -e "/var/run/cdi/$file"
   create bare 1 "" 0 n1 > /dev/null
   eventually 20 "a pod with the GPU runs" is_running bare
-  eventually 20 "its owner is told that it has no libraries, and what to type" event_says NoDriverLibraries "divvy cdi generate"
+  eventually 20 "an event tells its owner that it has no libraries, and what to type" event_says NoDriverLibraries "divvy cdi generate"
   eventually 20 "so says divvy why" prints "none of the driver's libraries" "$DIVVY" why bare --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
   eventually 20 "so says divvy doctor" prints "none of the driver's libraries" "$DIVVY" doctor --cluster --only K19 --kubeconfig "$CLUSTER_DIR/admin.kubeconfig"
   kube delete pod bare --wait > /dev/null
   with_driver_spec auto
-  eventually 30 "switched on, the spec is there again" in_node n1 test -e "/var/run/cdi/$file"
+  eventually 30 "switched on, the agent writes the spec again" in_node n1 test -e "/var/run/cdi/$file"
 }
-prints() { # TEXT COMMAND...: whatever its exit status
+prints() { # TEXT COMMAND...: check the command's output, regardless of its exit status
   local text=$1; shift
   says "$("$@" 2> /dev/null | tr '\n' ' ' | tr -s ' ')" "$text"
 }
 event_says() { says "$(kube get events -A --field-selector "reason=$1" -o 'jsonpath={.items[*].message}')" "$2"; }
 
-# The API server compiles policies a moment after they were written.
+# Callers wait for this, because the API server compiles policies a moment after they are written.
 refuses_forged() {
   ! kube create --dry-run=server -f - > /dev/null 2>&1 <<< \
     '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "forged", "annotations": {"divvy.dev/allocation": "x"}}, "spec": {"containers": [{"name": "main", "image": "x"}]}}'
 }
 
 annotated() { sed "s|^metadata: {|metadata: {annotations: {${1:-divvy.dev/allocation: x}}, |"; }
-refused_with() { # TEXT COMMAND...: fails, and says so; the sentence is shown
+refused_with() { # TEXT COMMAND...: check that the command fails with this text
   local text=$1 output; shift
   if output=$("$@" 2>&1); then echo "it was not refused: $output"; return 1; fi
   says "$output" "$text"
@@ -230,16 +231,16 @@ wanted() {
     'divvy.dev/gpu-model: "A100*, !A100-PCIE*", divvy.dev/gpu-memory: ">=40Gi", divvy.dev/gpu-prefer: fastest, divvy.dev/gpu-uuid: "GPU-1, GPU-2", divvy.dev/gpus: "1"'
 }
 
-token() { # [of the running agent's pod]
+token() { # [bound]: print a token of the agent's service account; with an argument, one bound to the running agent's pod
   local pod uid; pod=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent --field-selector spec.nodeName=n1 -o 'jsonpath={.items[0].metadata.name}')
   uid=$(kube get pod -n $NAMESPACE "$pod" -o 'jsonpath={.metadata.uid}')
   kube create token divvy-agent -n $NAMESPACE ${1:+--bound-object-kind=Pod --bound-object-name="$pod" --bound-object-uid="$uid"}
 }
-patch() { # TOKEN PATH JSON: as the agent does; the API server's answer, and failure unless it is 200
+patch() { # TOKEN PATH JSON: patch an object as the agent does; print the API server's answer, and fail unless it is 200
   curl -s --fail-with-body --cacert "$CLUSTER_DIR/pki/ca.crt" -H "Authorization: Bearer $1" -H 'Content-Type: application/merge-patch+json' \
     -X PATCH "https://$API_HOST:$API_PORT/api/v1/$2" -d "$3"
 }
-event() { # TOKEN CONTROLLER INSTANCE KIND NAME: writes one, as the agent does
+event() { # TOKEN CONTROLLER INSTANCE KIND NAME: write an event as the agent does
   curl -s --fail-with-body --cacert "$CLUSTER_DIR/pki/ca.crt" -H "Authorization: Bearer $1" -H 'Content-Type: application/json' \
     -X POST "https://$API_HOST:$API_PORT/apis/events.k8s.io/v1/namespaces/default/events" -d "{
       \"metadata\": {\"name\": \"divvy-check-$(now)\"}, \"eventTime\": \"$(date -u +%Y-%m-%dT%H:%M:%S.000000Z)\", \"type\": \"Normal\",
@@ -258,7 +259,7 @@ other_nodes() {
   check "not another annotation" refused_with "and not mine" patch "$own" nodes/n1 "{\"metadata\":{\"annotations\":{\"mine\":\"$(now)\"}}}"
   check "not a label" refused_with "are not its own" patch "$own" nodes/n1 "{\"metadata\":{\"labels\":{\"mine\":\"$(now)\"}}}"
   check "not whether pods are scheduled there" refused_with "are not its own" patch "$own" nodes/n1 '{"spec":{"unschedulable":true}}'
-  kube uncordon n1 > /dev/null   # had it not been refused, nothing could start here again
+  kube uncordon n1 > /dev/null   # if the request was not refused, the node would stay cordoned
   check "not a node's status" refused_with 'cannot patch resource' patch "$own" nodes/n1/status '{"status":{"capacity":{"a/b":"1"}}}'
   check "not a pod" refused_with 'cannot patch resource' patch "$own" namespaces/default/pods/binpack-0 '{"metadata":{"annotations":{"mine":"x"}}}'
   check "an event about a pod" event "$own" divvy-agent n1 Pod binpack-0
@@ -275,20 +276,20 @@ inventory_is_true() { kube get node n1 -o 'jsonpath={.metadata.annotations.divvy
 secret() { kube get secret -n $NAMESPACE divvy-extender-tls -o "jsonpath={.data.${1//./\\.}}"; }
 serial() { secret tls.crt | base64 -d | openssl x509 -noout -serial; }
 ask() { curl -sk -m 5 -X POST "$1/gpushare-scheduler/filter" -d '{}'; }
-status_with() { # CERTIFICATE: of a request that only clients with one may make
+status_with() { # CERTIFICATE: print the HTTP status of a request that needs a client certificate
   curl -sk -m 5 -o /dev/null -w '%{http_code}' --cert "$CLUSTER_DIR/pki/$1.crt" --key "$CLUSTER_DIR/pki/$1.key" "$service/gpushare-scheduler/inspect"
 }
 as_extender() { kube auth can-i "$@" --as=system:serviceaccount:$NAMESPACE:divvy-extender; }
 tls() {
-  scene "kube-scheduler and the extender know each other by certificates"
+  scene "kube-scheduler and the extender authenticate each other with certificates"
   divvy scheduler-config --check --timeout 20s 2>&1 | shown || true
   check "the scheduler calls the extender (both pods above were bound over TLS)" divvy scheduler-config --check --timeout 20s
-  check "who shows no certificate has no pod placed" says "$(ask "$service")" "showed none" "divvy scheduler-config prints them"
+  check "who shows no certificate has no pod placed" says "$(ask "$service")" "presented none" "divvy scheduler-config prints them"
   check "who speaks plain HTTP is told" says "$(ask "http://${service#https://}")" "this port takes TLS only"
   local part
   for part in crt key; do (umask 077; secret client.$part | base64 -d > "$CLUSTER_DIR/pki/extender-client.$part"); done
-  check "kube-scheduler's certificate is let in" equals "$(status_with extender-client)" 200
-  check "one of another authority gets no connection" equals "$(status_with kube-scheduler || true)" 000
+  check "kube-scheduler's certificate is accepted" equals "$(status_with extender-client)" 200
+  check "a certificate of another CA gets no connection" equals "$(status_with kube-scheduler || true)" 000
   check "the extender reads its own Secret" as_extender get secret/divvy-extender-tls -n $NAMESPACE
   check "and no other" refused_with no as_extender get secret/another -n $NAMESPACE
   check "nor may it list them" refused_with no as_extender list secrets -n $NAMESPACE
@@ -300,7 +301,7 @@ tls() {
     kube delete pod "renewal-$count" --wait > /dev/null
   done
   check "the extender's certificate was renewed meanwhile, and $count pods were bound" refused_with "expected" equals "$(serial)" "$first"
-  check "by the same authority" equals "$(secret ca.crt)" "$ca"
+  check "by the same CA" equals "$(secret ca.crt)" "$ca"
   create renewed 1 "" 0 n1
   started renewed
   kube delete pod renewed --wait > /dev/null
@@ -309,21 +310,21 @@ tls() {
 holder() { kube get lease -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.holderIdentity}'; }
 leads_another() { local now; now=$(holder); [ -n "$now" ] && [ "$now" != "$1" ]; }
 is_bound() { [ -n "$(field "$1" .spec.nodeName)" ]; }
-binds_after() { # TEXT POD: from the fault until another pod is bound
+binds_after() { # TEXT POD: measure the time from the fault until the pod is bound
   local began; began=$(now)
-  eventually 30 "another leads" leads_another "$leader"
+  eventually 30 "another replica leads" leads_another "$leader"
   create "$2" 1 "" 0 n1
   eventually 30 "$2 is bound" is_bound "$2"
-  measured "$1 until the other binds: $(($(now) - began)) ms"
+  measured "$1 until the other replica binds: $(($(now) - began)) ms"
   kube delete pod "$2" --wait > /dev/null
 }
 replicas() {
-  scene "Two replicas, of which one binds"
+  scene "Two replicas, only one of which binds"
   kube get pods -n $NAMESPACE -l app.kubernetes.io/component=extender -o wide | shown
   check "two are ready" equals "$(kube get deployment -n $NAMESPACE divvy-extender -o 'jsonpath={.status.readyReplicas}')" 2
   local leader pod ip node; leader=$(holder)
   check "one of them holds the lease" says "$leader" "divvy-extender-" "@https://"
-  # Each connection goes to the next replica: both are asked, and both have it bound.
+  # Each connection goes to the next replica. Both get requests, and the leader binds in both cases.
   for i in 1 2 3 4; do create "either-$i" 1 "" 0 n1 > /dev/null; done
   for i in 1 2 3 4; do eventually 20 "either-$i runs" is_running "either-$i" > /dev/null; done
   kube delete pods either-1 either-2 either-3 either-4 --wait > /dev/null
@@ -343,18 +344,18 @@ replicas() {
 }
 
 objects() {
-  scene "What the real API server made of the chart"
+  scene "The chart's objects on a real API server"
   kube get service,poddisruptionbudget,networkpolicy,lease -n $NAMESPACE | shown
   kube get runtimeclass | shown
-  check "the Service has the address that was asked for" equals "$(kube get service -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.clusterIP}')" "$SERVICE_HOST"
-  check "the disruption budget lets one of the two go" equals "$(kube get pdb -n $NAMESPACE divvy-extender -o 'jsonpath={.status.disruptionsAllowed} {.status.expectedPods}')" "1 2"
-  check "the network policies are there" says "$(kube get networkpolicy -n $NAMESPACE -o name)" divvy-agent divvy-extender divvy-probe
+  check "the Service has the requested address" equals "$(kube get service -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.clusterIP}')" "$SERVICE_HOST"
+  check "the disruption budget allows one of the two pods to be evicted" equals "$(kube get pdb -n $NAMESPACE divvy-extender -o 'jsonpath={.status.disruptionsAllowed} {.status.expectedPods}')" "1 2"
+  check "the network policies exist" says "$(kube get networkpolicy -n $NAMESPACE -o name)" divvy-agent divvy-extender divvy-probe
   runtime_pod | kube create -f - > /dev/null
   eventually 20 "a pod with the RuntimeClass runs" is_running with-class
 }
 runtime_pod() { pod with-class 1 "" 0 | sed 's|^spec:|spec:\n  runtimeClassName: nvidia|'; }
 
-user_of() { # NAMESPACE: its service account `ann` may view that namespace, and nothing else; prints a kubeconfig with its token
+user_of() { # NAMESPACE: create a service account `ann` that may only view that namespace; print the path of a kubeconfig with its token
   local file=$CLUSTER_DIR/ann.$1.kubeconfig
   kube create namespace "$1" > /dev/null
   kube create serviceaccount ann -n "$1" > /dev/null
@@ -373,7 +374,7 @@ namespace_user() {
   started holds
   pod waits 12 "" 0 n1 | kube create -n team-a -f - > /dev/null
   step created "pod team-a/waits: 12 GiB, on n1"
-  # The API server has read the new roles, and the ConfigMap has the certificate.
+  # Wait until the API server has read the new roles and the ConfigMap has the certificate.
   eventually 30 "the explainer looks at the cluster for that user" prints "GPU 0" why_as team-a waits --kubeconfig "$ann"
   said=$(why_as team-a waits --kubeconfig "$ann"); shown <<< "$said"
   check "the answer has each GPU of the node, and what is free" says "$said" "n1: 2 GiB free on its GPU" "2 of 16 GiB free"
@@ -384,7 +385,7 @@ namespace_user() {
     kube --kubeconfig "$ann" get --raw "/api/v1/namespaces/$NAMESPACE/services/https:divvy-extender:extender/proxy/metrics"
   check "and there no question outside of TLS" refused_with "could not find the requested resource" \
     kube --kubeconfig "$ann" get --raw "/api/v1/namespaces/$NAMESPACE/services/divvy-explainer:why/proxy/why/team-a/waits"
-  step restarted "the explainer, which makes another certificate"
+  step restarted "the explainer, which creates a new certificate"
   kube rollout restart -n $NAMESPACE deployment/divvy-explainer > /dev/null
   kube rollout status -n $NAMESPACE deployment/divvy-explainer --timeout=60s > /dev/null
   eventually 20 "it answers again" prints "GPU 0" why_as team-a waits --kubeconfig "$ann"
@@ -403,7 +404,7 @@ memory() {
     done
   done
 }
-left_objects() { # of Divvy, by their labels, of every kind that can be listed
+left_objects() { # print all objects with Divvy's label, of every kind that can be listed
   local kinds; kinds=$(kube api-resources --verbs=list -o name | grep -v '^events' | paste -sd,)
   kube get "$kinds" -A -l app.kubernetes.io/name=divvy -o name --ignore-not-found
 }
@@ -415,11 +416,11 @@ left_files() {
   done
 }
 uninstall() {
-  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy is not installed on this cluster; run cargo xtask cluster install"
   # shellcheck source=play.sh
   . "$CLUSTER_ROOT/play.sh"
   local node command began
-  scene "Divvy is taken off the cluster"
+  scene "Divvy is removed from the cluster"
   create holds 3 "" 2 n1
   started holds
   check "the plan names the pod that holds memory, and changes nothing" says "$(divvy uninstall)" "default/holds (node n1, 3072 MiB)" "nothing has been changed"
@@ -432,9 +433,9 @@ uninstall() {
   check "it is removed" divvy uninstall --yes --labels
   measured "divvy uninstall --yes: $(($(now) - began)) ms"
   for node in $(known_nodes); do in_node "$node" bash -c "$command"; done
-  # A kubelet that still knew the resources would have written them by now.
+  # If a kubelet still knew the resources, it would have written them again by now.
   sleep 15
-  check "no object of it is left" equals "$(left_objects)" ""
+  check "no object of Divvy is left" equals "$(left_objects)" ""
   check "nor its Lease" equals "$(kube get lease -n $NAMESPACE -o name)" ""
   check "nor anything on the nodes' objects" equals "$(left_on_nodes)" ""
   check "nor their label" equals "$(kube get nodes -l gpushare -o name)" ""
@@ -449,8 +450,8 @@ uninstall() {
 }
 down() {
   # shellcheck disable=SC1091
-  . "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy was not installed on this cluster; cargo xtask cluster install"
-  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy was not installed on this cluster; cargo xtask cluster install"
+  . "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy is not installed on this cluster; run cargo xtask cluster install"
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy is not installed on this cluster; run cargo xtask cluster install"
   scheduler none
   stop divvy-service
   ip addr del "$SERVICE_HOST/32" dev "$BRIDGE" 2> /dev/null || true
@@ -458,7 +459,7 @@ down() {
   kube delete --ignore-not-found -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
   kube delete namespace $NAMESPACE --ignore-not-found > /dev/null
   rm -f "$CLUSTER_DIR/install.objects.yaml" "$CLUSTER_DIR/divvy.settings"
-  say "Divvy is off the cluster"
+  say "Divvy is removed from the cluster"
 }
 
 case ${1:-} in

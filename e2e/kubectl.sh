@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kubectl.sh ARGS...   the cluster's kubectl, with Divvy's plugins where kubectl looks for them: kubectl inspect gpushare, kubectl divvy why
-# It replaces this process, so its status is the caller's. DIVVY_BIN: the folder with divvy.
+# kubectl.sh ARGS...   runs the cluster's kubectl, with Divvy's plugins in the PATH: kubectl inspect gpushare, kubectl divvy why
+# kubectl replaces this process, so the caller gets its exit status. DIVVY_BIN: the directory with divvy.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"

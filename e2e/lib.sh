@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2016,SC2034
-# Settings and functions shared by the scripts of this folder; source it. Every setting may be given in the environment; what a
-# running cluster was made with is remembered in $CLUSTER_DIR/settings and is the default from then on.
+# Settings and functions for the scripts in this directory, which source this file. Every setting can be given in the environment. The settings
+# of a running cluster are stored in $CLUSTER_DIR/settings and are the defaults of later commands.
 
 CLUSTER_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=versions.env
@@ -12,26 +12,26 @@ CLUSTER_DIR=${CLUSTER_DIR%/}
 [ ! -e "$CLUSTER_DIR/settings" ] || . "$CLUSTER_DIR/settings"
 SETTINGS="CLUSTER_BIN NODES AUTHORIZATION SERVICE_ACCOUNTS KCM FEATURE_GATES RUNTIME_CONFIG EXTENDER_URL SCHEDULER_TEMPLATE QOS_CGROUPS PORT_BASE NODE_IP LOG_LEVEL"
 
-# The programs: a folder per set of versions.
+# The programs, in one directory per set of versions.
 : "${CLUSTER_BIN:=${XDG_CACHE_HOME:-$HOME/.cache}/divvy-cluster/k8s-$KUBERNETES_VERSION-containerd-$CONTAINERD_VERSION-runc-$RUNC_VERSION-etcd-$ETCD_VERSION}"
-: "${NODES:=1}"                # real nodes n1..nN, each with its own mount namespace, containerd and kubelet
+: "${NODES:=1}"                # the number of real nodes n1..nN, each with its own mount namespace, containerd, and kubelet
 : "${AUTHORIZATION:=AlwaysAllow}"  # or RBAC: Node,RBAC with NodeRestriction
 : "${SERVICE_ACCOUNTS:=0}"     # 1: pods get service account tokens (needs KCM=1)
 : "${KCM:=1}"                  # 0: no kube-controller-manager (no claim templates, no Deployments, no garbage collection)
-: "${FEATURE_GATES:=}"         # e.g. DRADeviceTaintRules=true,DRAListTypeAttributes=true; given to every Kubernetes program
+: "${FEATURE_GATES:=}"         # e.g. DRADeviceTaintRules=true,DRAListTypeAttributes=true; passed to every Kubernetes program
 : "${RUNTIME_CONFIG:=}"        # e.g. resource.k8s.io/v1beta2=true
 : "${EXTENDER_URL:=}"          # e.g. http://127.0.0.1:26005/gpushare-scheduler; empty: no extender
-: "${SCHEDULER_TEMPLATE:=}"    # own template instead of templates/scheduler*.yaml.in
-: "${QOS_CGROUPS:=1}"          # 0: no QoS cgroup tree, containers directly below the runtime's cgroup
+: "${SCHEDULER_TEMPLATE:=}"    # a template to use instead of templates/scheduler*.yaml.in
+: "${QOS_CGROUPS:=1}"          # 0: no QoS cgroup tree; containers are directly below the runtime's cgroup
 : "${PORT_BASE:=26000}"        # etcd +0 +1, apiserver +2, scheduler +3, controller manager +4, extender +5; nI: kubelet +10*I, its healthz +1, agent +2
 : "${NODE_IP:=$(hostname -I 2>/dev/null | cut -d' ' -f1)}"  # must not be a loopback address
 : "${LOG_LEVEL:=2}"
 
-# Pods have a network of their own: a bridge on this machine and nothing beyond it. Its address is where the API server listens.
+# Pods have their own network: a bridge on this machine, without a route beyond it. The API server listens at the bridge's address.
 BRIDGE=dvy$PORT_BASE
 NETWORK=10.$((PORT_BASE / 1000 % 56 + 200))
 API_HOST=$NETWORK.0.1
-SERVICE_HOST=10.0.0.$((PORT_BASE / 1000 % 56 + 100))   # of the extender's Service, where Divvy is installed; an address of the bridge
+SERVICE_HOST=10.0.0.$((PORT_BASE / 1000 % 56 + 100))   # the address of the extender's Service if Divvy is installed; also an address of the bridge
 PAUSE_IMAGE=divvy.test/pause:1
 PROBE_IMAGE=divvy.test/probe:1
 PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl helm"
@@ -39,46 +39,46 @@ LOGS=$CLUSTER_DIR/logs
 API_PORT=$((PORT_BASE + 2))
 CGROUP_PREFIX=divvy-test-$PORT_BASE   # so that two clusters can run side by side
 MARK="DIVVY_TEST_CLUSTER=$CLUSTER_DIR"
-# What every node sees as its own: folder on the machine -> $CLUSTER_DIR/<node>/<same path>.
+# The directories that each node has for itself: a node's <path> is $CLUSTER_DIR/<node>/<path> on the machine.
 NODE_FOLDERS="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /run/nvidia/driver /etc/cdi /var/log/pods /var/log/containers"
-# The kubelet sets these for the whole machine; in a node's namespace they are plain files.
+# The kubelet would set these for the whole machine. In a node's mount namespace they are ordinary files instead.
 NODE_SYSCTLS="vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
 
 say() { printf '%7.2f  %s\n' "$(($(date +%s%N) / 1000000 - T0))e-3" "$*"; }
 T0=$(($(date +%s%N) / 1000000))
 die() { echo "error: $*" >&2; exit 1; }
 
-# What this machine lacks is not a failure of what is tested, and must not count as passed either: a status of its own. It is also recorded
-# as tests record their skips (lab/divvy-skip).
+# If this machine lacks something, the tests have neither failed nor passed, so this case has its own exit status. It is also recorded like the
+# skips of tests (crates/divvy-skip).
 SKIPPED=77
-skip() { # WHAT IS MISSING
+skip() { # REASON
   [ -z "${DIVVY_SKIPS:-}" ] || printf 'real Kubernetes\t%s\n' "$(tr '\n\t' '  ' <<< "$*")" >> "$DIVVY_SKIPS"
   cat >&2 <<END
 SKIPPED: $*
-Nothing was tested on a real Kubernetes: not the kubelet's device manager, not CDI in containerd, not kube-scheduler's calls of the
-extender, not RBAC. The embedded cluster (cargo xtask test, cargo xtask demo) needs none of this.
+Nothing was tested on a real Kubernetes: not the kubelet's device manager, CDI in containerd, kube-scheduler's calls of the extender,
+or RBAC. The embedded cluster (cargo xtask test, cargo xtask demo) does not need what is missing.
 END
-  case ${DIVVY_NO_SKIP:-0} in 0) exit $SKIPPED ;; *) die "DIVVY_NO_SKIP is set, and this would be skipped" ;; esac
+  case ${DIVVY_NO_SKIP:-0} in 0) exit $SKIPPED ;; *) die "DIVVY_NO_SKIP is set, but this must be skipped" ;; esac
 }
 need_root() {
-  [ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster runs on Linux x86_64, and this is $(uname -sm)"
-  [ "$(id -u)" = 0 ] || skip "you are $(id -un); the kubelet and containerd need root (sudo -E cargo xtask cluster ...)"
-  unshare -m true 2> /dev/null || skip "no mount namespace can be made here (unshare -m): root without CAP_SYS_ADMIN, as in an unprivileged container"
+  [ "$(uname -sm)" = "Linux x86_64" ] || skip "the cluster needs Linux x86_64, but this machine is $(uname -sm)"
+  [ "$(id -u)" = 0 ] || skip "the kubelet and containerd need root, but you are $(id -un) (use sudo -E cargo xtask cluster ...)"
+  unshare -m true 2> /dev/null || skip "no mount namespace can be created (unshare -m): root lacks CAP_SYS_ADMIN, as in an unprivileged container"
 }
-need() { # PROGRAM PACKAGE WHAT FOR
+need() { # PROGRAM PACKAGE PURPOSE
   command -v "$1" > /dev/null || skip "$1 is not in the PATH ($2); it is needed $3"
 }
 
 pid_file() { echo "$CLUSTER_DIR/pids/$1"; }
 pid_of() { cat "$(pid_file "$1")"; }
 
-# Is the process that was started under this name still there? The mark in its environment guards against a reused number.
+# Report whether the process that was started under this name still runs. The mark in its environment guards against a reused PID.
 alive() {
   local pid; pid=$(cat "$(pid_file "$1")" 2>/dev/null) || return 1
   [ -n "$pid" ] && grep -qzxF "$MARK" "/proc/$pid/environ" 2>/dev/null
 }
 
-# start NAME COMMAND...: a detached process with its own log; its number is in pids/NAME. The command must exec, not fork.
+# start NAME COMMAND...: start a detached process with its own log. Its PID is stored in pids/NAME. The command must exec, not fork.
 start() {
   local name=$1; shift
   alive "$name" && return 0
@@ -89,7 +89,7 @@ start() {
   die "$name did not start; see $LOGS/$name.log"
 }
 
-# stop NAME [SECONDS]: SIGTERM, then SIGKILL.
+# stop NAME [SECONDS]: send SIGTERM, and SIGKILL after SECONDS (10).
 stop() {
   local name=$1 limit=${2:-10} pid i
   if alive "$name"; then
@@ -102,16 +102,16 @@ stop() {
   rm -f "$(pid_file "$name")"
 }
 
-# kill9 NAME: as a crash would.
+# kill9 NAME: end the process with SIGKILL, like a crash.
 kill9() {
   local name=$1 i
-  alive "$name" || die "$name does not run"
+  alive "$name" || die "$name is not running"
   kill -9 "$(pid_of "$name")"
   for i in $(seq 100); do alive "$name" || break; sleep 0.02; done
   rm -f "$(pid_file "$name")"
 }
 
-# wait_for WHAT SECONDS PROCESS COMMAND...: until the command succeeds; fails at once when PROCESS (or -) has died.
+# wait_for TEXT SECONDS PROCESS COMMAND...: wait until the command succeeds. Fail at once if PROCESS has ended; - means no process.
 wait_for() {
   local what=$1 limit=$2 process=$3 end; shift 3
   end=$((SECONDS + limit))
@@ -129,20 +129,20 @@ in_node() { local node=$1; shift; nsenter -t "$(pid_of "$node.holder")" -m -- "$
 kube() { "$CLUSTER_BIN/kubectl" --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" "$@"; }
 GATES=(); [ -z "$FEATURE_GATES" ] || GATES=("--feature-gates=$FEATURE_GATES")
 
-fill() { # TEMPLATE NAME=VALUE...: the template with every @NAME@ replaced
+fill() { # TEMPLATE NAME=VALUE...: print the template with every @NAME@ replaced
   local template=$1 text pair; shift
   text=$(cat "$template")
   for pair in "$@"; do text=${text//"@${pair%%=*}@"/"${pair#*=}"}; done
   printf '%s\n' "$text"
 }
 
-save_settings() { # env wins over this file, and this file over the defaults
+save_settings() { # the environment takes precedence over this file, and this file over the defaults
   local name
   for name in $SETTINGS; do printf ': "${%s:=%s}"\n' "$name" "${!name}"; done > "$CLUSTER_DIR/settings.new"
   mv "$CLUSTER_DIR/settings.new" "$CLUSTER_DIR/settings"
 }
 
-kubeconfig() { # FILE USER [TOKEN]: with that token, or the user's
+kubeconfig() { # FILE USER [TOKEN]: write a kubeconfig with that token, or with the user's own token
   local token=${3:-}; [ -n "$token" ] || token=$(awk -F, -v u="$2" '$2 == u {print $1}' "$CLUSTER_DIR/tokens.csv")
   [ -e "$1" ] || (umask 077; cat > "$1" <<END
 apiVersion: v1
@@ -155,31 +155,31 @@ END
   )
 }
 
-gpus_of() { # NODE MACHINES: how many GPUs the machine description gives it
+gpus_of() { # NODE MACHINES: print the number of the node's GPUs in the machine description
   awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$2"
 }
-DRIVER=550.54.15   # what the simulated driver's library says of itself
+DRIVER=550.54.15   # the version that the simulated driver's library reports
 LIB=/usr/lib/x86_64-linux-gnu
-make_libraries() { # NODE VERSION: as the container of a driver has them in its root
+make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/driver, like a driver container
   in_node "$1" bash -c '
     find /run/nvidia/driver -mindepth 1 -delete; mkdir -p "$1"
     for name in libcuda libnvidia-ml; do
       echo "$name of $2" > "$1/$name.so.$2"; ln -s "$name.so.$2" "$1/$name.so.1"
     done' make "/run/nvidia/driver$LIB" "$2"
 }
-make_devices() { # NODE MACHINES: as the driver makes them, and its libraries
+make_devices() { # NODE MACHINES: create the device nodes and libraries, like the driver
   make_libraries "$1" $DRIVER
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
     make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(gpus_of "$1" "$2")"
 }
-has_units() { # NODE: does it offer any?
+has_units() { # NODE: report whether the node offers units
   local units; units=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}')
   [ "${units:-0}" -gt 0 ]
 }
 
-# ---- Divvy as it was installed (install.sh): its programs are in pods
+# ---- Divvy after install.sh: its programs run in pods
 NAMESPACE=divvy-system
 # The objects of the chart in this repository. Helm is $HELM, else the helm on the PATH, else the one that build.sh built.
 chart() { # ARGUMENT OF HELM...
@@ -187,7 +187,7 @@ chart() { # ARGUMENT OF HELM...
     --namespace $NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
 }
 is_installed() { [ -e "$CLUSTER_DIR/install.objects.yaml" ]; }
-pids_of() { # BEGINNING OF THE COMMAND LINE [NODE]: of processes in pods of this cluster
+pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes in pods of this cluster
   local file
   for file in /proc/[0-9]*/cmdline; do
     if { tr '\0' ' ' < "$file" | grep -q "^$1" && grep -q "/$CGROUP_PREFIX-${2:-n}" "${file%cmdline}cgroup"; } 2> /dev/null; then

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Stops and starts single programs of the cluster: kube-apiserver, kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
-#   part.sh stop NAME...           SIGTERM, after 10 s SIGKILL; it stays away. One that has ended already is left so.
-#   part.sh kill NAME...           kill -9, as a crash would
-#   part.sh start NAME...          what of them does not run; programs of Kubernetes are waited for until they answer, with all that they need
-#   part.sh restart [-9] NAME...   one after the other; settings in the environment apply, so `EXTENDER_URL=... part.sh restart kube-scheduler`
-#                                  changes the extender
-#   part.sh power-off NODE         all that lives in the node's memory is gone: processes, sandboxes, /run, cgroups; the boot id is another one.
-#                                  Agent, kubelet and containerd stay away until they are started.
-#   part.sh unit UNIT              the extender and all agents get this --memory-unit; returns when they offer their GPUs in it
-#   part.sh roll                   every program of Divvy is replaced: each node's agent after the other, then the extender
-# Where Divvy is installed its programs are in pods: an agent is stopped by taking the node's label away, the extender by scaling it to none. An
-# agent that is killed is started again by its kubelet, and none can be there before its kubelet.
+#   part.sh stop NAME...           send SIGTERM, and SIGKILL after 10 s; the program stays stopped. A program that has already ended is ignored.
+#   part.sh kill NAME...           kill -9, like a crash
+#   part.sh start NAME...          start the programs that do not run; wait until programs of Kubernetes and what they need answer
+#   part.sh restart [-9] NAME...   restart the programs in order; settings in the environment apply, so
+#                                  `EXTENDER_URL=... part.sh restart kube-scheduler` changes the extender
+#   part.sh power-off NODE         lose everything in the node's memory: processes, sandboxes, /run, cgroups; the boot id changes.
+#                                  Agent, kubelet, and containerd stay stopped until they are started.
+#   part.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
+#   part.sh roll                   replace every program of Divvy: one agent after the other, then the extender
+# If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
+# kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -18,7 +18,7 @@ set -euo pipefail
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
 usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, roll; NAME is one of: $(known)"; }
 
-replicas=$CLUSTER_DIR/install.replicas   # what to scale the extender back to
+replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
 end_one() { # stop|kill9 NAME
   local how=$1 name=$2 pid
@@ -62,7 +62,7 @@ restart() {
   [ "${1:-}" != -9 ] || { how=kill9; shift; }
   [ $# -gt 0 ] || usage
   for name in "$@"; do
-    is_installed || alive "$name" || die "$name does not run; what does: $(known)"
+    is_installed || alive "$name" || die "$name is not running; running programs: $(known)"
     end_one $how "$name"
   done
   start_parts "$@"
@@ -74,7 +74,7 @@ power_off() {
   for pid in $(find /sys/fs/cgroup/pids/"$CGROUP_PREFIX-$node" /sys/fs/cgroup/"$CGROUP_PREFIX-$node" -name cgroup.procs -exec cat {} + 2> /dev/null | sort -u); do
     kill -9 "$pid" 2> /dev/null || true
   done
-  for environ in /proc/[0-9]*/environ; do   # shims live in the machine's own cgroup
+  for environ in /proc/[0-9]*/environ; do   # shims run in the machine's own cgroup
     pid=${environ#/proc/}; pid=${pid%/environ}
     if { tr '\0' ' ' < "/proc/$pid/cmdline"; } 2> /dev/null | grep -q 'containerd-shim.* -namespace k8s.io' && grep -qzxF "$MARK" "$environ" 2> /dev/null &&
       [ "$(stat -Lc %i "/proc/$pid/ns/mnt")" = "$(stat -Lc %i "/proc/$(pid_of "$node.holder")/ns/mnt")" ]; then kill -9 "$pid"; fi
@@ -111,14 +111,14 @@ change_unit() {
   if is_installed; then
     # shellcheck disable=SC1091
     . "$CLUSTER_DIR/divvy.settings"
-    # As a user does; both are replaced at once.
+    # Change the unit as a user does. Both programs are replaced at the same time.
     chart --values "$CLUSTER_DIR/install.yaml" --set "memoryUnit=$1" | kube apply -f - > /dev/null
     for node in daemonset/divvy-agent deployment/divvy-extender; do
       kube rollout status -n $NAMESPACE $node --timeout=120s > /dev/null
     done
     return
   fi
-  export MEMORY_UNIT=$1   # remembered by divvy.sh
+  export MEMORY_UNIT=$1   # divvy.sh stores it
   stop divvy-extender
   "$CLUSTER_ROOT/divvy.sh" start divvy-extender > /dev/null
   for node in $(known_nodes); do

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034
-# What a play on the cluster needs; source it after lib.sh. A play tells each step, checks, counts, and ends with status 1 if a check
-# did not hold.
+# Functions for checks on the cluster; source this file after lib.sh. The functions print each step, run checks, and count them. `finish` ends the
+# script with status 1 if a check failed.
 
 CHECKS=0 FAILURES=0
 # shellcheck disable=SC1091
-. "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy is not on the cluster; cargo xtask cluster divvy"
+. "$CLUSTER_DIR/divvy.settings" 2> /dev/null || die "Divvy does not run on the cluster; run cargo xtask cluster divvy"
 DIVVY=$DIVVY_BIN/divvy
 export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig
 
@@ -13,7 +13,7 @@ scene() { printf '\n== %s\n' "$*"; }
 step() { printf '%10s  %s\n' "$1" "${*:2}"; }
 measured() { printf '%10s  %s\n' measured "$*"; }
 shown() { sed 's/^/            /'; }
-check() { # TEXT COMMAND...: counts and goes on
+check() { # TEXT COMMAND...: run a check; continue even if it fails
   local text=$1 output; shift
   CHECKS=$((CHECKS + 1))
   if output=$("$@" 2>&1); then
@@ -24,7 +24,7 @@ check() { # TEXT COMMAND...: counts and goes on
     printf '%s\n' "${output:-(nothing was found)}" | tail -n 25 | sed 's/^/            found: /'
   fi
 }
-# Something that must come. It is a check; without it the play cannot go on.
+# Wait for something that must happen. This is also a check; if it fails, the script ends.
 eventually() { # SECONDS TEXT COMMAND...
   local limit=$1 text=$2 end output; shift 2
   end=$(($(now) + limit * 1000))
@@ -36,15 +36,15 @@ eventually() { # SECONDS TEXT COMMAND...
   printf '        ok  %s\n' "$text"
 }
 finish() {
-  scene "$((CHECKS - FAILURES)) of $CHECKS checks hold"
+  scene "$((CHECKS - FAILURES)) of $CHECKS checks passed"
   [ $FAILURES -eq 0 ]; exit $?
 }
 
-says() { # TEXT PART...: does the text contain every part?
+says() { # TEXT PART...: check that the text contains every part
   local text=$1 part; shift
   for part in "$@"; do [[ $text == *"$part"* ]] || { printf 'no "%s" in:\n%s\n' "$part" "$text"; return 1; }; done
 }
-says_not() { # TEXT PART...: does the text contain none of the parts?
+says_not() { # TEXT PART...: check that the text contains none of the parts
   local text=$1 part; shift
   for part in "$@"; do [[ $text != *"$part"* ]] || { printf '"%s" is in:\n%s\n' "$part" "$text"; return 1; }; done
 }
@@ -52,7 +52,7 @@ equals() { [ "$1" = "$2" ] || { printf 'expected: %s\n   found: %s\n' "$2" "$1";
 
 divvy() { "$DIVVY" "$@"; }
 
-# pod NAME UNITS [ignore-term] [GRACE] [NODE]: a pod like the tutorial's. It sets NVIDIA_VISIBLE_DEVICES=all, as many images do.
+# pod NAME UNITS [ignore-term] [GRACE] [NODE]: print a pod like the tutorial's. It sets NVIDIA_VISIBLE_DEVICES=all, as many images do.
 pod() {
   local args='run' node=
   [ "${3:-}" != ignore-term ] || args='run, --ignore-term'
@@ -73,35 +73,35 @@ spec:
     resources: {limits: {aliyun.com/gpu-mem: $2}}
 END
 }
-create() { # as pod
+create() { # create the pod; same arguments as pod
   pod "$@" | kube create -f - > /dev/null
   step created "pod $1: $2 GiB${3:+, its program ignores SIGTERM}${5:+, on $5}"
 }
 field() { kube get pod "$1" -o "jsonpath={$2}"; } # POD JSONPATH
 uid() { field "$1" .metadata.uid; }
-is_running() { # POD: and its report is whole
+is_running() { # POD: check that the pod runs and its report is complete
   [ "$(field "$1" .status.phase)" = Running ] && kube logs "$1" ${2:+-c "$2"} | grep -q '^probe: running$'
 }
 started() { # POD
   eventually 20 "pod $1 runs" is_running "$1"
 }
-report_has() { # POD CONTAINER LINE...: what the container itself printed
+report_has() { # POD CONTAINER LINE...: check that the container printed these lines
   local pod=$1 container=$2 log line; shift 2
   log=$(kube logs "$pod" -c "$container")
   for line in "$@"; do grep -qE "^ *$line\$" <<< "$log" || { printf 'no line %s in:\n%s\n' "$line" "$log"; return 1; }; done
 }
-# The device nodes that a container of a GPU has, in the order of `ls`.
+# Print the GPU device nodes of a container, in the order of `ls`.
 gpus_in() { kube logs "$1" -c "${2:-main}" | grep -oE '^ +nvidia[0-9]+ [0-9:]+$' | tr -s ' ' | tr '\n' ';'; }
-own_gpu() { # POD MINOR [CONTAINER]: this GPU and no other, though the pod says `all`
+own_gpu() { # POD MINOR [CONTAINER]: check that the container has this GPU and no other, although the pod says `all`
   equals "$(gpus_in "$1" "${3:-main}")" " nvidia$2 195:$2;" && report_has "$1" "${3:-main}" NVIDIA_VISIBLE_DEVICES=void 'nvidiactl 195:255'
 }
 
 clear_pods() {
   kube delete pods,deployments -l play=tutorial --wait --timeout=60s > /dev/null
-  step deleted "every pod of the play"
+  step deleted "every pod of these checks"
 }
 two_pods() {
-  scene "Two pods share one card"
+  scene "Two pods share one GPU"
   local name units sum percent
   while read -r name units sum percent; do
     create "$name" "$units" "" 2 n1

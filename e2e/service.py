@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A Service in miniature, where there is no kube-proxy: takes connections at its address and hands each to the next pod that is ready.
+"""A minimal Service for a cluster without kube-proxy: it accepts connections at its address and forwards each to the next ready pod.
 
   service.py KUBECTL KUBECONFIG NAMESPACE SERVICE ADDRESS PORT
 
-Like kube-proxy it knows what EndpointSlices say, nothing of what goes over a connection, and tries no second pod.
+Like kube-proxy, it knows only the EndpointSlices. It does not inspect the connections, and does not try a second pod.
 """
 import json
 import os
@@ -37,7 +37,7 @@ def watch():
                 found[item["metadata"]["name"]] = [(ip, item["ports"][0]["port"]) for ip in ready] if event["type"] != "DELETED" else []
                 slices.clear()
                 slices.update(found)
-        time.sleep(0.5)  # the API server is away
+        time.sleep(0.5)  # the watch has ended because the API server is away
 
 
 def copy(source, target):
@@ -73,7 +73,7 @@ def serve(client, turn):
 
 threading.Thread(target=watch, daemon=True).start()
 listener = socket.create_server((address, int(port)), backlog=128)
-print(f"{namespace}/{service} is at {address}:{port}, process {os.getpid()}", flush=True)
+print(f"{namespace}/{service} is at {address}:{port}, PID {os.getpid()}", flush=True)
 turn = 0
 while True:
     connection, _ = listener.accept()

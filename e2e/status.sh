@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What runs: processes with their numbers and versions, nodes, Divvy. Status 0: a cluster is up and answers; 3: nothing runs; 1: a part is
-# missing.
+# Shows the running processes with their PIDs and versions, the nodes, and Divvy. Exit status: 0 if a cluster runs and answers, 3 if no cluster
+# runs, 1 if a part is missing.
 set -uo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-# NAME: version of the program that runs under it
+# version NAME: print the version of the program that runs under this name
 version() {
   case $1 in
     etcd) echo "$ETCD_VERSION" ;;
@@ -16,7 +16,7 @@ version() {
 shopt -s nullglob
 names=("$CLUSTER_DIR"/pids/*)
 if [ ${#names[@]} -eq 0 ]; then
-  echo "nothing runs: no cluster in $CLUSTER_DIR"
+  echo "no cluster runs in $CLUSTER_DIR"
   if "$CLUSTER_ROOT/build.sh" --present > /dev/null; then echo "built: $CLUSTER_BIN"; else echo "not built yet: $CLUSTER_BIN"; fi
   exit 3
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings the test cluster up, or what is missing of it; see README.md for the settings. Needs root. Builds the programs if they are not there.
+# Starts the test cluster, or the missing parts of it. Needs root. Builds the programs first if they are missing. README.md lists the settings.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -8,21 +8,21 @@ need_root
 need nsenter "Debian: util-linux" "to enter a node's mount namespace"
 need openssl "Debian: openssl" "to make the cluster's certificates"
 need ip "Debian: iproute2" "for the network of the pods"
-need flock "Debian: util-linux" "to let one script at a time change the cluster"
-[[ $NODES =~ ^[1-9]$ ]] || die "NODES=$NODES: a number from 1 to 9"
-[[ $AUTHORIZATION =~ ^(AlwaysAllow|RBAC)$ ]] || die "AUTHORIZATION=$AUTHORIZATION: AlwaysAllow or RBAC"
-[ "$SERVICE_ACCOUNTS" != 1 ] || [ "$KCM" = 1 ] || die "SERVICE_ACCOUNTS=1 needs KCM=1: the controller manager makes the accounts"
-[ -n "$NODE_IP" ] || die "no address for the nodes; set NODE_IP to one of this machine's that is not loopback"
-[ ${#CLUSTER_DIR} -le 50 ] || die "CLUSTER_DIR=$CLUSTER_DIR is too long: Unix sockets lie below it, and their paths have at most 107 bytes"
+need flock "Debian: util-linux" "so that only one script at a time changes the cluster"
+[[ $NODES =~ ^[1-9]$ ]] || die "NODES=$NODES: use a number from 1 to 9"
+[[ $AUTHORIZATION =~ ^(AlwaysAllow|RBAC)$ ]] || die "AUTHORIZATION=$AUTHORIZATION: use AlwaysAllow or RBAC"
+[ "$SERVICE_ACCOUNTS" != 1 ] || [ "$KCM" = 1 ] || die "SERVICE_ACCOUNTS=1 needs KCM=1, because the controller manager creates the service accounts"
+[ -n "$NODE_IP" ] || die "no address for the nodes; set NODE_IP to an address of this machine that is not a loopback address"
+[ ${#CLUSTER_DIR} -le 50 ] || die "CLUSTER_DIR=$CLUSTER_DIR is too long: it contains Unix sockets, whose paths have at most 107 bytes"
 if [ -e "$CLUSTER_DIR/settings" ] && ! grep -qF "AUTHORIZATION:=$AUTHORIZATION}" "$CLUSTER_DIR/settings"; then
-  die "the cluster in $CLUSTER_DIR runs with another AUTHORIZATION; take it down first (cargo xtask cluster down)"
+  die "the cluster in $CLUSTER_DIR runs with another AUTHORIZATION; stop it first (cargo xtask cluster down)"
 fi
 "$CLUSTER_ROOT/build.sh" --present > /dev/null || "$CLUSTER_ROOT/build.sh"
 mkdir -p "$CLUSTER_DIR"/{pids,pki,etcd} "$LOGS"
 chmod 700 "$CLUSTER_DIR/pki"
-exec 9> "$CLUSTER_DIR/lock"; flock 9   # two tests may ask for the cluster at once; what is started does not inherit the lock
+exec 9> "$CLUSTER_DIR/lock"; flock 9   # two tests may start the cluster at once; started processes do not inherit the lock
 cd "$CLUSTER_DIR"
-for n in $(known_nodes); do   # nodes that are there stay, also when fewer are asked for
+for n in $(known_nodes); do   # existing nodes stay, even if NODES is smaller
   [ "${n#n}" -le "$NODES" ] || NODES=${n#n}
 done
 save_settings
@@ -30,12 +30,12 @@ save_settings
 
 # ---- the pods' network
 if [ ! -e "/sys/class/net/$BRIDGE" ]; then
-  ip link add "$BRIDGE" type bridge 2> /dev/null || skip "no network bridge can be made here (ip link add $BRIDGE type bridge): root without CAP_NET_ADMIN?"
+  ip link add "$BRIDGE" type bridge 2> /dev/null || skip "no network bridge can be created (ip link add $BRIDGE type bridge); does root lack CAP_NET_ADMIN?"
 fi
 ip addr replace "$API_HOST/16" dev "$BRIDGE"
 ip link set "$BRIDGE" up
 
-# ---- credentials: one CA, server certificates for the API server, a client certificate with which it talks to kubelets, tokens for users
+# ---- credentials: one CA, a server certificate for the API server, its client certificate for kubelets, and tokens for users
 if [ ! -e tokens.csv ]; then
   cd pki
   key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1" 2>/dev/null; }
@@ -61,7 +61,7 @@ if [ ! -e tokens.csv ]; then
     token divvy:extender ""
     token divvy:agent ""; } > tokens.new)
   mv tokens.new tokens.csv
-  say "credentials made"
+  say "credentials created"
 fi
 kubeconfig admin.kubeconfig admin
 kubeconfig guest.kubeconfig guest
@@ -76,7 +76,7 @@ start etcd etcd --data-dir "$CLUSTER_DIR/etcd" --unsafe-no-fsync --log-level war
 
 disabled=
 [ "$SERVICE_ACCOUNTS" = 1 ] || disabled+=,ServiceAccount
-[ "$KCM" = 1 ] || disabled+=,TaintNodesByCondition   # its not-ready taint is only ever removed by the controller manager
+[ "$KCM" = 1 ] || disabled+=,TaintNodesByCondition   # only the controller manager removes its not-ready taint
 mode=$AUTHORIZATION extra=()
 [ -n "$disabled" ] && extra+=("--disable-admission-plugins=${disabled#,}")
 [ "$mode" = RBAC ] && { mode=Node,RBAC; extra+=(--enable-admission-plugins=NodeRestriction); }
@@ -91,7 +91,7 @@ wait_for "API server ready" 60 kube-apiserver kube get --raw /readyz
 kube get namespace default > /dev/null 2>&1 || wait_for "namespace default" 30 kube-apiserver kube get namespace default
 
 if [ "$KCM" = 1 ]; then
-  extra=()   # under RBAC each controller has its own role, and so needs its own service account
+  extra=()   # with RBAC each controller has its own role, so it needs its own service account
   [ "$AUTHORIZATION" = RBAC ] && extra=(--use-service-account-credentials)
   start kube-controller-manager kube-controller-manager --kubeconfig=kcm.kubeconfig --authentication-kubeconfig=kcm.kubeconfig \
     --authorization-kubeconfig=kcm.kubeconfig --service-account-private-key-file=pki/sa.key --root-ca-file=pki/ca.crt \
@@ -101,7 +101,7 @@ fi
 template=$SCHEDULER_TEMPLATE
 [ -n "$template" ] || case $EXTENDER_URL in
   "" | none) template=$CLUSTER_ROOT/templates/scheduler.yaml.in ;;
-  https://*) template=$CLUSTER_DIR/scheduler-tls.yaml.in ;;   # with the certificates; install.sh has it made
+  https://*) template=$CLUSTER_DIR/scheduler-tls.yaml.in ;;   # contains the certificates; install.sh creates it
   *) template=$CLUSTER_ROOT/templates/scheduler-divvy.yaml.in ;;
 esac
 alive kube-scheduler || fill "$template" KUBECONFIG="$CLUSTER_DIR/scheduler.kubeconfig" EXTENDER_URL="$EXTENDER_URL" > scheduler.yaml
@@ -114,13 +114,13 @@ node_up() { # NODE INDEX
   mkdir -p "$dir"/{containerd.d,cni/bin,cni/net.d,nri/plugins,nri/conf.d,sysctl,dev}
   for folder in $NODE_FOLDERS; do
     mkdir -p "$dir$folder"
-    # A mount needs something to be mounted on; down.sh removes what was made here.
+    # A bind mount needs an existing target. down.sh removes the directories that are created here.
     local part=$folder missing=()
     while [ ! -e "$part" ]; do missing+=("$part"); part=$(dirname "$part"); done
     [ ${#missing[@]} -eq 0 ] || { mkdir -p "$folder"; printf '%s\n' "${missing[@]}" >> made-folders; }
   done
 
-  # The holder does nothing but keep the mount namespace; everything else joins it.
+  # The holder only keeps the mount namespace alive. All other processes of the node join it.
   # shellcheck disable=SC2016
   start "$node.holder" unshare -m --propagation private bash -c '
     set -e
@@ -129,7 +129,7 @@ node_up() { # NODE INDEX
     for s in $sysctls; do
       file=$dir/sysctl/${s//\//.}; cat "/proc/sys/$s" > "$file"; mount --bind "$file" "/proc/sys/$s"
     done
-    # A /dev of its own: the machine'"'"'s entries, and room for device nodes that no other node and not the machine shall see.
+    # The node has its own /dev: a copy of the machine'"'"'s entries, to which device nodes can be added that only this node sees.
     mount -t tmpfs -o mode=755 "$(basename "$dir")-dev" "$dir/dev"
     for f in /dev/*; do
       if [ -d "$f" ] && [ ! -L "$f" ]; then mkdir "$dir$f"; mount --rbind "$f" "$dir$f"; else cp -a "$f" "$dir$f"; fi
@@ -170,7 +170,7 @@ node_up() { # NODE INDEX
 }
 ready() { [ "$(kube get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints[*].key}')" = True ]; }
 i=0; for n in $(nodes); do i=$((i + 1)); node_up "$n" $i; done
-# The first line of each pair matters after a restart: the node object may still say Ready.
+# The first check matters after a restart, when the node object may still say Ready.
 for n in $(nodes); do
   wait_for "$n: kubelet healthy" 60 "$n.kubelet" kube get --raw "/api/v1/nodes/$n/proxy/healthz"
   wait_for "$n: node Ready" 60 "$n.kubelet" ready "$n"

@@ -1,4 +1,4 @@
-//! The commit of a release build, for `divvy version`: `DIVVY_COMMIT` where a packager sets it, else git's answer, else unknown.
+//! Sets the commit of a release build, for `divvy version`: from `DIVVY_COMMIT` if a packager sets it, else from git, else `unknown`.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,13 +7,13 @@ fn main() {
     println!("cargo:rerun-if-env-changed=DIVVY_COMMIT");
     println!("cargo:rerun-if-changed=build.rs");
     let given = std::env::var("DIVVY_COMMIT").ok().filter(|commit| !commit.is_empty());
-    // Not in a build for development: each commit would build the program anew.
+    // Not in a development build, because each commit would build the program again.
     let release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
     let commit = given.or_else(|| release.then(commit).flatten());
     println!("cargo:rustc-env=DIVVY_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
 }
 
-/// Of this repository: a tarball may lie in another one.
+/// Return git's commit if this is the repository's own checkout. A source tarball may be unpacked inside another repository.
 fn commit() -> Option<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
@@ -24,7 +24,7 @@ fn commit() -> Option<String> {
     if top != root {
         return None;
     }
-    // Cargo runs this again whenever a file is missing that is named here.
+    // Name only existing files, because Cargo runs this script again whenever a named file is missing.
     for file in ["HEAD", "logs/HEAD"] {
         let path = git(&["rev-parse", "--path-format=absolute", "--git-path", file])?;
         if Path::new(&path).exists() {

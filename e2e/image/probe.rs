@@ -1,9 +1,9 @@
-//! The one program in the test images: pause container, test workload, and a few file tools, without a libc at run time.
+//! The only program in the test images. It is the pause container, the test workload, and a few file tools, and needs no libc at run time.
 //!
-//! `probe pause` waits for a signal; `probe run [--ignore-term] [PATH...]` prints its environment, mounts, `/dev` and the paths, and then waits,
-//! so that `kubectl logs` shows what the container got; with `--ignore-term` only SIGKILL ends it. `env`, `ls`, `cat`, `stat`, `write`,
-//! `sleep`, `exit`, `burn` are for `kubectl exec`.
-//! Built by build.sh with `rustc -C target-feature=+crt-static`; no crate is needed.
+//! `probe pause` waits for a signal. `probe run [--ignore-term] [PATH...]` prints its environment, mounts, `/dev`, and the paths, and then waits,
+//! so that `kubectl logs` shows what the container got. With `--ignore-term` only SIGKILL ends it. `env`, `ls`, `cat`, `stat`, `write`,
+//! `sleep`, `exit`, and `burn` are for `kubectl exec`.
+//! build.sh builds it with `rustc -C target-feature=+crt-static`; it needs no crates.
 
 use std::fs;
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ const SIGCHLD: i32 = 17;
 const WNOHANG: i32 = 1;
 const IGNORE_TERM: &str = "--ignore-term";
 
-/// Process 1 of a container ignores SIGTERM unless it has a handler; without this every pod deletion takes the whole grace period.
+/// Handle SIGTERM: PID 1 of a container ignores it without a handler, and then every pod deletion takes the whole grace period.
 extern "C" fn stop(_: i32) {
     // SAFETY: _exit is async-signal-safe.
     unsafe { _exit(0) }
@@ -73,7 +73,7 @@ fn main() -> io::Result<()> {
             for path in args[2..].iter().filter(|argument| *argument != IGNORE_TERM) {
                 show(&mut out, path)?;
             }
-            // The last line: who reads the log knows that it is whole.
+            // The last line shows a reader that the log is complete.
             writeln!(out, "probe: running")?;
             out.flush()?;
             wait_for_signal()
@@ -115,7 +115,7 @@ fn print_environment(out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// `mount PATH` for each mount point.
+/// Print `mount PATH` for each mount point.
 fn print_mounts(out: &mut impl Write) -> io::Result<()> {
     for line in fs::read_to_string("/proc/self/mounts")?.lines() {
         writeln!(out, "mount {}", line.split(' ').nth(1).unwrap_or_default())?;
@@ -123,12 +123,12 @@ fn print_mounts(out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// `major:minor`, as `stat` prints them.
+/// Return the device numbers as `major:minor`, as `stat` prints them.
 fn numbers(meta: &fs::Metadata) -> String {
     format!("{}:{}", (meta.rdev() >> 8) & 0xfff, meta.rdev() & 0xff)
 }
 
-/// One line per path: kind, mode, device numbers; a folder is followed by its entries, devices with their numbers.
+/// Print one line per path with its kind, mode, and device numbers. The entries of a directory follow, with the numbers of devices.
 fn show(out: &mut impl Write, path: &str) -> io::Result<()> {
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,

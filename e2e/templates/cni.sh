@@ -1,6 +1,6 @@
 #!/bin/bash
-# A CNI plugin for one machine: a pair of network devices, one end in the pod's namespace, the other on the cluster's bridge. Nothing is
-# routed beyond the machine, and there are no services.
+# A CNI plugin for one machine. It creates a pair of network devices: one end is in the pod's network namespace, the other on the cluster's
+# bridge. There is no route beyond the machine, and there are no services.
 set -euo pipefail
 config=$(cat)
 value() { sed -nE "s/.*\"$1\": *\"([^\"]*)\".*/\1/p" <<< "$config"; }
@@ -20,5 +20,5 @@ case $CNI_COMMAND in
     inside route add default via "$network.0.1"
     echo '{"cniVersion":"1.0.0","interfaces":[{"name":"'"$CNI_IFNAME"'","sandbox":"'"$CNI_NETNS"'"}],"ips":[{"address":"'"$address"'/16","gateway":"'"$network"'.0.1","interface":0}]}' ;;
   VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0","1.1.0"]}' ;;
-  *) ;;   # both ends go with the namespace
+  *) ;;   # both devices disappear with the namespace
 esac

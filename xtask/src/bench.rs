@@ -1,4 +1,4 @@
-//! Measurements: lab/divvy-bench does them.
+//! `cargo xtask bench`: measurements with `crates/divvy-bench`.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::build;
 
-/// Builds what is measured, as it is released, and what measures; the status is that of the latter.
+/// Build the measured programs in release mode and the benchmark, then replace this process with the benchmark.
 pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     build::cargo(&["build", "--quiet", "--release", "-p", "divvy", "-p", "divvy-bench"])?;
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());

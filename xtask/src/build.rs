@@ -1,4 +1,4 @@
-//! Building and running what has been built.
+//! Building the workspace and running its programs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::skips;
 
-/// Runs cargo, and fails if it does.
+/// Run cargo. Fail if cargo fails.
 pub(crate) fn cargo(args: &[&str]) -> Result<()> {
     run_cargo(Command::new(program()).args(args))
 }
@@ -25,11 +25,12 @@ fn program() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// `1`: the programs have been built. `.ci/run` builds them together with the tests, and sets this. Built without the tests, many of their
-/// dependencies would have other features (kube and k8s-openapi among them): these, and all crates of ours, would be compiled a second time.
+/// The environment variable that says, with the value `1`, that the programs have been built. `.ci/run` builds them together with the tests and
+/// then sets it. Building the programs without the tests would select other features of many dependencies, such as kube and k8s-openapi, and
+/// compile these and all crates of this workspace a second time.
 const BUILT: &str = "DIVVY_BUILT";
 
-/// All programs of the workspace.
+/// Build all programs of the workspace.
 pub(crate) fn programs() -> Result<()> {
     if std::env::var_os(BUILT).is_some_and(|value| value == "1") {
         return Ok(());
@@ -37,11 +38,11 @@ pub(crate) fn programs() -> Result<()> {
     cargo(&["build", "--quiet", "--workspace"])
 }
 
-/// All programs, then all tests: tests run the programs. At the end, prints what was skipped.
+/// Build all programs, which the tests run, and then run all tests. At the end print the skips.
 pub(crate) fn test(args: &[&str]) -> Result<()> {
-    // With the tests, so that nothing is compiled twice (see BUILT).
+    // Build the programs together with the tests, so that nothing is compiled twice (see BUILT).
     cargo(&["build", "--quiet", "--workspace", "--all-targets"])?;
-    // Without what they take, the test of these programs is skipped, and says so.
+    // If a tool for these programs is missing, their test records a skip.
     if crate::image::missing().is_none() {
         crate::image::runtime_programs()?;
     }
@@ -56,26 +57,26 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
     result
 }
 
-/// Where cargo puts everything.
+/// Return cargo's target directory.
 pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()).into()
 }
 
-/// Where cargo puts debug builds.
+/// Return the directory of cargo's debug builds.
 pub(crate) fn debug_folder() -> PathBuf {
     target().join("debug")
 }
 
-/// All programs, then the demo; its status is ours.
+/// Build all programs, then replace this process with the demo.
 pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
     programs()?;
     let program = debug_folder().join("divvy");
-    // Replaced and not started: Ctrl-C and the exit status are the demo's own.
+    // Replace this process, so that Ctrl-C and the exit status are the demo's own.
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).arg("demo").args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
 }
 
-/// Random histories; the status is theirs.
+/// Build all programs, then replace this process with `divvy-torture`.
 pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
     programs()?;
     let program = debug_folder().join("divvy-torture");

@@ -1,4 +1,4 @@
-//! A real Kubernetes on this machine, with Divvy on it: a front for the scripts in `e2e/`, which do the work and can be used alone.
+//! `cargo xtask cluster`: a real Kubernetes with Divvy on this machine. It is a front end for the scripts in `e2e/`, which also work on their own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -8,54 +8,54 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::build;
 
 const HELP: &str = "\
-A real Kubernetes on this machine, and Divvy on it
+Run a real Kubernetes with Divvy on this machine
 
 usage: cargo xtask cluster COMMAND
 
   up [--nodes N] [--rbac] [--service-accounts]
-                            etcd, kube-apiserver, kube-scheduler, kube-controller-manager, and for each node containerd, runc
-                            and a kubelet; what is not built yet is built first, from Go modules (6 minutes, once)
-  divvy [--machines FILE]   builds Divvy and puts it on the cluster that is up: extender, agents, simulated GPUs
-  divvy --down              takes Divvy off it again
+                            start etcd, kube-apiserver, kube-scheduler, kube-controller-manager, and for each node containerd, runc,
+                            and a kubelet; missing programs are first built from Go modules (6 minutes, once)
+  divvy [--machines FILE]   build Divvy and start it on the running cluster: extender, agents, simulated GPUs
+  divvy --down              stop Divvy
   install [--image FILE] [--no-check]
-                            puts Divvy on the cluster as a user does, in place of `divvy`: the image (built if none is named), the objects of
-                            the Helm chart; and checks what only an installation has. Needs `up --rbac --service-accounts`
-  install --down            takes it off again
-  install --uninstall       the same as a user does it, by `divvy uninstall`, and checks that nothing is left (six minutes)
-  kubectl ARGS...           kubectl of the cluster, with Divvy's plugins: kubectl inspect gpushare
-  status                    what runs: process numbers, versions, nodes, KUBECONFIG
-  restart [-9] NAME...      restarts (-9: kills first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
-  enter NODE COMMAND...     runs a command where /var/lib/kubelet, /run/containerd, /run/cdi and /dev are that node's
-  down [--keep-logs]        ends all of it, and looks that nothing is left on the machine
-  build                     only builds
+                            install Divvy as a user does, instead of `divvy`: the image (built if none is named) and the objects of
+                            the Helm chart; check what only an installation has. Needs `up --rbac --service-accounts`
+  install --down            remove the installation
+  install --uninstall       remove it as a user does, with `divvy uninstall`, and check that nothing is left (six minutes)
+  kubectl ARGS...           run the cluster's kubectl, with Divvy's plugins: kubectl inspect gpushare
+  status                    show the running processes, versions, nodes, and KUBECONFIG
+  restart [-9] NAME...      restart (with -9: kill first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
+  enter NODE COMMAND...     run a command with that node's /var/lib/kubelet, /run/containerd, /run/cdi, and /dev
+  down [--keep-logs]        stop the cluster and check that nothing is left on the machine
+  build                     only build the programs
 
 Examples:
   cargo xtask cluster up && cargo xtask cluster divvy
-  export KUBECONFIG=/tmp/divvy-cluster/admin.kubeconfig       (`status` prints the line, with kubectl's folder)
+  export KUBECONFIG=/tmp/divvy-cluster/admin.kubeconfig       (`status` prints the line, with kubectl's directory)
   kubectl get nodes
-  cargo xtask cluster up --nodes 2                            a second node, now or later: what runs is left alone
+  cargo xtask cluster up --nodes 2                            a second node, now or later; running processes stay as they are
   cargo xtask cluster down && cargo xtask cluster up --rbac   with Node and RBAC authorization
   cargo xtask cluster restart -9 n1.kubelet
   cargo xtask cluster enter n1 ls -l /dev/nvidia0
 
-Needs root, Go, gcc, pkg-config, openssl and a Go module proxy; no container engine, no registry, no GPU. Where one of them is missing
-it says which, what can therefore not be tested, and ends with status 77: skipped, not passed. Everything is built into
-~/.cache/divvy-cluster/ (0.5 GB); state and logs are in CLUSTER_DIR (/tmp/divvy-cluster). More settings: e2e/README.md.";
+Needs root, Go, gcc, pkg-config, openssl, and a Go module proxy, but no container engine, registry, or GPU. If a requirement is missing,
+the command prints which one and what therefore cannot be tested, and ends with status 77: skipped, not passed. Programs are built into
+~/.cache/divvy-cluster/ (0.5 GB); state and logs are in CLUSTER_DIR (/tmp/divvy-cluster). For more settings see e2e/README.md.";
 
-/// What is to be done: the scripts of `e2e/` with arguments and environment, one after another while they succeed.
+/// A call of a script in `e2e/`, with its arguments and environment variables.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Plan {
     script: &'static str,
     args: Vec<String>,
     env: Vec<(&'static str, String)>,
     needs_divvy: bool,
-    /// No image was named: it is built.
+    /// Whether an image must be built, because none is named.
     needs_image: bool,
 }
 
 pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     if matches!(args, [] | ["--help" | "-h" | "help"] | [_, "--help" | "-h"]) {
-        #[expect(clippy::print_stdout, reason = "help that was asked for is data")]
+        #[expect(clippy::print_stdout, reason = "requested help is output")]
         {
             println!("{HELP}");
         }
@@ -71,12 +71,12 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     Ok(ExitCode::from(script(args)?))
 }
 
-/// Whether the cluster runs.
+/// Report whether the cluster runs.
 pub(crate) fn is_up() -> bool {
     folder().join("pids/kube-apiserver").exists()
 }
 
-/// Whether Divvy is on it, as processes or installed.
+/// Report whether Divvy runs on the cluster, either as processes or installed.
 pub(crate) fn has_divvy() -> bool {
     is_up() && folder().join("divvy.settings").exists()
 }
@@ -85,9 +85,13 @@ fn folder() -> PathBuf {
     std::env::var_os("CLUSTER_DIR").map_or_else(|| std::env::temp_dir().join("divvy-cluster"), PathBuf::from)
 }
 
-/// The cluster's kubectl, which finds Divvy's plugins as it would find any: by their names in the PATH.
+/// Run the cluster's kubectl. It finds Divvy's plugins as any plugins, by their names in the PATH.
 fn kubectl(args: &[&str]) -> Result<ExitCode> {
-    ensure!(is_up(), "no cluster runs in {}; cargo xtask cluster up", folder().display());
+    ensure!(
+        is_up(),
+        "no cluster runs in {}; run cargo xtask cluster up",
+        folder().display()
+    );
     let status = Command::new("bash")
         .arg(e2e().join("kubectl.sh"))
         .args(args)
@@ -99,12 +103,12 @@ fn kubectl(args: &[&str]) -> Result<ExitCode> {
     ))
 }
 
-/// Runs a command of this front. The script's status is ours: 77 says that this machine lacks something.
+/// Run a subcommand. Return the script's exit status; 77 means that this machine lacks something.
 pub(crate) fn script(args: &[&str]) -> Result<u8> {
     let mut plan = plan(args)?;
     if plan.needs_divvy {
         build::programs()?;
-        let folder = std::path::absolute(build::debug_folder()).context("the folder of cargo's builds")?;
+        let folder = std::path::absolute(build::debug_folder()).context("the directory of cargo's builds is unknown")?;
         plan.env.push(("DIVVY_BIN", folder.display().to_string()));
     }
     if plan.needs_image {
@@ -157,7 +161,7 @@ fn plan(args: &[&str]) -> Result<Plan> {
             ..Plan::default()
         }),
         _ => bail!(
-            "`cargo xtask cluster {}` is not understood; `cargo xtask cluster --help` shows what is",
+            "unknown command `cargo xtask cluster {}`; see `cargo xtask cluster --help`",
             args.join(" ")
         ),
     }
@@ -175,11 +179,11 @@ fn up(mut args: &[&str]) -> Result<Plan> {
                 let valid = number.parse::<u8>().is_ok_and(|number| (1..=9).contains(&number));
                 ensure!(
                     valid,
-                    "--nodes {number}: write a number from 1 to 9; all of them run on this machine"
+                    "--nodes {number}: use a number from 1 to 9, because all nodes run on this machine"
                 );
                 env.push(("NODES", (*number).to_owned()));
             }
-            _ => bail!("`up {flag}` is not understood; up takes --nodes N, --rbac and --service-accounts"),
+            _ => bail!("unknown argument `{flag}`; up takes --nodes N, --rbac, and --service-accounts"),
         }
     }
     Ok(Plan {
@@ -206,7 +210,7 @@ fn divvy(args: &[&str]) -> Result<Plan> {
             ..Plan::default()
         }),
         _ => bail!(
-            "`divvy {}` is not understood; divvy takes --machines FILE or --down",
+            "unknown arguments `{}`; divvy takes --machines FILE or --down",
             args.join(" ")
         ),
     }
@@ -232,7 +236,7 @@ fn install(mut args: &[&str]) -> Result<Plan> {
                 args = rest;
                 image = Some((*file).to_owned());
             }
-            _ => bail!("`install {flag}` is not understood; install takes --image FILE, --no-check, --down or --uninstall"),
+            _ => bail!("unknown argument `{flag}`; install takes --image FILE, --no-check, --down, or --uninstall"),
         }
     }
     Ok(Plan {
@@ -297,7 +301,7 @@ mod tests {
         }
     }
 
-    /// A go.mod that is moved alone would build another cluster than `e2e/versions.env` says.
+    /// If a version changes only in a go.mod file, the cluster would differ from `e2e/versions.env`.
     #[test]
     fn versions_are_chosen_in_one_place() {
         let output = Command::new("bash")

@@ -1,11 +1,11 @@
-//! gRPC code from `.proto` files, without `protoc` and without a build script: the output is checked in.
+//! `cargo xtask codegen`: gRPC code from `.proto` files. It needs neither `protoc` nor a build script, because the output is checked in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// (protocol file below `proto/`, package, file below `src/gen/`).
+/// For each protocol: the file below `proto/`, the package, and the generated file below `src/gen/`.
 const PROTOCOLS: [(&str, &str, &str); 2] = [
     ("deviceplugin/v1beta1.proto", "v1beta1", "deviceplugin_v1beta1.rs"),
     ("podresources/v1.proto", "v1", "podresources_v1.rs"),
@@ -15,7 +15,7 @@ fn crate_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/divvy-kubelet")
 }
 
-/// Writes the generated files into the tree.
+/// Write the generated files into the source tree.
 pub(crate) fn write() -> Result<()> {
     let folder = crate_root().join("src/gen");
     fs::create_dir_all(&folder)?;
@@ -26,14 +26,14 @@ pub(crate) fn write() -> Result<()> {
     Ok(())
 }
 
-/// Fails, naming the file, where the tree does not hold what [`write()`] would write.
+/// Fail with the file's name if a file in the source tree differs from what [`write()`] would write.
 pub(crate) fn check() -> Result<()> {
     for (name, text) in generate()? {
         let path = crate_root().join("src/gen").join(name);
         let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if there != text {
             bail!(
-                "{} is not what the protocol files give; run `cargo xtask codegen` and commit the result",
+                "{} does not match the protocol files; run `cargo xtask codegen` and commit the result",
                 path.display()
             );
         }
@@ -50,7 +50,7 @@ fn generate() -> Result<Vec<(&'static str, String)>> {
         tonic_prost_build::configure()
             .build_client(true)
             .build_server(true)
-            // Answers with the same content are the same bytes.
+            // Sorted maps make the encoding deterministic: equal messages have equal bytes.
             .btree_map(".")
             .out_dir(&out.0)
             .compile_fds(descriptors)?;
@@ -63,7 +63,7 @@ fn generate() -> Result<Vec<(&'static str, String)>> {
     Ok(files)
 }
 
-/// A folder of this process below the system's temporary one, removed when dropped.
+/// A directory of this process below the system's temporary directory, removed on drop.
 struct OutFolder(PathBuf);
 
 impl OutFolder {
@@ -76,7 +76,7 @@ impl OutFolder {
 
 impl Drop for OutFolder {
     fn drop(&mut self) {
-        // What is left is a few kilobytes in the temporary folder: not worth failing for.
+        // A failure only leaves a few kilobytes in the temporary directory, which is not worth an error.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

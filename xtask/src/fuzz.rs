@@ -1,4 +1,5 @@
-//! The fuzz targets with libFuzzer: builds `divvy-fuzz-guided` with counters in the crates of this workspace, and has `divvy-fuzz` run it.
+//! `cargo xtask fuzz`: the fuzz targets with libFuzzer. It builds `divvy-fuzz-guided` with coverage counters in the crates of this workspace, and
+//! lets `divvy-fuzz` run it.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
@@ -7,11 +8,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::build::{cargo, debug_folder};
 
-/// Set while cargo calls this program in place of rustc.
+/// The environment variable that is set while cargo calls this program in place of rustc.
 const AS_RUSTC: &str = "DIVVY_XTASK_AS_RUSTC";
 
-/// What `cargo fuzz run --sanitizer none` sets (project.rs of cargo-fuzz), less its options for whole programs. SanitizerCoverage is part of LLVM, and a
-/// stable rustc runs the pass.
+/// The options that `cargo fuzz run --sanitizer none` sets (project.rs of cargo-fuzz), without those for whole programs. SanitizerCoverage is
+/// part of LLVM, so a stable rustc can run the pass.
 const COUNTERS: [&str; 5] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -20,14 +21,14 @@ const COUNTERS: [&str; 5] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
-/// Of the same features as the tests, which have built most of it.
-const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--bin"];
+/// The arguments of the build. They select the same features as the tests, so that most of the build is reused.
+const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--example"];
 
-/// Builds both programs and becomes the fuzzer.
+/// Build both programs and replace this process with the fuzzer.
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
-    cargo(&[&BUILD[..], &["divvy-fuzz"]].concat())?;
-    let this = std::env::current_exe().context("where this program is")?;
-    // Only the crates of this workspace are built a second time: what they depend on has no counters.
+    cargo(&[&BUILD[..], &["fuzz"]].concat())?;
+    let this = std::env::current_exe().context("the path of this program is unknown")?;
+    // Only the crates of this workspace are built a second time, because their dependencies have no counters.
     let guided = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(BUILD)
         .args(["divvy-fuzz-guided", "--features", "divvy-fuzz/guided"])
@@ -49,15 +50,15 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     Err(error).context("divvy-fuzz could not be started")
 }
 
-/// Whether cargo calls this program in place of rustc (`RUSTC_WORKSPACE_WRAPPER`).
+/// Report whether cargo calls this program in place of rustc (`RUSTC_WORKSPACE_WRAPPER`).
 pub(crate) fn is_rustc() -> bool {
     std::env::var_os(AS_RUSTC).is_some()
 }
 
-/// Becomes rustc, which is the first argument, with counters.
+/// Replace this process with rustc, which the first argument names, and add counters where they are needed.
 pub(crate) fn rustc() -> Result<ExitCode> {
     let mut words = std::env::args_os().skip(1);
-    let rustc = words.next().context("cargo names no rustc")?;
+    let rustc = words.next().context("the first argument must be the path of rustc")?;
     let words: Vec<_> = words.collect();
     let mut command = Command::new(rustc);
     command.args(&words);
@@ -67,7 +68,8 @@ pub(crate) fn rustc() -> Result<ExitCode> {
     Err(command.exec()).context("rustc could not be started")
 }
 
-/// Libraries and the fuzzer have counters. What runs while others are built is linked without libFuzzer, which counts.
+/// Report whether a crate gets counters: libraries and the fuzzer do. Build scripts and macros run during the build and are linked without
+/// libFuzzer, which provides the functions that count.
 fn has_counters(words: &[impl AsRef<str>]) -> bool {
     let value = |flag: &str| {
         let at = words.iter().position(|word| word.as_ref() == flag)?;

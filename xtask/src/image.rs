@@ -1,10 +1,13 @@
-//! `cargo xtask image`: an OCI image archive, without a container engine.
+//! `cargo xtask image`: an OCI image archive, built without a container engine.
 //!
-//! One layer: the static `divvy` and `divvy-agent`, `divvy-probe`, and what the probe needs to load a driver's library: the dynamic loader, libc and its
-//! parts, libgcc_s (a static program cannot load NVML); and, for the node itself, the static `divvy-runtime` and `divvy-hook`. These lie in
-//! `/bin` with `divvy` and the probe, and nothing else does: it is the folder that `ctr install` copies onto a node. The same sources, toolchain and libc give the same bytes: paths are mapped
-//! away, files are sorted, times are 0. The format is the OCI image layout 1.0 in a tar file, with the `manifest.json` that `docker
-//! load` looks for; containerd, podman, skopeo and crane read the first, Docker both.
+//! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
+//! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). For the node itself it contains the
+//! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
+//! `ctr install` copies the directory `/bin` onto a node.
+//!
+//! The same sources, toolchain, and libc produce the same bytes: source paths are remapped, files are sorted, and times are 0. The format is the
+//! OCI image layout 1.0 in a tar file, plus the `manifest.json` that `docker load` needs. containerd, podman, skopeo, and crane read the
+//! OCI layout; Docker reads both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,10 +21,10 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE]
 
-Writes a container image of divvy and divvy-probe as an OCI archive. With divvy-runtime and divvy-hook; nodes take these from its /bin, and divvy with them.
+Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, and divvy-probe from its /bin.
 
-  --name NAME   full name with tag [default: divvy.dev/divvy:VERSION]
-  --out FILE    where to [default: target/divvy-VERSION-ARCH.tar]
+  --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
+  --out FILE    output file [default: target/divvy-VERSION-ARCH.tar]
 
 Examples:
   cargo xtask image
@@ -31,10 +34,10 @@ Examples:
 
 Needs musl's gcc wrapper (Debian: apt-get install musl-tools) and the Rust target (rustup target add x86_64-unknown-linux-musl).";
 
-/// What an image may take, compressed (DESIGN.md, Budgets).
+/// The limit on the size of a compressed image, in MiB.
 const MOST_MIB: f64 = 20.0;
 
-/// Parts of glibc that a driver's library may name though they are empty since 2.34.
+/// Parts of glibc to which a driver's library may be linked, although they are empty since glibc 2.34.
 const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
@@ -62,7 +65,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let layer = layer(&files(&programs)?)?;
     let image = archive(&machine, name, &layer)?;
     if let Some(folder) = out.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("{} could not be made", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("{} could not be created", folder.display()))?;
     }
     std::fs::write(out, &image).with_context(|| format!("{} could not be written", out.display()))?;
     let mib = |bytes: usize| bytes as f64 / 1048576.0;
@@ -73,16 +76,16 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         mib(layer.size),
         digest(&image)
     ));
-    ensure!(compressed <= MOST_MIB, "the image is larger than it may be");
+    ensure!(compressed <= MOST_MIB, "the image is larger than {MOST_MIB} MiB");
     Ok(())
 }
 
-/// Builds `divvy-runtime` and `divvy-hook` as an image has them.
+/// Build `divvy-runtime` and `divvy-hook` with the settings for an image.
 pub(crate) fn runtime_programs() -> Result<()> {
     Machine::own()?.build_runtime()
 }
 
-/// What this machine lacks for an image, and what to do.
+/// Return what this machine lacks for building an image, with the remedy; `None` if nothing is missing.
 pub(crate) fn missing() -> Option<String> {
     let Ok(machine) = Machine::own() else {
         return Some(format!("images are not built on {}", std::env::consts::ARCH));
@@ -103,7 +106,7 @@ pub(crate) fn missing() -> Option<String> {
     }
 }
 
-/// Where the archive lies when nothing else is said.
+/// Return the default path of the archive.
 pub(crate) fn default_file() -> Result<String> {
     Ok(format!(
         "target/divvy-{}-{}.tar",
@@ -112,16 +115,16 @@ pub(crate) fn default_file() -> Result<String> {
     ))
 }
 
-#[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
+#[expect(clippy::print_stdout, reason = "the result of the task")]
 fn say(text: &str) {
     println!("{text}");
 }
 
-/// The kind of machine that this one is; images of others are built on them.
+/// The architecture of this machine. An image for another architecture must be built on such a machine.
 struct Machine {
-    /// As Rust says.
+    /// Rust's name of the architecture.
     rust: &'static str,
-    /// As OCI says.
+    /// OCI's name of the architecture.
     oci: &'static str,
 }
 
@@ -136,16 +139,16 @@ impl Machine {
                 rust: "aarch64",
                 oci: "arm64",
             }),
-            other => bail!("images are built for x86_64 and aarch64, on such a machine; this one is {other}"),
+            other => bail!("images can be built on x86_64 and aarch64 machines; this machine is {other}"),
         }
     }
 
-    /// The programs, in a target folder of their own: their flags are not those of other builds.
+    /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
     fn build(&self) -> Result<Programs> {
         let folder = folder()?;
         let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
         let flags = flags()?;
-        // A static program reads its relocations when it starts, and they stay resident: half a MiB of each agent, packed a few KiB.
+        // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
         let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
         self.cargo(
             &static_target,
@@ -188,7 +191,7 @@ impl Machine {
             .context("cargo could not be run")?;
         ensure!(
             status.success(),
-            "cargo build for {target} failed. Is the target there (rustup target add {target}), and musl-gcc (apt-get install musl-tools)?"
+            "cargo build for {target} failed; check that the target (rustup target add {target}) and musl-gcc (apt-get install musl-tools) are installed"
         );
         Ok(())
     }
@@ -198,14 +201,14 @@ impl Machine {
     }
 }
 
-/// The target folder of what an image has.
+/// Return the target directory of an image's programs.
 fn folder() -> Result<PathBuf> {
-    std::path::absolute("target/image").context("the current folder is not known")
+    std::path::absolute("target/image").context("the current directory is unknown")
 }
 
-/// So that the programs do not name the folders of the machine that built them.
+/// Return compiler flags that keep this machine's directories out of the programs.
 fn flags() -> Result<String> {
-    let root = std::env::current_dir().context("the current folder is not known")?;
+    let root = std::env::current_dir().context("the current directory is unknown")?;
     let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let cargo_home = cargo_home
         .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
@@ -217,7 +220,7 @@ fn flags() -> Result<String> {
     ))
 }
 
-/// What is in an image.
+/// The paths of the programs in an image.
 struct Programs {
     divvy: PathBuf,
     agent: PathBuf,
@@ -226,7 +229,7 @@ struct Programs {
     hook: PathBuf,
 }
 
-/// The image's files: path in the image, path here.
+/// Return the image's files: for each path in the image, the path on this machine.
 fn files(
     Programs {
         divvy,
@@ -245,14 +248,14 @@ fn files(
     }
     let mut files = BTreeMap::from([
         ("usr/bin/divvy".to_owned(), divvy.clone()),
-        // What an agent's memory is depends on its program's size, so a node runs this one.
+        // A smaller program than divvy, because the agent's memory use depends on the size of its program.
         ("usr/bin/divvy-agent".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
-        // For `divvy configure` and `divvy doctor` on the node. The same file.
+        // For `divvy configure` and `divvy doctor` on the node; the same file as above.
         ("bin/divvy".to_owned(), divvy.clone()),
-        // What the runtime asks for the GPUs. The same file.
+        // For divvy-runtime, which queries the GPUs with it; the same file as above.
         ("bin/divvy-probe".to_owned(), probe.clone()),
     ]);
     let libraries = linked(probe)?;
@@ -265,7 +268,7 @@ fn files(
         .map(|name| libc.with_file_name(name))
         .filter(|path| path.exists());
     for path in beside_libc.chain(libraries.iter().cloned()) {
-        // Where the loader's own default is: the folders are links to /usr on some distributions, and are plain ones here.
+        // The loader's default directories. On some distributions they are links to directories in /usr; in the image they are real directories.
         let at = path
             .to_string_lossy()
             .trim_start_matches("/usr")
@@ -276,7 +279,7 @@ fn files(
     Ok(files)
 }
 
-/// The libraries and the loader that a program is linked to, as the loader finds them.
+/// Return the libraries and the loader that a program is linked to, as the loader resolves them.
 fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("ldd could not be run")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -298,7 +301,7 @@ fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
 
 struct Layer {
     compressed: Vec<u8>,
-    /// Of what is inside.
+    /// The size of the uncompressed tar file in bytes.
     size: usize,
     /// SHA-256 of the uncompressed tar file.
     diff_id: String,
@@ -439,7 +442,7 @@ mod tests {
             })
             .filter(|(_, kind, _)| *kind != tar::EntryType::Directory)
             .collect();
-        // The file before the link to it, and the file in the folder that nodes copy.
+        // The file comes before the link to it, and the file is in the directory that nodes copy.
         assert_eq!(
             found,
             [

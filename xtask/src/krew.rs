@@ -1,7 +1,8 @@
-//! `cargo xtask krew`: the kubectl plugins as krew wants them: an archive, and a manifest for each plugin with the archive's sum.
+//! `cargo xtask krew`: the kubectl plugins in krew's format: an archive, and for each plugin a manifest with the archive's checksum.
 //!
-//! krew (<https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/>) links `bin` of a plugin NAME as `kubectl-NAME`, dashes as underscores, so
-//! that `inspect-gpushare` is `kubectl inspect-gpushare`. Both are the same program, which looks at its name.
+//! krew (<https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/>) links the `bin` of a plugin NAME as `kubectl-NAME`, with underscores
+//! for dashes, so that `inspect-gpushare` becomes `kubectl inspect-gpushare`. Both plugins are the same program, which checks the name by which
+//! it is called.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +12,13 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest as _, Sha256};
 
-pub(crate) const USAGE: &str = "usage: cargo xtask krew [--uri PREFIX] [--program FILE] [--out FOLDER]
+pub(crate) const USAGE: &str = "usage: cargo xtask krew [--uri PREFIX] [--program FILE] [--out DIR]
 
-Writes divvy-VERSION-linux-ARCH.tar.gz and the krew manifests divvy.yaml and inspect-gpushare.yaml.
+Write divvy-VERSION-linux-ARCH.tar.gz and the krew manifests divvy.yaml and inspect-gpushare.yaml.
 
-  --uri PREFIX     where the archive will be downloaded from [default: the repository's releases on GitHub]
-  --program FILE   this divvy rather than one that is built here (static, without the demo)
-  --out FOLDER     where to [default: target/krew]
+  --uri PREFIX     download location of the archive, without its name [default: the repository's releases on GitHub]
+  --program FILE   package this divvy instead of building one (static, without the demo)
+  --out DIR        output directory [default: target/krew]
 
 Examples:
   cargo xtask krew
@@ -27,27 +28,27 @@ Examples:
 const REPOSITORY: &str = env!("CARGO_PKG_REPOSITORY");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A plugin that people install: its name, what it is in a line, and how it is used.
+/// The plugins that users install: the name, a description in one line, and how to use the plugin.
 const PLUGINS: [(&str, &str, &str); 2] = [
     (
         "divvy",
-        "Show who has which share of which GPU, and why a pod waits",
+        "Show which pods use which shares of GPUs, and why a pod waits",
         "\
 For clusters where Divvy (or Aliyun's gpushare) shares GPUs between pods.
-  kubectl divvy why POD              why a pod waits for a GPU, or where it runs and what it holds
-  kubectl divvy inspect gpushare     who has how much of which GPU
-  kubectl divvy scheduler-config     what kube-scheduler must be told
-It reads nodes and pods with your own rights, and changes nothing.",
+  kubectl divvy why POD              why a pod waits for a GPU, or where it runs and which share it has
+  kubectl divvy inspect gpushare     how much memory of each GPU each pod has
+  kubectl divvy scheduler-config     the configuration that kube-scheduler needs
+It reads nodes and pods with your own permissions and changes nothing.",
     ),
     (
         "inspect-gpushare",
         "Show GPU memory given to pods, per node and GPU",
         "\
-The tables of Aliyun's kubectl-inspect-gpushare, to the byte, for Divvy and for gpushare.
-  kubectl inspect-gpushare           a line per node
-  kubectl inspect-gpushare -d        every pod
+The tables of Aliyun's kubectl-inspect-gpushare, byte for byte, for Divvy and for gpushare.
+  kubectl inspect-gpushare           one line per node
+  kubectl inspect-gpushare -d        all pods
   kubectl inspect-gpushare -o json
-It reads nodes and pods with your own rights, and changes nothing.",
+It reads nodes and pods with your own permissions and changes nothing.",
     ),
 ];
 
@@ -70,14 +71,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (rust, arch) = match std::env::consts::ARCH {
         "x86_64" => ("x86_64", "amd64"),
         "aarch64" => ("aarch64", "arm64"),
-        other => bail!("plugins are built for x86_64 and aarch64, on such a machine; this one is {other}"),
+        other => bail!("plugins can be built on x86_64 and aarch64 machines; this machine is {other}"),
     };
     let program = match program {
         Some(file) => PathBuf::from(file),
         None => build(rust)?,
     };
     let folder = Path::new(out.unwrap_or("target/krew"));
-    std::fs::create_dir_all(folder).with_context(|| format!("{} could not be made", folder.display()))?;
+    std::fs::create_dir_all(folder).with_context(|| format!("{} could not be created", folder.display()))?;
     let name = format!("divvy-{VERSION}-linux-{arch}.tar.gz");
     let archive = archive(&read(&program)?, &read(Path::new("LICENSE"))?)?;
     write(&folder.join(&name), &archive)?;
@@ -91,14 +92,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         )?;
     }
     say(&format!(
-        "{}: {:.1} MiB, sha256:{sum}\ndivvy.yaml and inspect-gpushare.yaml beside it name it as {uri}",
+        "{}: {:.1} MiB, sha256:{sum}\ndivvy.yaml and inspect-gpushare.yaml in the same directory refer to {uri}",
         folder.join(&name).display(),
         archive.len() as f64 / 1048576.0
     ));
     Ok(())
 }
 
-/// Static, so that it runs on every Linux; not in the image's target folder, as its features are others.
+/// Build a static program, which runs on every Linux. Its target directory is not the image's, because its features differ.
 fn build(rust: &str) -> Result<PathBuf> {
     let target = format!("{rust}-unknown-linux-musl");
     let folder = std::env::current_dir()?.join("target/krew-build");
@@ -120,12 +121,12 @@ fn build(rust: &str) -> Result<PathBuf> {
         .context("cargo could not be run")?;
     ensure!(
         status.success(),
-        "cargo build for {target} failed. Is the target there (rustup target add {target}), and musl-gcc (apt-get install musl-tools)?"
+        "cargo build for {target} failed; check that the target (rustup target add {target}) and musl-gcc (apt-get install musl-tools) are installed"
     );
     Ok(folder.join(target).join("release/divvy"))
 }
 
-/// The same bytes for the same program.
+/// Pack the archive. The same program always produces the same bytes.
 fn archive(program: &[u8], license: &[u8]) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
     for (path, content, mode) in [("LICENSE", license, 0o644), ("divvy", program, 0o755)] {
@@ -153,7 +154,7 @@ spec:
   shortDescription: {short}
   description: |
 {long}  caveats: |
-    For completions link the plugin once more beside it, as kubectl looks for them under that name:
+    For shell completion, create a second link to the plugin under the name that kubectl expects:
       ln -s \"$(command -v kubectl-{link})\" \"$(dirname \"$(command -v kubectl-{link})\")/kubectl_complete-{link}\"
   platforms:
   - selector:
@@ -180,7 +181,7 @@ fn write(path: &Path, content: &[u8]) -> Result<()> {
     std::fs::write(path, content).with_context(|| format!("{} could not be written", path.display()))
 }
 
-#[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
+#[expect(clippy::print_stdout, reason = "the result of the task")]
 fn say(text: &str) {
     println!("{text}");
 }

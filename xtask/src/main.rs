@@ -1,9 +1,10 @@
-//! Chores of this repository.
+//! The developer tasks of this repository: building, testing, packaging, and real clusters.
 
 mod bench;
 mod build;
 mod cluster;
 mod codegen;
+mod cycles;
 mod fuzz;
 mod image;
 mod krew;
@@ -20,25 +21,25 @@ use anyhow::Result;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
 
-  demo [ARGS]       builds everything and runs `divvy demo`
-  test [ARGS]       builds everything, runs every test, and prints which were skipped and why
-  skips FILE        prints the skips in FILE; fails on any that .ci/skips does not list
-  fuzz [ARGS]       gives broken input to all that reads what others wrote, guided by the code that it reaches; `cargo xtask fuzz --help`
-  suite [ARGS]      plays the scenarios on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
-  torture [FLAGS]   plays random histories against the decisions of extender and agent; `cargo xtask torture --help`
-  cluster COMMAND   a real Kubernetes on this machine, and Divvy on it; `cargo xtask cluster --help`
-  bench cluster     measures what the programs take to read a large cluster; `cargo xtask bench --help`
-  image [FLAGS]     writes a container image; `cargo xtask image --help`
-  krew [FLAGS]      writes the kubectl plugins as krew takes them; `cargo xtask krew --help`
-  purity            fails if a crate that must be pure can do I/O
-  codegen           writes crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
-  codegen --check   changes nothing; fails if the files in the tree are not what codegen would write";
+  demo [ARGS]       build everything and run `divvy demo`
+  test [ARGS]       build everything, run all tests, and print the skipped tests with their reasons
+  skips FILE        print the skips in FILE; fail if .ci/skips does not list one of them
+  fuzz [ARGS]       feed broken input to everything that parses foreign data, guided by code coverage; `cargo xtask fuzz --help`
+  suite [ARGS]      play the scenes on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
+  torture [FLAGS]   play random histories against the decisions of extender and agent; `cargo xtask torture --help`
+  cluster COMMAND   run a real Kubernetes with Divvy on this machine; `cargo xtask cluster --help`
+  bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
+  image [FLAGS]     write a container image; `cargo xtask image --help`
+  krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
+  purity            fail if a crate that must be pure can do I/O
+  codegen           generate crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
+  codegen --check   change nothing; fail if the generated files are out of date";
 
 fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
         Err(error) => {
-            #[expect(clippy::print_stderr, reason = "a program's last words")]
+            #[expect(clippy::print_stderr, reason = "the final error message")]
             {
                 eprintln!("error: {error:#}");
             }
@@ -68,7 +69,10 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
         ["krew", rest @ ..] => krew::run(rest)?,
-        ["purity"] => purity::check()?,
+        ["purity"] => {
+            purity::check()?;
+            cycles::check()?;
+        }
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,
         ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,

@@ -1,9 +1,9 @@
-//! What the security documents name as proof exists.
+//! A test that the evidence named in the security documents exists.
 
 use std::fs;
 use std::path::Path;
 
-/// Texts between backticks.
+/// Return the texts between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

@@ -1,5 +1,5 @@
-//! Nothing pure may reach tokio, kube or libloading: the crates whose decisions are functions of values must not be able to do
-//! anything else. Nor may the small programs for containers.
+//! `cargo xtask purity`: a check of dependencies. The crates whose decisions are pure functions must not depend on tokio, kube, libloading, and the
+//! like, not even indirectly, so that they cannot do I/O. The small programs for containers must not depend on them either.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -19,11 +19,11 @@ const PURE: [&str; 11] = [
     "divvy-doctor",
     "divvy-why",
 ];
-/// Programs that containers wait for: they may do I/O, and have no place for these either.
+/// Programs that containers wait for. They may do I/O, but must stay small and fast, so the same dependencies are forbidden.
 const SMALL: [&str; 2] = ["divvy-runtime", "divvy-hook"];
 const IMPURE: [&str; 8] = ["tokio", "kube", "libloading", "hyper", "axum", "tonic", "rand", "notify"];
 
-/// Looks at what the pure crates depend on, directly or not.
+/// Check the direct and indirect dependencies of the pure crates.
 pub(crate) fn check() -> Result<()> {
     for package in PURE.into_iter().chain(SMALL) {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -47,17 +47,17 @@ pub(crate) fn check() -> Result<()> {
         );
         let text = String::from_utf8(output.stdout)?;
         let reached: BTreeSet<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
-        ensure!(reached.contains(package), "cargo tree says nothing of {package}");
+        ensure!(reached.contains(package), "cargo tree does not list {package}");
         let wrong: Vec<&&str> = IMPURE.iter().filter(|name| reached.contains(**name)).collect();
         ensure!(
             wrong.is_empty(),
-            "{package} must do without {wrong:?}, and reaches them; see `cargo tree -p {package} -i NAME`"
+            "{package} must not depend on {wrong:?}; find the path with `cargo tree -p {package} -i NAME`"
         );
     }
     kubelet_stands_alone()
 }
 
-/// `divvy-kubelet` is for any device plugin: it knows nothing of GPUs and of no other crate of ours.
+/// Check that `divvy-kubelet` depends on no other crate of this workspace: it is for any device plugin and knows nothing about GPUs.
 fn kubelet_stands_alone() -> Result<()> {
     let manifest = std::fs::read_to_string("crates/divvy-kubelet/Cargo.toml")?;
     let ours: BTreeMap<usize, &str> = manifest
@@ -65,6 +65,9 @@ fn kubelet_stands_alone() -> Result<()> {
         .enumerate()
         .filter(|(_, line)| line.starts_with("divvy-"))
         .collect();
-    ensure!(ours.is_empty(), "divvy-kubelet must stand alone and depends on {ours:?}");
+    ensure!(
+        ours.is_empty(),
+        "divvy-kubelet must not depend on other crates of this workspace, but depends on {ours:?}"
+    );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What was skipped, and whether it may be: see `lab/divvy-skip`.
+//! The record of skipped tests and steps, and the list of allowed skips. See `crates/divvy-skip`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask skips FILE
 
-Prints what was skipped, as FILE says; fails if that includes anything that .ci/skips does not list. `.ci/run` does this at its end.";
+Print the skips that FILE records. Fail if .ci/skips does not list one of them. `.ci/run` runs this command at its end.";
 
 const ALLOWED: &str = ".ci/skips";
 
@@ -28,25 +28,25 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     }
     ensure!(
         wrong.is_empty(),
-        "{} of these skips are not listed in {ALLOWED}: install what is missing, or list the skip there if no machine can do better",
+        "{} of these skips are not listed in {ALLOWED}: install what is missing, or list a skip there if it cannot run on every machine",
         wrong.len()
     );
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file to which one run of the tests writes its skips.
+/// The file in which one run of the tests records its skips.
 #[derive(Debug)]
 pub(crate) struct Record {
     path: PathBuf,
-    /// What was there before belongs to others.
+    /// The file's size in bytes before this run. Earlier lines belong to other runs.
     before: usize,
 }
 
 impl Record {
-    /// The file that the environment names, or an empty one of our own.
+    /// Start a record: in the file that the environment names, or in a new empty file.
     pub(crate) fn begin() -> Result<Record> {
         if let Some(path) = std::env::var_os(divvy_skip::FILE).filter(|path| !path.is_empty()) {
-            // Tests run in the folders of their packages.
+            // Tests run in the directories of their packages, so a relative path would mean different files.
             let path = std::path::absolute(path)?;
             let before = std::fs::read(&path).map_or(0, |bytes| bytes.len());
             return Ok(Record { path, before });
@@ -61,10 +61,12 @@ impl Record {
         &self.path
     }
 
-    /// Prints every skip since the beginning, and their number.
+    /// Print all skips since the start of this record, and their number.
     pub(crate) fn print(&self) -> Result<()> {
         let bytes = std::fs::read(&self.path).unwrap_or_default();
-        let own = bytes.get(self.before..).context("the record of skips has become shorter")?;
+        let own = bytes
+            .get(self.before..)
+            .context("the record of skips has been truncated meanwhile")?;
         say(&Skips::parse(&String::from_utf8_lossy(own)).to_string());
         Ok(())
     }
@@ -76,7 +78,7 @@ struct Skip {
     reason: String,
 }
 
-/// Each once, sorted: a test may meet the same obstacle several times.
+/// The recorded skips, sorted and without duplicates: a test may meet the same obstacle several times.
 #[derive(Debug)]
 struct Skips(BTreeSet<Skip>);
 
@@ -109,7 +111,7 @@ impl fmt::Display for Skips {
     }
 }
 
-/// `.ci/skips`.
+/// The names in `.ci/skips`.
 #[derive(Debug)]
 struct Allowed(Vec<String>);
 
@@ -120,21 +122,21 @@ impl Allowed {
             let (name, reason) = line.split_once('\t').unwrap_or((line, ""));
             ensure!(
                 !name.is_empty() && !reason.trim().is_empty(),
-                "{ALLOWED}: {line:?} gives no reason; write NAME, a tab and why no machine of ours can run it"
+                "{ALLOWED}: {line:?} gives no reason; write NAME, a tab, and why it cannot run on every machine"
             );
             names.push(name.to_owned());
         }
         Ok(Allowed(names))
     }
 
-    /// A name that ends in `::` lists every test of that module.
+    /// Report whether the list contains a name. A listed name that ends in `::` stands for every test of that module.
     fn lists(&self, name: &str) -> bool {
         let lists = |listed: &String| listed == name || (listed.ends_with("::") && name.starts_with(listed.as_str()));
         self.0.iter().any(lists)
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the result of a chore is there to be read")]
+#[expect(clippy::print_stdout, reason = "the result of the task")]
 fn say(text: &str) {
     println!("{text}");
 }

@@ -1,4 +1,4 @@
-//! The scenarios on both kinds of cluster.
+//! `cargo xtask suite`: the scenes on both kinds of cluster.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -7,30 +7,31 @@ use anyhow::{Context as _, Result};
 use crate::{build, cluster};
 
 const HELP: &str = "\
-Plays the scenarios and checks each step, first on the embedded cluster, then on a real Kubernetes
+Play the scenes and check each step, first on the embedded cluster, then on a real Kubernetes
 
 usage: cargo xtask suite [--on embedded|real] [SCENE...] [FLAGS]
 
-The real one is the cluster of `cargo xtask cluster` if one is up with Divvy on it. Else one is brought up for the suite (two nodes, RBAC,
-service accounts; built first if need be), Divvy is installed on it as a user does (`cargo xtask image`, the Helm chart), and it is taken
-down again. Where that cannot be (no root, no Go, ...) it is said what is missing, and that leg is skipped: status 77 with `--on real`.
+If a cluster of `cargo xtask cluster` is up with Divvy on it, the suite uses it as the real Kubernetes. Otherwise the suite starts one (two
+nodes, RBAC, service accounts; built first if necessary), installs Divvy on it as a user does (`cargo xtask image`, the Helm chart), and
+stops it afterwards. If that is not possible (no root, no Go, ...), the suite prints what is missing and skips the real Kubernetes. With
+`--on real` the exit status is then 77.
 
-  --list            names the scenes
-  --churn SECONDS   how long scene churn takes (20)
-  --seed N          its dice, and all that the embedded cluster leaves to chance
-  --jobs N          embedded: scenes at once (2)
-  --quiet           only failures and the sum
+  --list            list the scenes
+  --churn SECONDS   duration of the scene churn [default: 20]
+  --seed N          seed of the random choices of the scene churn and of the embedded cluster
+  --jobs N          number of parallel scenes on the embedded cluster [default: 2]
+  --quiet           print only failures and the summary
 
 Examples:
   cargo xtask suite
   cargo xtask suite --on real node-reboots churn --churn 600";
 
-/// Status of a leg that could not be played.
+/// The exit status if the scenes could not be played on a kind of cluster.
 const SKIPPED: u8 = 77;
 
 pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     if args.iter().any(|arg| matches!(*arg, "--help" | "-h")) {
-        #[expect(clippy::print_stdout, reason = "help that was asked for is data")]
+        #[expect(clippy::print_stdout, reason = "requested help is output")]
         {
             println!("{HELP}");
         }
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     if args.contains(&"--list") {
         return Ok(ExitCode::from(play(args, Stdio::inherit())?));
     }
-    // A word that the suite does not know is said now, and not when a cluster has been brought up for it.
+    // Report an unknown argument now, before a cluster is started for it.
     let known = play(&[args, &["--list"]].concat(), Stdio::null())?;
     if known != 0 {
         return Ok(ExitCode::from(known));
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     }))
 }
 
-/// The suite on one kind of cluster, whatever `args` leave open. Gives its status.
+/// Play the suite on one kind of cluster, if `args` do not already choose one. Return the exit status.
 fn play_on(kind: &str, on: Option<&str>, args: &[&str]) -> Result<u8> {
     let chosen = ["--on", kind];
     play(
@@ -81,7 +82,7 @@ fn play(args: &[&str], output: Stdio) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// On the cluster that is up, or on one of its own.
+/// Play the suite on the running cluster, or on a new one.
 fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
     if cluster::has_divvy() {
         return play_on("real", on, args);
@@ -99,7 +100,7 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
         failed => Ok(failed),
     };
     if own {
-        // What the programs said is worth keeping when something failed.
+        // Keep the programs' logs if a scene failed.
         let sound = matches!(played, Ok(0));
         let left = cluster::script(if sound { &["down"] } else { &["down", "--keep-logs"] })?;
         if sound {
@@ -121,7 +122,7 @@ fn skipped() -> u8 {
     SKIPPED
 }
 
-#[expect(clippy::print_stdout, reason = "the sum of a leg")]
+#[expect(clippy::print_stdout, reason = "the summary of a run")]
 fn say(text: &str) {
     println!("{text}");
 }

@@ -1,4 +1,4 @@
-//! Allocate: an opaque name for a set of ids. Which pod it is for is not in the call and does not matter here.
+//! Allocate: return an opaque name for a set of device ids. The call does not name a pod, and this step does not need one.
 
 use std::collections::BTreeSet;
 
@@ -7,24 +7,24 @@ use divvy_model::{DeviceId, cdi_device_name};
 
 use super::{Core, InFlight};
 
-/// The two resources.
+/// The agent's two extended resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resource {
-    /// Shared memory: a CDI device, and PreStartContainer is required.
+    /// Shared memory: the container gets a CDI device, and PreStartContainer is required.
     Memory,
-    /// The number of GPUs: a container that asks for it gets nothing.
+    /// The number of GPUs: a request for it grants nothing.
     Count,
 }
 
 impl Core {
-    /// The CDI devices for one container request, `divvy.dev/grant=<name>`; none for gpu-count. The kubelet records the answer
-    /// and replays it after a restart or a reboot without asking again, so it depends only on the node's key and the ids.
+    /// Return the CDI devices for one container request: `divvy.dev/grant=<name>`, or none for gpu-count. The kubelet records the answer and
+    /// replays it after a restart or a reboot without another call. Therefore the answer depends only on the node's key and the ids.
     ///
-    /// The error is the pod's final message (`UnexpectedAdmissionError`): it says what was found.
+    /// The error becomes the pod's final message (`UnexpectedAdmissionError`), so it says what was found.
     pub fn allocate(&mut self, resource: Resource, ids: &[String]) -> Result<Vec<String>, String> {
         if ids.is_empty() {
             return Err(format!(
-                "the kubelet asked for no device of {}; at least one is needed",
+                "the kubelet requested no device of {}; at least one is needed",
                 self.resource_name(resource)
             ));
         }
@@ -42,7 +42,7 @@ impl Core {
                 (DeviceId::Memory { slot, .. }, Resource::Memory) if u64::from(*slot) < gpu.units => {}
                 (DeviceId::Memory { slot, .. }, Resource::Memory) => {
                     return Err(format!(
-                        "device id {text:?} is slot {slot} of a GPU with {} units of {}",
+                        "device id {text:?} is slot {slot} of a GPU that has only {} units of {}",
                         gpu.units, self.settings.unit
                     ));
                 }
@@ -55,7 +55,7 @@ impl Core {
                 }
             }
             if !set.insert(text.clone()) {
-                return Err(format!("device id {text:?} is there twice"));
+                return Err(format!("device id {text:?} appears twice"));
             }
         }
         match resource {
@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    /// The resource's name.
+    /// Return the resource's name.
     pub fn resource_name(&self, resource: Resource) -> &str {
         match resource {
             Resource::Memory => &self.settings.memory_resource,

@@ -1,32 +1,33 @@
-//! What a pod holds: its annotation as first seen, checked against the records of its containers.
+//! Which GPU memory a container may get: the pod's annotation as first seen, checked against the records of its containers and the
+//! device ids from the kubelet.
 
 use std::collections::BTreeMap;
 
 use divvy_model::{Allocation, ContainerKind, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Pod, names};
 
-use super::prestart::Reason;
+use super::reason::Reason;
 use super::{Core, Handout};
 
-/// A container's grant before the arbiter looked at it.
+/// The GPU memory that a container would be granted, before the arbiter checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Booking {
-    /// The pod's effective total per GPU.
+    /// The pod's effective total on each GPU.
     pub(super) gpus: Vec<GpuShare>,
-    /// What the container may use.
+    /// The container's own part of each GPU.
     pub(super) container: Vec<ContainerShare>,
 }
 
 impl Core {
-    /// The allocation that counts for a pod that is seen for the first time, and whether its annotation says otherwise.
-    /// Records are older than anything that this process saw: where there are some they fix the pod's GPUs.
+    /// Return the allocation that counts for a pod that is seen for the first time, and whether its annotation says something else.
+    /// Records are older than anything that this process saw, so existing records fix the pod's GPUs.
     pub(super) fn pin_of(&self, pod: &Pod) -> (Held, bool) {
         let mut records = self.records_of(&pod.uid).peekable();
         let Some(first) = records.peek() else {
             return (pod.held.clone(), false);
         };
         let gpus = first.gpus.clone();
-        // The same as for an agent that never ended: the amount is gpushare's, and the card that of the first grant (`booking`). Where another card
-        // has that card's index by now, nobody changed the annotation.
+        // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU from the
+        // first grant (see `booking`). If another GPU has that index by now, the annotation has not been changed.
         if let (Held::Legacy(legacy), [_]) = (&pod.held, gpus.as_slice()) {
             let mut cards = gpus.iter().filter_map(|share| self.gpu(&share.uuid));
             let differs = cards.any(|card| !legacy.gpus.contains_key(&card.index));
@@ -47,7 +48,7 @@ impl Core {
         (Held::Allocation(Allocation { v: 1, gpus, containers }), differs)
     }
 
-    /// The pod's total per GPU; nothing where nothing readable was written or no GPU has that index.
+    /// The pod's total on each GPU. Empty if there is no readable allocation, or if no GPU has the index that gpushare's annotation names.
     pub(super) fn shares(&self, held: &Held) -> Vec<GpuShare> {
         match held {
             Held::Allocation(allocation) => allocation.gpus.clone(),
@@ -67,8 +68,8 @@ impl Core {
         }
     }
 
-    /// The container's grant: from the allocation of a known pod, or from the container's own record while the pod's object is
-    /// not known (the API server is away, and the container only restarts).
+    /// Return what the container is to be granted. The source is the allocation of a known pod, or the container's own record while the
+    /// pod's object is not known (the API server is unreachable, and the container only restarts).
     pub(super) fn booking(&self, handout: &Handout) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         let Some(known) = self.pods.get(&key.uid) else {
@@ -80,7 +81,7 @@ impl Core {
                 None => Err((
                     Reason::UnknownPod,
                     format!(
-                        "pod {} is not known to this agent yet: its object did not come from the API server; the kubelet will try again",
+                        "pod {} is not known to this agent yet: the API server has not delivered its object; the kubelet will try again",
                         key.uid
                     ),
                 )),
@@ -91,9 +92,9 @@ impl Core {
             Held::Nothing => Err((
                 Reason::NoAllocation,
                 format!(
-                    "pod {} was bound to this node without an allocation (no annotation {}): the Divvy extender was not in its path, so \
-                     no GPU memory is reserved for it. Check that the scheduler that bound it (spec.schedulerName) has the extender in \
-                     its configuration with {} in managedResources and without ignorable: true, and that the pod does not set \
+                    "pod {} was bound to this node without an allocation (it has no annotation {}), so no GPU memory is reserved for it: it \
+                     bypassed the Divvy extender. Check that its scheduler (spec.schedulerName) lists the extender in \
+                     its configuration, with {} in managedResources and without ignorable: true, and that the pod does not set \
                      spec.nodeName itself; then delete the pod",
                     pod.key(),
                     names::ALLOCATION,
@@ -103,8 +104,8 @@ impl Core {
             Held::Unreadable(error) => Err((
                 Reason::NoAllocation,
                 format!(
-                    "the allocation of pod {} cannot be read, so nothing is reserved for it: {error}. Delete the pod; if its replacement \
-                     has the same, extender and agent are of different versions or someone else writes the annotation",
+                    "the allocation of pod {} cannot be read, so nothing is reserved for it: {error}. Delete the pod. If the same happens to its \
+                     replacement, the extender and the agent have different versions, or another client writes the annotation",
                     pod.key()
                 ),
             )),
@@ -113,8 +114,8 @@ impl Core {
                     (
                         Reason::NoAllocation,
                         format!(
-                            "the allocation of pod {} has no share for container {}, which asks for {}; delete the pod so that it is \
-                             placed anew",
+                            "the allocation of pod {} has no share for container {}, which requests {}; delete the pod so that its replacement is \
+                             placed again",
                             pod.key(),
                             key.container,
                             self.settings.memory_resource
@@ -135,7 +136,7 @@ impl Core {
                     return Err((
                         Reason::NoAllocation,
                         format!(
-                            "gpushare's annotations of pod {} name several GPUs and do not say which container has which",
+                            "gpushare's annotations of pod {} name several GPUs but do not say which container uses which GPU",
                             pod.key()
                         ),
                     ));
@@ -144,20 +145,20 @@ impl Core {
                     return Err((
                         Reason::GpuUnavailable,
                         format!(
-                            "pod {} is allocated on the GPU with index {:?} by gpushare's annotations, which this node does not have",
+                            "gpushare's annotations allocate pod {} to the GPU with index {:?}, which this node does not have",
                             pod.key(),
                             legacy.gpus.keys().collect::<Vec<_>>()
                         ),
                     ));
                 };
-                // gpushare names a card by its index, which another card may have by now; a pod stays on that of its first grant.
+                // gpushare names a GPU by its index, which another GPU may have by now. A pod stays on the GPU of its first grant.
                 let granted = self.records_of(&key.uid).next().and_then(|record| record.gpus.first());
                 let share = &GpuShare {
                     uuid: granted.unwrap_or(share).uuid.clone(),
                     ..share.clone()
                 };
                 let unit = self.unit_of(&key.uid);
-                // gpushare's own sum, without init containers; Kubernetes' formula may give more, and that is booked.
+                // gpushare adds up the app containers only. Kubernetes' formula includes init containers and may require more, which is booked.
                 let apps = pod
                     .request
                     .containers
@@ -167,7 +168,7 @@ impl Core {
                 let least = unit.memory(apps).unwrap_or(MiB(u64::MAX));
                 if share.memory < least {
                     let text = format!(
-                        "gpushare's annotations of pod {} give it {} of GPU {}, but its containers ask for {least}",
+                        "gpushare's annotations of pod {} give it {} of GPU {}, but its containers request {least}",
                         pod.key(),
                         share.memory,
                         share.uuid
@@ -176,7 +177,7 @@ impl Core {
                 }
                 let asked = pod.request.effective_units().and_then(|units| unit.memory(units));
                 let booked = share.memory.max(asked.unwrap_or(MiB(u64::MAX)));
-                // What the old plugin did: a container has as many units as ids.
+                // As in gpushare's device plugin: a container has as many units as device ids.
                 let units = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
                 let memory = unit.memory(units).unwrap_or(MiB(u64::MAX)).min(booked);
                 let share = GpuShare {
@@ -195,9 +196,10 @@ impl Core {
         }
     }
 
-    /// The unit in which this pod asks, and the kubelet counted its devices: that of its first grant, since an operator may have changed it. A pod that was bound before the
-    /// change and starts after it has no grant yet. If its allocation is what it asks for in the unit of other grants here, that is its unit; a smaller one than the present
-    /// is not believed: it would make devices cheaper.
+    /// The unit in which this pod's request is counted, and in which the kubelet counted its devices. An operator may have changed
+    /// `--memory-unit`, so the unit of the pod's first grant counts. A pod that was bound before the change and starts after it has no grant
+    /// yet: if its allocation matches its request in the unit of another grant on this node, that unit counts. A unit smaller than the
+    /// present one is not accepted, because it would make devices cheaper.
     pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
         if let Some(record) = self.records_of(uid).next() {
             return record.unit;
@@ -213,7 +215,7 @@ impl Core {
         before.filter(|_| !bound_in(now)).unwrap_or(now)
     }
 
-    /// What a share of a GPU is worth: all of it where the GPU is given whole.
+    /// The memory that a share of a GPU stands for: all of the GPU's memory if the pod has the whole GPU.
     fn worth(&self, booking: &Booking, share: &ContainerShare) -> MiB {
         let whole = booking.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.whole);
         match self.gpu(&share.uuid).filter(|_| whole) {
@@ -222,8 +224,8 @@ impl Core {
         }
     }
 
-    /// The kubelet gave the container devices for so much memory, and kube-scheduler counted them. An allocation that says less would get it a GPU
-    /// for nothing: the sum of what was promised would stay below what is used.
+    /// Check that the allocation covers the devices that the kubelet gave the container and that kube-scheduler counted. Otherwise the
+    /// container would use more memory than its allocation books, and the GPU could be promised to further pods.
     fn is_worth_its_ids(&self, handout: &Handout, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
         let ids = u64::try_from(handout.ids.len()).unwrap_or(u64::MAX);
         let unit = self.unit_of(&handout.key.uid);
@@ -242,7 +244,8 @@ impl Core {
         Err((Reason::NoAllocation, not_the_extenders(text)))
     }
 
-    /// On each GPU the pod books what its containers have there together, by Kubernetes' formula, and on all of them what it asks for.
+    /// Check two sums. On each GPU the pod must book what its containers use there together, by Kubernetes' formula for init containers and
+    /// sidecars. On all GPUs together it must book what it requests.
     fn adds_up(&self, pod: &Pod, allocation: &Allocation) -> Result<(), (Reason, String)> {
         let wrong = |text: String| Err((Reason::NoAllocation, not_the_extenders(text)));
         for gpu in allocation.gpus.iter().filter(|gpu| !gpu.whole) {
@@ -255,7 +258,7 @@ impl Core {
             let together = MiB(together.unwrap_or(u64::MAX));
             if gpu.memory < together {
                 return wrong(format!(
-                    "the allocation of pod {} books {} of GPU {}, but gives its containers {together} of it together",
+                    "the allocation of pod {} books {} of GPU {}, but its containers may use {together} of this GPU together",
                     pod.key(),
                     gpu.memory,
                     gpu.uuid
@@ -273,7 +276,7 @@ impl Core {
             .fold(MiB::ZERO, |sum, gpu| sum.saturating_add(gpu.memory));
         if booked < asked && allocation.gpus.iter().all(|gpu| !gpu.whole) {
             return wrong(format!(
-                "the allocation of pod {} books {booked}, but the pod asks for {asked}",
+                "the allocation of pod {} books {booked}, but the pod requests {asked}",
                 pod.key()
             ));
         }
@@ -283,7 +286,7 @@ impl Core {
 
 fn not_the_extenders(text: String) -> String {
     format!(
-        "{text}. Divvy's extender writes no such allocation: another client wrote it (are the admission policies installed?), or --memory-unit was changed after \
-         the pod was bound. Delete the pod; its replacement is placed again"
+        "{text}. Divvy's extender does not write such an allocation: either another client wrote it (check that Divvy's admission policies are \
+         installed), or --memory-unit was changed after the pod was bound. Delete the pod; its replacement is placed again"
     )
 }

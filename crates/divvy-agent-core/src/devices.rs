@@ -1,4 +1,4 @@
-//! The device ids that are offered to the kubelet, and which of them are healthy.
+//! The device ids that the agent advertises to the kubelet, and which of them are healthy.
 
 use std::collections::BTreeSet;
 
@@ -6,38 +6,37 @@ use divvy_model::{DeviceId, Gpu, Health, MemoryUnit};
 
 use super::{Core, Settings};
 
-/// Ids above which the kubelet's checkpoint, rewritten at every change, and our messages become slow
-/// (research/reliability.md section 1.6).
+/// The number of ids above which two things become slow: the kubelet's checkpoint, which is rewritten at every change, and the agent's
+/// messages.
 pub(super) const IDS_COMFORTABLE: u64 = 4_096;
-/// Ids above which the kubelet refuses the ListAndWatch message (4 MiB) for good.
+/// The number of ids above which the ListAndWatch message exceeds 4 MiB, so that the kubelet refuses it permanently.
 pub(super) const IDS_MAX: u64 = 60_000;
 
-/// One id.
+/// A device id and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// The id.
     pub id: DeviceId,
-    /// Whether the kubelet may hand it out.
+    /// Whether the kubelet may hand out the id.
     pub healthy: bool,
-    /// NUMA node of its GPU.
+    /// The NUMA node of the id's GPU, or `None` if it is not known.
     pub numa: Option<u32>,
 }
 
-/// The ids of both resources: one ListAndWatch message each.
+/// The ids of both resources. Each resource is one ListAndWatch message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// `aliyun.com/gpu-mem`.
+    /// Ids of `aliyun.com/gpu-mem`.
     pub memory: Vec<Device>,
-    /// `aliyun.com/gpu-count`.
+    /// Ids of `aliyun.com/gpu-count`.
     pub count: Vec<Device>,
 }
 
-/// The unit works, but is too small for comfort.
+/// A warning that the unit works but makes the kubelet slow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeWarning {
-    /// Ids of the node.
+    /// The node's number of ids.
     pub ids: u64,
-    /// The smallest power-of-two chunk with a comfortable number.
+    /// The smallest power-of-two unit with at most 4,096 ids.
     pub suggestion: MemoryUnit,
 }
 
@@ -45,32 +44,32 @@ impl std::fmt::Display for SizeWarning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "this node offers {} device ids; above {IDS_COMFORTABLE} the kubelet rewrites a large checkpoint at every change. \
-             --memory-unit {} would keep it below (the unit must be the same on all nodes)",
+            "this node offers {} device ids; above {IDS_COMFORTABLE}, the kubelet rewrites a large checkpoint at every change. \
+             --memory-unit {} would keep the number below that (all nodes must use the same unit)",
             self.ids, self.suggestion
         )
     }
 }
 
-/// The unit is too small for this node.
+/// The error for a unit that is too small for this node.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "with --memory-unit {unit} this node would offer {ids} device ids; the kubelet takes at most about {IDS_MAX}, more and it refuses \
-     the whole resource. Use --memory-unit {smallest} or more; {comfortable} also keeps the kubelet's checkpoint small \
-     (the unit must be the same on all nodes)"
+    "with --memory-unit {unit} this node would offer {ids} device ids; the kubelet accepts at most about {IDS_MAX} and refuses the whole \
+     resource if there are more. Use --memory-unit {smallest} or more; {comfortable} also keeps the kubelet's checkpoint small \
+     (all nodes must use the same unit)"
 )]
 pub struct TooManyIds {
-    /// Ids there would be.
+    /// The number of ids that the node would have.
     pub ids: u64,
-    /// The unit that was chosen.
+    /// The unit that the operator chose.
     pub unit: MemoryUnit,
-    /// The smallest power-of-two chunk that the kubelet takes.
+    /// The smallest power-of-two unit that the kubelet accepts.
     pub smallest: MemoryUnit,
-    /// The smallest power-of-two chunk without the warning.
+    /// The smallest power-of-two unit that does not cause [`SizeWarning`].
     pub comfortable: MemoryUnit,
 }
 
-/// Units that a GPU offers, by its own size.
+/// The number of units that a GPU offers, computed from its size and the reserve.
 pub(super) fn units(gpu: &Gpu, settings: &Settings) -> u64 {
     settings.unit.units_in(gpu.total.saturating_sub(settings.reserve))
 }
@@ -103,14 +102,14 @@ pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<Siz
 }
 
 impl Core {
-    /// All ids, GPUs in NVML's order, slots ascending.
+    /// All ids, with GPUs in NVML's order and slots ascending.
     ///
-    /// gpu-mem: of each failed GPU as many ids stay healthy as pods hold there, whether their containers started or not, so that
-    /// kube-scheduler's `healthy − requested` is what the other GPUs have free; the others turn unhealthy. Ids are fungible, so
-    /// those that turn are taken from the ones that the kubelet has free, first the failed GPU's own, and only when those run out
-    /// from ids that are handed out (DESIGN.md section 8, "Health").
+    /// gpu-mem: each failed GPU keeps as many healthy ids as pods hold units there, whether or not their containers started. The number of
+    /// its other ids turns unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The
+    /// kubelet picks any free ids, so *which* ids turn unhealthy is chosen in this order: free ids of the failed GPUs, free ids of other
+    /// GPUs, and only then ids that are handed out.
     ///
-    /// gpu-count: a failed GPU's one id turns unhealthy. The resource grants nothing, so nothing depends on it.
+    /// gpu-count: the single id of a failed GPU turns unhealthy. This resource grants nothing, so nothing depends on its ids.
     pub fn devices(&self) -> Devices {
         let unhealthy = self.unhealthy_memory_ids();
         let mut devices = Devices::default();
@@ -135,7 +134,7 @@ impl Core {
         devices
     }
 
-    /// Units of a GPU that non-terminal pods of this node hold by their allocations.
+    /// Units of a GPU that the allocations of this node's non-terminal pods hold.
     fn units_allocated(&self, uuid: &str) -> u64 {
         self.pods
             .values()
@@ -157,7 +156,7 @@ impl Core {
         if wanted == 0 {
             return BTreeSet::new();
         }
-        // Entries of ended pods linger in the checkpoint; the kubelet drops them at its next allocation.
+        // Entries of ended pods linger in the checkpoint until the kubelet's next allocation drops them.
         let ended = |uid: &str| self.pods.get(uid).is_some_and(|known| known.pod.ended());
         let handed_out: BTreeSet<&str> = self
             .memory_handouts(&self.handouts)
@@ -184,6 +183,6 @@ impl Core {
 }
 
 fn slots(gpu: &Gpu) -> std::ops::Range<u32> {
-    // The number of ids is limited to IDS_MAX by check_size.
+    // `check_size` limits the number of ids to IDS_MAX.
     0..u32::try_from(gpu.units).unwrap_or(u32::MAX)
 }

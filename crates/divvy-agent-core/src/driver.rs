@@ -1,9 +1,9 @@
-//! The CDI spec of whole GPUs, from which grants take the driver's libraries: whether it is of the driver that is loaded, and whether the
-//! agent makes one of its own.
+//! The CDI spec of whole GPUs, from which grants take the driver's libraries: whether it matches the loaded driver, and whether the agent
+//! makes its own.
 //!
-//! After an upgrade of the driver a spec names files that are gone, and no container with a GPU starts until somebody makes it again. The
-//! agent's own lies in the directory that goes before `/etc/cdi`, so what an operator or another tool wrote is never touched, only hidden
-//! while it is of no use; when it is fresh again, the agent's goes.
+//! After a driver upgrade, a spec names files that are gone, and no container with a GPU starts until the spec is made again. The agent
+//! writes its own spec to the CDI directory (`/var/run/cdi` by default), which takes precedence over `/etc/cdi`. It never changes a spec that
+//! an operator or another tool wrote; it only hides that spec while it is unusable. Once that spec is current again, the agent removes its own.
 
 use std::collections::BTreeSet;
 
@@ -13,98 +13,98 @@ pub use divvy_cdi::driver::{Basis, RootState};
 /// A spec of [`NVIDIA_KIND`] that is not the agent's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecFile {
-    /// As it is called on the machine.
+    /// The file's path on the machine.
     pub path: String,
-    /// It lies where the agent's own would.
+    /// The file lies in the directory in which the agent would write its own.
     pub same_folder: bool,
-    /// Engines take it.
+    /// Container runtimes accept the file.
     pub valid: bool,
-    /// The driver that it was made for, if it says.
+    /// The driver version that the spec was made for, if the spec says so.
     pub driver: Option<String>,
-    /// Names of its devices.
+    /// Names of the spec's devices.
     pub devices: BTreeSet<String>,
-    /// Files and device nodes that it names and that are not there.
+    /// Files and device nodes that the spec names and that do not exist.
     pub missing: Vec<String>,
 }
 
 /// The agent's own file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Own {
-    /// The driver that it was made for.
+    /// The driver version that the spec was made for.
     pub driver: Option<String>,
-    /// Nobody changed it since the last attempt, which made it.
+    /// The file is unchanged since the last attempt, which made it.
     pub as_made: bool,
-    /// Files and device nodes that it names and that are not there.
+    /// Files and device nodes that the spec names and that do not exist.
     pub missing: Vec<String>,
 }
 
-/// The last time that a spec was made, or could not be.
+/// The last attempt to make a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// From what.
+    /// The driver and GPUs that the spec was to describe.
     pub basis: Basis,
-    /// Why there is none, in words.
+    /// Why there is no spec, in the case of an error.
     pub outcome: Result<(), String>,
 }
 
-/// What was seen.
+/// The state of the node for one decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// `--driver-spec auto`.
+    /// The operator chose `--driver-spec auto`.
     pub auto: bool,
-    /// Where the probe looked for the driver's files.
+    /// The directory in which the probe looked for the driver's files.
     pub looked_at: String,
-    /// Why the probe cannot look, where it cannot.
+    /// Why the probe cannot check the driver's files, if it cannot.
     pub blind: Option<String>,
-    /// Where the agent's own file lies, or would.
+    /// The path of the agent's own file, whether or not the file exists.
     pub own_path: String,
-    /// `None`: driver or GPUs are not known.
+    /// The loaded driver and its GPUs, or `None` if either is unknown.
     pub basis: Option<Basis>,
-    /// The files of others, in the order in which grants look for a GPU.
+    /// The specs that others wrote, in the order in which grants look for a GPU.
     pub files: Vec<SpecFile>,
-    /// The agent's own, if it is there.
+    /// The agent's own spec, if it exists.
     pub own: Option<Own>,
-    /// By this process.
+    /// The last attempt of this process.
     pub last: Option<Attempt>,
 }
 
-/// What to do with the agent's own file.
+/// What the agent does with its own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Leave it as it is, or away.
+    /// Leave the file as it is, whether or not it exists.
     Nothing,
-    /// Make it, for this reason.
+    /// Make the file for this reason.
     Make(Trouble),
-    /// Remove it.
+    /// Remove the file.
     Remove,
 }
 
-/// What containers suffer from.
+/// A problem with the specs that affects containers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// A spec is there and wrong. Otherwise there is none.
+    /// True if a spec exists and is wrong, false if no spec names the GPU.
     pub stale: bool,
-    /// In words, with what to type.
+    /// The message, including the command that helps.
     pub text: String,
 }
 
-/// What to do, and what is left.
+/// The agent's next step, and the problem that remains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// With the agent's own file.
+    /// The step with the agent's own file.
     pub step: Step,
-    /// What somebody else must do.
+    /// The problem that an operator must solve.
     pub left: Option<Trouble>,
 }
 
-/// Decides.
+/// Decide what happens to the agent's own file, and what to report.
 pub fn decide(seen: &Seen) -> Verdict {
     let verdict = |step, left| Verdict { step, left };
     let own_goes = || match seen.own {
         Some(_) => Step::Remove,
         None => Step::Nothing,
     };
-    // What was right a moment ago is not wrong because the driver does not answer now.
+    // While the driver does not answer, keep what was right a moment ago.
     let Some(basis) = seen.basis.as_ref().filter(|basis| !basis.gpus.is_empty()) else {
         return verdict(Step::Nothing, None);
     };
@@ -113,38 +113,39 @@ pub fn decide(seen: &Seen) -> Verdict {
     };
     let generate = generate(seen, at);
     if !seen.auto {
-        let rest = format!("On the node: {generate}. With --driver-spec auto the agent does so by itself");
+        let rest = format!("On the node, run: {generate}. With --driver-spec auto the agent does this automatically");
         return verdict(own_goes(), Some(trouble.and(&rest)));
     }
     if let Some((path, device)) = conflict(&seen.files, basis) {
         let rest = format!(
-            "The agent does not write {}: {path} has {NVIDIA_KIND}={device} already, and engines give out no device that two files of a \
-             directory have. Make {path} again ({}), or remove it (rm {path})",
+            "The agent does not write {}: {path} already has {NVIDIA_KIND}={device}, and container runtimes ignore a device that two files of one \
+             directory define. Make {path} again ({}), or remove it (rm {path})",
             seen.own_path,
             self::generate(seen, Some(path)),
         );
         return verdict(own_goes(), Some(trouble.and(&rest)));
     }
-    // An own file that cannot be made again stays: with a wrong one a container does not start and says why, with none it starts without libraries.
+    // If the agent's own file cannot be made again, it stays. With a wrong spec, a container does not start and says why. Without a spec, it
+    // would start without the libraries.
     let left = |rest: &str| {
         let trouble = match &seen.own {
             None => trouble.clone(),
             Some(own) if own.driver.as_ref() != Some(&basis.driver) => {
-                Trouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("none that it names"), basis)
+                Trouble::of_another(&seen.own_path, own.driver.as_deref().unwrap_or("(unknown)"), basis)
             }
             Some(own) => Trouble::of_missing(&seen.own_path, own.missing.first()?),
         };
         Some(trouble.and(rest))
     };
     if basis.root.is_none() {
-        // A driver's container that is replaced takes its root with it for a while.
+        // While a driver container is being replaced, its root directory is gone for a while.
         let why = match &seen.blind {
             Some(text) => text.clone(),
-            None => format!("divvy-probe sees none of the driver's files at {}", seen.looked_at),
+            None => format!("divvy-probe finds none of the driver's files at {}", seen.looked_at),
         };
         return verdict(
             Step::Nothing,
-            left(&format!("The agent cannot make one: {why}. On the node: {generate}")),
+            left(&format!("The agent cannot make a spec: {why}. On the node, run: {generate}")),
         );
     }
     match &seen.last {
@@ -157,7 +158,7 @@ pub fn decide(seen: &Seen) -> Verdict {
             outcome: Err(error),
         }) if before == basis => {
             let rest = format!(
-                "The agent could not make one: {error}. As soon as that is put right it tries again; by hand: {generate}"
+                "The agent could not make a spec: {error}. It tries again once this is fixed; to make it by hand: {generate}"
             );
             verdict(Step::Nothing, left(&rest))
         }
@@ -165,7 +166,7 @@ pub fn decide(seen: &Seen) -> Verdict {
     }
 }
 
-/// The event of a node, and of a pod, without the driver's libraries.
+/// Reason of the event for a node, or a pod, whose containers get none of the driver's libraries.
 pub const NO_LIBRARIES: &str = "NoDriverLibraries";
 
 impl Trouble {
@@ -177,12 +178,12 @@ impl Trouble {
         }
     }
 
-    /// No spec names a GPU.
+    /// The problem that no spec names the GPU.
     pub(super) fn of_none(uuid: &str) -> Trouble {
         Trouble {
             stale: false,
             text: format!(
-                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device files, and none of the driver's libraries \
+                "no CDI spec of kind {NVIDIA_KIND} names {uuid}: containers get its device nodes but none of the driver's libraries \
                  (libcuda.so.1)"
             ),
         }
@@ -192,8 +193,8 @@ impl Trouble {
         Trouble {
             stale: true,
             text: format!(
-                "{path} was made for driver {made_for}, and {} is loaded: containers with GPUs do not start, or get libraries that the \
-                 kernel's module refuses",
+                "{path} was made for driver {made_for}, but {} is loaded: containers with GPUs do not start, or get libraries that the \
+                 kernel module refuses",
                 basis.driver
             ),
         }
@@ -202,7 +203,7 @@ impl Trouble {
     fn of_missing(path: &str, missing: &str) -> Trouble {
         Trouble {
             stale: true,
-            text: format!("{path} names {missing}, which is not there: containers with GPUs do not start"),
+            text: format!("{path} names {missing}, which does not exist: containers with GPUs do not start"),
         }
     }
 
@@ -214,9 +215,9 @@ impl Trouble {
     }
 }
 
-/// The first GPU whose containers would get no libraries, or wrong ones; and the file that is to blame.
+/// Return the problem of the first GPU whose containers would get no libraries or the wrong ones, and the file that causes it.
 fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<&'s str>)> {
-    // A GPU that is divided by MIG is not given to containers as a whole.
+    // Containers do not get a GPU as a whole while it is divided by MIG.
     for uuid in basis
         .gpus
         .iter()
@@ -237,7 +238,7 @@ fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<
     None
 }
 
-/// A file beside the agent's own that has one of the devices that this would have.
+/// Return another file in the agent's directory, and one of its devices, if the agent's own spec would define the same device.
 fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s str)> {
     let ours = |name: &str| {
         name == "all"
@@ -252,7 +253,7 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
     })
 }
 
-/// What an operator would type.
+/// The command that makes the spec.
 fn generate(seen: &Seen, at: Option<&str>) -> String {
     let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
         None | Some("/") => String::new(),

@@ -1,4 +1,4 @@
-//! The node annotation that carries what device ids leave out.
+//! The inventory: the node annotation with the facts that device ids do not carry.
 
 use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory, MiB};
@@ -7,12 +7,12 @@ use super::Core;
 use super::driver::Trouble;
 
 impl Core {
-    /// What goes into the node annotation `divvy.dev/inventory`: written before the first Register, patched when it changes.
+    /// Return the node annotation `divvy.dev/inventory`. It is written before the first Register call and patched when it changes.
     pub fn inventory(&self) -> Inventory {
         let mut gpus = self.gpus.clone();
         for gpu in &mut gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
-            // Nobody reads an inventory with a longer one.
+            // Readers reject an inventory with a longer reason.
             gpu.reason = gpu
                 .reason
                 .take()
@@ -33,23 +33,24 @@ impl Core {
         }
     }
 
-    /// Why containers get none of the driver's libraries, or wrong ones; `None`: they get them.
+    /// Set why containers get none of the driver's libraries, or the wrong ones. `None` if containers get the right ones.
     pub fn set_driver_trouble(&mut self, trouble: Option<Trouble>) {
         self.driver_trouble = trouble;
     }
 
-    /// The agent is about to end: the inventory says so, so that nobody binds a pod here that the kubelet, which has no plugin then, would
-    /// refuse for good ("no healthy devices present").
+    /// Mark the node as unschedulable, because the agent is about to stop. A pod that is bound here after that would be rejected permanently: the
+    /// kubelet has no device plugin then ("no healthy devices present").
     pub fn leave(&mut self) {
         self.leaving = true;
     }
 
-    /// Whether the kubelet has our devices. While it has not, which is so at first, the inventory says so, for the same reason.
+    /// Set whether the kubelet knows the agent's devices. Until it does, which includes the start, the inventory marks the node as
+    /// unschedulable for the same reason.
     pub fn set_registered(&mut self, registered: bool) {
         self.registered = registered;
     }
 
-    /// How many pods were bound here, to one of our GPUs, and have not come to a start yet: the kubelet still has to ask us for their devices.
+    /// Count the pods that are bound here with one of our GPUs and have not started a container yet: the kubelet will still call the plugin for them.
     pub fn on_their_way(&self) -> usize {
         let to_come = self.pods.iter().filter(|(uid, known)| {
             let begun = self.records.keys().any(|key| key.uid == **uid);

@@ -1,21 +1,23 @@
-//! What the agent decides: values in, values and [`Action`]s out. No clock, no file, no network, no randomness.
+//! The agent's decisions as pure functions: values in, values and [`Action`]s out. No clock, no files, no network, no randomness.
 //!
-//! [`Core`] holds what the agent knows (settings, GPUs, pods of this node, grant records, what the kubelet handed out);
-//! its methods answer the kubelet's calls and reconcile. Everything is keyed by (pod UID, container), never by device id:
-//! ids are fungible under late binding (DESIGN.md section 8) and come back with another owner.
+//! [`Core`] holds what the agent knows: its settings, the GPUs, this node's pods, the grant records, and the device ids that the kubelet
+//! handed out. Its methods answer the kubelet's calls and reconcile. Everything is keyed by (pod UID, container) and never by device id.
+//! A device id does not identify a pod: the kubelet picks any free ids and gives them to another pod later (`docs/design/allocation.md`).
 //!
-//! The caller performs the actions in their order and reports each that succeeded by [`Core::commit`]; a record is known to
-//! the core only after its file is on disk, so that a crash in between leaves the core and the directory agreeing.
+//! The caller performs the actions in order and reports each successful one with [`Core::commit`]. The core learns of a record only after
+//! its file is on disk, so the core and the directory agree even after a crash in between.
 
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod booked;
 mod booking;
 mod devices;
 pub mod driver;
 mod inventory;
 mod prestart;
 mod project;
+mod reason;
 mod reconcile;
 mod steer;
 
@@ -26,30 +28,31 @@ use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey};
 
 pub use allocate::Resource;
 pub use devices::{Device, Devices, SizeWarning, TooManyIds};
-pub use prestart::{OWN_VISIBLE_DEVICES, PreStart, Reason};
+pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
 pub use project::{NodeFiles, SHARED_DEVICES};
-pub use reconcile::{Class, Reconciled};
+pub use reason::{Class, Reason};
+pub use reconcile::Reconciled;
 
-/// What an operator chose, and what identifies the node.
+/// The operator's choices, and what identifies the node.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Memory of one unit of gpu-mem.
+    /// The memory of one unit of gpu-mem.
     pub unit: MemoryUnit,
-    /// Kept back on each GPU.
+    /// Memory in MiB that the node does not share, on each GPU.
     pub reserve: MiB,
-    /// Key of the CDI device names.
+    /// The secret key from which the names of CDI devices are derived.
     pub node_key: NodeKey,
-    /// Resource name of shared memory.
+    /// The extended resource of shared memory, such as `aliyun.com/gpu-mem`.
     pub memory_resource: String,
-    /// Resource name of the GPU count.
+    /// The extended resource of the GPU count, such as `aliyun.com/gpu-count`.
     pub count_resource: String,
-    /// The agent's version, for the inventory.
+    /// The agent's version, as the inventory states it.
     pub agent_version: String,
-    /// `/proc/sys/kernel/random/boot_id`.
+    /// The content of `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
 }
 
-/// The node's secret key. Its `Debug` does not show it.
+/// The node's secret key. `Debug` does not print it.
 #[derive(Clone)]
 pub struct NodeKey(pub [u8; 32]);
 
@@ -59,139 +62,138 @@ impl std::fmt::Debug for NodeKey {
     }
 }
 
-/// Which container of which pod. UIDs never come back, names do.
+/// A container of a pod. A UID is never reused, whereas a pod's name is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// The pod's UID.
     pub uid: String,
-    /// The container's name.
     pub container: String,
 }
 
-/// What the kubelet's checkpoint says of one container and one resource: an entry of `PodDeviceEntries`.
+/// The devices of one container and one resource according to the kubelet's checkpoint: an entry of `PodDeviceEntries`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Handout {
-    /// Which container.
+    /// The container that has the devices.
     pub key: Key,
-    /// Resource name.
+    /// The extended resource.
     pub resource: String,
-    /// Device ids, of all NUMA nodes together.
+    /// The device ids of all NUMA nodes together.
     pub ids: BTreeSet<String>,
-    /// The grant's name in the recorded AllocateResponse, if it names one of ours.
+    /// The grant's name in the recorded AllocateResponse, or `None` if the response does not name one of our grants.
     pub grant: Option<String>,
 }
 
-/// What was read from the node for one decision.
+/// The state of the node that one decision needs.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
-    /// The checkpoint's entries. `None`: it could not be read.
+    /// The checkpoint's entries, or `None` if the checkpoint could not be read.
     pub handouts: Option<Vec<Handout>>,
-    /// UIDs of pods whose cgroup has processes, a sandbox's among them; cgroups that could not be read count as populated.
+    /// UIDs of pods whose cgroup has processes, including the sandbox's. A cgroup that could not be read counts as populated.
     pub populated: BTreeSet<String>,
-    /// The list of this node's pods was complete at least once: a pod that is not known is gone.
+    /// The list of this node's pods was complete at least once, so an unknown pod is gone.
     pub synced: bool,
-    /// The list of pods was read after the call came in: a pod that is not known does not exist, and those that are known are there.
+    /// The list of pods was read after the kubelet's call arrived, so an unknown pod does not exist and a known pod does.
     pub fresh: bool,
-    /// Driver files of the node.
+    /// The driver's files on the node.
     pub node: NodeFiles,
-    /// Spec files of grants that are in the CDI directory, by grant name.
+    /// The specs of grants in the CDI directory: text by grant name.
     pub specs: BTreeMap<String, String>,
-    /// Memory that the processes of each pod use on each GPU, as the driver says: by UUID, then by the pod's UID; zero where
-    /// the driver does not say how much. `None`: not asked now, or not answered.
+    /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. Zero where the
+    /// driver does not report the amount. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
 }
 
-/// An effect that the caller performs.
+/// An effect for the caller to perform.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Write the record, replacing the one of the same key.
+    /// Write the record, and replace the previous record of the same key.
     WriteRecord(GrantRecord),
     /// Write the CDI spec.
     WriteSpec {
-        /// Grant name.
+        /// The grant's name.
         name: String,
         /// The file's text.
         text: String,
     },
-    /// Remove the CDI spec if it still belongs to this pod: names return with ids, and the file may be another pod's by now.
+    /// Remove the CDI spec if it still belongs to this pod. Grant names are reused together with device ids, so the file may belong to
+    /// another pod by now.
     RemoveSpec {
-        /// Grant name.
+        /// The grant's name.
         name: String,
-        /// UID of the pod that it must belong to; `None` removes what cannot be read.
+        /// UID of the pod that the spec must belong to. `None` removes a spec that cannot be read.
         owner: Option<String>,
     },
     /// Remove the record.
     RemoveRecord(Key),
     /// Publish an event about a pod.
     Event {
-        /// The pod.
+        /// The pod's namespace and name.
         pod: PodKey,
-        /// Its UID.
+        /// The pod's UID.
         uid: String,
-        /// Reason, one word in CamelCase.
+        /// The event's reason: one word in CamelCase.
         reason: &'static str,
-        /// In words.
+        /// The event's message.
         text: String,
     },
 }
 
-/// A list of this node's pods that is under way.
+/// A list request for this node's pods that is in progress.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Listing(u64);
 
 /// A pod as the agent knows it.
 #[derive(Debug, Clone)]
 struct Known {
-    /// Order in which pods were first seen, the guess at the kubelet's order.
+    /// Position in the order in which the agent first saw its pods: a guess at the order in which the kubelet admits them.
     seq: u64,
     pod: Pod,
-    /// The first allocation that was seen. What the annotation says later does not count.
+    /// The allocation that the agent saw first. Later values of the annotation do not count.
     pin: Held,
-    /// The annotation differed from `pin`, and that was said.
+    /// The annotation differed from `pin`, and an event said so.
     change_reported: bool,
 }
 
-/// Ids given out by Allocate that the checkpoint does not show yet.
+/// Device ids of an Allocate call that the checkpoint does not show yet.
 #[derive(Debug, Clone)]
 struct InFlight {
     ids: BTreeSet<String>,
-    /// The container that they were steered to.
+    /// The container for which GetPreferredAllocation chose these ids.
     guess: Option<Key>,
-    /// Checkpoints read since.
+    /// The number of checkpoints that were read since.
     age: u8,
 }
 
-/// The agent's knowledge and decisions.
+/// The agent's knowledge and its decisions.
 #[derive(Debug, Clone)]
 pub struct Core {
     settings: Settings,
     driver: String,
-    /// In NVML's order; `units` and `reserve` are ours.
+    /// GPUs in NVML's order. `units` and `reserve` are set by the core, not by the probe.
     gpus: Vec<Gpu>,
     pods: BTreeMap<String, Known>,
-    /// Pods of this node that ask for none of our resources, by UID: no more than what to call them.
+    /// Names of this node's pods that request none of our resources, by UID.
     others: BTreeMap<String, PodKey>,
     next_seq: u64,
-    /// Lists of this node's pods that are under way, each with the pods of which the watch has told since it began; `None` once the watch
-    /// itself began again.
+    /// The list requests in progress, each with the UIDs of the pods that the watch reported since the request began. `None` once the
+    /// watch itself has started again.
     lists: BTreeMap<u64, Option<BTreeSet<String>>>,
     next_list: u64,
     records: BTreeMap<Key, GrantRecord>,
     handouts: Vec<Handout>,
     in_flight: Vec<InFlight>,
-    /// The last answer of GetPreferredAllocation that was a guess at a pod.
+    /// The last answer of GetPreferredAllocation, if it was meant for a particular container.
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
     leaving: bool,
-    /// Why containers get none of the driver's libraries, or wrong ones.
+    /// Why containers get none of the driver's libraries, or the wrong ones.
     driver_trouble: Option<driver::Trouble>,
     registered: bool,
-    /// Events said already, by class and pod.
+    /// Events that were already posted, by class and pod.
     reported: BTreeSet<(Class, String)>,
 }
 
 impl Core {
-    /// A core that knows nothing yet.
+    /// Return a core that knows only its settings.
     pub fn new(settings: Settings) -> Core {
         Core {
             settings,
@@ -214,13 +216,12 @@ impl Core {
         }
     }
 
-    /// What was chosen.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Takes over what the probe found. Units and reserve are computed here. Refused, and nothing changes, if the node
-    /// would have more ids than the kubelet can take.
+    /// Store the driver version and the GPUs that the probe found, and compute each GPU's units and reserve. Return an error and change
+    /// nothing if the node would offer more device ids than the kubelet accepts.
     pub fn set_hardware(&mut self, driver: &str, mut gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
         let warning = devices::check_size(&gpus, &self.settings)?;
         for gpu in &mut gpus {
@@ -233,35 +234,35 @@ impl Core {
         Ok(warning)
     }
 
-    /// The version of the driver that the probe found; empty before it found one.
+    /// The driver version that the probe found, or an empty string before the first snapshot.
     pub fn driver(&self) -> &str {
         &self.driver
     }
 
-    /// The GPUs as they are known, with units.
+    /// The known GPUs in NVML's order, with their units.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// Takes over the records that were found on disk, before any pod is known.
+    /// Store the records that were found on disk. Call this before the first pod is applied.
     pub fn load_records(&mut self, records: Vec<GrantRecord>) {
         self.records = records.into_iter().map(|record| (Key::of(&record), record)).collect();
     }
 
-    /// The records, in order of their keys.
+    /// The records, ordered by pod UID and container.
     pub fn records(&self) -> impl Iterator<Item = &GrantRecord> {
         self.records.values()
     }
 
-    /// The pod with this UID, as it is known; `None` also for one that asks for none of our resources.
+    /// Return the known pod with this UID. `None` also if the pod requests none of our resources.
     pub fn pod(&self, uid: &str) -> Option<&Pod> {
         self.pods.get(uid).map(|known| &known.pod)
     }
 
-    /// A pod of this node was created or changed.
+    /// Store a pod of this node that was created or changed. The actions report an allocation that was changed afterwards.
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
-        // It has its GPUs: the rules by which they were chosen are not read here.
+        // The pod has its GPUs already, and the agent never reads the rules by which they were chosen.
         pod.request.rules = None;
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
@@ -276,7 +277,7 @@ impl Core {
                 known.pod = pod;
             }
             None => {
-                // A pod that asks for none of ours would only take memory.
+                // A pod that requests none of our resources would only use memory here.
                 if !pod.request.wants_memory() && pod.held == Held::Nothing {
                     self.others.insert(pod.uid.clone(), pod.key());
                     return actions;
@@ -302,22 +303,23 @@ impl Core {
         actions
     }
 
-    /// A pod's object is gone. Its containers may still run: its records stay.
+    /// Forget a pod whose object is gone. Its records stay, because its containers may still run.
     pub fn delete_pod(&mut self, uid: &str) {
         self.told_of(uid);
         self.pods.remove(uid);
         self.others.remove(uid);
     }
 
-    /// Exactly these pods are bound to this node: what a watch says that begins, or begins again.
+    /// Replace the known pods by these: the initial list of a watch that starts or restarts.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
-        // Pods that came and went between two watches have no events, so a list that shows them cannot be told from one that is newer.
+        // A pod that came and went between two watches produced no event. Therefore an older list that shows such a pod looks the same as a
+        // newer one.
         self.lists.values_mut().for_each(|told| *told = None);
         self.remove_all_but(&pods, &BTreeSet::new());
         pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
     }
 
-    /// The pods of this node are being listed, beside the watch. To be ended by [`Core::listed`] or [`Core::list_failed`].
+    /// Begin a list of this node's pods alongside the watch. End it with [`Core::listed`] or [`Core::list_failed`].
     pub fn begin_list(&mut self) -> Listing {
         let listing = Listing(self.next_list);
         self.next_list += 1;
@@ -325,11 +327,11 @@ impl Core {
         listing
     }
 
-    /// A list has come. It shows the pods at some moment after it began, so it may be older than what the watch has told meanwhile: of pods that
-    /// the watch spoke of since the list began only the watch is believed. Of the others the list is the newer one: what was known before it began
-    /// and is not in it is gone.
+    /// Apply a finished list. The list shows the pods at some moment after it began, so it may be older than what the watch has reported
+    /// meanwhile. For pods that the watch reported since the list began, only the watch counts. For all other pods the list is newer: a pod
+    /// that was known before and is not in the list is gone.
     ///
-    /// `None`: the watch began again meanwhile, and nothing was taken from the list.
+    /// Return `None` and apply nothing if the watch started again meanwhile.
     pub fn listed(&mut self, listing: Listing, pods: Vec<Pod>) -> Option<Vec<Action>> {
         let told = self.lists.remove(&listing.0)??;
         self.remove_all_but(&pods, &told);
@@ -337,7 +339,7 @@ impl Core {
         Some(newer.flat_map(|pod| self.apply_pod(pod)).collect())
     }
 
-    /// The list will not come.
+    /// Forget a list that failed.
     pub fn list_failed(&mut self, listing: Listing) {
         self.lists.remove(&listing.0);
     }
@@ -348,7 +350,7 @@ impl Core {
         }
     }
 
-    /// Those that are neither present nor spared are gone.
+    /// Delete every known pod that is neither present nor spared.
     fn remove_all_but(&mut self, present: &[Pod], spared: &BTreeSet<String>) {
         let present: BTreeSet<&str> = present.iter().map(|pod| pod.uid.as_str()).collect();
         let known = self.pods.keys().chain(self.others.keys());
@@ -358,21 +360,21 @@ impl Core {
         }
     }
 
-    /// Whether containers of pods with a grant may run now, so that their cgroups must be there.
+    /// Report whether containers of pods with a grant may be running now, so that their cgroups must exist.
     pub fn expects_cgroups(&self) -> bool {
         !self.records.is_empty() || self.pods.values().any(|known| known.pod.container_running)
     }
 
-    /// UIDs of the pods that count as running where the node does not show what runs: those with a grant, and those that the kubelet gave device ids,
-    /// whose containers it may be about to start.
+    /// UIDs of the pods that count as running when the node does not show what runs: pods with a grant, and pods with device ids from the
+    /// kubelet, which may be about to start their containers.
     pub fn all_that_may_run(&self, handouts: Option<&[Handout]>) -> BTreeSet<String> {
         let granted = self.records.keys().map(|key| &key.uid);
         let handed_out = handouts.unwrap_or_default().iter().map(|handout| &handout.key.uid);
         granted.chain(handed_out).cloned().collect()
     }
 
-    /// Takes over the checkpoint's entries. Ids that Allocate gave out stay counted as handed out until two checkpoints in
-    /// a row do not have them: the first may have been read while the kubelet was still writing.
+    /// Store the checkpoint's entries. Ids from an Allocate call stay counted as handed out until two checkpoints in a row lack them,
+    /// because the first may have been read while the kubelet was still writing.
     pub fn set_handouts(&mut self, handouts: Vec<Handout>) {
         self.handouts = handouts;
         let in_checkpoint: BTreeSet<&str> = self.handouts.iter().flat_map(|h| h.ids.iter().map(String::as_str)).collect();
@@ -382,7 +384,7 @@ impl Core {
         });
     }
 
-    /// An action was performed.
+    /// Record that the caller performed this action.
     pub fn commit(&mut self, action: &Action) {
         match action {
             Action::WriteRecord(record) => {
@@ -399,14 +401,14 @@ impl Core {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// Shared memory that a GPU has in all ([`divvy_model::Inventory::capacity`]).
+    /// A GPU's total shared memory ([`divvy_model::Inventory::capacity`]).
     fn capacity(&self, gpu: &Gpu) -> MiB {
         let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
         let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
         most.unwrap_or(MiB::ZERO)
     }
 
-    /// Units of grants that were made before `--memory-unit` was changed, the finest first.
+    /// Units of the grants that were made before `--memory-unit` was changed, smallest first.
     fn other_units(&self) -> impl Iterator<Item = MemoryUnit> + use<> {
         let units = self.records.values().map(|record| record.unit);
         let others: BTreeSet<MemoryUnit> = units.filter(|unit| *unit != self.settings.unit).collect();
@@ -431,7 +433,7 @@ impl Core {
             .map(|(_, record)| record)
     }
 
-    /// `namespace/name`, or the UID where nothing more is known.
+    /// `namespace/name`, or the UID if the name is not known.
     fn pod_name(&self, uid: &str) -> String {
         match self.pods.get(uid) {
             Some(known) => known.pod.key().to_string(),
@@ -442,8 +444,8 @@ impl Core {
         }
     }
 
-    /// Whether a pod may still have or get a running container: its object has not ended, or its cgroup has processes. A
-    /// pod that is not known counts until the list of pods was complete once.
+    /// Report whether a pod may still have or get a running container: its object has not ended, or its cgroup has processes. An
+    /// unknown pod counts as running until the list of pods was complete once.
     fn may_run(&self, uid: &str, facts: &Facts) -> bool {
         facts.populated.contains(uid)
             || match self.pods.get(uid) {
@@ -459,13 +461,13 @@ fn changed(pod: &Pod) -> Action {
         uid: pod.uid.clone(),
         reason: "AllocationChanged",
         text: "the annotation divvy.dev/allocation was changed after the pod was bound; the first value stays in force. \
-               Who may write it? An admission policy should keep users off it"
+               Only the Divvy extender should write this annotation: check that Divvy's admission policies are installed"
             .to_owned(),
     }
 }
 
 impl Key {
-    /// The key of a record.
+    /// Return the key of a record.
     pub fn of(record: &GrantRecord) -> Key {
         Key {
             uid: record.uid.clone(),
@@ -474,12 +476,12 @@ impl Key {
     }
 }
 
-/// The record that a grant's spec carries, if it can be read.
+/// Return the record that a grant's spec carries, or `None` if it cannot be read.
 fn record_in_spec(text: &str) -> Option<GrantRecord> {
     GrantRecord::parse(cdi::Spec::parse(text).ok()?.owner()?).ok()
 }
 
-/// UID of the pod that a grant's spec belongs to, if the spec says.
+/// Return the UID of the pod that a grant's spec belongs to, or `None` if the spec does not say.
 pub fn owner_of_spec(text: &str) -> Option<String> {
     record_in_spec(text).map(|record| record.uid)
 }

@@ -1,76 +1,47 @@
-//! PreStartContainer: which container this is, which GPU it was given, and whether its memory is really free.
+//! PreStartContainer: which container starts, which GPU it was given, and whether that GPU's memory is really free.
 //!
-//! This is the only call of the device plugin protocol whose error the kubelet retries, so everything that can be wrong is
-//! decided here (DESIGN.md section 8).
+//! This is the only call of the device plugin protocol that the kubelet retries after an error. Therefore everything that can be
+//! wrong is decided here and not in Allocate, whose error is final for the pod (`docs/design/allocation.md`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GpuShare, GrantRecord, Health, MiB, names};
+use divvy_model::{GrantRecord, Health, MiB, names};
 
+use super::booked::booked;
 use super::booking::Booking;
 use super::driver::Trouble;
+use super::reason::Reason;
 use super::{Action, Core, Facts, Handout, Key, NodeFiles};
 
-/// Why a start was refused, for metrics and events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
-    /// The checkpoint cannot be read, or does not have these ids.
-    Identity,
-    /// Two live pods have exactly these ids, or one has those of another that has not ended.
-    DoubleHandout,
-    /// The pod's object has not been seen.
-    UnknownPod,
-    /// The pod has no allocation that can be read.
-    NoAllocation,
-    /// The allocated GPU is not there, failed, or was lost.
-    GpuUnavailable,
-    /// Other containers still hold the memory.
-    MemoryHeld,
-}
-
-/// Reason of the event about a pod that chooses its GPUs by itself, too.
+/// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
-
-impl Reason {
-    /// Value of the metrics' label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Reason::Identity => "identity",
-            Reason::DoubleHandout => "double-handout",
-            Reason::UnknownPod => "unknown-pod",
-            Reason::NoAllocation => "no-allocation",
-            Reason::GpuUnavailable => "gpu-unavailable",
-            Reason::MemoryHeld => "memory-held",
-        }
-    }
-}
 
 /// The answer to PreStartContainer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PreStart {
-    /// The container may start once these actions are performed, in this order.
+    /// The container may start once these actions are performed in this order.
     Granted {
-        /// Record first, then spec.
+        /// The actions: record first, then spec.
         actions: Vec<Action>,
-        /// Which container.
+        /// The container.
         key: Key,
-        /// `namespace/name`.
+        /// The pod as `namespace/name`.
         pod: String,
-        /// GPUs of the container.
+        /// UUIDs of the container's GPUs.
         gpus: Vec<String>,
-        /// The kubelet's ids lie on another GPU.
+        /// The kubelet's ids lie on another GPU than the allocation.
         steered_wrong: bool,
-        /// Other live pods have some of the same ids (kubernetes#137534); harmless to memory, counted.
+        /// Other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only counted.
         shared_ids: bool,
     },
-    /// Something that will be known soon is not known yet: read checkpoint and pods again, then ask again; after the
-    /// deadline this is the error.
+    /// Something is not known yet but soon will be. The caller reads checkpoint and pods again and repeats the call. After its
+    /// deadline it returns this text as the error.
     Wait(Reason, String),
-    /// Not now; the kubelet tries again. An event goes with it where the user has to act.
+    /// The container may not start now, and the kubelet tries again. An event is included if the user has to act.
     Refused {
-        /// Class.
+        /// The class of the refusal.
         reason: Reason,
-        /// In words, shown in the container's status.
+        /// The message in the container's status.
         text: String,
         /// At most one event.
         actions: Vec<Action>,
@@ -78,14 +49,14 @@ pub enum PreStart {
 }
 
 impl Core {
-    /// Decides whether the container that the kubelet gave these ids may start.
+    /// Decide whether the container with these ids may start.
     pub fn pre_start(&mut self, ids: &[String], facts: &Facts) -> PreStart {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
         let Some(handouts) = &facts.handouts else {
             return PreStart::Wait(
                 Reason::Identity,
-                "the kubelet's checkpoint (device-plugins/kubelet_internal_checkpoint) cannot be read, so it is not known which container \
-                 this is"
+                "the kubelet's checkpoint (device-plugins/kubelet_internal_checkpoint) cannot be read, so the agent cannot tell which container \
+                 is starting"
                     .to_owned(),
             );
         };
@@ -102,7 +73,7 @@ impl Core {
         let checked = self.name_is_free(&handout, &booking, facts);
         match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
             Ok(()) => {}
-            // The pods that hold the memory may have ended, and the agent may not know it yet.
+            // The pods that hold the memory may have ended without the agent having seen it yet.
             Err((reason @ (Reason::MemoryHeld | Reason::DoubleHandout), text)) if !facts.fresh => {
                 return PreStart::Wait(reason, text);
             }
@@ -111,8 +82,8 @@ impl Core {
         self.grant(&handout, handouts, booking, facts)
     }
 
-    /// The handout whose ids are exactly these. Entries of pods that ended do not count: the kubelet drops them at its next
-    /// allocation only.
+    /// Return the handout with exactly these ids. Entries of ended pods do not count: the kubelet only drops them at its next
+    /// allocation.
     fn identify(&self, ids: &BTreeSet<String>, handouts: &[Handout], facts: &Facts) -> Result<Handout, PreStart> {
         let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
         let mut unknown = false;
@@ -136,14 +107,14 @@ impl Core {
             if unknown {
                 return Err(PreStart::Wait(
                     Reason::UnknownPod,
-                    format!("several pods have these {}, one of which is not known yet", text(ids)),
+                    format!("several pods have these {}, and one of the pods is not known yet", text(ids)),
                 ));
             }
             let names: Vec<String> = by_pod.keys().map(|uid| self.pod_name(uid)).collect();
             return Err(PreStart::Refused {
                 reason: Reason::DoubleHandout,
                 text: format!(
-                    "the kubelet gave the same {} to {} (a known fault of the kubelet, kubernetes#137534), so it cannot be told which of \
+                    "the kubelet gave the same {} to {} (a known kubelet bug, kubernetes#137534), so the agent cannot tell which of \
                      them is starting; delete one of them, or wait until one ends",
                     text(ids),
                     names.join(" and ")
@@ -155,13 +126,13 @@ impl Core {
             return Err(PreStart::Wait(
                 Reason::Identity,
                 format!(
-                    "no container of a live pod has exactly these {} in the kubelet's checkpoint",
+                    "the kubelet's checkpoint has no container of a live pod with exactly these {}",
                     text(ids)
                 ),
             ));
         };
-        // An init container's ids come back to a later container of the pod. Which of them starts now is not in the call; they
-        // run one after the other, so it is the first that has no grant yet, or a restart of the last.
+        // The kubelet gives an init container's ids to a later container of the same pod, and the call does not say which one starts.
+        // Containers that share ids run one after the other, so it is the first without a grant, or else a restart of the last.
         let mut found = found;
         if let Some(known) = self.pods.get(uid) {
             let place = |handout: &Handout| {
@@ -179,8 +150,9 @@ impl Core {
         }
     }
 
-    /// A record of another pod that has the name of this handout's grant for other GPUs. Names return with ids. While a container of the old owner may
-    /// still be on its way (its runtime has not looked at the spec yet, its pod was force-deleted meanwhile), the spec must not become another GPU's.
+    /// Return a record of another pod that has the same grant name as this handout but other GPUs. Grant names are reused together with
+    /// device ids. A container of the previous owner may still be starting: its pod was force-deleted, and the container runtime has not
+    /// read the spec yet. Until then the spec must not change to another GPU.
     pub(super) fn has_the_name<'a>(
         &self,
         mut records: impl Iterator<Item = &'a GrantRecord>,
@@ -203,8 +175,8 @@ impl Core {
             Some(other) => Err((
                 Reason::DoubleHandout,
                 format!(
-                    "the kubelet gave pod {} the device ids of {}, whose containers have not ended and which is on another GPU. It starts by \
-                     itself once they have ended",
+                    "the kubelet gave pod {} the device ids of {}, which is on another GPU and whose containers have not ended. The container \
+                     starts automatically once they have ended",
                     self.pod_name(&handout.key.uid),
                     other.pod()
                 ),
@@ -212,14 +184,14 @@ impl Core {
         }
     }
 
-    /// Every GPU of the pod must be usable, and what its live pods have plus this pod's total must fit: the sum over *pods*
-    /// that were granted something there and may still have a running container, each pod's effective total once.
+    /// Check that every GPU of the pod is usable and that the pod fits next to the pods already there. The sum runs over the *pods* that
+    /// have a grant on the GPU and may still have a running container, and counts each pod's effective total once.
     fn arbitrate(&self, uid: &str, booking: &Booking, facts: &Facts) -> Result<(), (Reason, String)> {
         let pod = self.pod_name(uid);
         if booking.container.is_empty() {
             return Err((
                 Reason::NoAllocation,
-                format!("the allocation of pod {pod} gives this container no GPU"),
+                format!("the allocation of pod {pod} does not give this container a GPU"),
             ));
         }
         for share in &booking.gpus {
@@ -227,8 +199,8 @@ impl Core {
                 return Err((
                     Reason::GpuUnavailable,
                     format!(
-                        "pod {pod} is allocated on GPU {}, which this node does not have now (GPUs: {}). If the card was replaced, delete the \
-                         pod so that it is placed anew",
+                        "pod {pod} is allocated on GPU {}, which this node does not have now (GPUs: {}). If the GPU was replaced, delete the \
+                         pod so that its replacement is placed again",
                         share.uuid,
                         self.gpu_list()
                     ),
@@ -238,8 +210,8 @@ impl Core {
                 return Err((
                     Reason::GpuUnavailable,
                     format!(
-                        "pod {pod} is allocated on GPU {} (index {}), which {}{}. It starts by itself when the GPU recovers; delete the pod to \
-                         have it placed on another",
+                        "pod {pod} is allocated on GPU {} (index {}), which {}{}. The container starts automatically when the GPU recovers; delete \
+                         the pod to have its replacement placed on another GPU",
                         gpu.uuid,
                         gpu.index,
                         if gpu.health == Health::Lost { "is lost" } else { "has failed" },
@@ -261,7 +233,7 @@ impl Core {
         Ok(())
     }
 
-    /// Memory of a GPU that each other pod with a live grant books.
+    /// The memory that each other pod with a live grant books on a GPU, by pod UID.
     fn booked_by_others(&self, uuid: &str, uid: &str, capacity: MiB, facts: &Facts) -> BTreeMap<String, MiB> {
         let mut others: BTreeMap<String, MiB> = BTreeMap::new();
         for record in self.records.values().filter(|record| record.uid != uid) {
@@ -288,8 +260,8 @@ impl Core {
     ) -> String {
         if others.is_empty() {
             return format!(
-                "pod {pod} is allocated {wanted} of GPU {index}, which has only {capacity} to share; its size or --reserve-memory changed \
-                 since. Delete the pod so that it is placed anew"
+                "pod {pod} is allocated {wanted} of GPU {index}, which has only {capacity} to share: the GPU's size or --reserve-memory was \
+                 changed. Delete the pod so that its replacement is placed again"
             );
         }
         let holders: Vec<String> = others
@@ -305,8 +277,8 @@ impl Core {
             })
             .collect();
         format!(
-            "pod {pod} needs {wanted} of GPU {index}, where {} of {capacity} are free: memory still held by {}. It starts by itself once they \
-             have ended",
+            "pod {pod} needs {wanted} of GPU {index}, where {} of {capacity} are free; memory is still held by {}. The container starts \
+             automatically once they have ended",
             capacity.saturating_sub(taken),
             holders.join(", ")
         )
@@ -325,7 +297,7 @@ impl Core {
             name,
             uid: key.uid.clone(),
             container: key.container.clone(),
-            // From the recorded answer, never derived anew: what the runtime will look for is what the kubelet recorded.
+            // Taken from the recorded answer and never derived again: the container runtime looks for the name that the kubelet recorded.
             cdi: handout.grant.clone(),
             unit: self.unit_of(&key.uid),
             gpus: booking.gpus,
@@ -337,7 +309,7 @@ impl Core {
         if before != Some(&record) {
             actions.push(Action::WriteRecord(record.clone()));
         }
-        // Once for a pod: with its first grant.
+        // Once per pod, with its first grant.
         let first = self.records.keys().all(|other| other.uid != key.uid);
         if let Some(known) = self.pods.get(&key.uid).filter(|_| first)
             && let Some((container, value)) = known.pod.own_visible.as_deref()
@@ -347,8 +319,8 @@ impl Core {
                 uid: key.uid.clone(),
                 reason: OWN_VISIBLE_DEVICES,
                 text: format!(
-                    "container {container} sets {}={value} itself. That has no effect: it runs with the GPU that was allocated to the pod and sees \
-                     no other. Take the variable out of the pod; more of a GPU is asked for by limits: {{{}: N}}",
+                    "container {container} sets {}={value} itself, which has no effect: the container runs with the GPU that was allocated to the \
+                     pod and sees no other. Remove the variable from the pod; to get more GPU memory, set limits: {{{}: N}}",
                     names::VISIBLE_DEVICES,
                     names::GPU_MEM
                 ),
@@ -397,7 +369,8 @@ impl Core {
         }
     }
 
-    /// Why a container gets none of the driver's libraries, or wrong ones. That a spec has just gone the last look at the driver may not have seen.
+    /// Return why the container gets none of the driver's libraries, or the wrong ones. The specs are checked again here, because a spec may
+    /// have disappeared after the last check of the driver.
     fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<Trouble> {
         let named = |uuid: &str| {
             let mut devices = node.specs.iter().flat_map(|spec| &spec.devices);
@@ -406,9 +379,8 @@ impl Core {
         let unnamed = record.container_gpus.iter().find(|share| !named(&share.uuid));
         match &self.driver_trouble {
             Some(trouble) if trouble.stale != unnamed.is_some() => Some(trouble.clone()),
-            _ => {
-                unnamed.map(|share| Trouble::of_none(&share.uuid).and("On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml"))
-            }
+            _ => unnamed
+                .map(|share| Trouble::of_none(&share.uuid).and("On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml")),
         }
     }
 
@@ -426,14 +398,5 @@ impl Core {
         };
         let actions = self.event_once(class, &key.uid, &text).into_iter().collect();
         PreStart::Refused { reason, text, actions }
-    }
-}
-
-/// What a share books of a GPU: all of it if the GPU is given whole.
-pub(super) fn booked(share: &GpuShare, capacity: MiB) -> MiB {
-    if share.whole {
-        capacity.max(share.memory)
-    } else {
-        share.memory
     }
 }

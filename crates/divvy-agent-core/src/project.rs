@@ -1,5 +1,5 @@
-//! From a grant's record to the CDI spec that the runtime reads. The spec holds nothing that the record and the node do not
-//! say, so it can be rebuilt at any time.
+//! Convert a grant's record to the CDI spec that the container runtime reads. The spec contains only what the record and the node state,
+//! so it can be rebuilt at any time.
 
 use std::collections::BTreeSet;
 
@@ -8,21 +8,21 @@ use divvy_model::{GrantRecord, names};
 
 use super::Core;
 
-/// Driver files of the node, as the node names them.
+/// The driver's files on the node, by their paths on the node.
 #[derive(Debug, Clone, Default)]
 pub struct NodeFiles {
-    /// Device files that are there, such as `/dev/nvidia-uvm`.
+    /// Device nodes that exist, such as `/dev/nvidia-uvm`.
     pub devices: BTreeSet<String>,
-    /// CDI specs of whole GPUs, from which the driver's libraries are taken.
+    /// CDI specs of whole GPUs, which provide the driver's libraries.
     pub specs: Vec<Spec>,
 }
 
-/// Device files that every container with a GPU needs where the node has them, beside `/dev/nvidiactl`.
+/// Device nodes that every container with a GPU gets if the node has them, in addition to `/dev/nvidiactl`.
 pub const SHARED_DEVICES: [&str; 3] = ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
 impl Core {
-    /// The spec's text, or `None` if a granted GPU is not known now (its minor number is not in the record: it may change at
-    /// a reboot).
+    /// Return the spec's name and text. `None` if a granted GPU is currently unknown: the record does not contain its minor number, which may
+    /// change at a reboot.
     pub(super) fn project(&self, record: &GrantRecord, node: &NodeFiles) -> Option<(String, String)> {
         let name = record.cdi.as_deref()?;
         let gpus = record
@@ -45,12 +45,12 @@ impl Core {
             .fold(0, u64::saturating_add)
             .to_string();
         let indexes: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
-        // With several GPUs the index is a list, which the old plugin never had to write; DEV is then the first one's.
+        // gpushare never has several GPUs. With several, the index is a list, and DEV belongs to the first GPU.
         let env = [
             (names::ALIYUN_IDX, indexes.join(",")),
             (names::ALIYUN_POD, units.clone()),
             (names::ALIYUN_CONTAINER, units),
-            // In the unit of the other two, whatever --memory-unit is by now.
+            // In the same unit as the other two values, even if --memory-unit has changed since.
             (
                 names::ALIYUN_DEV,
                 gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string(),

@@ -1,103 +1,22 @@
-//! Bringing records, specs, checkpoint, pods, cgroups and the driver's processes into agreement: on every start and every 10 s.
+//! Reconciliation: bring records, specs, the checkpoint, pods, cgroups, and the driver's processes into agreement. It runs at every
+//! start and then every 10 s.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{GrantRecord, MiB};
 
-use super::prestart::booked;
+use super::booked::booked;
+use super::reason::Class;
 use super::{Action, Core, Facts, Handout, Key, record_in_spec};
 
-/// A class of disagreement: what `divvy_reconcile_total` counts and events are said once for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// A pod that asks for memory is bound here without a readable allocation.
-    NoAllocation,
-    /// A pod's GPU is not there or failed.
-    GpuUnavailable,
-    /// A running container had no record; it was made from checkpoint and allocation.
-    RecordRebuilt,
-    /// A record had no spec, or the spec said something else; it was written.
-    SpecRebuilt,
-    /// A spec belonged to nobody; it was removed.
-    SpecOrphan,
-    /// A record whose pod has ended was removed: the ordinary end of a grant.
-    GrantEnded,
-    /// A container runs whose pod object is gone or has ended.
-    HeldWithoutPod,
-    /// A running container is not in the kubelet's checkpoint: it cannot be restarted.
-    CheckpointLost,
-    /// Two live pods have an id in common.
-    DoubleHandout,
-    /// Grants of live pods exceed a GPU's capacity (its size or the reserve changed).
-    Overcommitted,
-    /// A pod's process runs on a GPU that Divvy did not grant to the pod.
-    NotGranted,
-    /// A pod's processes use more of a GPU's memory than was granted.
-    MemoryExceeded,
-}
-
-impl Class {
-    /// Every class, for metrics that exist from the start.
-    pub const ALL: [Class; 12] = [
-        Class::NoAllocation,
-        Class::GpuUnavailable,
-        Class::RecordRebuilt,
-        Class::SpecRebuilt,
-        Class::SpecOrphan,
-        Class::GrantEnded,
-        Class::HeldWithoutPod,
-        Class::CheckpointLost,
-        Class::DoubleHandout,
-        Class::Overcommitted,
-        Class::NotGranted,
-        Class::MemoryExceeded,
-    ];
-
-    /// Value of the metrics' label.
-    pub fn label(self) -> &'static str {
-        match self {
-            Class::NoAllocation => "no-allocation",
-            Class::GpuUnavailable => "gpu-unavailable",
-            Class::RecordRebuilt => "record-rebuilt",
-            Class::SpecRebuilt => "spec-rebuilt",
-            Class::SpecOrphan => "spec-orphan",
-            Class::GrantEnded => "grant-ended",
-            Class::HeldWithoutPod => "held-without-pod",
-            Class::CheckpointLost => "checkpoint-lost",
-            Class::DoubleHandout => "double-handout",
-            Class::Overcommitted => "overcommitted",
-            Class::NotGranted => "not-granted",
-            Class::MemoryExceeded => "memory-exceeded",
-        }
-    }
-
-    /// The event's reason.
-    pub fn event_reason(self) -> &'static str {
-        match self {
-            Class::NoAllocation => "NoAllocation",
-            Class::GpuUnavailable => "GpuUnavailable",
-            Class::RecordRebuilt => "GrantRebuilt",
-            Class::SpecRebuilt => "SpecRebuilt",
-            Class::SpecOrphan => "SpecOrphan",
-            Class::GrantEnded => "GrantEnded",
-            Class::HeldWithoutPod => "MemoryHeldWithoutPod",
-            Class::CheckpointLost => "CheckpointLost",
-            Class::DoubleHandout => "DoubleHandout",
-            Class::Overcommitted => "Overcommitted",
-            Class::NotGranted => "GpuNotGranted",
-            Class::MemoryExceeded => "GpuMemoryExceeded",
-        }
-    }
-}
-
-/// What a reconciliation found and wants done.
+/// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reconciled {
-    /// In this order.
+    /// The actions, to be performed in this order.
     pub actions: Vec<Action>,
-    /// How often each class was found.
+    /// The number of occurrences of each class.
     pub classes: BTreeMap<Class, u64>,
-    /// Memory per GPU that containers without a pod object hold, published in the inventory.
+    /// Memory that containers without a pod object hold, by GPU UUID. The inventory publishes it.
     pub held: BTreeMap<String, MiB>,
 }
 
@@ -108,17 +27,17 @@ impl Reconciled {
 }
 
 impl Core {
-    /// One pass. The caller holds the lock that PreStart takes, performs the actions and commits them.
+    /// Run one pass. The caller holds the lock that PreStart also takes, performs the actions, and commits them.
     pub fn reconcile(&mut self, facts: &Facts) -> Reconciled {
         let mut out = Reconciled::default();
-        // The records as they will be after the actions; `self.records` changes only by `commit`.
+        // The records as they will be after the actions. `self.records` changes only in `commit`.
         let mut records = self.records.clone();
         self.end_grants(facts, &mut records, &mut out);
         self.recover_records(facts, &mut records, &mut out);
         self.repair_specs(facts, &records, &mut out);
         self.measure_held(facts, &records, &mut out);
         self.find_disagreements(facts, &records, &mut out);
-        // Forget what was said about pods that are gone for good.
+        // Forget the events about pods that are gone for good.
         let known: BTreeSet<&String> = self
             .pods
             .keys()
@@ -130,13 +49,13 @@ impl Core {
         out
     }
 
-    /// A grant ends when no process of the pod is left *and* the pod's object is gone or has ended.
+    /// A grant ends when the pod has no process left *and* the pod's object is gone or has ended.
     fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
-        // Until the list of pods was complete once, a pod that is not known may run.
+        // Until the list of pods was complete once, an unknown pod may be running.
         let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
         for key in ended {
             let Some(record) = records.remove(&key) else { continue };
-            // The spec first: a spec whose record is gone is an orphan that the next pass finds by itself.
+            // The spec goes first: if the agent crashes in between, the next pass removes the spec or the record that is left.
             if let Some(name) = record.cdi
                 && records
                     .values()
@@ -152,8 +71,8 @@ impl Core {
         }
     }
 
-    /// Records that should be there and are not: the state directory was lost. From the specs, which carry a copy, and from
-    /// checkpoint and allocation of pods that run.
+    /// Restore missing records, for example after the state directory was lost. Their sources are the specs, which carry a copy of the
+    /// record, and the checkpoint together with the allocations of running pods.
     fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut found: Vec<GrantRecord> = Vec::new();
         for (name, text) in &facts.specs {
@@ -177,7 +96,7 @@ impl Core {
                 continue;
             }
             if let (Ok(booking), Some(known)) = (self.booking(handout), self.pods.get(&key.uid)) {
-                // Some container of the pod runs, which need not be this one: if its start would be refused, it has no grant.
+                // Only some container of the pod is known to run, maybe not this one. If its start would be refused, it has no grant.
                 let other = self.has_the_name(records.values().chain(&found), handout, &booking, facts);
                 if other.is_some() {
                     continue;
@@ -203,8 +122,8 @@ impl Core {
         }
     }
 
-    /// Every record of a pod that may start a container has its spec, as the record and the node say it now (after a reboot
-    /// the directory is empty and minor numbers may have changed); specs of nobody go.
+    /// Make the specs match the records. Every record of a pod that may start a container gets a spec with the current content: after a
+    /// reboot the directory is empty, and minor numbers may have changed. Specs without a record are removed.
     fn repair_specs(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut by_name: BTreeMap<&str, Vec<&GrantRecord>> = BTreeMap::new();
         for record in records.values() {
@@ -238,8 +157,9 @@ impl Core {
         }
     }
 
-    /// Which of the records with one name the spec is for: a container of a pod that may start. Several pods have one name while
-    /// the old owner of the ids is still ending: then it is the one that the kubelet's checkpoint has, or the file's owner.
+    /// Return the record that the spec belongs to, among the records with the same grant name: one whose pod may start a container. Several
+    /// pods share a name while the previous owner of the device ids is still ending. Then the spec belongs to the container in the kubelet's
+    /// checkpoint, or else to the owner that the file names.
     fn owner_of<'a>(
         &self,
         name: &str,
@@ -276,7 +196,7 @@ impl Core {
             .copied()
     }
 
-    /// Memory of containers whose pod the extender does not see any more, each pod once.
+    /// Sum up the memory of containers whose pod the extender no longer sees, counting each pod once.
     fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         if !facts.synced {
             out.held.clone_from(&self.held);
@@ -297,8 +217,8 @@ impl Core {
             }
             out.count(Class::HeldWithoutPod);
             let text = format!(
-                "the pod's object is gone or has ended, but its containers still run on this node and hold {}; the memory is given again when \
-                 they have ended",
+                "the pod's object is gone or has ended, but its containers still run on this node and hold {}; the memory becomes available \
+                 when they have ended",
                 shares_text(record)
             );
             if self.reported.insert((Class::HeldWithoutPod, uid.to_owned())) {
@@ -324,8 +244,8 @@ impl Core {
                     && !self.memory_handouts(handouts).any(|handout| handout.key == *key);
                 if lost {
                     let text = format!(
-                        "the kubelet has no record any more of the devices of container {} (its checkpoint was lost): the container runs on, but \
-                         could not be restarted. Delete the pod when it suits",
+                        "the kubelet has lost its record of the devices of container {} (its checkpoint was lost): the container keeps running, but \
+                         it cannot be restarted. Delete the pod when convenient",
                         key.container
                     );
                     found.push((Class::CheckpointLost, key.uid.clone(), text));
@@ -333,8 +253,8 @@ impl Core {
             }
             for (uid, others) in self.double_handouts(handouts, facts) {
                 let text = format!(
-                    "the kubelet gave device ids of this pod to {others} too (kubernetes#137534); memory is not affected, since each pod has the \
-                     GPU of its allocation"
+                    "the kubelet gave some device ids of this pod to {others} as well (kubernetes#137534); memory is not affected, because each pod \
+                     uses the GPU of its allocation"
                 );
                 found.push((Class::DoubleHandout, uid, text));
             }
@@ -351,7 +271,7 @@ impl Core {
             if sum > capacity {
                 for uid in pods.keys() {
                     let text = format!(
-                        "the pods on GPU {} hold {sum}, it has {capacity} to share: its size or --reserve-memory changed while they ran",
+                        "the pods on GPU {} hold {sum}, but it has {capacity} to share: its size or --reserve-memory changed while they ran",
                         gpu.index
                     );
                     found.push((Class::Overcommitted, (*uid).to_owned(), text));
@@ -365,13 +285,13 @@ impl Core {
         }
     }
 
-    /// What the driver says of pods' processes, against the grants. Nothing can be repaired: the memory is in use.
+    /// Compare the driver's list of processes with the grants. The agent can only report a difference: the memory is in use already.
     fn find_strays(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, found: &mut Vec<(Class, String, String)>) {
         for (uuid, pods) in facts.memory_in_use.iter().flatten() {
             let Some(gpu) = self.gpu(uuid) else { continue };
             let capacity = self.capacity(gpu);
             for (uid, used) in pods {
-                // A grant that ended in this very pass was one when the driver was asked.
+                // A grant that ends in this very pass was still valid when the driver was queried.
                 let granted = records
                     .values()
                     .chain(self.records_of(uid))
@@ -380,17 +300,17 @@ impl Core {
                 match granted.map(|share| booked(share, capacity)) {
                     None => {
                         let text = format!(
-                            "a process of the pod runs on GPU {} and uses {used} of it, which Divvy did not grant: the memory may be promised to \
-                             others. A pod gets a GPU by asking for {}; where does this one have it from (privileged, hostPath, another device \
-                             plugin, a default nvidia runtime)?",
+                            "a process of this pod runs on GPU {} and uses {used} of its memory without a grant from Divvy: this memory may be \
+                             promised to other pods. A pod gets a GPU by requesting {}. Check how this pod reaches the GPU: privileged, hostPath, \
+                             another device plugin, or nvidia as the default container runtime",
                             gpu.index, self.settings.memory_resource
                         );
                         found.push((Class::NotGranted, uid.clone(), text));
                     }
                     Some(granted) if *used > granted => {
                         let text = format!(
-                            "the pod's processes use {used} of GPU {} and {granted} were granted: other pods there may find no memory. Ask for \
-                             more, or let the program take less",
+                            "the pod's processes use {used} of GPU {}, but {granted} were granted: other pods on this GPU may run out of memory. \
+                             Request more, or limit what the program uses",
                             gpu.index
                         );
                         found.push((Class::MemoryExceeded, uid.clone(), text));
@@ -401,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Pairs of live pods with an id in common: UID, and the other's name.
+    /// Pairs of live pods with a device id in common: one pod's UID and the other pod's name.
     fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
         let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
         let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
@@ -426,7 +346,7 @@ impl Core {
             .collect()
     }
 
-    /// An event, unless it was said already.
+    /// Return an event, or `None` if an event of this class was posted for this pod before.
     pub(super) fn event_once(&mut self, class: Class, uid: &str, text: &str) -> Option<Action> {
         let pod = match (self.pods.get(uid), self.others.get(uid)) {
             (Some(known), _) => known.pod.key(),

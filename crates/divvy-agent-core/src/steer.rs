@@ -1,7 +1,7 @@
-//! GetPreferredAllocation: which of the free ids to hand out.
+//! GetPreferredAllocation: which of the free ids the kubelet should hand out.
 //!
-//! The call names no pod, so the answer is a guess. Nothing depends on it but that podresources, and whoever reads it, shows
-//! ids of the GPU that the container really has.
+//! The call does not name a pod, so the answer is a guess. A wrong guess affects only the podresources API and its readers, which then show
+//! ids of another GPU than the one that the container has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +10,9 @@ use divvy_model::DeviceId;
 use super::{Core, Key};
 
 impl Core {
-    /// Exactly `size` ids (as far as there are so many), all of `must_include` among them, as many as possible on one GPU:
-    /// that of `must_include`, else that of the pod that this call is probably for, else the fullest that has room. Of a pod on
-    /// several GPUs as many on each. Any input gets a legal answer: an error would reject the pod for good (research/reliability.md section 1.5).
+    /// Return exactly `size` ids, or fewer if not enough are available. They include all of `must_include`, and as many as possible lie on one
+    /// GPU: the GPU of `must_include`, else the GPU of the pod that the call is probably for, else the fullest GPU that has room. For a pod with
+    /// several GPUs, the same number lies on each. Every input gets a valid answer, because the kubelet rejects the pod permanently after an error.
     pub fn preferred(&mut self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         self.guess = None;
         let mut seen = BTreeSet::new();
@@ -52,7 +52,7 @@ impl Core {
         let first = included.or_else(|| wanted.first().cloned());
         let missing = |chosen: &Vec<String>| size.saturating_sub(chosen.len());
         let mut order: Vec<&String> = free.keys().collect();
-        // After the wanted GPU: those that can take the rest alone, the fullest first; then the emptiest.
+        // After the preferred GPU: GPUs that can hold all remaining ids, the fullest first. Then the others, the emptiest first.
         order.sort_by_key(|uuid| {
             let room = free.get(*uuid).map_or(0, BTreeSet::len);
             let known = self.gpu(uuid).is_some();
@@ -70,8 +70,8 @@ impl Core {
         chosen
     }
 
-    /// The container that the kubelet is probably admitting, and its GPUs: of a pod that is bound here, is not being deleted, has an
-    /// allocation, and whose first container without a handout asks for this many. Of several the pod that was seen first.
+    /// Return the container that the kubelet is probably admitting, and its GPUs. Its pod is bound here, is not being deleted, and has an
+    /// allocation; the container is the pod's first one without a handout and requests this many units. Among several, the pod seen first wins.
     fn likely_container(&self, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
         let size = u64::try_from(size).ok().filter(|size| *size > 0)?;
         let mut candidates: Vec<_> = self
@@ -90,7 +90,7 @@ impl Core {
                         || self.records.keys().any(is)
                 };
                 let next = pod.request.memory_containers().find(|container| !taken(&container.name))?;
-                // Ids that come back to a later container of a pod: its first one had them.
+                // Ids that are included again come from an earlier container of the same pod.
                 let reused = must_include.is_empty()
                     || self
                         .memory_handouts(&self.handouts)

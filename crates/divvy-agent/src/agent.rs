@@ -1,5 +1,5 @@
-//! The agent's shared state, and the one place where decisions meet files: facts are read, the core decides, its actions are
-//! performed and committed, all under one lock.
+//! The agent's shared state, and the one place where decisions meet files. Under one lock, the agent reads the facts, lets the core
+//! decide, and performs and commits the core's actions.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,36 +18,37 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
-use crate::cluster::Told;
 use crate::driver::{DriverSpec, Looked, Said};
 use crate::files::FileError;
-use crate::hardware;
+use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
+use crate::pending_event::PendingEvent;
 use crate::ready::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
 
-/// How long a start waits for what will be known soon: the pod's object, the kubelet's checkpoint. Then the kubelet retries.
+/// How long a start waits for facts that are soon known: the pod's object, the kubelet's checkpoint. After that the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one list of the node's pods may take within that.
+/// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long it waits for the probe to look at the driver's files, and as long for a spec to be made.
+/// How long a reconciliation waits for the probe to check the driver's files, and again as long for a spec to be made.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Pods have grants, and the kubelet makes no cgroups for pods.
-const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so it is not known which containers still run, \
-     and no memory is given again. Set cgroupsPerQOS: true in the kubelet's configuration (it is the default), or mount the host's cgroups for the agent";
-/// How often a waiting start looks again when nothing tells it to.
+/// Text for a node whose pods have grants although the kubelet makes no cgroups for pods.
+const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so the agent cannot tell which containers \
+     still run, and no memory becomes available again. Set cgroupsPerQOS: true in the kubelet's configuration (the default), or mount the host's \
+cgroups for the agent";
+/// How often a waiting start checks again if nothing wakes it up.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The lists of devices as the kubelet sees them.
+/// A resource's devices, as the kubelet receives them.
 pub(crate) type Devices = watch::Sender<Arc<Vec<plugin::Device>>>;
 
-/// Everything that the agent's tasks share.
+/// The state that the agent's tasks share.
 pub(crate) struct Agent {
     core: Mutex<Core>,
-    /// PreStart and reconciliation read, decide and write one after the other.
+    /// Held while PreStart or a reconciliation reads, decides, and writes, so that they run one after the other.
     grants: Arc<tokio::sync::Mutex<()>>,
     store: Store,
     driver_spec: DriverSpec,
@@ -55,30 +56,30 @@ pub(crate) struct Agent {
     device_plugin_dir: PathBuf,
     client: kube::Client,
     selector: String,
-    /// Pods were listed completely at least once.
+    /// True once the list of pods was complete.
     synced: watch::Sender<bool>,
-    /// A pod was created, changed, or is gone.
+    /// Notified when a pod was created, changed, or deleted.
     pub(crate) pods_changed: Notify,
-    /// Something happened that the next reconciliation should see soon.
+    /// Notified when the next reconciliation should run soon.
     pub(crate) look: Notify,
     pub(crate) memory: Devices,
     pub(crate) count: Devices,
-    /// What was published last of the devices: hardware generation, and whether a GPU was bad then.
+    /// The state that the last published devices came from: the hardware generation, and whether a GPU was not healthy.
     published: Mutex<(u64, bool)>,
     hardware_generation: std::sync::atomic::AtomicU64,
-    /// The inventory's text; empty until GPUs were seen.
+    /// The inventory as JSON, or an empty string until the first GPU was seen.
     pub(crate) inventory: watch::Sender<Arc<str>>,
-    pub(crate) events: mpsc::Sender<Told>,
+    pub(crate) events: mpsc::Sender<PendingEvent>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
-    /// `--device-list-strategy cdi`: the operator says that the runtime does CDI.
+    /// `--device-list-strategy cdi`: the operator states that the container runtime supports CDI.
     cdi_declared: bool,
-    /// The node's runtime is known to lack CDI: nothing is offered.
+    /// True if the node's container runtime is known not to support CDI. Then the agent offers nothing.
     pub(crate) without_cdi: watch::Sender<bool>,
-    /// The node offers whole GPUs, too.
+    /// Another device plugin offers whole GPUs on this node.
     other_plugin: AtomicBool,
     probe: OnceLock<ProbeHandle>,
-    /// What the last reconciliation found, for the log.
+    /// The disagreements that the last reconciliation found, to log only changes.
     disagreements: Mutex<BTreeMap<Class, u64>>,
 }
 
@@ -90,7 +91,7 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// What [`Agent::new`] needs.
+/// The arguments of [`Agent::new`].
 pub(crate) struct Parts {
     pub(crate) core: Core,
     pub(crate) store: Store,
@@ -100,15 +101,15 @@ pub(crate) struct Parts {
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
     pub(crate) cdi_declared: bool,
-    pub(crate) events: mpsc::Sender<Told>,
+    pub(crate) events: mpsc::Sender<PendingEvent>,
 }
 
-/// What a reconciliation left to be done.
+/// What remains after a reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
     /// Nothing is pending.
     AtRest,
-    /// Containers without a pod hold memory: their end is worth a look every second.
+    /// Containers without a pod object hold memory. The agent checks every second whether they have ended.
     MemoryHeld,
 }
 
@@ -142,12 +143,12 @@ impl Agent {
         }
     }
 
-    /// Whom to ask for the processes on the GPUs. The first one stays.
+    /// Set the probe that lists the processes on the GPUs. Only the first call has an effect.
     pub(crate) fn set_probe(&self, probe: ProbeHandle) {
         self.probe.get_or_init(|| probe);
     }
 
-    /// The core. Held for moments: no I/O, no waiting.
+    /// Lock the core. Hold the lock only briefly: no I/O, no waiting.
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,7 +157,7 @@ impl Agent {
         self.client.clone()
     }
 
-    /// Field selector of this node's pods.
+    /// The field selector of this node's pods.
     pub(crate) fn selector(&self) -> &str {
         &self.selector
     }
@@ -165,26 +166,27 @@ impl Agent {
         self.synced.send_replace(true);
     }
 
-    /// The parts of GPUs whose MIG is on, by the GPU's UUID: what the driver's spec names in their place.
+    /// Set the MIG devices of each GPU in MIG mode, by GPU UUID. The driver's spec names them instead of the whole GPU.
     pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) {
         if self.driver_spec.set_mig(mig) {
             self.look.notify_one();
         }
     }
 
-    /// The GPUs changed.
+    /// Publish after the GPUs changed.
     pub(crate) fn hardware_changed(&self) {
         self.hardware_generation.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.publish();
     }
 
-    /// Sends what the core now says of devices and inventory to whoever listens; the same again is not sent.
+    /// Send the core's devices and inventory to their subscribers, if they changed.
     pub(crate) fn publish(&self) {
         let core = self.core();
         if core.gpus().is_empty() && self.hardware_generation.load(std::sync::atomic::Ordering::Relaxed) == 0 {
             return;
         }
-        // With all GPUs well the list changes only with the hardware: pods come and go without 4,096 ids being printed.
+        // While all GPUs are healthy, the device list changes only with the hardware. So pods can come and go without 4,096 ids being
+        // formatted each time.
         let bad = core.gpus().iter().any(|gpu| gpu.health != Health::Ok);
         let now = (self.hardware_generation.load(std::sync::atomic::Ordering::Relaxed), bad);
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +208,7 @@ impl Agent {
         });
     }
 
-    /// Actions that are no files.
+    /// Log and send the events among these actions. The caller passes no file actions.
     pub(crate) fn say(&self, actions: Vec<Action>) {
         for action in actions {
             self.send_event(action);
@@ -216,9 +218,9 @@ impl Agent {
     fn send_event(&self, action: Action) {
         if let Action::Event { pod, uid, reason, text } = action {
             warn!(%pod, reason, "{text}");
-            self.tell(Told {
+            self.tell(PendingEvent {
                 pod: Some((pod, uid)),
-                // All is well with the pod.
+                // This event reports no failure of the pod.
                 warning: reason != OWN_VISIBLE_DEVICES,
                 reason,
                 text,
@@ -226,7 +228,7 @@ impl Agent {
         }
     }
 
-    /// The node's object, as it is now: what runs beside the agent decides whether containers can get their GPUs at all.
+    /// Check the node's current object: its container runtime and other device plugins determine whether containers can get their GPUs.
     pub(crate) fn look_at_node(&self, node: &Node) {
         let refused = node
             .runtime
@@ -238,7 +240,7 @@ impl Agent {
             Some(text) => {
                 self.ready.set("runtime", text.clone());
                 if !*self.without_cdi.borrow() {
-                    let text = format!("no GPU memory is offered on this node: {text}");
+                    let text = format!("this node offers no GPU memory: {text}");
                     warn!("{text}");
                     self.tell_of_node(true, "NoCDI", text);
                 }
@@ -248,8 +250,9 @@ impl Agent {
         let others = node.whole_gpus > 0;
         if others && !self.other_plugin.swap(true, Ordering::Relaxed) {
             let text = format!(
-                "another device plugin offers {} {} on this node, and Divvy offers the memory of its GPUs: a pod of either may get a GPU that pods of the \
-                 other use. Keep NVIDIA's plugin off nodes that Divvy shares: its DaemonSet needs a nodeSelector or an affinity that leaves out this node",
+                "another device plugin offers {} {} on this node, while Divvy shares the memory of the same GPUs: a pod of either plugin may get \
+                 a GPU that pods of the other use. Keep NVIDIA's plugin off this node: give its DaemonSet a nodeSelector or an affinity that \
+                 excludes the node",
                 node.whole_gpus,
                 names::WHOLE_GPU
             );
@@ -259,9 +262,9 @@ impl Agent {
         self.other_plugin.store(others, Ordering::Relaxed);
     }
 
-    /// An event about the node, for whoever looks at its GPUs.
+    /// Send an event about the node.
     pub(crate) fn tell_of_node(&self, warning: bool, reason: &'static str, text: String) {
-        self.tell(Told {
+        self.tell(PendingEvent {
             pod: None,
             warning,
             reason,
@@ -269,14 +272,14 @@ impl Agent {
         });
     }
 
-    fn tell(&self, told: Told) {
-        // Full only while the API server is away: the log has it.
+    fn tell(&self, told: PendingEvent) {
+        // The queue is full only while the API server is unreachable. The log has the event.
         if self.events.try_send(told).is_err() {
-            debug!("too many events wait; this one is only in the log");
+            debug!("too many events are waiting; this event is only in the log");
         }
     }
 
-    /// Everything that a decision needs from the node. Blocks on files.
+    /// Read the facts that a decision needs from the node. Blocks on files.
     fn facts(&self, fresh: bool) -> Facts {
         let handouts = match Checkpoint::read(&self.device_plugin_dir) {
             Ok(checkpoint) => {
@@ -284,7 +287,7 @@ impl Agent {
                 Some(checkpoint.map_or_else(Vec::new, handouts))
             }
             Err(error) => {
-                warn!(%error, "the kubelet's checkpoint");
+                warn!(%error, "cannot use the kubelet's checkpoint");
                 self.ready.set("checkpoint", error.to_string());
                 None
             }
@@ -313,7 +316,7 @@ impl Agent {
         }
     }
 
-    /// Performs actions in order and tells the core of each; stops at the first that fails.
+    /// Perform the actions in order and commit each to the core. Stop at the first that fails.
     fn perform(&self, actions: Vec<Action>) -> Result<(), FileError> {
         for action in actions {
             self.store.perform(&action)?;
@@ -323,13 +326,13 @@ impl Agent {
         Ok(())
     }
 
-    /// One PreStartContainer: the decision, repeated while something is not known yet.
+    /// Answer one PreStartContainer call. Repeat the decision while a fact is not known yet.
     pub(crate) async fn pre_start(self: &Arc<Self>, ids: Vec<String>) -> Result<(), plugin::Refusal> {
         let started = Instant::now();
         let (outcome, result) = self.try_pre_start(ids, started).await;
         self.metrics.pre_start(outcome, started.elapsed());
         if let Err(refusal) = &result {
-            warn!(outcome, "a container may not start now: {refusal}");
+            warn!(outcome, "a container may not start yet: {refusal}");
         }
         result
     }
@@ -367,7 +370,7 @@ impl Agent {
                     return (reason, Err(plugin::Refusal::not_yet(text)));
                 }
             }
-            debug!("a container's start waits: {text}");
+            debug!("a container's start is waiting: {text}");
             tokio::select! {
                 () = changed => {}
                 () = tokio::time::sleep(LOOK_AGAIN.min(left)) => {}
@@ -378,13 +381,13 @@ impl Agent {
     async fn decide(self: &Arc<Self>, ids: Arc<Vec<String>>, fresh: bool) -> Result<Decided, String> {
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();
-        // If the kubelet gives up the call, this runs to its end: record and spec are never left half-done.
+        // If the kubelet cancels the call, this still runs to its end, so that record and spec are never half-written.
         let work = tokio::task::spawn_blocking(move || {
             let decided = agent.decide_blocking(&ids, fresh);
             drop(guard);
             decided
         });
-        let decided = work.await.map_err(|error| format!("the agent failed: {error}"))?;
+        let decided = work.await.map_err(|error| format!("internal error in the agent: {error}"))?;
         self.publish();
         decided
     }
@@ -409,7 +412,7 @@ impl Agent {
             } => {
                 let gave = actions.iter().any(|action| matches!(action, Action::WriteRecord(_)));
                 if !actions.iter().any(|action| matches!(action, Action::WriteSpec { .. })) {
-                    info!(%pod, %container, "the kubelet's recorded answer is another plugin's: no CDI spec is written");
+                    info!(%pod, %container, "the kubelet's recorded answer comes from another plugin: the agent writes no CDI spec");
                 }
                 self.perform(actions)
                     .map_err(|error| format!("the grant of container {container} of {pod} could not be written: {error}"))?;
@@ -422,15 +425,14 @@ impl Agent {
             PreStart::Wait(reason, text) => Ok(Decided::Wait(reason.label(), text)),
             PreStart::Refused { reason, text, actions } => {
                 self.say(actions);
-                // Whoever holds the memory may end at any time.
+                // The pod that holds the memory may end at any time.
                 self.look.notify_one();
                 Ok(Decided::Refused(reason.label(), text))
             }
         }
     }
 
-    /// One reconciliation.
-    /// With `ask_driver` it looks at the processes on the GPUs too; a driver that is slow to answer is not waited for.
+    /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
     pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> After {
         let in_use = match ask_driver {
             true => self.memory_in_use().await,
@@ -450,7 +452,7 @@ impl Agent {
                 after
             }
             Ok(Err(error)) => {
-                warn!(%error, "a reconciliation could not be completed; it is tried again");
+                warn!(%error, "a reconciliation could not be completed; the agent tries again");
                 self.ready.set("files", error.to_string());
                 After::AtRest
             }
@@ -466,14 +468,14 @@ impl Agent {
     async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
             Ok(Ok(processes)) => processes,
-            // That the driver does not work is said where its GPUs are followed.
+            // `hardware` reports that the driver does not work.
             Ok(Err(failure)) => {
-                debug!("the processes on the GPUs are not known: {failure}");
+                debug!("the agent does not know the processes on the GPUs: {failure}");
                 return None;
             }
             Err(_) => {
                 debug!(
-                    "the processes on the GPUs are not known: no answer in {} s",
+                    "the agent does not know the processes on the GPUs: no answer in {} s",
                     PROCESSES_TIMEOUT.as_secs()
                 );
                 return None;
@@ -481,14 +483,14 @@ impl Agent {
         };
         for gpu in &processes {
             if let Some(error) = &gpu.error {
-                debug!(gpu = gpu.uuid, "the processes on this GPU are not known: {error}");
+                debug!(gpu = gpu.uuid, "the agent does not know the processes on this GPU: {error}");
             }
         }
-        Some(hardware::memory_in_use(processes))
+        Some(memory_in_use(processes))
     }
 
-    /// The specs from which grants take the driver's libraries. Before the grants are looked at: they are made again in the same pass. Without the
-    /// lock of the grants, since the probe may be slow to answer.
+    /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, whose specs then use the new
+    /// libraries in the same pass. It does not hold the lock of the grants, because the probe may answer slowly.
     async fn look_at_driver(self: &Arc<Self>) {
         let Some(looked) = self.driver_looked_at().await else { return };
         self.metrics.driver_spec(looked.trouble.is_some());
@@ -504,12 +506,12 @@ impl Agent {
                     self.tell_of_node(false, "DriverSpecMade", text);
                 }
                 Said::Removed(text) => info!("{text}"),
-                Said::Over => info!("the CDI specs of the GPUs are of the driver that is loaded"),
+                Said::Over => info!("the CDI specs of the GPUs match the loaded driver again"),
             }
         }
     }
 
-    /// `None`: nothing is known now.
+    /// Return the state of the driver's specs, or `None` if nothing is known now.
     async fn driver_looked_at(self: &Arc<Self>) -> Option<Looked> {
         let probe = self.probe.get()?;
         let question = self
@@ -534,11 +536,11 @@ impl Agent {
             .await?
     }
 
-    /// Runs what blocks on files.
+    /// Run work that blocks on files.
     async fn blocking<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Agent) -> T + Send + 'static) -> Option<T> {
         let agent = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&agent)).await;
-        done.inspect_err(|error| warn!(%error, "a look at the driver's files failed"))
+        done.inspect_err(|error| warn!(%error, "checking the driver's files failed"))
             .ok()
     }
 
@@ -562,14 +564,14 @@ impl Agent {
         );
         for (class, count) in &found.classes {
             match class {
-                // What lasts is said once, and counted each time.
+                // A lasting disagreement is logged once and counted each time.
                 class if before.get(class) == Some(count) && *class != Class::GrantEnded => {}
-                Class::GrantEnded => info!(count, "grants ended: their pods are over and their processes gone"),
-                Class::HeldWithoutPod => debug!(count, "containers without a pod hold memory"),
+                Class::GrantEnded => info!(count, "grants ended: their pods have ended and their processes are gone"),
+                Class::HeldWithoutPod => debug!(count, "containers without a pod object hold memory"),
                 class => warn!(
                     count,
                     class = class.label(),
-                    "records, specs, checkpoint, pods, cgroups and processes disagreed"
+                    "found disagreements between records, specs, checkpoint, pods, cgroups, and processes"
                 ),
             }
         }
@@ -579,7 +581,7 @@ impl Agent {
     }
 }
 
-/// A list of this node's pods that is under way. One that fails, or whose call the kubelet gives up, is forgotten.
+/// A list of this node's pods that is in progress. It is forgotten if it fails or if the kubelet cancels the call.
 struct Begun<'a> {
     agent: &'a Agent,
     listing: Option<Listing>,
@@ -605,7 +607,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// An answer of the probe, if it comes in time.
+/// Wait for an answer of the probe, but not longer than [`DRIVER_TIMEOUT`].
 async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let late = |_| {
         Err(Failure::new(
@@ -640,10 +642,10 @@ fn send_devices(sender: &Devices, devices: &[Device]) {
     });
 }
 
-/// The checkpoint's entries as the core knows them. An answer with more than one grant is nobody's that we know.
+/// Convert the checkpoint's entries. An answer with more than one grant did not come from this agent.
 fn handouts(checkpoint: Checkpoint) -> Vec<Handout> {
     for text in &checkpoint.skipped {
-        warn!("the kubelet's checkpoint: {text}");
+        warn!("skipped an entry of the kubelet's checkpoint: {text}");
     }
     checkpoint
         .entries

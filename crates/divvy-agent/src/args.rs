@@ -11,7 +11,6 @@ use divvy_program::values::duration;
 use serde::{Deserialize, Deserializer};
 
 use crate::Error;
-use crate::config::{DeviceListStrategy, DriverSpecMode, Probe};
 
 /// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU
 #[derive(Debug, clap::Args)]
@@ -98,6 +97,54 @@ pub struct Settings {
     #[arg(long, env = "DIVVY_PROBE_INTERVAL", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]
     pub probe_interval: Option<Duration>,
+}
+
+/// Which probe the agent uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Probe {
+    /// A program that the agent starts, and kills if it hangs.
+    Start(PathBuf),
+    /// The socket of a probe that runs independently.
+    Socket(PathBuf),
+}
+
+impl FromStr for Probe {
+    type Err = String;
+
+    /// Parse `PATH` or `unix:SOCKET`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is neither the path of a program nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
+        match text.strip_prefix("unix:") {
+            Some("") => Err(wrong()),
+            Some(socket) => Ok(Probe::Socket(socket.into())),
+            None if text.is_empty() => Err(wrong()),
+            None => Ok(Probe::Start(text.into())),
+        }
+    }
+}
+
+/// How a container gets its GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceListStrategy {
+    /// CDI; advertise nothing if the container runtime is known to lack CDI
+    #[default]
+    Auto,
+    /// CDI, even if the container runtime looks too old (containerd 2.0 and later and CRI-O have CDI)
+    Cdi,
+    /// Environment variables (not supported by this version)
+    Envvar,
+}
+
+/// What the agent does if no CDI spec of the loaded driver exists.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverSpecMode {
+    /// Generate one in the CDI directory if the driver's files are readable, else only report it
+    #[default]
+    Auto,
+    /// Only report it
+    Off,
 }
 
 impl Settings {

@@ -1,9 +1,9 @@
-//! Which pods have processes, from the host's cgroups: the only witness that survives a forced deletion.
+//! Which pods have processes, according to the host's cgroups. No other source survives a forced deletion of the pod.
 //!
-//! A pod's cgroup carries its UID ([`divvy_model::cgroup`]). On cgroup v2 `cgroup.events` says whether the cgroup or one below it
-//! has processes; on v1 `pids.current` of the pids controller counts them. Lists of process numbers say nothing across PID
-//! namespaces. The pod's sandbox counts: while it is there the kubelet may start containers in it. A kubelet with
-//! `cgroupsPerQOS: false` makes no cgroup `kubepods` and none for pods; Divvy needs them.
+//! A pod's cgroup carries the pod's UID ([`divvy_model::cgroup`]). On cgroup v2, `cgroup.events` says whether the cgroup or one below it
+//! has processes. On v1, `pids.current` of the pids controller counts them. Lists of PIDs are useless across PID namespaces. The pod's
+//! sandbox counts as well: while it exists, the kubelet may start containers in it. A kubelet with `cgroupsPerQOS: false` makes neither a
+//! `kubepods` cgroup nor cgroups for pods; Divvy needs them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,27 +14,28 @@ use tracing::warn;
 
 use crate::files;
 
-/// Levels above `kubepods`: the kubelet's `cgroupRoot`, usually none.
+/// How many directory levels above `kubepods` are searched: the kubelet's `cgroupRoot` is usually the root.
 const ABOVE_KUBEPODS: usize = 3;
 
-/// UIDs of the pods whose cgroups have processes; `None` where there is no cgroup `kubepods`, which a kubelet makes when it starts.
+/// Return the UIDs of the pods whose cgroups have processes, or `None` if there is no `kubepods` cgroup. The kubelet creates that cgroup
+/// when it starts.
 ///
-/// A pod's cgroup that cannot be read counts as populated, with a log line: memory that is not given again is a smaller harm
-/// than memory given twice. That no pod has a cgroup is an ordinary state (a node without pods).
+/// A pod's cgroup that cannot be read counts as populated and is logged: not freeing memory does less harm than granting it twice. An empty
+/// set is normal for a node without pods.
 ///
 /// # Errors
-/// There is no cgroup file system under the root, or it cannot be listed: then nothing is known of any pod.
+/// The root has no cgroup file system, or it cannot be listed. Then nothing is known about any pod.
 pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>, String> {
     let base = sys_root.join("sys/fs/cgroup");
     let mut populated = None;
     if !base.is_dir() {
         return Err(format!(
-            "{} is not there, so it is not known which containers still run; mount the host's cgroups (read-only) for the agent",
+            "{} does not exist, so the agent cannot tell which containers still run; mount the host's cgroups (read-only) for the agent",
             base.display()
         ));
     }
     let is_v2 = base.join("cgroup.controllers").exists();
-    // On v1 the base holds a tree per controller, of which only that of pids counts processes.
+    // On v1, the base has one tree per controller, and only the tree of the pids controller counts processes.
     let roots = if is_v2 || !base.join("pids").is_dir() {
         vec![base]
     } else {
@@ -46,7 +47,7 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
     Ok(populated)
 }
 
-/// `levels` more levels down; `inside` a directory `kubepods`.
+/// Search a directory and `levels` more levels below it. `inside` is true below `kubepods`.
 fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BTreeSet<String>>) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -81,7 +82,7 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BT
     Ok(())
 }
 
-/// What systemd makes for others: hundreds on some hosts, and no pods below.
+/// Report whether this is one of the cgroups that systemd creates for others. Some hosts have hundreds of them, and they contain no pods.
 fn is_foreign(name: &str) -> bool {
     matches!(name, "system.slice" | "user.slice")
         || [".service", ".scope", ".mount", ".socket", ".swap"]
@@ -93,7 +94,7 @@ fn is_populated(pod: &Path) -> bool {
     match try_populated(pod) {
         Ok(populated) => populated,
         Err((path, error)) => {
-            warn!(path = %path.display(), %error, "cannot see whether this pod still has processes; it counts as running");
+            warn!(path = %path.display(), %error, "cannot tell whether this pod still has processes; it counts as running");
             true
         }
     }
@@ -116,13 +117,13 @@ fn try_populated(pod: &Path) -> Result<bool, (PathBuf, io::Error)> {
         Ok(text) => {
             cgroup::has_processes(&text).ok_or_else(|| (current, io::Error::new(io::ErrorKind::InvalidData, "not a number")))
         }
-        // The whole cgroup may have gone meanwhile; if it is still there, a controller is missing and nothing is known.
+        // The whole cgroup may have disappeared meanwhile. If it still exists, a controller is missing and the state is unknown.
         Err(error) if is_gone(&error) && !pod.exists() => Ok(false),
         Err(error) => Err((current, error)),
     }
 }
 
-/// A cgroup that is removed while it is read gives ENODEV.
+/// Report whether the file is gone. Reading a cgroup while it is being removed fails with ENODEV.
 fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }

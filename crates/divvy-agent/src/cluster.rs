@@ -1,4 +1,4 @@
-//! What the agent reads from and writes to the API server: its node's pods, its node's annotation, events.
+//! The agent's traffic with the API server: this node's pods, this node's annotation, and events.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use divvy_kube::events::{Events, Note, node_reference, pod_reference};
 use divvy_kube::objects::{self, NodeObject, PodObject};
 use divvy_kube::watch::{self, Change};
 use divvy_kube::{convert, in_words, list};
-use divvy_model::{Inventory, Pod, PodKey, names};
+use divvy_model::{Inventory, Pod, names};
 use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -16,15 +16,16 @@ use tracing::{debug, info, warn};
 
 use crate::Error;
 use crate::agent::Agent;
+use crate::pending_event::PendingEvent;
 
-/// How long one request may take.
+/// The timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a watch may still show what was there before our own write.
+/// How long a watch may still show the state before the agent's own write.
 const OWN_ECHO: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Follows the pods of this node for ever.
+/// Follow this node's pods indefinitely.
 pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
     let changes = watch::pods(agent.client(), Some(agent.selector()));
     tokio::pin!(changes);
@@ -64,19 +65,19 @@ pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
     })
 }
 
-/// A pod that cannot be read was admitted by an API server that validates quantities: it cannot ask for our resource.
+/// Convert a pod. The API server validates quantities, so a pod that cannot be read does not request our resource.
 fn pod(object: &PodObject) -> Option<Pod> {
     match convert::pod(object) {
         Ok(pod) => Some(pod),
         Err(error) => {
             let name = object.metadata.name.as_deref().unwrap_or("?");
-            warn!(pod = name, %error, "this pod cannot be read and is left out");
+            warn!(pod = name, %error, "this pod cannot be read and is ignored");
             None
         }
     }
 }
 
-/// The node's inventory as it is in the cluster; `None` where there is none, or none that can be read, or no answer in time.
+/// Return the node's inventory from the cluster. `None` if there is none, if it cannot be read, or if no answer comes in time.
 pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Duration) -> Option<Inventory> {
     let answer = tokio::time::timeout(patience, list::node(&agent.client(), node)).await;
     if let Ok(Ok(node)) = &answer {
@@ -86,24 +87,24 @@ pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Durati
         Ok(Ok(node)) => match node.inventory {
             Some(Ok(inventory)) => Some(inventory),
             Some(Err(error)) => {
-                info!(%error, "the node's inventory is of no use and will be written anew");
+                info!(%error, "the node's inventory cannot be read; the agent replaces it");
                 None
             }
             None => None,
         },
         Ok(Err(error)) => {
-            warn!(%error, "what the node's inventory said before is not known");
+            warn!(%error, "the node's previous inventory is unknown");
             None
         }
         Err(_) => {
-            warn!("the API server does not answer; what the node's inventory said before is not known");
+            warn!("the API server does not answer; the node's previous inventory is unknown");
             None
         }
     }
 }
 
-/// Keeps the node's annotation as the core wants it, and says by `written` which text is there. The node is watched: its object may be
-/// made anew, and anybody may edit it.
+/// Keep the node's annotation equal to the core's inventory, and report the last written text through `written`. The agent watches the
+/// node, because the node's object may be recreated and other clients may edit it.
 pub(crate) async fn publish_inventory(
     agent: Arc<Agent>,
     node: String,
@@ -121,7 +122,7 @@ pub(crate) async fn publish_inventory(
         if !text.is_empty() && text != done {
             match patch(&api, &node, &text).await {
                 Ok(()) => {
-                    debug!("the node's inventory is written");
+                    debug!("wrote the node's inventory");
                     agent.ready.clear("inventory");
                     written.send_replace(text.clone());
                     written_at = Instant::now();
@@ -147,16 +148,16 @@ pub(crate) async fn publish_inventory(
             },
             change = changes.next() => match change.inspect(|change| look(&agent, change)) {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
-                    // Just after a write it is most likely the node as it was before.
+                    // Right after a write, this is most likely the state before the write.
                     if written_at.elapsed() > OWN_ECHO {
-                        info!("the node's inventory was changed or removed by somebody else; writing it again");
+                        info!("another client changed or removed the node's inventory; the agent writes it again");
                     }
                     agent.ready.clear("node");
                     done = Arc::from("");
                 }
                 Some(Change::Interrupted(text)) => agent.ready.set(
                     "node",
-                    format!("the watch of node {node} was interrupted, so an inventory that is removed stays away: {text}"),
+                    format!("the watch of node {node} was interrupted, so the agent would not notice if its inventory were removed: {text}"),
                 ),
                 Some(_) => agent.ready.clear("node"),
                 None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
@@ -173,8 +174,8 @@ fn look(agent: &Agent, change: &Change<NodeObject>) {
     }
 }
 
-/// Whether a change shows the node with another inventory than this one. An event from before our own write does, too; writing the
-/// same once more is harmless and ends it.
+/// Report whether a change shows the node with another inventory than this one. An event from before the agent's own write counts as well:
+/// the agent then writes the same text once more, which is harmless.
 fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
     let differs = |object: &NodeObject| {
         let annotations = object.metadata.annotations.as_ref();
@@ -186,7 +187,7 @@ fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
     match change {
         Change::Apply(object) => differs(object),
         Change::Reset(objects) => objects.iter().any(differs),
-        // Without its object there is nothing to write to; it will be applied again.
+        // Without the node's object there is nothing to write to. A new object arrives as `Apply`.
         Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => false,
     }
 }
@@ -202,22 +203,14 @@ async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), Stri
     }
 }
 
-/// An event that waits to be published.
-#[derive(Debug)]
-pub(crate) struct Told {
-    /// The pod and its UID; `None` for the node itself.
-    pub(crate) pod: Option<(PodKey, String)>,
-    /// `Warning` instead of `Normal`.
-    pub(crate) warning: bool,
-    /// One word in CamelCase.
-    pub(crate) reason: &'static str,
-    pub(crate) text: String,
-}
-
-/// Publishes events one after the other. One that the API server does not take is only in the log.
-pub(crate) async fn publish_events(client: kube::Client, node: String, mut queue: mpsc::Receiver<Told>) -> Result<(), Error> {
+/// Publish the events one after the other. An event that the API server does not accept is only in the log.
+pub(crate) async fn publish_events(
+    client: kube::Client,
+    node: String,
+    mut queue: mpsc::Receiver<PendingEvent>,
+) -> Result<(), Error> {
     let events = Events::new(client, "divvy-agent", Some(node.clone()));
-    while let Some(Told {
+    while let Some(PendingEvent {
         pod,
         warning,
         reason,

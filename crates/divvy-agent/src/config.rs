@@ -1,101 +1,51 @@
-//! What an operator may choose: one field per flag, and a file of the same names.
+//! The agent's configuration: one field per flag, and a configuration file with the same names.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use divvy_model::{MemoryUnit, MiB};
-use serde::Deserialize;
 
 use crate::Error;
-use crate::args::Settings;
+use crate::args::{DeviceListStrategy, DriverSpecMode, Probe, Settings};
 
-/// The agent's configuration. One field per flag of `divvy agent`.
+/// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `--kubeconfig`; `None`: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    /// `--kubeconfig`. `None` means `KUBECONFIG`, then `~/.kube/config`, then the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// `--context`.
+    /// `--context`, the context within the kubeconfig.
     pub context: Option<String>,
-    /// `--node-name`: the node's object in the cluster.
+    /// `--node-name`: the name of this node's object in the cluster.
     pub node_name: String,
     /// `--kubelet-dir`: the kubelet's root directory.
     pub kubelet_dir: PathBuf,
-    /// `--cdi-dir`: where the runtime looks for CDI specs.
+    /// `--cdi-dir`: the directory in which the container runtime looks for CDI specs.
     pub cdi_dir: PathBuf,
-    /// `--state-dir`; `None`: `<kubelet-dir>/plugins/divvy.dev`.
+    /// `--state-dir`. `None` means `<kubelet-dir>/plugins/divvy.dev`.
     pub state_dir: Option<PathBuf>,
-    /// `--sys-root`: the root under which `/sys`, `/proc`, `/dev` and `/etc/cdi` of the node are found.
+    /// `--sys-root`: the directory that contains the node's `/sys`, `/proc`, `/dev`, and `/etc/cdi`.
     pub sys_root: PathBuf,
-    /// `--probe`; `None`: a `divvy-probe` beside the own executable is started.
+    /// `--probe`. `None` means that the agent starts the `divvy-probe` next to its own executable.
     pub probe: Option<Probe>,
     /// `--nvml-library`: passed to a probe that the agent starts.
     pub nvml_library: Option<PathBuf>,
-    /// `--driver-root`: where the driver is installed, as a path below `sys_root`.
+    /// `--driver-root`: the driver's root directory, as a path below `sys_root`.
     pub driver_root: String,
-    /// `--driver-spec`: what is done about CDI specs of another driver than the loaded one.
+    /// `--driver-spec`: what the agent does about CDI specs that do not match the loaded driver.
     pub driver_spec: DriverSpecMode,
-    /// `--memory-unit`.
+    /// `--memory-unit`: the memory of one device of the memory resource.
     pub memory_unit: MemoryUnit,
-    /// `--reserve-memory`: kept back on each GPU.
+    /// `--reserve-memory`: memory in MiB that the agent does not share, on each GPU.
     pub reserve_memory: MiB,
-    /// `--device-list-strategy`.
+    /// `--device-list-strategy`: how containers get their GPUs.
     pub device_list_strategy: DeviceListStrategy,
-    /// `--metrics`: where `/healthz`, `/readyz` and `/metrics` are served; `None`: nowhere.
+    /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
     pub metrics: Option<SocketAddr>,
-    /// `--health-recovery`: how long a failed GPU must be without a new error before it is offered again.
+    /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
-    /// How often the probe is asked for a snapshot. Errors that the driver reports come at once.
+    /// The interval between two snapshots of the probe. The probe sends errors that the driver reports immediately.
     pub probe_interval: Duration,
-}
-
-/// Where the probe is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Probe {
-    /// A program that the agent starts, and kills when it hangs.
-    Start(PathBuf),
-    /// A socket on which a probe of its own listens.
-    Socket(PathBuf),
-}
-
-impl FromStr for Probe {
-    type Err = String;
-
-    /// `PATH` or `unix:SOCKET`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is neither a program's path nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
-        match text.strip_prefix("unix:") {
-            Some("") => Err(wrong()),
-            Some(socket) => Ok(Probe::Socket(socket.into())),
-            None if text.is_empty() => Err(wrong()),
-            None => Ok(Probe::Start(text.into())),
-        }
-    }
-}
-
-/// How a container gets its GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceListStrategy {
-    /// CDI; advertise nothing if the container runtime is known to lack CDI
-    #[default]
-    Auto,
-    /// CDI, even if the container runtime looks too old (containerd 2.0 and later and CRI-O have CDI)
-    Cdi,
-    /// Environment variables (not supported by this version)
-    Envvar,
-}
-
-/// What the agent does if no CDI spec of the loaded driver exists.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DriverSpecMode {
-    /// Generate one in the CDI directory if the driver's files are readable, else only report it
-    #[default]
-    Auto,
-    /// Only report it
-    Off,
 }
 
 impl Config {
@@ -137,19 +87,19 @@ impl Config {
         }
     }
 
-    /// Where the agent keeps its own files.
+    /// Return the directory for the agent's own files.
     pub fn state_dir(&self) -> PathBuf {
         self.state_dir
             .clone()
             .unwrap_or_else(|| self.kubelet_dir.join("plugins/divvy.dev"))
     }
 
-    /// The kubelet's directory for device plugins.
+    /// Return the kubelet's directory for device plugins.
     pub fn device_plugin_dir(&self) -> PathBuf {
         self.kubelet_dir.join("device-plugins")
     }
 
-    /// What can be known to be wrong before anything is started.
+    /// Refuse settings that cannot work, before anything is started.
     ///
     /// # Errors
     /// The flag, and what to write instead.
@@ -163,14 +113,14 @@ impl Config {
         if self.node_name.is_empty() {
             return wrong(
                 "--node-name",
-                "it is empty; write the node's name, as in `kubectl get nodes` (in a pod: NODE_NAME from spec.nodeName)",
+                "the name is empty; write the node's name as `kubectl get nodes` shows it (in a pod: NODE_NAME from spec.nodeName)",
             );
         }
         if !self.driver_root.starts_with('/') {
             return wrong(
                 "--driver-root",
                 &format!(
-                    "{:?} is no path from the machine's root; write / or, for a driver's container, /run/nvidia/driver",
+                    "{:?} is not an absolute path; write / or, for a driver container, /run/nvidia/driver",
                     self.driver_root
                 ),
             );
@@ -178,8 +128,8 @@ impl Config {
         if self.device_list_strategy == DeviceListStrategy::Envvar {
             return wrong(
                 "--device-list-strategy envvar",
-                "this version hands GPUs over through CDI only; environment variables come with the compatibility mode for gpushare. Use \
-                 auto or cdi, with a container runtime that has CDI switched on (containerd 2.0 and later have)",
+                "this version supports only CDI; environment variables will come with the compatibility mode for gpushare. Use \
+                 auto or cdi, with a container runtime that has CDI enabled (containerd 2.0 and later enable it by default)",
             );
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! The agent's own CDI spec of the driver: what [`divvy_agent_core::driver`](divvy_agent_core::driver) decides by, and what it wants done.
+//! The agent's own CDI spec of the driver: gathers the facts for [`driver`](divvy_agent_core::driver) and carries out its verdict.
 //!
-//! The driver's files are the probe's to look at: it sees the machine's root in any case, and the agent, which talks to the API server, does not.
-//! This runs with each reconciliation.
+//! The probe checks the driver's files, because it can see the machine's root directory. The agent cannot: it talks to the API server and
+//! therefore runs without that access. This code runs with each reconciliation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,14 +16,14 @@ use divvy_model::{Gpu, Health, MigDevice};
 use crate::store::{DriverSpecs, Stamp, Store};
 use divvy_agent_core::driver::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
 
-/// Most bytes of paths in a question, which has to fit into a line of the protocol.
+/// The most bytes of paths in one question, which must fit into one line of the probe's protocol.
 const MOST_PATHS: usize = 256 * 1024;
 
-/// What was done, and what is known besides the probe's answers.
+/// What the agent did so far, and what it knows from other sources than the probe's answers.
 #[derive(Debug)]
 pub(crate) struct DriverSpec {
     auto: bool,
-    /// The parts of GPUs whose MIG is on, by the GPU's UUID.
+    /// The MIG devices of each GPU in MIG mode, by GPU UUID.
     mig: Mutex<BTreeMap<String, Vec<MigDevice>>>,
     state: Mutex<State>,
 }
@@ -31,44 +31,44 @@ pub(crate) struct DriverSpec {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Attempt>,
-    /// The own file as the last attempt left it.
+    /// The agent's own file as the last attempt left it.
     made: Option<Stamp>,
-    /// What was said of the own file when it was made last.
+    /// Notes about the agent's own file from the last time that it was made.
     notes: Vec<String>,
-    /// What was said last.
+    /// The last reported problem, if it still exists.
     told: Option<String>,
 }
 
-/// What somebody should hear.
+/// News for an operator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Said {
-    /// Something must be done by somebody.
+    /// A problem that an operator must solve.
     Trouble(Trouble),
-    /// A spec was made.
+    /// The agent made a spec.
     Made(String),
-    /// The agent's own was removed.
+    /// The agent removed its own spec.
     Removed(String),
-    /// Nothing must be done any more.
+    /// The last problem is solved.
     Over,
 }
 
-/// What a look found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
-    /// Containers get no libraries, or wrong ones.
+    /// Containers get no libraries, or the wrong ones.
     pub(crate) trouble: Option<Trouble>,
-    /// Only what was not said before.
+    /// News that was not reported before.
     pub(crate) said: Vec<Said>,
 }
 
-/// What is asked of the probe, and what it is about.
+/// The question for the probe, and the specs that it is about.
 #[derive(Debug)]
 pub(crate) struct Question {
     specs: Arc<DriverSpecs>,
     pub(crate) asked: DriverQuestion,
 }
 
-/// A spec that is to be made.
+/// A spec that the probe should make.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     seen: Seen,
@@ -85,7 +85,7 @@ impl DriverSpec {
         }
     }
 
-    /// Takes what the driver's library says of GPUs whose MIG is on, for the next look; whether it is another than before.
+    /// Store the MIG devices that the driver's library reports, for the next check. Return whether they changed.
     pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) -> bool {
         let mut known = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = *known != mig;
@@ -93,7 +93,7 @@ impl DriverSpec {
         differs
     }
 
-    /// What the probe is to look at. `driver` is what the driver's library says of its version. Blocks on files.
+    /// Compose the probe's question. `driver` is the version that the driver's library reports. Blocks on files.
     pub(crate) fn question(&self, store: &Store, driver: &str, gpus: &[Gpu]) -> Question {
         let specs = store.driver_specs();
         let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +121,8 @@ impl DriverSpec {
         }
     }
 
-    /// Decides by the probe's answer, and does what needs no spec. `Err` is a spec that is to be made first. Blocks on files.
+    /// Decide from the probe's answer, and carry out every verdict that needs no new spec. `Err` asks the caller to have a spec made first.
+    /// Blocks on files.
     pub(crate) fn look(
         &self,
         store: &Store,
@@ -130,14 +131,14 @@ impl DriverSpec {
     ) -> Result<Option<Looked>, Box<Wanted>> {
         let (files, blind) = match answer {
             Ok(files) => (files, None),
-            // A probe that knows no such question: agents and probes are not replaced in the same moment.
+            // A probe that does not know this question: agent and probe are not always upgraded at the same time.
             Err(failure) if failure.code == Code::Protocol => {
-                let text = "divvy-probe is older than the agent and does not look at the driver's files yet".to_owned();
+                let text = "divvy-probe is older than the agent and cannot check the driver's files".to_owned();
                 (blind(&question.asked), Some(text))
             }
-            // What was right a moment ago is not wrong because the probe does not answer now.
+            // While the probe does not answer, keep what was right a moment ago.
             Err(failure) => {
-                tracing::debug!("the driver's files are not known: {failure}");
+                tracing::debug!("the state of the driver's files is unknown: {failure}");
                 return Ok(None);
             }
         };
@@ -157,7 +158,7 @@ impl DriverSpec {
         }
     }
 
-    /// The probe made the spec, or could not. Blocks on files.
+    /// Continue after the probe made the spec or failed to. Blocks on files.
     pub(crate) fn made(&self, store: &Store, wanted: Wanted, made: Result<Made, Failure>) -> Option<Looked> {
         let Wanted {
             mut seen,
@@ -176,7 +177,7 @@ impl DriverSpec {
         let outcome = outcome.map(|said| {
             if let Some(notes) = said {
                 let made = format!(
-                    "{} was made for driver {}{notes}. Until now: {}",
+                    "{} was made for driver {}{notes}. Reason: {}",
                     seen.own_path, basis.driver, trouble.text
                 );
                 looked.said.push(Said::Made(made));
@@ -201,11 +202,11 @@ impl DriverSpec {
             match store.remove_driver_spec() {
                 Ok(()) => {
                     state.last = None;
-                    let text = format!("{} is not needed, and was removed", seen.own_path);
+                    let text = format!("{} is no longer needed and was removed", seen.own_path);
                     looked.said.push(Said::Removed(text));
                 }
                 Err(error) => {
-                    let text = format!("{} is not needed: {error}", seen.own_path);
+                    let text = format!("{} is no longer needed, but could not be removed: {error}", seen.own_path);
                     say(&mut state, &mut looked, Trouble { stale: false, text });
                     return looked;
                 }
@@ -251,8 +252,8 @@ impl DriverSpec {
         }
     }
 
-    /// Writes it, if it is another one than is there. Then, or if its notes are others than were said, there is something to say: notes, or nothing
-    /// more.
+    /// Write the spec if the file has another text. Return the text to report if the file or the spec's notes changed: the notes, or an
+    /// empty string.
     fn write(&self, store: &Store, made: Made) -> Result<Option<String>, String> {
         let written = store
             .write_driver_spec(&made.spec.print(Format::Json))
@@ -269,7 +270,7 @@ impl DriverSpec {
     }
 }
 
-/// What is known without the probe.
+/// Return what the agent knows without the probe.
 fn blind(asked: &DriverQuestion) -> DriverFiles {
     let gpus = asked.gpus.iter().map(|gpu| divvy_cdi::generate::nvidia::Gpu {
         index: gpu.index,
@@ -279,7 +280,7 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
         mig: gpu.mig.as_ref().map(|_| Vec::new()),
     });
     DriverFiles {
-        basis: stale::is_version(&asked.version).then(|| Basis {
+        basis: divvy_cdi::driver_version::is_version(&asked.version).then(|| Basis {
             driver: asked.version.clone(),
             gpus: gpus.collect(),
             driver_root: "/".to_owned(),
@@ -289,7 +290,7 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
     }
 }
 
-/// Says it, unless it was the last thing that was said.
+/// Report a problem, unless it was also the last one reported.
 fn say(state: &mut State, looked: &mut Looked, trouble: Trouble) {
     if state.told.as_ref() != Some(&trouble.text) {
         state.told = Some(trouble.text.clone());

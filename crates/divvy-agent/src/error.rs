@@ -2,44 +2,44 @@ use std::net::SocketAddr;
 
 use divvy_agent_core::TooManyIds;
 
-/// Why the agent cannot run. What may pass (no driver, no kubelet, no API server) is none of these: it is logged, makes
-/// `/readyz` fail, and is tried again for ever.
+/// Why the agent cannot run. A failure that may pass (no driver, no kubelet, no API server) is not an [`Error`]: the agent logs it,
+/// makes `/readyz` fail, and retries indefinitely.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file or directory of the agent's own.
+    /// The agent cannot use one of its own files or directories.
     #[error(transparent)]
     File(#[from] crate::files::FileError),
-    /// The configuration.
+    /// The configuration is wrong.
     #[error("{origin}: {text}")]
     Config {
-        /// Flag, variable, or file.
+        /// The flag, environment variable, or file.
         origin: String,
-        /// What was found, what is allowed.
+        /// What was found, and what is allowed.
         text: String,
     },
-    /// The cluster's configuration.
+    /// The cluster's configuration is wrong.
     #[error(transparent)]
     Cluster(#[from] divvy_kube::Error),
-    /// The unit does not fit this node's GPUs.
+    /// The memory unit does not fit this node's GPUs.
     #[error(transparent)]
     TooManyIds(#[from] TooManyIds),
     /// The kubelet's directory cannot be used.
     #[error(transparent)]
     Kubelet(#[from] divvy_kubelet::Error),
-    /// The address of `--metrics`.
+    /// The agent cannot listen on the address of `--metrics`.
     #[error("cannot listen on {address} for /healthz, /readyz and /metrics: {source}. Choose another --metrics ADDRESS:PORT")]
     Listen {
-        /// The address.
+        /// The address that was configured.
         address: SocketAddr,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A part of the agent ended by itself.
+    /// A part of the agent ended unexpectedly.
     #[error("{part} ended unexpectedly: {text}")]
     Ended {
-        /// Which.
+        /// The part that ended.
         part: &'static str,
-        /// How.
+        /// How the part ended.
         text: String,
     },
 }

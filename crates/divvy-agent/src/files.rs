@@ -1,4 +1,5 @@
-//! Files that must be whole or absent: written beside, synced, renamed; read up to a limit and never through a link.
+//! Files that must be complete or absent. A file is written under a temporary name, synced, and renamed. Reads have a size limit and never
+//! follow a symbolic link.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -8,18 +9,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::OFlags;
 
-/// The most bytes of a file of ours, or of a CDI spec, that are read.
+/// The size limit in bytes for reading the agent's own files and CDI specs.
 pub(crate) const LIMIT: u64 = 64 * 1024;
 
-/// Something went wrong with one file.
+/// The failure of an operation on one file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}", path.display())]
 pub struct FileError {
-    /// What was tried.
+    /// What was attempted, such as `read`.
     pub action: &'static str,
-    /// With which file.
+    /// The file.
     pub path: PathBuf,
-    /// The system's reason, with its number.
+    /// The system's error, with its number.
     pub source: io::Error,
 }
 
@@ -29,17 +30,17 @@ fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileErr
 }
 
 fn no_follow() -> i32 {
-    // O_NONBLOCK: the opening of a FIFO would wait for a writer. O_CLOEXEC is the standard library's default.
+    // O_NONBLOCK: opening a FIFO would otherwise wait for a writer. O_CLOEXEC is the standard library's default.
     (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()
 }
 
-/// Replaces `directory/name` by a file with this content: who looks sees the old one or the new one, also after a power
-/// failure. The temporary name begins with a dot and has no ending that a CDI reader would look at.
+/// Replace `directory/name` by a file with this content. A reader sees either the old or the new file, even after a power failure. The
+/// temporary name begins with a dot and has no suffix that a CDI reader accepts.
 ///
 /// # Errors
-/// With the path and the system's reason; the old file is then as it was.
+/// The path and the system's error. The old file is then unchanged.
 pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> Result<(), FileError> {
-    // Several writers in one process (two agents in a test) and a leftover of a killed one must not meet.
+    // Temporary names must be unique among several writers in one process (two agents in a test) and leftovers of a killed process.
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
     let temporary = directory.join(format!(".{name}.{}.{counter}.tmp", std::process::id()));
@@ -50,7 +51,7 @@ pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u
         options
     };
     let file = match options().open(&temporary) {
-        // A leftover of a process that had our number before us.
+        // A leftover of an earlier process with the same PID.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             std::fs::remove_file(&temporary).map_err(error("remove", &temporary))?;
             options().open(&temporary)
@@ -64,17 +65,17 @@ pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u
     let written = file.and_then(write).map_err(error("write", &temporary));
     let renamed = written.and_then(|()| std::fs::rename(&temporary, &target).map_err(error("write", &target)));
     if renamed.is_err() {
-        // The first error is the one that counts; a leftover is removed at the next start.
+        // The first error counts. The next start removes a leftover.
         drop(std::fs::remove_file(&temporary));
     }
     renamed?;
     sync_directory(directory)
 }
 
-/// Removes a file; one that is not there is not an error.
+/// Remove a file. A missing file is not an error.
 ///
 /// # Errors
-/// With the path and the system's reason.
+/// The path and the system's error.
 pub(crate) fn remove(directory: &Path, name: &str) -> Result<(), FileError> {
     let path = directory.join(name);
     match std::fs::remove_file(&path) {
@@ -90,10 +91,10 @@ fn sync_directory(directory: &Path) -> Result<(), FileError> {
         .map_err(error("sync", directory))
 }
 
-/// A plain file's text, at most `limit` bytes of it; `None` if it is not there. Links are not followed.
+/// Return a regular file's text of at most `limit` bytes, or `None` if the file does not exist. Symbolic links are not followed.
 ///
 /// # Errors
-/// With the path and the reason: not readable, not a plain file, larger than `limit`, not UTF-8.
+/// The path and the reason: not readable, not a regular file, larger than `limit`, or not UTF-8.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
     let file = match OpenOptions::new().read(true).custom_flags(no_follow()).open(path) {
         Ok(file) => file,
@@ -102,33 +103,33 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError>
     };
     let refuse = |text: String| Err(error("read", path)(io::Error::new(io::ErrorKind::InvalidData, text)));
     if !file.metadata().map_err(error("read", path))?.is_file() {
-        return refuse("it is not a plain file".to_owned());
+        return refuse("it is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(error("read", path))?;
     if bytes.len() as u64 > limit {
-        return refuse(format!("it has more than {limit} bytes"));
+        return refuse(format!("it is larger than {limit} bytes"));
     }
     match String::from_utf8(bytes) {
         Ok(text) => Ok(Some(text)),
-        Err(_) => refuse("it is not text".to_owned()),
+        Err(_) => refuse("it is not UTF-8 text".to_owned()),
     }
 }
 
-/// A file of the kernel's (sysfs, cgroups, procfs), whose directories may be links.
+/// Read a file of the kernel (sysfs, cgroups, procfs), whose path may contain symbolic links.
 ///
 /// # Errors
-/// The system's reason.
+/// The system's error.
 pub(crate) fn read_kernel(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// Names of the plain entries of a directory, in order; none if it is not there. Names that are not UTF-8 are not ours.
+/// Return the names in a directory, sorted. The result is empty if the directory does not exist. Names that are not UTF-8 are left out.
 ///
 /// # Errors
-/// With the path and the system's reason.
+/// The path and the system's error.
 pub(crate) fn names(directory: &Path) -> Result<Vec<String>, FileError> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -146,22 +147,22 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>, FileError> {
     Ok(names)
 }
 
-/// Makes a directory and those above it, with this mode where they are not there yet.
+/// Create a directory and its missing parents with this mode.
 ///
 /// # Errors
-/// With the path and the system's reason.
+/// The path and the system's error.
 pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
     DirBuilder::new()
         .recursive(true)
         .mode(mode)
         .create(path)
-        .map_err(error("make the directory", path))
+        .map_err(error("create the directory", path))
 }
 
-/// Removes what a killed process left behind: temporary files of [`write_atomic`].
+/// Remove the temporary files of [`write_atomic`] that a killed process left behind.
 ///
 /// # Errors
-/// With the path and the system's reason.
+/// The path and the system's error.
 pub(crate) fn remove_temporary(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), FileError> {
     for name in names(directory)? {
         let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_cannot_be_written_is_named_with_the_systems_number() {
-        // A missing directory and not a read-only one: root may write anywhere.
+        // The test uses a missing directory rather than a read-only one, because root may write anywhere.
         let dir = tempfile::tempdir().expect("temp dir");
         let text = write_atomic(&dir.path().join("gone"), "a.json", b"x", 0o600)
             .expect_err("no directory")

@@ -1,4 +1,4 @@
-//! From the probe's updates to the core's GPUs: facts, and the verdict on their health.
+//! The GPUs as the core sees them: the facts from the probe's updates, and a verdict on each GPU's health.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -7,31 +7,32 @@ use std::time::{Duration, Instant};
 
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
-use divvy_hardware::{GpuFacts, GpuProcesses, Snapshot};
+use divvy_hardware::{GpuFacts, Snapshot};
 use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice};
 use tracing::{info, warn};
 
 use crate::agent::Agent;
-use crate::{Config, Error, config};
+use crate::args::Probe;
+use crate::{Config, Error};
 
-/// How long the driver may be silent before its GPUs are not offered any more: a container that is started then would hang too.
+/// How long the driver may be silent before its GPUs are withdrawn. A container that starts after that would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
 
 const OFFERED_NO_MORE: &str =
-    "It is offered no more, and nothing starts on it until it recovers; pods that run there are left alone";
+    "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that already run there are not touched";
 
-/// All GPUs that were ever seen by this process, or that grants on disk lie on.
+/// All GPUs that this process has seen, and GPUs that grants on disk use.
 struct Machine {
     tracker: Tracker,
     driver: String,
     gpus: BTreeMap<String, Gpu>,
-    /// Those whose MIG is on, as the driver said last.
+    /// UUIDs of the GPUs in MIG mode, from the driver's last answer.
     divided: BTreeSet<String>,
     silent_since: Option<Instant>,
 }
 
-/// Follows the probe for ever. `before` is the node's inventory as an earlier agent left it: what failed then has not recovered
-/// because the agent restarted.
+/// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a GPU that failed earlier has not
+/// recovered just because the agent restarted.
 ///
 /// # Errors
 /// The memory unit does not fit this node.
@@ -59,14 +60,14 @@ pub(crate) async fn follow(
     };
     let mut client = ProbeClient::start(probe(&config)?, timing);
     agent.set_probe(client.handle());
-    // While the probe starts.
+    // Runs while the probe starts.
     machine.recall(&agent, before.await);
     let mut warned = None;
     loop {
         let Some(update) = client.next().await else {
             return Err(Error::Ended {
                 part: "the probe's client",
-                text: "it gave its last update".to_owned(),
+                text: "it stopped sending updates".to_owned(),
             });
         };
         let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -86,7 +87,7 @@ pub(crate) async fn follow(
                     info!(
                         gpu = event.uuid.as_deref().unwrap_or("?"),
                         xid = event.xid,
-                        "XID, of no consequence"
+                        "XID that needs no action"
                     );
                     continue;
                 }
@@ -102,7 +103,7 @@ pub(crate) async fn follow(
             }
         }
         let warning = machine.publish(&agent)?;
-        // After it: who reads the event finds the inventory to match.
+        // Events go last, so that a reader of the event finds a matching inventory.
         machine.tell(&agent, &changed);
         if warning != warned {
             if let Some(text) = &warning {
@@ -113,30 +114,14 @@ pub(crate) async fn follow(
     }
 }
 
-/// How much memory of each GPU each pod's processes use, by UUID and UID.
-pub(crate) fn memory_in_use(gpus: Vec<GpuProcesses>) -> BTreeMap<String, BTreeMap<String, MiB>> {
-    let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
-    for gpu in gpus {
-        let pods = in_use.entry(gpu.uuid).or_default();
-        for process in gpu.processes {
-            // The host's own processes are what --reserve-memory is for.
-            if let Some(uid) = process.pod {
-                let used = pods.entry(uid).or_default();
-                *used = used.saturating_add(process.used);
-            }
-        }
-    }
-    in_use
-}
-
 fn probe(config: &Config) -> Result<Where, Error> {
     let program = match &config.probe {
-        Some(config::Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
-        Some(config::Probe::Start(program)) => program.clone(),
+        Some(Probe::Socket(socket)) => return Ok(Where::Socket(socket.clone())),
+        Some(Probe::Start(program)) => program.clone(),
         None => beside_us()?,
     };
     let sys_root = (config.sys_root != std::path::Path::new("/")).then(|| config.sys_root.clone());
-    // There the probe finds the driver's library, unless it is told which one, and the files of which it makes a CDI spec.
+    // Here the probe finds the driver's library, unless --nvml-library names it, and the files that a CDI spec lists.
     let below = config.sys_root.join(config.driver_root.trim_start_matches('/'));
     let driver_root = Some(below).filter(|root| root != std::path::Path::new("/"));
     Ok(Where::Spawn(Spawn {
@@ -153,13 +138,15 @@ fn probe(config: &Config) -> Result<Where, Error> {
 fn beside_us() -> Result<PathBuf, Error> {
     let own = std::env::current_exe().map_err(|error| Error::Config {
         origin: "--probe".to_owned(),
-        text: format!("it is not given, and the own program cannot be found to look for divvy-probe beside it: {error}"),
+        text: format!(
+            "the option is not set, and the agent cannot find its own program to look for divvy-probe next to it: {error}"
+        ),
     })?;
     Ok(own.with_file_name("divvy-probe"))
 }
 
 impl Machine {
-    /// Takes over what the node's annotation says of GPUs that failed, and of lost ones on which grants lie.
+    /// Restore what the node's annotation says about failed GPUs, and about lost GPUs that still have grants.
     fn recall(&mut self, agent: &Agent, before: Option<Inventory>) {
         let Some(before) = before else { return };
         let core = agent.core();
@@ -183,7 +170,7 @@ impl Machine {
         }
     }
 
-    /// Takes a snapshot in; the GPUs whose verdict changed.
+    /// Take over a snapshot and return the UUIDs of the GPUs whose verdict changed.
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         let changed = self.tracker.snapshot(now, &snapshot);
@@ -195,14 +182,14 @@ impl Machine {
         changed
     }
 
-    /// Says in the log and as events of the node which GPUs went bad or came back.
+    /// Log which GPUs failed or recovered, and post an event about each on the node.
     fn tell(&self, agent: &Agent, changed: &[String]) {
         for uuid in changed {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.gpus.get(uuid)) else {
                 continue;
             };
             let name = format!("GPU {} ({}, {uuid})", gpu.index, gpu.model);
-            let why = verdict.reason.as_deref().unwrap_or("no reason is known");
+            let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
             let (warning, reason, text) = match verdict.health {
                 Health::Ok => (false, "GpuRecovered", format!("{name} has recovered and is offered again")),
                 Health::Failed => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
@@ -224,11 +211,11 @@ impl Machine {
             let verdict = self.tracker.verdict(&gpu.uuid).cloned().unwrap_or_default();
             gpu.health = verdict.health;
             gpu.reason = verdict.reason;
-            // To CUDA it is no device, and its parts are not offered.
+            // CUDA cannot use the whole GPU in MIG mode, and Divvy does not offer its MIG devices.
             if self.divided.contains(&gpu.uuid) && gpu.health == Health::Ok {
                 gpu.health = Health::Failed;
                 gpu.reason = Some(format!(
-                    "MIG is on, so that nothing can run on the whole GPU; nvidia-smi -i {} -mig 0 switches it off",
+                    "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0",
                     gpu.index
                 ));
             }
@@ -237,7 +224,7 @@ impl Machine {
                 gpu.reason = Some("the driver does not answer".to_owned());
             }
         }
-        // A lost GPU keeps its index; another may have it by now.
+        // A lost GPU keeps its index, which another GPU may have by now.
         gpus.sort_by(|a, b| (a.index, a.health == Health::Lost, &a.uuid).cmp(&(b.index, b.health == Health::Lost, &b.uuid)));
         let warning = agent.core().set_hardware(&self.driver, gpus)?;
         agent.hardware_changed();
@@ -245,7 +232,7 @@ impl Machine {
     }
 }
 
-/// The parts of the GPUs whose MIG is on.
+/// The MIG devices of each GPU in MIG mode, by GPU UUID.
 fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
     let parts = |gpu: &GpuFacts| Some((gpu.uuid.clone(), MigDevice::of(gpu.mig, &gpu.mig_devices)?.to_vec()));
     snapshot.gpus.iter().filter_map(parts).collect()

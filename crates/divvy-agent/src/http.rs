@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics`.
+//! The HTTP endpoints `/healthz`, `/readyz`, and `/metrics`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tracing::info;
 use crate::Error;
 use crate::agent::Agent;
 
-/// Any pod may be able to connect. The callers that matter are the kubelet and a collector of metrics, and they ask for three small pages.
+/// Limits for an endpoint that any pod may reach. The relevant callers are the kubelet and a metrics collector, which fetch three small pages.
 const LIMITS: Limits = {
     let share = Share {
         connections: 16,
@@ -57,14 +57,14 @@ pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: Cancel
     Ok(())
 }
 
-/// Names the parts that are not ready, and not the reasons: these contain paths of the node and the API server's answers, and any pod of the
-/// cluster may be able to ask.
+/// Answer with the names of the parts that are not ready. The reasons are left out: they contain paths of the node and the API server's
+/// answers, and any pod of the cluster may be able to call this.
 async fn ready(State(agent): State<Arc<Agent>>) -> Response {
     let parts = agent.ready.parts();
     if parts.is_empty() {
         return "ok\n".into_response();
     }
-    let text = format!("not ready: {}; the agent's log says why\n", parts.join(", "));
+    let text = format!("not ready: {}; see the agent's log for the reasons\n", parts.join(", "));
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 

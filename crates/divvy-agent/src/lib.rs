@@ -1,4 +1,4 @@
-//! The node agent: device plugin, arbiter of GPU memory, publisher of the inventory.
+//! The node agent: device plugin, arbiter of GPU memory, and publisher of the inventory.
 //!
 //! ```text
 //! divvy-probe ─ hardware ─┐                     ┌─ plugin ── kubelet: ListAndWatch, preferred, Allocate
@@ -6,8 +6,8 @@
 //! checkpoint, cgroups ────┘   (pure)            └─ agent ─── PreStart, reconcile: facts → actions → files, events
 //! ```
 //!
-//! [`divvy_agent_core`] holds every decision and touches nothing; `agent` reads facts, asks it, and performs its actions under one lock;
-//! the other modules move values in and out.
+//! [`divvy_agent_core`] makes every decision and has no side effects. `agent` reads facts, calls [`divvy_agent_core`], and performs its actions under one lock.
+//! The other modules move values in and out.
 
 #![forbid(unsafe_code)]
 
@@ -15,20 +15,22 @@ mod agent;
 mod args;
 mod cgroups;
 mod cluster;
-pub mod config;
+mod config;
 mod driver;
 mod error;
 mod files;
 mod hardware;
 mod http;
+mod memory_in_use;
 mod metrics;
+mod pending_event;
 mod plugin;
 mod ready;
 mod registered;
 mod run;
 mod store;
 
-pub use args::{Args, Settings};
+pub use args::{Args, DeviceListStrategy, DriverSpecMode, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;

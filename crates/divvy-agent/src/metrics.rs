@@ -1,4 +1,4 @@
-//! What `/metrics` shows. Counters are kept here; what is a state is read from the core when it is asked for.
+//! The content of `/metrics`. Counters are kept here; gauges that describe a state are computed from the core at each request.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,7 +47,7 @@ struct GpuLabel {
     gpu: String,
 }
 
-/// Counters of one agent.
+/// The metrics of one agent.
 pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     pre_start: Family<Outcome, Histogram>,
@@ -70,7 +70,7 @@ impl Metrics {
     pub(crate) fn new() -> Metrics {
         let metrics = Metrics {
             registry: Mutex::new(Registry::default()),
-            // Up to the 5 s that a start waits for its pod to be seen.
+            // The buckets reach up to 5 s, the time that a start waits for its pod's object.
             pre_start: Family::new_with_constructor(|| {
                 Histogram::new([0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0])
             }),
@@ -93,38 +93,38 @@ impl Metrics {
         );
         registry.register(
             "divvy_agent_steering_misses",
-            "Containers whose device ids lie on another GPU than the one they were given",
+            "Containers whose device ids lie on a GPU other than the one that they were granted",
             metrics.steering_misses.clone(),
         );
         registry.register(
             "divvy_agent_double_handouts",
-            "Container starts whose device ids another live pod has too (kubernetes#137534)",
+            "Container starts whose device ids are also held by another live pod (kubernetes#137534)",
             metrics.double_handouts.clone(),
         );
         registry.register(
             "divvy_agent_reconcile",
-            "Disagreements found between records, specs, checkpoint, pods and cgroups, by class",
+            "Disagreements found between records, specs, checkpoint, pods, cgroups, and processes, by class",
             metrics.reconcile.clone(),
         );
         registry.register(
             "divvy_agent_registrations",
-            "Registrations that the kubelet took since the agent started",
+            "Registrations that the kubelet accepted since the agent started",
             metrics.registrations.clone(),
         );
         registry.register(
             "divvy_agent_registered",
-            "1 while the kubelet listens to the resource's devices",
+            "1 while the kubelet watches the resource's devices",
             metrics.registered.clone(),
         );
         registry.register(
             "divvy_agent_probe_up",
-            "1 while the probe gives snapshots of the GPUs",
+            "1 while the probe delivers snapshots of the GPUs",
             metrics.probe_up.clone(),
         );
         registry.register(
             "divvy_agent_driver_spec_stale",
-            "1 while the CDI specs from which containers get the driver's libraries are of another driver than the loaded one, name files that are gone, or \
-             do not name a GPU",
+            "1 while the CDI specs that provide the driver's libraries do not fit: made for another driver than the loaded one, naming \
+             missing files, or not naming a GPU",
             metrics.driver_spec_stale.clone(),
         );
         drop(registry);
@@ -169,7 +169,7 @@ impl Metrics {
         self.driver_spec_stale.set(i64::from(stale));
     }
 
-    /// The text of `/metrics`, in the OpenMetrics format.
+    /// Return the text of `/metrics` in the OpenMetrics format.
     pub(crate) fn text(&self, core: &Core) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
@@ -224,17 +224,17 @@ fn describe(registry: &mut Registry, core: &Core) {
     }
     let grants: Gauge = Gauge::default();
     grants.set(gauge(records));
-    registry.register("divvy_agent_gpus", "GPUs of the node by health", gpus);
+    registry.register("divvy_agent_gpus", "GPUs of the node, by health", gpus);
     registry.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
     registry.register("divvy_agent_grants", "Containers with a grant", grants);
     registry.register(
         "divvy_agent_gpu_shared_mebibytes",
-        "Memory that a GPU offers to share",
+        "Memory that a GPU offers for sharing",
         shared,
     );
     registry.register(
         "divvy_agent_gpu_granted_mebibytes",
-        "Memory of pods with a grant on a GPU",
+        "Memory on a GPU that is booked by pods with a grant",
         granted,
     );
     registry.register(

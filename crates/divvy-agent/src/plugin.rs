@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::agent::Agent;
 use divvy_agent_core::Resource;
 
-/// One of the two.
+/// The device plugin of one resource.
 #[derive(Debug)]
 pub(crate) struct AgentPlugin {
     pub(crate) agent: Arc<Agent>,
@@ -43,7 +43,7 @@ impl Plugin for AgentPlugin {
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
         let cdi_devices = self.agent.core().allocate(self.resource, ids).map_err(Refusal::invalid)?;
         if self.resource == Resource::Memory {
-            // Which ids stay healthy depends on which are handed out.
+            // The handed-out ids decide which ids stay healthy.
             self.agent.publish();
             self.agent.look.notify_one();
         }

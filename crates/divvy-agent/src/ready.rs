@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// What stands in the way, by the part of the agent that says so.
+/// The reasons why the agent is not ready, by the part of the agent that reported them.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness {
     reasons: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl Readiness {
-    /// This part is not ready until it says otherwise.
+    /// Mark a part as not ready until it is cleared. A new reason is logged.
     pub(crate) fn set(&self, part: &'static str, reason: impl Into<String>) {
         let reason = reason.into();
         let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
@@ -20,12 +20,12 @@ impl Readiness {
         reasons.insert(part, reason);
     }
 
-    /// This part is ready.
+    /// Mark a part as ready.
     pub(crate) fn clear(&self, part: &'static str) {
         self.reasons.lock().unwrap_or_else(PoisonError::into_inner).remove(part);
     }
 
-    /// The parts that are not ready now.
+    /// The names of the parts that are not ready, in alphabetical order.
     pub(crate) fn parts(&self) -> Vec<&'static str> {
         let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
         reasons.keys().copied().collect()

@@ -1,8 +1,8 @@
-//! Whether the kubelet has our devices. Before that, and when it has lost them, it refuses for good every pod that is bound here ("no healthy
-//! devices present"), so the inventory says that nothing is to be bound.
+//! Whether the kubelet knows the agent's devices. Until then, and after it has lost them, the kubelet permanently rejects every pod that is
+//! bound here ("no healthy devices present"). Therefore the inventory says that no pod may be bound.
 //!
-//! That the kubelet took a registration and listens does not mean yet that it has read what it was sent. When it has, it writes its checkpoint, with
-//! the ids that are healthy (`genericDeviceUpdateCallback` in the kubelet's `devicemanager/manager.go`).
+//! A successful registration and an open ListAndWatch stream do not mean that the kubelet has processed the devices. Once it has, it writes
+//! its checkpoint with the ids that are healthy (`genericDeviceUpdateCallback` in `pkg/kubelet/cm/devicemanager/manager.go`).
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,23 @@ use tracing::{debug, warn};
 
 use crate::agent::Agent;
 
-/// Between two looks at the checkpoint, at first; doubled each time.
+/// The first pause between two checks of the checkpoint. Each pause is twice as long as the one before.
 const LOOK_FIRST: Duration = Duration::from_millis(2);
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// A kubelet that has not written its checkpoint by then has trouble with its disk, or another way of doing things.
+/// The time after which the agent stops waiting for the checkpoint. A kubelet that takes longer has trouble with its disk, or no longer
+/// writes its checkpoint at this point.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One resource that is registered.
+/// A registered resource.
 pub(crate) struct Registration {
-    /// What the kubelet is sent.
+    /// The devices that the kubelet receives.
     pub(crate) devices: watch::Receiver<Arc<Vec<Device>>>,
-    /// The resource.
+    /// The extended resource.
     pub(crate) name: String,
     pub(crate) status: watch::Receiver<Status>,
 }
 
-/// Tells the core, until the servers have ended. `before`: the checkpoint as it was before anything was sent.
+/// Tell the core whether the kubelet knows the devices, until the servers have ended. `before` is the checkpoint before the first device list.
 pub(crate) async fn follow(
     agent: Arc<Agent>,
     directory: PathBuf,
@@ -41,7 +42,7 @@ pub(crate) async fn follow(
 ) {
     let mut statuses: Vec<_> = registrations.iter().map(|one| one.status.clone()).collect();
     while let Some(counts) = all_ready(&mut registrations).await {
-        debug!("the kubelet listens; waiting until it has written down what it heard");
+        debug!("the kubelet watches the devices; waiting until its checkpoint has them");
         let ended = tokio::select! {
             () = written(&directory, before, &registrations) => {
                 tell(&agent, true);
@@ -62,7 +63,8 @@ fn tell(agent: &Agent, registered: bool) {
     agent.publish();
 }
 
-/// Waits until the kubelet listens to all of them; gives the numbers of their registrations. `None`: the servers have ended.
+/// Wait until the kubelet watches the devices of all resources, and return each resource's number of registrations. `None` if the servers
+/// have ended.
 async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
     loop {
         let mut counts = Vec::new();
@@ -70,14 +72,14 @@ async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
             let status = registration.status.wait_for(Status::is_ready).await.ok()?;
             counts.push(status.registrations);
         }
-        // The first may have gone while the others were waited for.
+        // The first registration may have ended while the others were pending.
         if registrations.iter().all(|one| one.status.borrow().is_ready()) {
             return Some(counts);
         }
     }
 }
 
-/// Waits until one of these registrations has ended. `None`: the servers have.
+/// Wait until one of these registrations has ended. `None` if the servers have ended.
 async fn any_ended(statuses: &mut [watch::Receiver<Status>], counts: &[u64]) -> Option<()> {
     let ends = statuses.iter_mut().zip(counts).map(|(status, count)| {
         let ended = status.wait_for(move |status| !status.is_ready() || status.registrations != *count);
@@ -87,7 +89,7 @@ async fn any_ended(statuses: &mut [watch::Receiver<Status>], counts: &[u64]) -> 
     ended
 }
 
-/// Waits until the kubelet has written a checkpoint other than the one before, with all ids that are healthy.
+/// Wait until the kubelet has written a checkpoint other than `before` that contains all healthy ids.
 async fn written(directory: &Path, before: Option<Writing>, registrations: &[Registration]) {
     let began = Instant::now();
     let mut pause = LOOK_FIRST;
@@ -99,14 +101,14 @@ async fn written(directory: &Path, before: Option<Writing>, registrations: &[Reg
         pause = (pause * 2).min(LOOK_MAX);
     }
     warn!(
-        "the kubelet listens to our devices and has not written them to its checkpoint within {PATIENCE:?}; taking it that it has them"
+        "the kubelet watches the devices, but has not written them to its checkpoint within {PATIENCE:?}; assuming that it knows them"
     );
 }
 
 async fn has_all(directory: &Path, registrations: &[Registration]) -> bool {
     let directory = directory.to_owned();
     let read = tokio::task::spawn_blocking(move || Checkpoint::read(&directory)).await;
-    // One that cannot be read is told of by whoever needs its entries.
+    // `Agent::facts` reports a checkpoint that cannot be read.
     let Ok(Ok(Some(checkpoint))) = read else { return false };
     registrations.iter().all(|registration| {
         let there = checkpoint.registered.get(&registration.name);

@@ -1,4 +1,4 @@
-//! The agent's life: what is started, in which order, and how it ends.
+//! The agent's life cycle: which tasks it starts, in which order, and how it stops.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
-use crate::config::{DeviceListStrategy, DriverSpecMode};
+use crate::args::{DeviceListStrategy, DriverSpecMode};
 use crate::driver::DriverSpec;
 use crate::plugin::AgentPlugin;
 use crate::registered::{self, Registration};
@@ -21,36 +21,36 @@ use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 use divvy_agent_core::{Core, Resource, Settings};
 
-/// Between two reconciliations.
+/// The time between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
-/// The same while something is expected to change.
+/// The same while a change is expected.
 const RECONCILE_SOON: Duration = Duration::from_secs(1);
-/// Events of one moment are looked at together.
+/// How long to wait for further notifications, so that one reconciliation handles several.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long the start waits to hear what the inventory said before.
+/// How long the start waits for the node's previous inventory.
 const BEFORE: Duration = Duration::from_secs(2);
-/// How long a node with grants waits for its inventory to be written before it registers without: containers that only
-/// restart need the plugin, and the API server may be away for longer.
+/// How long a node with grants waits for its inventory to be written before it registers anyway: containers that only restart need the
+/// plugin, and the API server may be unreachable for longer.
 const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
-/// How long the end waits until the inventory says that the agent leaves.
+/// How long a stop waits until the inventory says that the agent is leaving.
 const LEAVE_WRITTEN: Duration = Duration::from_millis(500);
-/// What the extender had sent before it read that is carried out within this time.
+/// How long a stop waits for Bindings that the extender sent before it read the new inventory.
 const LEAVE_LAST: Duration = Duration::from_millis(300);
-/// For one look at the node's pods after that: the watch may be behind.
+/// The timeout of one list of the node's pods after that, because the watch may lag behind.
 const LEAVE_LOOK: Duration = Duration::from_millis(200);
-/// How long the end waits for pods that are on their way to their start. Together with the others well below the grace period of any
+/// How long a stop waits for bound pods to start. The four timeouts together stay well below the termination grace period of any
 /// installation.
 const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 
-/// Runs the agent until `stop` is cancelled. Then nothing more is bound here, pods that are on their way get their devices (1.8 s at most),
-/// the sockets are removed, and it returns `Ok`.
+/// Run the agent until `stop` is cancelled. Then no further pod is bound here, pods that are already bound get their devices (after at most
+/// 1.8 s), the sockets are removed, and the function returns `Ok`.
 ///
-/// What may pass (no driver, no kubelet, no API server) is logged, makes `/readyz` fail, and is tried again for ever.
+/// A failure that may pass (no driver, no kubelet, no API server) is logged, makes `/readyz` fail, and is retried indefinitely.
 ///
 /// # Errors
-/// What will not pass by itself: the configuration, the agent's own files, the address of `--metrics`, a memory unit that does
-/// not fit the node.
+/// A failure that lasts until an operator fixes it: the configuration, the agent's own files, the address of `--metrics`, or a memory unit
+/// that does not fit the node.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     config.check()?;
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
@@ -95,7 +95,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
         events,
     }));
-    agent.ready.set("gpus", "the probe has not given a snapshot yet");
+    agent.ready.set("gpus", "the probe has not delivered a snapshot yet");
     agent.ready.set("inventory", "not written yet");
     agent.ready.set("pods", "not listed yet");
     agent.ready.set("kubelet", "not registered yet");
@@ -125,7 +125,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
             hardware::follow(agent, config, before).await
         }
     }));
-    // Not dropped at the stop: the servers take their leave of the kubelet.
+    // The server task is not dropped on a stop: the plugin servers still close their kubelet connections.
     tasks.spawn(serve(agent, config, written, has_grants, stop.clone()));
 
     let mut outcome = Ok(());
@@ -146,21 +146,21 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
                     break;
                 }
                 None => {
-                    outcome = Err(Error::Ended { part: "the agent", text: "nothing is left to do".to_owned() });
+                    outcome = Err(Error::Ended { part: "the agent", text: "no task is left".to_owned() });
                     break;
                 }
             }
         }
     }
     stop.cancel();
-    // The plugin servers remove their sockets, the probe's client kills its child.
+    // The plugin servers remove their sockets, and the probe's client kills its child process.
     while tasks.join_next().await.is_some() {}
     info!("divvy agent ends");
     outcome
 }
 
-/// Takes leave of the scheduler, then of the pods that it has sent: a pod that is bound here after the plugin is gone is refused by the
-/// kubelet for good. Whatever does not come in time is not waited for.
+/// Announce the stop to the extender, then wait for the pods that it has already bound here. The kubelet permanently rejects a pod that is
+/// bound here once the plugin is gone. Every wait has a timeout.
 async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
     if written.borrow().is_empty() {
         return;
@@ -172,9 +172,7 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
     match known.await {
         Ok(Ok(_)) => {}
         Ok(Err(_)) | Err(_) => {
-            warn!(
-                "the inventory could not be changed in time: a pod that is bound to this node now may be refused by its kubelet"
-            );
+            warn!("the inventory could not be changed in time: the kubelet may reject a pod that is bound to this node now");
             return;
         }
     }
@@ -187,8 +185,8 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
                 agent.say(actions);
             }
         }
-        Ok(Err(error)) => warn!(%error, "this node's pods could not be listed; only those that the watch told of are waited for"),
-        Err(_) => warn!("this node's pods were not listed in time; only those that the watch told of are waited for"),
+        Ok(Err(error)) => warn!(%error, "cannot list this node's pods; waiting only for the pods that the watch reported"),
+        Err(_) => warn!("this node's pods were not listed in time; waiting only for the pods that the watch reported"),
     }
     let began = Instant::now();
     while began.elapsed() < LEAVE_ADMITTED {
@@ -198,10 +196,10 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let left = agent.core().on_their_way();
-    warn!("{left} pods that are bound to this node have not begun; those that the kubelet has not admitted yet it may refuse");
+    warn!("{left} pods that are bound to this node have not started; the kubelet may reject those that it has not admitted yet");
 }
 
-/// `future`, or nothing once the agent stops. Dropping it ends what it owns.
+/// Run `future` until the agent stops. Dropping the future ends what it owns.
 fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
     stop: &CancellationToken,
     future: F,
@@ -215,7 +213,7 @@ fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
     }
 }
 
-/// Once the GPUs are known and published: reconciles, registers, and goes on reconciling.
+/// Once the GPUs are known and published: reconcile, register, and keep reconciling.
 async fn serve(
     agent: Arc<Agent>,
     config: Config,
@@ -261,7 +259,7 @@ async fn serve(
             ended = servers.join_next() => match ended {
                 Some(Ok(Err(error))) => return Err(error.into()),
                 Some(Err(error)) => return Err(Error::Ended { part: "a plugin server", text: error.to_string() }),
-                // Stopped: the other one ends as well.
+                // The agent is stopping: the other server ends as well.
                 Some(Ok(Ok(()))) => {}
                 None => return Ok(()),
             },
@@ -270,27 +268,28 @@ async fn serve(
     }
 }
 
-/// Waits until registering makes sense.
+/// Wait until the agent can register with the kubelet.
 async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grants: bool) -> Result<(), Error> {
     let mut inventory = agent.inventory.subscribe();
-    // The senders live as long as the agent.
+    // The senders live as long as the agent, so this error does not occur in practice.
     let closed = |_| Error::Ended {
         part: "the inventory",
-        text: "nobody writes it any more".to_owned(),
+        text: "its writer ended".to_owned(),
     };
     inventory.wait_for(|text| !text.is_empty()).await.map_err(closed)?;
-    // Grants are complete before the first call can come: what a lost record does not book, another pod could get.
+    // Restore lost records before the first call can arrive: without its record, a running container's memory could be granted to
+    // another pod.
     agent.reconcile(true).await;
     let mut written = written.subscribe();
     let first_written = written.wait_for(|text| !text.is_empty());
     if has_grants {
         if tokio::time::timeout(INVENTORY_PATIENCE, first_written).await.is_err() {
-            warn!("the inventory cannot be written; registering all the same, for the containers that are here already");
+            warn!("the inventory cannot be written; registering anyway, for the containers that already run here");
         }
     } else {
         first_written.await.map_err(closed)?;
     }
-    // The node's object was read before the inventory was made. What containers would not get is not offered.
+    // The node's object was read before the inventory was made. Without CDI, containers would not get their GPUs, so offer nothing.
     let mut without_cdi = agent.without_cdi.subscribe();
     without_cdi.wait_for(|without| !without).await.map_err(closed)?;
     Ok(())
@@ -304,7 +303,7 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
             () = agent.look.notified() => tokio::time::sleep(SETTLE).await,
             () = tokio::time::sleep(pause) => {}
         }
-        // However often something happens, the driver is asked for its processes at the regular pace.
+        // However often notifications arrive, the driver lists its processes only at the regular pace.
         let ask_driver = asked.elapsed() >= RECONCILE;
         if ask_driver {
             asked = Instant::now();
@@ -316,7 +315,7 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
     }
 }
 
-/// A resource's registration, for readiness and metrics; ends with its server.
+/// Follow a resource's registration for readiness and metrics. Ends with the resource's server.
 async fn follow_status(agent: Arc<Agent>, resource: Resource, name: String, mut status: watch::Receiver<Status>) {
     let part = match resource {
         Resource::Memory => "kubelet",

@@ -1,4 +1,4 @@
-//! The agent's own files: the node key, the grants' records, the CDI specs. The only place where [`Action`]s on files are performed.
+//! The agent's own files: the node key, the grants' records, and the CDI specs. No other module performs file [`Action`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,45 +15,45 @@ use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, SHARED_DEVICES, owner_of
 
 const KEY_FILE: &str = "node.key";
 
-/// The driver's spec that the agent makes itself (`crate::driver`).
+/// The CDI spec of the driver that the agent makes itself (see `crate::driver`).
 const DRIVER_FILE: &str = "divvy.dev-driver_nvidia.com-gpu.json";
 
-/// A driver has hundreds of files.
+/// The size limit of a driver's spec in bytes. A driver has hundreds of files.
 const DRIVER_SPEC_LIMIT: u64 = 4 * 1024 * 1024;
 
-/// Where the agent's files are.
+/// The directories of the agent's files.
 #[derive(Debug)]
 pub(crate) struct Store {
     grants: PathBuf,
     cdi: PathBuf,
     sys_root: PathBuf,
     state: PathBuf,
-    /// Specs of whole GPUs as they were read, until their files change: a driver's spec is long, and starts are frequent.
+    /// The parsed specs of whole GPUs, kept until a file changes: a driver's spec is long, and container starts are frequent.
     driver_specs: Mutex<Arc<DriverSpecs>>,
 }
 
-/// The specs of whole GPUs, in the order in which grants look for one.
+/// The specs of whole GPUs, in the order in which grants search them for a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct DriverSpecs {
-    /// Of all files of the directories.
+    /// The stamps of all files in the directories, including files that are not used.
     stamps: Vec<Stamp>,
     pub(crate) files: Vec<DriverFile>,
 }
 
-/// One of them.
+/// A spec of whole GPUs.
 #[derive(Debug)]
 pub(crate) struct DriverFile {
     pub(crate) stamp: Stamp,
-    /// As it is called on the machine.
+    /// The file's path on the machine.
     pub(crate) shown: String,
-    /// The agent made it.
+    /// The agent made this file.
     pub(crate) own: bool,
-    /// It lies in the CDI directory.
+    /// The file is in the CDI directory, not in `/etc/cdi`.
     pub(crate) in_cdi_dir: bool,
     pub(crate) spec: cdi::Spec,
 }
 
-/// A file as it was when it was read.
+/// Identifies a file's content at the time of reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stamp {
     path: PathBuf,
@@ -63,17 +63,16 @@ pub(crate) struct Stamp {
 }
 
 impl Store {
-    /// Makes the directories that are not there (the state directory for root only), and removes what a killed agent left
-    /// half-written.
+    /// Create missing directories (the state directory is accessible to root only), and remove files that a killed agent left half-written.
     ///
     /// # Errors
-    /// With the path and the system's reason.
+    /// The path and the system's error.
     pub(crate) fn open(state: &Path, cdi: &Path, sys_root: &Path) -> Result<Store, FileError> {
         let grants = state.join("grants");
         files::make_directory(state, 0o700)?;
-        // Also one that was there before: names of grants are secrets.
+        // Tighten an existing directory as well: the names of grants are secret.
         std::fs::set_permissions(state, std::fs::Permissions::from_mode(0o700)).map_err(|source| FileError {
-            action: "close to others",
+            action: "restrict access to",
             path: state.to_owned(),
             source,
         })?;
@@ -91,11 +90,11 @@ impl Store {
         })
     }
 
-    /// The node's key, made at the first start from the system's random numbers.
+    /// Return the node's key. The first start creates it from the system's random numbers.
     ///
     /// # Errors
-    /// The file is there and is not a key: with another one, no name that the kubelet has recorded would be derivable, and whoever
-    /// made this file should know why. Or it can neither be read nor written.
+    /// The file cannot be read or written, or its content is not a key. In the latter case the agent does not replace the file: with a new
+    /// key, it could no longer derive the grant names that the kubelet has recorded.
     pub(crate) fn node_key(&self) -> Result<NodeKey, FileError> {
         let path = self.state.join(KEY_FILE);
         let refuse = |action, source| FileError {
@@ -105,7 +104,7 @@ impl Store {
         };
         if let Some(text) = files::read(&path, LIMIT)? {
             let key = decode_key(text.trim_end()).ok_or_else(|| {
-                let text = "it is not a node key (64 hex digits); remove it, and delete the pods with GPUs on this node";
+                let text = "the file is not a node key (64 hex digits); remove it, and delete the pods with GPUs on this node";
                 refuse("use", io::Error::new(io::ErrorKind::InvalidData, text))
             })?;
             return Ok(NodeKey(key));
@@ -125,12 +124,12 @@ impl Store {
             .chain(["\n".to_owned()])
             .collect();
         files::write_atomic(&self.state, KEY_FILE, text.as_bytes(), 0o600)?;
-        info!(path = %path.display(), "made the node's key");
+        info!(path = %path.display(), "created the node's key");
         Ok(NodeKey(key))
     }
 
-    /// All records that can be read. One that cannot is set aside under another name and logged: its grant comes back from the
-    /// spec, or from checkpoint and allocation.
+    /// Return all records that can be read. A record that cannot be read is renamed and logged; its grant is restored from its spec, or from
+    /// checkpoint and allocation.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -146,7 +145,7 @@ impl Store {
                     .map_err(|error| error.to_string())
                     .and_then(|record| match record.file_name() == name {
                         true => Ok(record),
-                        false => Err(format!("it belongs into {}", record.file_name())),
+                        false => Err(format!("it should be named {}", record.file_name())),
                     }),
                 Ok(None) => continue,
                 Err(error) => Err(error.to_string()),
@@ -154,9 +153,9 @@ impl Store {
             match found {
                 Ok(record) => records.push(record),
                 Err(text) => {
-                    warn!(path = %path.display(), %text, "this grant record cannot be used; set aside as *.broken");
+                    warn!(path = %path.display(), %text, "this grant record cannot be used; renaming it to *.broken");
                     if let Err(error) = std::fs::rename(&path, self.grants.join(format!("{name}.broken"))) {
-                        warn!(path = %path.display(), %error, "and it could not be renamed");
+                        warn!(path = %path.display(), %error, "this grant record could not be renamed");
                     }
                 }
             }
@@ -164,10 +163,10 @@ impl Store {
         Ok(records)
     }
 
-    /// Performs an action on files; an event is none.
+    /// Perform an action on files. An event changes no file.
     ///
     /// # Errors
-    /// With the path and the system's reason; nothing was changed then.
+    /// The path and the system's error. The file is then unchanged.
     pub(crate) fn perform(&self, action: &Action) -> Result<(), FileError> {
         match action {
             Action::WriteRecord(record) => {
@@ -180,7 +179,7 @@ impl Store {
                 let path = self.cdi.join(&file);
                 match files::read(&path, LIMIT) {
                     Ok(None) => Ok(()),
-                    // The name came back with its ids and the file is another pod's by now.
+                    // The grant name was reused, and the file belongs to another pod by now.
                     Ok(Some(text)) if owner_of_spec(&text) != *owner => Ok(()),
                     Err(error) if owner.is_some() => Err(error),
                     Ok(Some(_)) | Err(_) => files::remove(&self.cdi, &file),
@@ -190,7 +189,7 @@ impl Store {
         }
     }
 
-    /// The specs of grants that are on the node, by name. What cannot be read is an empty text, which is nobody's.
+    /// Return the grants' specs on the node, by grant name. A spec that cannot be read has an empty text and thus no owner.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -210,7 +209,7 @@ impl Store {
         Ok(specs)
     }
 
-    /// The driver's files on the node: device files, and CDI specs of whole GPUs in the CDI directory and in `/etc/cdi`.
+    /// Return the driver's files on the node: device nodes, and the specs of whole GPUs in the CDI directory and in `/etc/cdi`.
     pub(crate) fn node_files(&self) -> NodeFiles {
         let devices: BTreeSet<String> = SHARED_DEVICES
             .iter()
@@ -224,11 +223,11 @@ impl Store {
         }
     }
 
-    /// The CDI specs of whole GPUs in the CDI directory and in `/etc/cdi`; the same value again while no file changes.
+    /// Return the specs of whole GPUs in the CDI directory and in `/etc/cdi`. The files are read again only after a change.
     pub(crate) fn driver_specs(&self) -> Arc<DriverSpecs> {
         let mut found: Vec<(Stamp, String, bool)> = Vec::new();
         let etc = self.sys_root.join("etc/cdi");
-        // As CDI does: what lies in /var/run/cdi goes before what lies in /etc/cdi. Somebody may have made them one.
+        // As in CDI, /var/run/cdi takes precedence over /etc/cdi. Both may be the same directory.
         let same = self.cdi.canonicalize().ok() == etc.canonicalize().ok();
         let directories = [(&self.cdi, self.cdi.display().to_string()), (&etc, "/etc/cdi".to_owned())];
         for (directory, shown) in directories.into_iter().take(if same { 1 } else { 2 }) {
@@ -264,18 +263,18 @@ impl Store {
         known.clone()
     }
 
-    /// Where the agent's own spec of the driver lies.
+    /// Return the path of the agent's own spec of the driver.
     pub(crate) fn own_driver_spec(&self) -> PathBuf {
         self.cdi.join(DRIVER_FILE)
     }
 
-    /// Writes the agent's own spec of the driver, unless it says just that.
+    /// Write the agent's own spec of the driver, unless the file has this text already.
     ///
     /// # Errors
-    /// With the path and the system's reason.
+    /// The path and the system's error.
     pub(crate) fn write_driver_spec(&self, text: &str) -> Result<Written, FileError> {
         let path = self.own_driver_spec();
-        // One that cannot be read is replaced.
+        // A file that cannot be read is replaced.
         let written = match files::read(&path, DRIVER_SPEC_LIMIT) {
             Ok(Some(present)) if present == text => false,
             Ok(_) | Err(_) => {
@@ -289,26 +288,26 @@ impl Store {
         })
     }
 
-    /// Removes the agent's own spec of the driver.
+    /// Remove the agent's own spec of the driver.
     ///
     /// # Errors
-    /// With the path and the system's reason.
+    /// The path and the system's error.
     pub(crate) fn remove_driver_spec(&self) -> Result<(), FileError> {
         files::remove(&self.cdi, DRIVER_FILE)
     }
 }
 
-/// What [`Store::write_driver_spec`] did.
+/// The result of [`Store::write_driver_spec`].
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// The file now.
+    /// The file's present stamp.
     pub(crate) stamp: Option<Stamp>,
-    /// It was another one, or not there.
+    /// True if the text was written, false if the file had it already.
     pub(crate) written: bool,
 }
 
 impl Stamp {
-    /// Of the file itself, if it is a link of that; `None` if there is nothing.
+    /// Return the stamp of a file, or `None` if it does not exist. For a symbolic link, the stamp describes the link.
     fn of(path: PathBuf) -> Option<Stamp> {
         let metadata = std::fs::symlink_metadata(&path).ok()?;
         Some(Stamp {
@@ -320,10 +319,10 @@ impl Stamp {
     }
 }
 
-/// A spec of whole GPUs.
+/// Read a spec of whole GPUs, or `None` if the file is something else.
 fn driver_spec(path: &Path) -> Option<cdi::Spec> {
     match files::read(path, DRIVER_SPEC_LIMIT) {
-        // A cheap look before the parsing: most nodes have specs of other kinds.
+        // This check is cheaper than parsing, and most nodes have specs of other kinds.
         Ok(Some(text)) if text.contains(cdi::NVIDIA_KIND) => match cdi::Spec::parse(&text) {
             Ok(spec) => (spec.kind == cdi::NVIDIA_KIND).then_some(spec),
             Err(error) => {
@@ -350,7 +349,7 @@ fn decode_key(text: &str) -> Option<[u8; 32]> {
     Some(key)
 }
 
-/// `/proc/sys/kernel/random/boot_id` under a root; a made-up one where there is none (it only tells boots apart).
+/// Return `/proc/sys/kernel/random/boot_id` under a root, or `unknown` if there is none. It only distinguishes boots.
 pub(crate) fn boot_id(sys_root: &Path) -> String {
     let path = "proc/sys/kernel/random/boot_id";
     files::read_kernel(&sys_root.join(path))
@@ -423,7 +422,7 @@ mod tests {
         }
         assert_eq!(store.load_records().expect("listed"), [record("u1")]);
         assert_eq!(store.load_records().expect("listed again"), [record("u1")]);
-        assert!(grants.join("u2_main.json.broken").exists(), "kept for whoever wants to look");
+        assert!(grants.join("u2_main.json.broken").exists(), "kept for inspection");
     }
 
     #[test]
@@ -447,7 +446,7 @@ mod tests {
                 name: name.clone(),
                 owner: Some(owner.to_owned()),
             };
-            store.perform(&action).expect("looked at");
+            store.perform(&action).expect("performed");
             store.specs().expect("listed").len()
         };
         assert_eq!(remove("old"), 1);

@@ -2,290 +2,264 @@ use std::fmt;
 
 use divvy_model::{Error, MiB, PodKey};
 
-/// When something was: as far as the history says so.
+/// When something happened, as far as the history says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    /// resourceVersion of the change.
+    /// The resourceVersion of the change.
     pub revision: Option<u64>,
-    /// Unix time in milliseconds by the clock of whoever wrote the history down.
+    /// Unix time in milliseconds, by the clock of the program that recorded the history.
     pub at_ms: Option<i64>,
 }
 
-/// What a finding means for the answer.
+/// What a finding means for the result of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Something that must not be was.
+    /// A rule was broken.
     Fault,
-    /// It cannot be told whether something was that must not be.
+    /// The history does not say whether a rule was broken.
     Doubt,
-    /// Worth a look; nothing is wrong as far as this history goes.
+    /// Worth examining, but as far as this history goes, nothing is wrong.
     Note,
 }
 
 /// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
-    /// The node.
     pub node: String,
-    /// NVML index.
+    /// The NVML index.
     pub index: u32,
-    /// NVML's UUID; `None` on a node of gpushare's plugin.
+    /// NVML's UUID; `None` on a node of gpushare's device plugin.
     pub uuid: Option<String>,
 }
 
 impl fmt::Display for Card {
-    /// `GPU 0 of node n1`
+    /// Format the GPU as `GPU 0 of node n1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "GPU {} of node {}", self.index, self.node)
     }
 }
 
-/// A pod and what it has on a GPU.
+/// A pod and the memory that it has on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
     pub uid: String,
-    /// What it has.
+    /// The memory that the pod has on the GPU.
     pub memory: MiB,
 }
 
-/// A pod.
+/// The pod that a finding is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Who {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
     pub uid: String,
 }
 
-/// Something that the audit has to say.
+/// A finding of an audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// When it was first seen.
     pub at: Moment,
-    /// When it had passed; `None` if it had not when the history ended, or if it is no state that passes.
+    /// When it was over; `None` if it was not over when the history ended, or if it is not a condition that passes.
     pub until: Option<Moment>,
-    /// What it is.
+    /// What was found.
     pub what: What,
 }
 
-/// What an audit can find.
+/// The kinds of findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// Pods that had been bound and had not ended were allocated more of a GPU than it has.
+    /// Pods that were bound and had not ended were allocated more of a GPU than it has.
     Overcommitted {
-        /// The GPU.
         card: Card,
-        /// What it has to give.
+        /// The memory that the GPU offers.
         capacity: MiB,
-        /// The most that was allocated at once.
+        /// The most memory that was allocated at once.
         booked: MiB,
-        /// By whom, the largest share first.
+        /// The pods that it was allocated to, largest share first.
         by: Vec<Share>,
-        /// Containers of pods that have more than the GPU has ran at the same time, by the pods' status. Else it was a promise on
-        /// paper only.
+        /// Whether, by the pods' status, containers that together have more than the GPU ran at the same time. If not, it was
+        /// only a promise on paper.
         ran: bool,
-        /// It began with the GPU offering less than before.
+        /// Whether it began because the GPU offered less than before.
         shrunk: bool,
     },
-    /// By the containers' own reports more of a GPU was in use than it has.
+    /// By the containers' own reports, more of a GPU was in use than it has.
     OvercommittedByReports {
-        /// The GPU.
         card: Card,
-        /// What it has to give.
+        /// The memory that the GPU offers.
         capacity: MiB,
-        /// The most that was in use at once.
+        /// The most memory that was in use at once.
         used: MiB,
-        /// By whom, the largest share first.
+        /// The pods that used it, largest share first.
         by: Vec<Share>,
     },
-    /// A pod was bound to memory that containers of a vanished pod may still have had.
+    /// A pod was bound to memory that containers of a departed pod may still have held.
     GivenEarly {
-        /// The GPU.
         card: Card,
-        /// What it has to give.
+        /// The memory that the GPU offers.
         capacity: MiB,
-        /// What pods that are there were allocated, the newcomer among them.
+        /// The memory allocated to existing pods, including the new one.
         booked: MiB,
-        /// What containers of vanished pods had.
+        /// The memory that containers of departed pods had.
         held: MiB,
-        /// The newcomer.
+        /// The new pod.
         newcomer: Who,
     },
-    /// A pod's allocation is not the one that it was bound with.
+    /// A pod's allocation is not the one with which it was bound.
     AllocationChanged {
-        /// The pod.
         who: Who,
-        /// What it was bound with, in words.
+        /// The allocation with which it was bound, in words.
         before: String,
-        /// What it says now.
+        /// The allocation now, in words.
         after: String,
     },
-    /// A pod has an allocation and no node: nobody but the Binding writes one.
-    AllocatedUnbound {
-        /// The pod.
-        who: Who,
-    },
-    /// A pod that asks for GPU memory was bound without an allocation.
+    /// A pod has an allocation but no node, although only a Binding writes an allocation.
+    AllocatedUnbound { who: Who },
+    /// A pod that requests GPU memory was bound without an allocation.
     BoundWithoutAllocation {
-        /// The pod.
         who: Who,
-        /// Its node.
+        /// The pod's node.
         node: String,
-        /// Units that it asks for.
+        /// The number of units that the pod requests.
         units: u64,
     },
     /// A pod's allocation cannot be read.
     Unreadable {
-        /// The pod.
         who: Who,
-        /// Its node.
+        /// The pod's node.
         node: String,
-        /// What is wrong.
+        /// Why the allocation cannot be read.
         error: Error,
     },
     /// A pod's allocation names a GPU that its node never listed.
     NotOnNode {
-        /// The pod.
         who: Who,
-        /// Its node.
+        /// The pod's node.
         node: String,
-        /// UUID or index.
+        /// The GPU's UUID or index.
         gpu: String,
-        /// The node that lists it.
+        /// Another node that lists the GPU, if there is one.
         elsewhere: Option<String>,
     },
-    /// A pod's allocation is not what it asks for.
+    /// A pod's allocation differs from its request.
     NotAsAsked {
-        /// The pod.
         who: Who,
-        /// The container whose share it is; `None` for the whole pod.
+        /// The container whose share differs; `None` for the whole pod.
         container: Option<String>,
-        /// What it asks for.
+        /// The memory that is requested.
         asked: MiB,
-        /// What it was allocated.
+        /// The memory that was allocated.
         allocated: MiB,
     },
-    /// A pod was bound to a GPU that its node had called failed for some time.
+    /// A pod was bound to a GPU that its node had reported as failed for some time.
     BoundToFailed {
-        /// The pod.
         who: Who,
-        /// The GPU.
         card: Card,
-        /// `XID 79`
+        /// The reason of the failure, for example `XID 79`.
         reason: String,
-        /// For how long its node had said so.
+        /// How long the node had reported the failure, in milliseconds.
         for_ms: i64,
     },
-    /// A container reported another GPU than its pod's allocation, or another node.
+    /// A container reported another GPU or another node than its pod's allocation.
     RanElsewhere {
-        /// The pod.
         who: Who,
-        /// The container.
+        /// The container's name.
         container: String,
-        /// Where it was allocated, in words.
+        /// The allocated GPUs, in words.
         allocated: String,
-        /// Where it was.
+        /// Where the container ran, in words.
         found: String,
     },
-    /// A container had a GPU, or was told of one, and its pod has no allocation for it.
+    /// A container had a GPU, or its environment named one, although its pod has no allocation for it.
     RanWithoutAllocation {
-        /// The pod.
         who: Who,
-        /// The container.
+        /// The container's name.
         container: String,
-        /// What it had.
+        /// What the container had, in words.
         found: String,
     },
-    /// A container was told another size, or nothing.
+    /// A container's environment has a wrong size, or none.
     ToldWrong {
-        /// The pod.
         who: Who,
-        /// The container.
+        /// The container's name.
         container: String,
-        /// The variable.
+        /// The name of the environment variable.
         variable: &'static str,
-        /// What it was.
+        /// The value that was found; `None` if the variable was not set.
         found: Option<String>,
-        /// What it should have been.
+        /// The right value.
         expected: String,
     },
     /// `NVIDIA_VISIBLE_DEVICES` of a container with a grant is not `void`.
     NotVoid {
-        /// The pod.
         who: Who,
-        /// The container.
+        /// The container's name.
         container: String,
-        /// What it was.
+        /// The value that was found; `None` if the variable was not set.
         found: Option<String>,
     },
-    /// Memory is held for containers whose pods are gone, for too long.
+    /// Memory was held too long for containers whose pods are gone.
     HeldLong {
-        /// The GPU.
         card: Card,
-        /// How much.
+        /// The memory that was held.
         held: MiB,
-        /// For how long.
+        /// How long it was held, in milliseconds.
         for_ms: i64,
     },
-    /// Memory is held for containers whose pods are gone, at the end of the history.
+    /// Memory was held for containers whose pods are gone when the history ended.
     HeldNow {
-        /// The GPU.
         card: Card,
-        /// How much.
+        /// The memory that was held.
         held: MiB,
     },
-    /// A pod that was deleted is still there, with its memory.
+    /// A pod that should have been gone still exists and holds memory.
     StuckDeleting {
-        /// The pod.
         who: Who,
-        /// Its node.
+        /// The pod's node.
         node: String,
-        /// What it holds.
+        /// The memory that the pod holds.
         held: MiB,
-        /// For how long it should have been gone.
+        /// How long the pod should have been gone, in milliseconds.
         for_ms: i64,
     },
-    /// A container ran though its pod had gone or ended some time ago.
+    /// A container ran although its pod had been gone or had ended for some time.
     OutlivedPod {
-        /// The pod.
         who: Who,
-        /// The container.
+        /// The container's name.
         container: String,
-        /// For how long.
+        /// How long the container outlived its pod, in milliseconds.
         for_ms: i64,
     },
-    /// Nothing is known of what happened between two moments.
+    /// Nothing is known about what happened between two moments.
     Gap {
-        /// `pods` or `nodes`.
+        /// The kind of objects: `pods` or `nodes`.
         of: &'static str,
-        /// Why, where that is known.
+        /// The reason, if it is known.
         why: Option<String>,
     },
-    /// A list has no end: who wrote it was stopped.
+    /// A list has no end, because the program that wrote it was stopped.
     ListUnfinished {
-        /// `pods` or `nodes`.
+        /// The kind of objects: `pods` or `nodes`.
         of: &'static str,
     },
-    /// Pods were allocated GPUs of a node of which the history says nothing.
+    /// Pods were allocated GPUs of a node about which the history says nothing.
     NodeUnknown {
-        /// The node.
+        /// The node's name.
         node: String,
-        /// How many pods.
+        /// The number of pods.
         pods: u64,
-        /// All nodes were listed, and it was not among them.
+        /// Whether all nodes were listed and this one was not among them.
         gone: bool,
     },
-    /// Containers reported, of whose pods the history says nothing.
+    /// Containers reported, but the history says nothing about their pods.
     ReportsUnmatched {
-        /// How many containers.
+        /// The number of containers.
         containers: u64,
     },
-    /// Some of what was given could not be read.
+    /// A part of the input could not be read.
     NotRead {
-        /// What, and what is wrong.
+        /// Which part, and what is wrong with it.
         text: String,
     },
 }

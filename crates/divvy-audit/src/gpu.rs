@@ -13,7 +13,8 @@ pub(super) struct Booking {
     pub(super) running: bool,
 }
 
-/// Who has what of a GPU, by pod UID. A large cluster has tens of thousands of GPUs with a pod or two each.
+/// What each pod has of a GPU, by pod UID. It is a sorted vector, because a large cluster has tens of thousands of GPUs with one
+/// or two pods each.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Bookings(Vec<(Arc<str>, Booking)>);
 
@@ -47,25 +48,25 @@ impl Bookings {
     }
 }
 
-/// A GPU that a node lists or listed, and what is on it.
+/// A GPU that a node lists or has listed, and what is on it.
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
     pub(super) card: Card,
     pub(super) minor: Option<u32>,
     pub(super) units: u64,
-    /// Memory of which units are counted.
+    /// The memory from which units are counted.
     pub(super) shared: MiB,
     pub(super) capacity: MiB,
     pub(super) held: MiB,
     pub(super) levels: Levels,
-    /// Since when its node calls it failed, and why.
+    /// When the node first reported the GPU as failed, and the reason.
     pub(super) failed: Option<(Moment, String)>,
     pub(super) booked: Bookings,
-    /// Pods that vanished while a container ran, by UID: what they had, and since when they are gone.
+    /// Departed pods by UID: what each had, and when it departed.
     pub(super) departed: BTreeMap<String, (MiB, Moment)>,
-    /// By container id: pod UID and what the container has, by its own report.
+    /// By container id: the pod's UID, and the memory that the container has by its own report.
     pub(super) used: BTreeMap<String, (String, MiB)>,
-    /// The finding that goes on, by its number.
+    /// The index of the finding about this GPU that is not over yet.
     pub(super) over: Option<usize>,
     pub(super) over_used: Option<usize>,
 }
@@ -88,7 +89,7 @@ impl Gpu {
             .fold(MiB::ZERO, |sum, (memory, _)| sum.saturating_add(*memory))
     }
 
-    /// Those who vanished too long ago count no more.
+    /// Drop the pods that departed too long ago.
     pub(super) fn age(&mut self, now: Moment, departed_ms: i64) {
         self.departed.retain(|_, (_, since)| match (since.at_ms, now.at_ms) {
             (Some(since), Some(now)) => now.saturating_sub(since) < departed_ms,
@@ -117,8 +118,9 @@ pub(super) struct Listed {
     pub(super) reason: Option<String>,
 }
 
-/// The GPUs that a node object lists, and the units in which its pods may ask, its own first: by its inventory even while that does not add up to the capacity, since a GPU has
-/// what it has; without one as gpushare reads a node.
+/// Return the GPUs that a node object lists, and the units in which its pods may request memory, its own unit first. An inventory
+/// is used even while it does not add up to the node's capacity, because a GPU has what it has. Without an inventory, the node is
+/// read as gpushare reads it.
 pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Listed>) {
     if let Some(Ok(inventory)) = &node.inventory {
         let gpus = inventory.gpus.iter().map(|gpu| Listed {
@@ -149,13 +151,13 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
     (vec![unit], gpus.collect())
 }
 
-/// Since when at least how much has been held without a break: amounts ascending, moments descending in age. Many short holds, one after
-/// the other, are no long one.
+/// For each amount, since when at least that much has been held without a break. Amounts are ascending, and larger amounts are
+/// held for a shorter time. Many short holds, one after the other, do not make a long one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Levels(Vec<(MiB, Moment)>);
 
 impl Levels {
-    /// So much is held now. Gives the amounts that are not held any more, each with the moment since which it had been.
+    /// Record that `held` is held now. Return the amounts that are no longer held, each with the moment since which it had been.
     pub(super) fn set(&mut self, held: MiB, at: Moment) -> Vec<(MiB, Moment)> {
         let mut ended = Vec::new();
         let mut since = at;
@@ -170,7 +172,7 @@ impl Levels {
         ended
     }
 
-    /// What is held now, each amount with the moment since which at least so much has been.
+    /// Return what is held now: each amount with the moment since which at least that much has been held.
     pub(super) fn now(&self) -> &[(MiB, Moment)] {
         &self.0
     }

@@ -1,12 +1,14 @@
-//! Was any GPU ever given more than it has, did any container run elsewhere than allocated, is anything left behind? Answered from a
-//! history: what the API server said of pods and nodes, change by change, and what the containers said of themselves.
+//! The audit of a recorded history: was more of a GPU granted than it has, did a container run elsewhere than allocated, was
+//! anything left behind? The history holds what the API server reported about pods and nodes, change by change, and what the
+//! containers reported about themselves.
 //!
-//! [`Audit`] takes in one [`Fact`] after the other and remembers only what is there now, so its memory is that of the cluster and not of the
-//! history. It has sums of its own, by GPU: an audit that asked the [`divvy_placement::Ledger`] would repeat the ledger's mistakes. What it shares with it
-//! is what a pod holds and when it has ended ([`divvy_model::Held`], [`divvy_model::Pod::ended`]), and how long a pod counts whose object
-//! vanished while a container of it ran ([`divvy_placement::Departed`]).
+//! [`Audit`] reads one [`Fact`] after another and remembers only the present state, so its memory grows with the cluster and not
+//! with the history. It keeps its own sums per GPU: an audit that used the [`divvy_placement::Ledger`] would repeat the ledger's mistakes.
+//! They share only what a pod holds and when it has ended ([`divvy_model::Held`], [`divvy_model::Pod::ended`]), and for how long
+//! a departed pod counts ([`divvy_placement::Departed`]).
 //!
-//! Facts of one kind must come in the order of their revisions; pods and nodes may be interleaved a little out of order, as two watches are.
+//! Facts of one kind must come in the order of their revisions. Pods and nodes may be interleaved slightly out of order, because
+//! they come from two watches.
 
 #![forbid(unsafe_code)]
 
@@ -33,17 +35,18 @@ pub use words::span;
 /// How long something may take before it is a finding, and what to assume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How long memory may be held for a pod that is gone, a deletion may be late, a container may outlive its pod.
+    /// How long memory may be held for a pod that is gone, a deletion may be late, or a container may outlive its pod.
     pub leak_ms: i64,
-    /// How long a pod counts that vanished while a container of it ran and of which nothing is heard; as the extender counts it.
+    /// How long a departed pod counts if nothing more is reported about it; the same time as in the extender.
     pub departed_ms: i64,
-    /// How long the extender may take to hear that a GPU failed.
+    /// How long the extender may take to learn that a GPU failed.
     pub failed_ms: i64,
-    /// For how long pods that are gone are remembered, for containers that report after that.
+    /// How long deleted pods are remembered, for containers that report later.
     pub remember_ms: i64,
-    /// Containers report as well. If not, what each container was given is kept only until it has been checked.
+    /// Whether the history has reports of containers. If not, what each container was granted is kept only until it has been
+    /// checked.
     pub reports: bool,
-    /// One unit of gpu-mem on nodes whose agent publishes none.
+    /// The unit of gpu-mem on nodes whose agent publishes none.
     pub unit: MemoryUnit,
 }
 
@@ -60,17 +63,15 @@ impl Default for Limits {
     }
 }
 
-/// What a list or a watch is of.
+/// The kind of objects in a list or a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Pods.
     Pods,
-    /// Nodes.
     Nodes,
 }
 
 impl Kind {
-    /// `pods`, `nodes`.
+    /// Return the name of the kind: `pods` or `nodes`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Pods => "pods",
@@ -79,101 +80,103 @@ impl Kind {
     }
 }
 
-/// One thing that a history says.
+/// One fact of a history.
 #[derive(Debug, Clone)]
 pub enum Fact {
-    /// A pod is there, in this state.
+    /// A pod exists, in this state.
     Pod {
-        /// The pod.
+        /// The state of the pod.
         pod: Pod,
-        /// Its deletion was asked for: when its grace period is over, in Unix milliseconds.
+        /// When the grace period of the pod's deletion ends, in Unix milliseconds; `None` if the pod is not being deleted.
         delete_by_ms: Option<i64>,
     },
-    /// A pod is gone; its last state.
+    /// A pod is gone; this was its last state.
     PodGone(Pod),
-    /// A node is there, in this state.
+    /// A node exists, in this state.
     Node(Node),
-    /// The node of this name is gone.
+    /// The node with this name is gone.
     NodeGone(String),
-    /// What follows is all there is of a kind, until [`Fact::ListEnds`]. If something of that kind was known before, there is a gap between.
+    /// The following facts list all objects of a kind, until [`Fact::ListEnds`]. If the history had facts of this kind before, it
+    /// has a gap here.
     ListBegins {
-        /// Of what.
+        /// The kind of the listed objects.
         kind: Kind,
-        /// Why it was listed again.
+        /// Why the objects were listed again; `None` if that is not known.
         why: Option<String>,
     },
-    /// The list is complete: what was not in it is gone.
+    /// The list is complete: objects that it did not contain are gone.
     ListEnds {
-        /// Of what.
+        /// The kind of the listed objects.
         kind: Kind,
     },
-    /// A container said something of itself.
+    /// A container reported about itself.
     Report(Report),
-    /// Nothing, as late as this.
+    /// Nothing happened up to this moment.
     Time,
 }
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// In order of time, the first [`Audit::MOST_FINDINGS`].
+    /// The first [`Audit::MOST_FINDINGS`] findings, in order of time.
     pub findings: Vec<Finding>,
-    /// How many more there were, by their id.
+    /// The number of further findings, by identifier.
     pub omitted: BTreeMap<&'static str, u64>,
-    /// What was looked at.
+    /// What was examined.
     pub summary: Summary,
 }
 
 impl Outcome {
-    /// No GPU memory was offered and none was given: there is nothing of which anything could be said.
+    /// Report whether there was nothing to examine: no GPU memory was offered, and none was allocated.
     pub fn is_empty(&self) -> bool {
         self.findings.is_empty() && self.summary.gpus == 0 && self.summary.allocations == 0
     }
 
-    /// The worst that was found.
+    /// Return the worst level among the findings.
     pub fn worst(&self) -> Option<Level> {
         self.findings.iter().map(|finding| finding.what.level()).min()
     }
 }
 
-/// What an audit looked at.
+/// What an audit examined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// The first moment.
+    /// The first moment of the history.
     pub first: Option<Moment>,
-    /// The last moment.
+    /// The last moment of the history.
     pub last: Option<Moment>,
-    /// Changes of pods and nodes, without those in lists.
+    /// The number of changes of pods and nodes, without those in lists.
     pub changes: u64,
-    /// Pods that were seen.
+    /// The number of pods that were seen.
     pub pods: u64,
-    /// Pods that were bound with an allocation.
+    /// The number of pods that were bound with an allocation.
     pub allocations: u64,
-    /// Nodes that were seen.
+    /// The number of nodes that were seen.
     pub nodes_seen: u64,
-    /// Nodes with GPUs.
+    /// The number of nodes with GPUs.
     pub nodes: u64,
-    /// GPUs.
+    /// The number of GPUs.
     pub gpus: u64,
-    /// Containers that reported.
+    /// The number of containers that reported.
     pub containers: u64,
     /// The largest sum of all allocations at one moment.
     pub most: MiB,
-    /// All of the GPUs' memory, at the end.
+    /// The memory that all GPUs offer, at the end of the history.
     pub capacity: MiB,
 }
 
 #[derive(Debug)]
 struct Tracked {
     pod: Pod,
-    /// What it was bound with, if that is not what it holds now: it stays booked, whatever is written on it later.
+    /// What the pod was bound with, if that differs from what it holds now. It stays counted, whatever is written to the pod
+    /// later.
     bound_with: Option<Held>,
-    /// Of what each container was given: the rest of what it holds is compared as it is.
+    /// A digest of what each container was granted; the rest of the allocation is compared directly.
     containers: u64,
     revision: Option<u64>,
     generation: u64,
     delete_by_ms: Option<i64>,
-    /// Position of the GPU in its site, and how much.
+    /// The positions of the pod's GPUs in its site, and the memory on each.
     parts: Vec<(usize, MiB)>,
     told_unbound: bool,
     checked: bool,
@@ -184,7 +187,7 @@ impl Tracked {
         self.bound_with.as_ref().unwrap_or(&self.pod.held)
     }
 
-    /// Whether two states of a pod hold the same.
+    /// Report whether two states of a pod hold the same.
     fn holds_as(&self, other: &Tracked) -> bool {
         match (&self.pod.held, &other.pod.held) {
             (Held::Allocation(one), Held::Allocation(two)) => {
@@ -195,7 +198,7 @@ impl Tracked {
     }
 }
 
-/// A number that is another one when containers were given something else.
+/// Return a digest of what the containers were granted.
 fn digest(held: &Held) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Held::Allocation(allocation) = held {
@@ -210,7 +213,7 @@ fn digest(held: &Held) -> u64 {
     hasher.finish()
 }
 
-/// The state machine.
+/// The audit's state machine.
 #[derive(Debug)]
 pub struct Audit {
     limits: Limits,
@@ -220,29 +223,29 @@ pub struct Audit {
     omitted: BTreeMap<&'static str, u64>,
     summary: Summary,
     generation: u64,
-    /// All nodes were listed, at least once.
+    /// Whether all nodes were listed at least once.
     nodes_listed: bool,
-    /// Lists that have begun: their generation, and the gap's finding.
+    /// Lists that have begun and not ended: their generation, and the index of the finding for the gap.
     listing: BTreeMap<Kind, (u64, Option<usize>)>,
     last_of: BTreeMap<Kind, Moment>,
-    /// GPUs that are to be looked at when the list is complete.
+    /// GPUs that must be examined when the list is complete.
     dirty: BTreeSet<(String, usize)>,
     booked: MiB,
-    /// Pods that are gone, for containers that report late.
+    /// Deleted pods, for containers that report late.
     gone: HashMap<String, Pod>,
     gone_order: VecDeque<(i64, String)>,
     runs: BTreeMap<(String, String), Run>,
-    /// Their keys by pod UID.
+    /// The keys of `runs` by pod UID.
     runs_of: HashMap<String, BTreeSet<(String, String)>>,
-    /// Reports of containers whose pods are not known yet, by UID.
+    /// Reports of containers whose pods are not known yet, by pod UID.
     early: BTreeMap<String, Vec<Early>>,
 }
 
 impl Audit {
-    /// More findings than anybody reads; those beyond are counted.
+    /// The maximum number of findings that are kept; more than anyone reads. Further findings are only counted.
     pub const MOST_FINDINGS: usize = 1000;
 
-    /// Nothing is known yet.
+    /// Create an audit that knows nothing yet.
     pub fn new(limits: Limits) -> Audit {
         Audit {
             limits,
@@ -265,7 +268,7 @@ impl Audit {
         }
     }
 
-    /// Takes in what a history says next.
+    /// Process the next fact of the history.
     pub fn take(&mut self, at: Moment, fact: Fact) {
         self.summary.first.get_or_insert(at);
         let last = self.summary.last.unwrap_or_default();
@@ -296,12 +299,13 @@ impl Audit {
         }
     }
 
-    /// Something that the caller found on its way: a line that it could not read.
+    /// Add a finding of the caller, for example a line that it could not read.
     pub fn note(&mut self, at: Moment, what: What) {
         self.found(at, what);
     }
 
-    /// The history ends here. `now_ms`: what time it is, for a look at the present; `None`: the time of the last fact.
+    /// End the history and return the result. `now_ms` is the current time, if the audit examines the present; with `None`, the
+    /// time of the last fact is used.
     pub fn finish(mut self, now_ms: Option<i64>) -> Outcome {
         let last = self.summary.last.unwrap_or_default();
         let end = Moment {
@@ -330,7 +334,7 @@ impl Audit {
         }
     }
 
-    /// Its number, if there is room for it.
+    /// Add a finding and return its index; `None` if there are too many.
     fn found(&mut self, at: Moment, what: What) -> Option<usize> {
         if self.findings.len() >= Self::MOST_FINDINGS {
             *self.omitted.entry(what.id()).or_default() += 1;
@@ -363,7 +367,7 @@ impl Audit {
                 let pods = self.pods.iter().filter(|(_, pod)| pod.generation < generation);
                 let absent: Vec<Arc<str>> = pods.map(|(uid, _)| uid.clone()).collect();
                 for uid in absent {
-                    // When its containers ended is not known, so nothing is said of that.
+                    // When the pod's containers ended is not known, so nothing is reported about that.
                     self.forget(at, &uid);
                 }
             }
@@ -450,7 +454,7 @@ impl Audit {
         }
     }
 
-    /// What can be said of a binding without its node.
+    /// Check what can be checked of a binding without its node.
     fn bound(&mut self, at: Moment, pod: &Pod, node: &str) {
         let who = who(pod);
         match &pod.held {
@@ -473,7 +477,7 @@ impl Audit {
         }
     }
 
-    /// Puts a pod back among those that are there, and what it has on its GPUs.
+    /// Put a pod back among the existing ones, and count what it has on its GPUs.
     fn book(&mut self, at: Moment, mut tracked: Box<Tracked>, newly: bool) {
         let uid: Arc<str> = Arc::from(tracked.pod.uid.as_str());
         let Some(node) = tracked.pod.node.clone() else {
@@ -550,7 +554,7 @@ impl Audit {
         self.late(at, &uid);
     }
 
-    /// Takes what a pod had off its GPUs. Gives their positions: they are to be settled.
+    /// Remove what a pod had from its GPUs, and return their positions. The caller must settle them.
     fn unbook(&mut self, tracked: &Tracked) -> Vec<usize> {
         let site = tracked.pod.node.as_ref().and_then(|node| self.sites.get_mut(node));
         let Some(site) = site else {
@@ -583,7 +587,7 @@ impl Audit {
         }
     }
 
-    /// The pod is not there any more.
+    /// Remove a pod that no longer exists.
     fn forget(&mut self, at: Moment, uid: &str) {
         let Some(tracked) = self.pods.remove(uid) else {
             return;
@@ -620,11 +624,11 @@ impl Audit {
             self.found(suspect.at, suspect.what);
         }
         if news {
-            // Pods whose GPUs were not known, or whose checks had to wait.
+            // Count again the pods whose GPUs were not known, or whose checks had to wait.
             let uids = self.sites.get(&node.name).map(|site| site.pods.clone()).unwrap_or_default();
             for uid in uids {
                 if let Some(tracked) = self.pods.remove(&uid) {
-                    // All of the node is settled below.
+                    // The whole node is settled below.
                     self.unbook(&tracked);
                     self.book(at, tracked, false);
                 }

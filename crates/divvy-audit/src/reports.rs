@@ -5,45 +5,45 @@ use divvy_model::{Held, MemoryUnit, MiB, Pod, names};
 use super::finding::{Moment, Share, What};
 use super::{Audit, who};
 
-/// What a container said of itself, or what was seen of its process: not what Divvy believes.
+/// What a container reported about itself, or what was seen of its process. It is independent of what Divvy believes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The node on which it ran.
+    /// The node on which the container ran.
     pub node: String,
-    /// UID of its pod.
+    /// The UID of the container's pod.
     pub pod_uid: String,
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub container: String,
-    /// An id that no other container has.
+    /// The container's unique id.
     pub id: String,
-    /// It runs; else it has ended.
+    /// Whether the container runs; if false, it has ended.
     pub running: bool,
-    /// The GPUs whose device files it has; `None` if nobody looked.
+    /// The GPUs whose device nodes the container has; `None` if this was not examined.
     pub gpus: Option<Vec<GpuName>>,
-    /// Its environment, as far as it matters.
+    /// The container's environment variables, as far as they matter.
     pub env: BTreeMap<String, String>,
 }
 
-/// How a container knows a GPU.
+/// How a container names a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuName {
-    /// `/dev/nvidia<minor>`
+    /// The minor number in `/dev/nvidia<minor>`.
     Minor(u32),
     /// NVML's UUID.
     Uuid(String),
 }
 
-/// A container that runs.
+/// A running container.
 #[derive(Debug)]
 pub(super) struct Run {
     pod: Pod,
     container: String,
     position: Option<usize>,
-    /// Its pod had gone or ended then.
+    /// The moment at which the container's pod was gone or had ended.
     alone_since: Option<Moment>,
 }
 
-/// A report of a pod that is not known yet.
+/// A report of a container whose pod is not known yet.
 #[derive(Debug)]
 pub(super) struct Early {
     at: Moment,
@@ -71,7 +71,8 @@ impl Audit {
         self.summary.containers += 1;
         let known = self.pods.get(report.pod_uid.as_str()).map(|tracked| &tracked.pod);
         let known = known.or_else(|| self.gone.get(&report.pod_uid)).cloned();
-        // Its binding was before its start; who saw the process may only have been quicker to write it down.
+        // The pod was bound before its container started. The program that saw the process may only have been quicker to record
+        // it.
         match known.filter(|pod| pod.node.is_some()) {
             Some(pod) => self.run_began(at, pod, report, false),
             None => self.early.entry(report.pod_uid.clone()).or_default().push(Early {
@@ -82,7 +83,7 @@ impl Audit {
         }
     }
 
-    /// A pod came, or changed: containers of it may have reported before.
+    /// Process the reports of a pod's containers that came before the pod was known.
     pub(super) fn late(&mut self, at: Moment, uid: &str) {
         let Some(pod) = self
             .pods
@@ -147,7 +148,7 @@ impl Audit {
             return;
         };
         for gpu in site.gpus.iter_mut().filter(|_| last) {
-            // Its end was seen.
+            // The end of the pod's last container was seen.
             gpu.departed.remove(&run.pod.uid);
         }
         if let Some(position) = run.position {
@@ -172,7 +173,7 @@ impl Audit {
         }
     }
 
-    /// Its pod has gone, or has ended: its containers should, too.
+    /// Note that a pod is gone or has ended, so its containers should end as well.
     fn runs_alone(&mut self, at: Moment, uid: &str) {
         for key in self.runs_of.get(uid).into_iter().flatten() {
             if let Some(run) = self.runs.get_mut(key) {
@@ -201,7 +202,8 @@ impl Audit {
         }
     }
 
-    /// What a container has is what its pod was allocated for it. Gives the GPU that it uses, and how much of it.
+    /// Check that a container has what its pod was allocated for it. Return the position of the GPU that it uses, and how much of
+    /// it.
     fn check_run(&mut self, at: Moment, pod: &Pod, report: &Report) -> (Option<usize>, MiB) {
         let mut found = Vec::new();
         let answer = self.judge_run(pod, report, &mut found);
@@ -237,7 +239,7 @@ impl Audit {
             Held::Allocation(allocation) => allocation.containers.get(&report.container).map_or(&[][..], Vec::as_slice),
             _ => &[],
         };
-        // Of gpushare's own annotations nothing is known by container.
+        // gpushare's own annotations do not say what each container gets.
         if matches!(pod.held, Held::Legacy(_)) {
             return (None, MiB::ZERO);
         }
@@ -317,7 +319,7 @@ impl Audit {
             ]
         };
         let said = |(variable, right): &(&str, String)| report.env.get(*variable) == Some(right);
-        // A container keeps the numbers of its pod's unit, whatever the node's is by now.
+        // A container keeps the numbers of its pod's unit, whatever the node's unit is now.
         if !site.units.iter().any(|unit| right(unit).iter().all(said)) {
             for (variable, right) in right(&site.unit()) {
                 told(pod, report, variable, right, found);

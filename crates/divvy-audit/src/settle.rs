@@ -4,7 +4,7 @@ use super::finding::{Moment, Share, What};
 use super::{Audit, who};
 
 impl Audit {
-    /// Looks at what is on a GPU now.
+    /// Check what is on a GPU now, and begin, update, or end the finding about it.
     pub(super) fn settle(&mut self, at: Moment, node: &str, position: usize, by_node: bool) {
         if !self.listing.is_empty() {
             self.dirty.insert((node.to_owned(), position));
@@ -55,7 +55,7 @@ impl Audit {
         let number = match over {
             None => self.found(at, now),
             Some(number) => {
-                // The worst of it is told, and what ran outweighs what was promised.
+                // The finding shows the worst moment, and what ran outweighs what was only promised.
                 if (ran, sum) > (before, most)
                     && let Some(finding) = self.findings.get_mut(number)
                 {
@@ -128,7 +128,7 @@ impl Audit {
         }
     }
 
-    /// Which node lists a GPU that another does not.
+    /// Add the node that lists a GPU which another node does not list.
     pub(super) fn complete(&self, mut what: What) -> What {
         if let What::NotOnNode { gpu, elsewhere, .. } = &mut what {
             let mut sites = self.sites.iter();

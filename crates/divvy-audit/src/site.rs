@@ -7,35 +7,35 @@ use super::finding::{Card, Moment, What};
 use super::gpu::{self, Gpu};
 use super::{Limits, who};
 
-/// Something that may yet turn out to be only the order in which two watches were written down: it is a finding when the node has spoken
-/// again after it, and has not explained it.
+/// A suspicion that may only come from the order in which two watches were recorded. It becomes a finding if the next state of
+/// the node does not explain it.
 #[derive(Debug)]
 pub(super) struct Suspect {
     pub(super) at: Moment,
     pub(super) what: What,
-    /// The GPU, where its memory is what is in question.
+    /// The position of the GPU whose memory is in question.
     pub(super) position: Option<usize>,
 }
 
-/// A node: what it lists, and who is there.
+/// A node: the GPUs that it lists, and the pods on it.
 #[derive(Debug)]
 pub(super) struct Site {
-    /// Its object was seen.
+    /// Whether the node's object was seen.
     pub(super) known: bool,
     pub(super) revision: Option<u64>,
     pub(super) generation: u64,
-    /// Units in which its pods may ask, its own first.
+    /// Units in which the node's pods may request memory, its own unit first.
     pub(super) units: Vec<MemoryUnit>,
-    /// GPUs that it lists or ever listed, in the order in which they were first seen.
+    /// GPUs that the node lists or has listed, in the order in which they were first seen.
     pub(super) gpus: Vec<Gpu>,
     by_uuid: BTreeMap<String, usize>,
     pub(super) pods: BTreeSet<Arc<str>>,
-    /// Pods that were allocated something here before its object was seen.
+    /// The number of pods that were allocated something here before the node's object was seen.
     pub(super) allocated: u64,
-    /// Those of them that were gone before that.
+    /// The number of these pods that were gone before that.
     pub(super) missed: u64,
     pub(super) suspects: Vec<Suspect>,
-    /// Containers report from here.
+    /// Whether containers on this node report.
     pub(super) reports: bool,
 }
 
@@ -60,7 +60,7 @@ impl Site {
         self.units.first().copied().unwrap_or_default()
     }
 
-    /// What is held, by the positions of the GPUs that are known.
+    /// Return what is held, by the positions of the known GPUs.
     pub(super) fn parts(&self, held: &Held) -> Vec<(usize, MiB)> {
         if !self.known {
             return Vec::new();
@@ -91,8 +91,8 @@ impl Site {
         self.by_uuid.get(uuid).copied()
     }
 
-    /// Takes in the node's object. Gives whether there is something new for the pods that are here, and what was held too long and is not
-    /// any more: since when, until when.
+    /// Process a new state of the node's object. Return whether it changes something for the pods here, and findings about memory
+    /// that was held too long and is no longer held, as (since, until, finding).
     pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &Limits) -> (bool, Vec<(Moment, Moment, What)>) {
         let (units, listed) = gpu::listed(node, limits.unit);
         let mut news = !self.known || self.units != units;
@@ -138,7 +138,7 @@ impl Site {
             gpu.shared = listed.shared;
             gpu.capacity = listed.capacity;
             gpu.held = listed.held;
-            // As the ledger does: the agent speaks for them from now on.
+            // As in the ledger: from now on, the agent counts these pods itself.
             if listed.held > MiB::ZERO && listed.held >= gpu.sum_departed() {
                 gpu.departed.clear();
             }
@@ -160,13 +160,14 @@ impl Site {
         (news, long)
     }
 
-    /// The node has spoken. Suspects that it explains are dropped, those that it should have explained are given.
+    /// Check the suspicions against the node's new state: drop those that it explains, and return those that it should have
+    /// explained.
     pub(super) fn resolve(&mut self, at: Moment) -> Vec<Suspect> {
         let mut found = Vec::new();
         for suspect in std::mem::take(&mut self.suspects) {
             let explained = match (&suspect.what, suspect.position.and_then(|position| self.gpus.get(position))) {
                 (What::NotOnNode { gpu, .. }, _) => self.by_uuid.contains_key(gpu),
-                // Written down late: by its revision it was said before the binding.
+                // Recorded late: by its revision, the node's state is older than the binding.
                 (What::GivenEarly { capacity, booked, .. }, Some(gpu)) => {
                     at.revision < suspect.at.revision && booked.saturating_add(gpu.held) <= *capacity
                 }
@@ -185,7 +186,7 @@ impl Site {
         found
     }
 
-    /// What is to be said of a pod's allocation now that its node is known.
+    /// Check a pod's allocation, now that its node is known.
     pub(super) fn check(&self, node: &str, pod: &Pod, at: Moment, newly: bool, limits: &Limits) -> Vec<Result<What, Suspect>> {
         let mut found = Vec::new();
         let who = || who(pod);
@@ -263,7 +264,8 @@ impl Site {
     }
 }
 
-/// The unit that would make a pod's allocation what it asks for, if it has ended: no agent speaks for it any more, and it holds nothing.
+/// Return the unit in which an ended pod's allocation matches its request. The agent no longer reports this unit for a pod that
+/// has ended and holds nothing.
 fn former(pod: &Pod, allocation: &Allocation) -> Option<MemoryUnit> {
     let asked = pod.request.effective_units().filter(|units| *units > 0 && pod.ended())?;
     MemoryUnit::new(allocation.total().0 / asked)

@@ -4,7 +4,7 @@ use divvy_model::PodKey;
 
 use super::finding::{Card, Level, Share, What};
 
-/// `10 min 3 s`
+/// Format a duration in milliseconds, rounded down to seconds: `10 min 3 s`.
 pub fn span(ms: i64) -> String {
     let seconds = ms / 1000;
     match seconds {
@@ -28,7 +28,7 @@ fn shares(by: &[Share]) -> String {
 }
 
 impl What {
-    /// The GPU that it is about.
+    /// Return the GPU that the finding is about; `None` if it is not about one GPU.
     pub fn card(&self) -> Option<&Card> {
         match self {
             What::Overcommitted { card, .. }
@@ -41,7 +41,7 @@ impl What {
         }
     }
 
-    /// Name and UID of the pods that it is about.
+    /// Return the names and UIDs of the pods that the finding is about.
     pub fn pods(&self) -> Vec<(&PodKey, &str)> {
         match self {
             What::Overcommitted { by, .. } | What::OvercommittedByReports { by, .. } => {
@@ -65,7 +65,7 @@ impl What {
         }
     }
 
-    /// One word for programs; stable.
+    /// Return a stable identifier for programs: lowercase words joined by hyphens.
     pub fn id(&self) -> &'static str {
         match self {
             What::Overcommitted { ran: true, .. } => "gpu-overcommitted",
@@ -95,7 +95,7 @@ impl What {
         }
     }
 
-    /// What it means for the answer.
+    /// Return what the finding means for the result of the audit.
     pub fn level(&self) -> Level {
         match self {
             What::GivenEarly { .. }
@@ -109,60 +109,62 @@ impl What {
         }
     }
 
-    /// Why it matters.
+    /// Return why the finding matters: a clause that starts in lowercase and has no full stop.
     pub fn matters(&self) -> &'static str {
         match self {
             What::Overcommitted { ran: true, .. } | What::OvercommittedByReports { .. } => {
-                "programs that use all that they were given run out of memory, and which of them is chance"
+                "programs that use all of their memory run out of it, and which of them fails is a matter of chance"
             }
             What::Overcommitted { ran: false, .. } => {
-                "on paper only: the node's agent starts no container for which there is no memory, so a pod waits on its node"
+                "on paper only: the node's agent does not start a container without free memory for it, so a pod waits on its node"
             }
             What::GivenEarly { .. } => {
-                "the history does not say when the old containers ended; the node's agent holds the newcomer back until they have"
+                "the history does not say when the old containers ended; the node's agent holds the new pod back until they have"
             }
             What::AllocationChanged { .. } => {
-                "Divvy counts what the annotation says: memory that a running container has may be given to another pod"
+                "Divvy counts what the annotation says, so memory of a running container may be given to another pod"
             }
             What::AllocatedUnbound { .. } => {
-                "only the extender writes allocations, with the binding; somebody else wrote this one"
+                "only the extender writes allocations, together with the Binding; another client wrote this one"
             }
             What::BoundWithoutAllocation { .. } => {
-                "its containers cannot start, and the kubelet counts its units as used: the scheduler did not ask the extender"
+                "its containers cannot start, and the kubelet counts its units as used: the scheduler did not call the extender"
             }
-            What::Unreadable { .. } => "it holds nothing in anybody's books, and its containers cannot start",
-            What::NotOnNode { .. } => "its containers cannot start, and its memory is booked nowhere",
-            What::NotAsAsked { .. } => "more or less is booked than its containers may use",
+            What::Unreadable { .. } => "no memory is counted for it, and its containers cannot start",
+            What::NotOnNode { .. } => "its containers cannot start, and its memory is not counted anywhere",
+            What::NotAsAsked { .. } => "Divvy counts more or less memory than its containers may use",
             What::BoundToFailed { .. } => "its containers cannot start until the GPU recovers",
-            What::RanElsewhere { .. } => "it used memory that was promised to others",
-            What::RanWithoutAllocation { .. } => "it could use a GPU that nobody counted",
-            What::ToldWrong { .. } => "programs size themselves by it",
-            What::NotVoid { .. } => "a default NVIDIA runtime would have given it every GPU that it names",
+            What::RanElsewhere { .. } => "it used memory that was promised to other pods",
+            What::RanWithoutAllocation { .. } => "it could use a GPU without being counted",
+            What::ToldWrong { .. } => "programs decide by this value how much memory to take",
+            What::NotVoid { .. } => "with NVIDIA's runtime as the default, it would have got every GPU that the variable names",
             What::HeldLong { .. } | What::HeldNow { .. } | What::StuckDeleting { .. } | What::OutlivedPod { .. } => {
-                "nobody else gets this memory meanwhile"
+                "no other pod gets this memory in the meantime"
             }
-            What::Gap { .. } | What::ListUnfinished { .. } => "what happened then is not known; what was before and after it is",
-            What::NodeUnknown { .. } => "whether its GPUs were given twice cannot be told without their sizes",
-            What::ReportsUnmatched { .. } => "whether they ran on their pods' GPUs cannot be told",
-            What::NotRead { .. } => "it may have said anything",
+            What::Gap { .. } | What::ListUnfinished { .. } => {
+                "what happened in this time is not known; what happened before and after is"
+            }
+            What::NodeUnknown { .. } => "without the sizes of its GPUs, the audit cannot tell whether memory was given twice",
+            What::ReportsUnmatched { .. } => "the audit cannot tell whether they ran on their pods' GPUs",
+            What::NotRead { .. } => "the part that is missing may hold any change",
         }
     }
 
-    /// What to do next: words, most of them a command.
+    /// Return what to do next: a sentence, most often with a command.
     pub fn next(&self) -> String {
         let describe = |pod: &PodKey| format!("kubectl describe pod -n {} {}", pod.namespace, pod.name);
         let delete = |pod: &PodKey| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name);
         match self {
             What::Overcommitted { by, .. } | What::OvercommittedByReports { by, .. } => match by.last() {
                 Some(share) => format!(
-                    "look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: {}",
+                    "look at the node (divvy inspect gpushare -d), and delete one pod too many: {}",
                     delete(&share.pod)
                 ),
                 None => "divvy inspect gpushare -d".to_owned(),
             },
             What::GivenEarly { newcomer, .. } => {
                 format!(
-                    "give the containers' own reports (--reports FILE), or see how it went: {}",
+                    "pass the containers' own reports (--reports FILE), or read the pod's events: {}",
                     describe(&newcomer.pod)
                 )
             }
@@ -174,7 +176,7 @@ impl What {
             ),
             What::BoundWithoutAllocation { who, .. } => {
                 format!(
-                    "divvy scheduler-config --check says whether the scheduler asks; then {}",
+                    "check that the scheduler calls the extender (divvy scheduler-config --check), then {}",
                     delete(&who.pod)
                 )
             }
@@ -185,36 +187,43 @@ impl What {
                 format!("{}, then {}", describe(&who.pod), delete(&who.pod))
             }
             What::RanElsewhere { who, .. } | What::RanWithoutAllocation { who, .. } => format!(
-                "look on the node for another device plugin or a default NVIDIA runtime, then {}",
+                "look on the node for another device plugin, or for NVIDIA's runtime as the default, then {}",
                 delete(&who.pod)
             ),
-            What::ToldWrong { who, .. } => format!("is the agent on the node older than the extender? Then {}", delete(&who.pod)),
+            What::ToldWrong { who, .. } => format!(
+                "check whether the node's agent is older than the extender, then {}",
+                delete(&who.pod)
+            ),
             What::NotVoid { who, .. } => format!(
-                "does the container's runtime apply CDI edits last? Look at its own environment: kubectl exec -n {} {} -- env",
+                "check that the container runtime applies CDI edits last; see the container's environment: kubectl exec -n {} {} -- env",
                 who.pod.namespace, who.pod.name
             ),
             What::HeldLong { card, .. } => format!(
-                "on node {}: a container of a pod that is gone still runs; crictl ps shows it, crictl stop ends it",
+                "on node {}, find the container of the deleted pod (crictl ps) and end it (crictl stop)",
                 card.node
             ),
-            What::HeldNow { .. } => "look again in a minute: divvy audit".to_owned(),
+            What::HeldNow { .. } => "run the audit again in a minute: divvy audit".to_owned(),
             What::StuckDeleting { who, node, .. } => {
                 format!(
-                    "does node {node} answer (kubectl get node {node})? A finalizer? {}",
+                    "check that node {node} is ready (kubectl get node {node}) and that no finalizer keeps the pod: {}",
                     describe(&who.pod)
                 )
             }
-            What::OutlivedPod { .. } => "on its node: crictl ps shows it, crictl stop ends it".to_owned(),
-            What::Gap { .. } => "record near the API server, and leave the recorder running: divvy audit record FILE".to_owned(),
+            What::OutlivedPod { .. } => "on its node, find the container (crictl ps) and end it (crictl stop)".to_owned(),
+            What::Gap { .. } => {
+                "record close to the API server, and keep the recorder running: divvy audit record FILE".to_owned()
+            }
             What::ListUnfinished { .. } => "record again: divvy audit record FILE".to_owned(),
             What::NodeUnknown { node, gone: true, .. } => format!(
-                "Kubernetes deletes pods of a node that is gone; which are left: kubectl get pods -A --field-selector spec.nodeName={node}"
+                "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName={node}"
             ),
             What::NodeUnknown { gone: false, .. } => {
-                "give the nodes, too: kubectl get pods,nodes -A -o json, or divvy audit record FILE".to_owned()
+                "pass the nodes as well: kubectl get pods,nodes -A -o json, or divvy audit record FILE".to_owned()
             }
-            What::ReportsUnmatched { .. } => "begin to record before the pods are made: divvy audit record FILE".to_owned(),
-            What::NotRead { .. } => "look at the file there; is it whole?".to_owned(),
+            What::ReportsUnmatched { .. } => {
+                "start the recording before the pods are created: divvy audit record FILE".to_owned()
+            }
+            What::NotRead { .. } => "check that the file is complete".to_owned(),
         }
     }
 }
@@ -230,15 +239,11 @@ impl fmt::Display for What {
                 ran,
                 shrunk,
             } => {
-                write!(
-                    f,
-                    "{card} has {capacity} to give, and {booked} were allocated: {}",
-                    shares(by)
-                )?;
+                write!(f, "{card} offers {capacity}, and {booked} were allocated: {}", shares(by))?;
                 f.write_str(match (ran, shrunk) {
                     (_, true) => "; it offered more before",
-                    (true, false) => "; containers of all of it ran at once",
-                    (false, false) => "; not all of these ran at once",
+                    (true, false) => "; containers with all of this memory ran at once",
+                    (false, false) => "; not all of their containers ran at once",
                 })
             }
             What::OvercommittedByReports {
@@ -248,7 +253,7 @@ impl fmt::Display for What {
                 by,
             } => write!(
                 f,
-                "{card} has {capacity} to give, and containers of {used} ran on it at once, by their own reports: {}",
+                "{card} offers {capacity}, and containers with {used} ran on it at once, by their own reports: {}",
                 shares(by)
             ),
             What::GivenEarly {
@@ -259,7 +264,7 @@ impl fmt::Display for What {
                 newcomer,
             } => write!(
                 f,
-                "pod {} was bound to {card} while containers of vanished pods may still have had {held} of it ({booked} allocated, {capacity} in all)",
+                "pod {} was bound to {card} while containers of deleted pods may still have held {held} of it ({booked} allocated, {capacity} in all)",
                 newcomer.pod
             ),
             What::AllocationChanged { who, before, after } => write!(
@@ -267,7 +272,7 @@ impl fmt::Display for What {
                 "the allocation of pod {} was changed after its binding: from {before} to {after}",
                 who.pod
             ),
-            What::AllocatedUnbound { who } => write!(f, "pod {} has an allocation and is bound to no node", who.pod),
+            What::AllocatedUnbound { who } => write!(f, "pod {} has an allocation but is not bound to a node", who.pod),
             What::BoundWithoutAllocation { who, node, units } => write!(
                 f,
                 "pod {} asks for {units} units of GPU memory and was bound to node {node} without an allocation",
@@ -325,7 +330,7 @@ impl fmt::Display for What {
             What::RanWithoutAllocation { who, container, found } => {
                 write!(
                     f,
-                    "container {container} of pod {} ran with {found} and was allocated nothing",
+                    "container {container} of pod {} ran with {found}, but nothing was allocated to it",
                     who.pod
                 )
             }
@@ -337,13 +342,13 @@ impl fmt::Display for What {
                 expected,
             } => write!(
                 f,
-                "container {container} of pod {} was told {variable}={}, and {expected} is right",
+                "container {container} of pod {} ran with {variable}={}; the right value is {expected}",
                 who.pod,
                 found.as_deref().unwrap_or("(not set)")
             ),
             What::NotVoid { who, container, found } => write!(
                 f,
-                "container {container} of pod {} ran with NVIDIA_VISIBLE_DEVICES={}, and void is right",
+                "container {container} of pod {} ran with NVIDIA_VISIBLE_DEVICES={}; the right value is void",
                 who.pod,
                 found.as_deref().unwrap_or("(not set)")
             ),
@@ -361,31 +366,37 @@ impl fmt::Display for What {
             ),
             What::OutlivedPod { who, container, for_ms } => write!(
                 f,
-                "container {container} of pod {} still ran {} after its pod had gone or ended",
+                "container {container} of pod {} still ran {} after its pod was deleted or had ended",
                 who.pod,
                 span(*for_ms)
             ),
             What::Gap { of, why } => {
-                write!(f, "nothing was seen of {of} for a while")?;
+                write!(f, "changes of {of} were not recorded for a while")?;
                 match why {
                     Some(why) => write!(f, ": {why}"),
                     None => Ok(()),
                 }
             }
-            What::ListUnfinished { of } => write!(f, "a list of {of} has no end: who wrote it was stopped in the middle"),
+            What::ListUnfinished { of } => write!(
+                f,
+                "a list of {of} is incomplete: the recorder was stopped while it wrote the list"
+            ),
             What::NodeUnknown { node, pods, gone } => {
                 let (pods, were) = match pods {
                     1 => ("1 pod".to_owned(), "was"),
                     _ => (format!("{pods} pods"), "were"),
                 };
                 let why = match gone {
-                    true => "which does not exist (any more)",
-                    false => "of which nothing is known here",
+                    true => "which does not exist, or no longer exists",
+                    false => "about which the history says nothing",
                 };
                 write!(f, "{pods} {were} allocated GPUs of node {node}, {why}")
             }
             What::ReportsUnmatched { containers } => {
-                write!(f, "{containers} containers reported of whose pods nothing is known here")
+                write!(
+                    f,
+                    "{containers} containers reported, and the history says nothing about their pods"
+                )
             }
             What::NotRead { text } => f.write_str(text),
         }

@@ -72,7 +72,8 @@ impl Basis {
     /// Read a machine's state. `told` is the driver version that NVML reports; the kernel's version takes precedence. Return `None` if neither
     /// is a valid version.
     pub fn look(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
-        let driver = proc::loaded_driver(tree).or_else(|| stale::is_version(told).then(|| told.to_owned()))?;
+        let driver = crate::driver_version::loaded_driver(tree)
+            .or_else(|| crate::driver_version::is_version(told).then(|| told.to_owned()))?;
         let gpus: Vec<Gpu> = gpus
             .iter()
             .map(|gpu| Gpu {

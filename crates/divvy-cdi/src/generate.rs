@@ -16,6 +16,7 @@ pub mod intel;
 pub mod ldcache;
 mod libraries;
 pub mod nvidia;
+mod nvidia_gpu;
 pub mod parts;
 pub mod proc;
 pub mod wsl;
@@ -25,7 +26,7 @@ use std::collections::BTreeMap;
 use thiserror::Error as ThisError;
 
 use super::name::{check_class, check_device, check_vendor};
-use super::{Device, DeviceNode, Edits, NameError, Problem, Spec, Version, stale};
+use super::{Device, DeviceNode, Edits, NameError, Problem, Spec, Version};
 
 use divvy_host::{Kind, Root, Tree};
 pub use extras::{Channels, Extras};
@@ -239,7 +240,9 @@ impl Draft {
                 .chain([&mut self.common])
                 .for_each(|edits| edits.additional_gids.clear());
         }
-        let annotations = self.driver.map(|version| (stale::DRIVER_VERSION.to_owned(), version));
+        let annotations = self
+            .driver
+            .map(|version| (crate::driver_version::DRIVER_VERSION.to_owned(), version));
         let mut spec = Spec {
             kind: format!("{}/{}", options.vendor, options.class),
             annotations: BTreeMap::from_iter(annotations),

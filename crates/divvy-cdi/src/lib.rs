@@ -19,6 +19,7 @@
 
 pub mod annotations;
 pub mod driver;
+pub mod driver_version;
 pub mod generate;
 mod grant;
 pub mod moved;

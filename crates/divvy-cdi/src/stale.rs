@@ -7,19 +7,15 @@ use std::collections::BTreeSet;
 
 use divvy_host::{Root, Tree};
 
-use super::generate::proc;
 use super::{Mount, Spec};
-
-/// The annotation of a spec with the version of the driver whose files the spec names.
-pub const DRIVER_VERSION: &str = "divvy.dev/driver-version";
 
 /// Prefixes of files that every NVIDIA driver has. The rest of the file name is the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
-/// Return the version of the driver that a spec was made for: from the annotation [`DRIVER_VERSION`], or for specs of other tools, from the names
+/// Return the version of the driver that a spec was made for: from the annotation [`DRIVER_VERSION`](crate::driver_version::DRIVER_VERSION), or for specs of other tools, from the names
 /// of the mounted files.
 pub fn driver_version(spec: &Spec) -> Option<&str> {
-    if let Some(version) = spec.annotations.get(DRIVER_VERSION) {
+    if let Some(version) = spec.annotations.get(crate::driver_version::DRIVER_VERSION) {
         return Some(version);
     }
     spec.all_edits()
@@ -44,7 +40,7 @@ impl Stale {
         };
         let loaded = match spec.vendor_and_class() {
             Some(("amd.com", _)) => root.text("/sys/module/amdgpu/version"),
-            _ => proc::loaded_driver(tree),
+            _ => crate::driver_version::loaded_driver(tree),
         };
         let driver = driver_version(spec).map(str::to_owned).zip(loaded);
         let missing = host_paths(spec).into_iter().filter(|path| root.resolve(path).is_none());
@@ -106,26 +102,13 @@ fn is_bind(mount: &Mount) -> bool {
 
 fn version_of_file(name: &str) -> Option<&str> {
     let version = VERSIONED.iter().find_map(|file| name.strip_prefix(file))?;
-    is_version(version).then_some(version)
-}
-
-/// Return the version in the text of `/sys/module/nvidia/version` or `/proc/driver/nvidia/version`. The first line of the latter is
-/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar …` or
-/// `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build …`.
-pub fn loaded_version(text: &str) -> Option<&str> {
-    text.lines().next()?.split_whitespace().find(|word| is_version(word))
-}
-
-/// Report whether a text is a driver version, such as `550.54.15` or `550.144`, and not another number in a file name.
-pub fn is_version(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('.').collect();
-    let digits = |part: &&str| (1..=6).contains(&part.len()) && part.bytes().all(|c| c.is_ascii_digit());
-    (2..=4).contains(&parts.len()) && parts.iter().all(digits)
+    crate::driver_version::is_version(version).then_some(version)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver_version::{DRIVER_VERSION, loaded_version};
 
     #[test]
     fn the_loaded_version_is_read_from_each_form_of_the_kernels_files() {

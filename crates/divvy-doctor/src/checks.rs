@@ -1,7 +1,7 @@
-//! All checks, in the order of the chain from the driver to the pods.
+//! The table of all checks, in the order of the chain from the driver to the pods.
 //!
-//! Ids and what each looks for: research/vendors-ux.md section 6 (D: hardware and driver, R: operating system and container engine,
-//! K: Kubernetes and sharing); C are checks of CDI specs that are not among those.
+//! The letter of an id names the area: D hardware and driver, C CDI specs, R operating system and container engine, K Kubernetes and
+//! GPU sharing. `docs/doctor.md` lists the checks.
 
 mod cdi;
 mod cluster;
@@ -11,15 +11,14 @@ mod engine;
 mod kubelet;
 mod libraries;
 mod nodes;
+mod objects;
 mod pods;
 mod scheduler;
 mod system;
 
-pub(crate) use kubelet::is_gpu;
-
 use crate::check::{Check, Group, Needs, Severity};
 
-/// A row of the table.
+/// Build one row of the table.
 const fn check(
     id: &'static str,
     group: Group,
@@ -42,11 +41,18 @@ use Group::{Cdi, Cluster, Driver, Engine, Kubelet, Libraries, Nodes, Pods};
 use Needs::{Either, Node};
 use Severity::{Error, Info, Warning};
 
-/// Every check.
+/// All checks, in the order in which they run and are printed.
 pub const ALL: &[Check] = &[
     check("D01", Driver, Error, Node, "a GPU is on the PCI bus", driver::on_the_bus),
-    check("D02", Driver, Error, Node, "the kernel's driver is loaded", driver::loaded),
-    check("D06", Driver, Error, Node, "nouveau has no GPU", driver::nouveau),
+    check("D02", Driver, Error, Node, "the kernel driver is loaded", driver::loaded),
+    check(
+        "D06",
+        Driver,
+        Error,
+        Node,
+        "nouveau does not drive an NVIDIA GPU",
+        driver::nouveau,
+    ),
     check(
         "D03",
         Driver,
@@ -69,7 +75,7 @@ pub const ALL: &[Check] = &[
         Driver,
         Error,
         Node,
-        "every GPU has compute capability 3.0 or more",
+        "every GPU has compute capability 3.0 or higher",
         driver::capability,
     ),
     check(
@@ -77,7 +83,7 @@ pub const ALL: &[Check] = &[
         Driver,
         Warning,
         Node,
-        "compute mode lets processes share",
+        "the compute mode lets processes share a GPU",
         driver::compute_mode,
     ),
     check(
@@ -85,17 +91,24 @@ pub const ALL: &[Check] = &[
         Driver,
         Info,
         Node,
-        "the driver stays initialised (persistence)",
+        "the driver stays initialized (persistence)",
         driver::persistence,
     ),
-    check("D14", Driver, Warning, Node, "MIG is as it was set", driver::mig),
-    check("D15", Driver, Error, Node, "AMD's compute driver is there", driver::amd),
+    check(
+        "D14",
+        Driver,
+        Warning,
+        Node,
+        "no change of the MIG mode is pending",
+        driver::mig,
+    ),
+    check("D15", Driver, Error, Node, "AMD's compute driver is loaded", driver::amd),
     check(
         "D16",
         Driver,
         Error,
         Node,
-        "AMD GPUs are partitioned alike",
+        "all AMD GPUs are partitioned the same way",
         driver::amd_partitions,
     ),
     check(
@@ -103,7 +116,7 @@ pub const ALL: &[Check] = &[
         Driver,
         Error,
         Node,
-        "Intel GPUs have their driver and render nodes",
+        "Intel GPUs have a driver and render nodes",
         driver::intel,
     ),
     check(
@@ -111,35 +124,42 @@ pub const ALL: &[Check] = &[
         Nodes,
         Error,
         Node,
-        "device nodes are there, with the driver's numbers",
+        "device nodes exist and have the driver's device numbers",
         nodes::there,
     ),
-    check("D10", Nodes, Warning, Node, "/dev/char has links to them", nodes::char_links),
+    check(
+        "D10",
+        Nodes,
+        Warning,
+        Node,
+        "/dev/char has links to the device nodes",
+        nodes::char_links,
+    ),
     check("D07", Libraries, Error, Node, "NVML can be loaded", libraries::nvml),
     check(
         "D05",
         Libraries,
         Error,
         Node,
-        "libraries and kernel module are of one version",
+        "the driver libraries and the kernel module have the same version",
         libraries::same_version,
     ),
-    check("C01", Cdi, Error, Node, "CDI specs fit the driver that is loaded", cdi::fresh),
-    check("C02", Cdi, Error, Node, "engines take every CDI spec", cdi::usable),
+    check("C01", Cdi, Error, Node, "CDI specs match the loaded driver", cdi::fresh),
     check(
-        "R01",
-        Engine,
+        "C02",
+        Cdi,
         Error,
         Node,
-        "the kernel is one for which there are drivers",
-        system::linux,
+        "container engines accept every CDI spec",
+        cdi::usable,
     ),
+    check("R01", Engine, Error, Node, "GPU drivers exist for this kernel", system::linux),
     check(
         "R02",
         Engine,
         Warning,
         Node,
-        "overlay and br_netfilter are loaded, also after a boot",
+        "overlay and br_netfilter are loaded now and at every boot",
         system::modules,
     ),
     check(
@@ -147,7 +167,7 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Node,
-        "something puts the driver into containers",
+        "a CDI spec or a runtime puts the driver into containers",
         system::installed,
     ),
     check(
@@ -155,17 +175,17 @@ pub const ALL: &[Check] = &[
         Engine,
         Warning,
         Node,
-        "the toolkit knows this machine's cgroups",
+        "the NVIDIA toolkit supports this machine's cgroup version",
         system::cgroup_v2,
     ),
-    check("R05", Engine, Info, Node, "it is known which engine runs pods", engine::which),
+    check("R05", Engine, Info, Node, "the engine that runs pods is known", engine::which),
     check("R06", Engine, Error, Node, "Docker is new enough", docker::version),
     check(
         "R07",
         Engine,
         Error,
         Node,
-        "Docker has a runtime for GPUs, or CDI",
+        "Docker has a runtime for GPUs or uses CDI",
         docker::runtime,
     ),
     check(
@@ -173,7 +193,7 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Node,
-        "containerd's sections are of its file's version",
+        "the sections of containerd's configuration match its version",
         engine::version,
     ),
     check(
@@ -181,7 +201,7 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Node,
-        "containerd's CRI plugin is not disabled",
+        "containerd's CRI plugin is enabled",
         engine::enabled,
     ),
     check("R11", Engine, Error, Node, "the default runtime is defined", engine::default),
@@ -190,16 +210,23 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Node,
-        "the runtime handler for GPUs has its program",
+        "the program of the runtime handler for GPUs exists",
         engine::handler,
     ),
-    check("R10", Engine, Error, Node, "pods reach it", engine::reached),
+    check(
+        "R10",
+        Engine,
+        Error,
+        Node,
+        "pods get the driver by default, by CDI, or by a RuntimeClass",
+        engine::reached,
+    ),
     check(
         "R13",
         Engine,
         Error,
         Node,
-        "cgroup drivers of kubelet and runtimes agree",
+        "the kubelet and the runtimes use the same cgroup driver",
         engine::cgroups,
     ),
     check(
@@ -207,16 +234,16 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Either,
-        "RuntimeClasses name handlers that are there",
+        "every RuntimeClass for GPUs names a handler that exists",
         engine::runtime_class,
     ),
-    check("R15", Engine, Info, Node, "the engine does CDI", engine::cdi),
+    check("R15", Engine, Info, Node, "the engine is set up for CDI", engine::cdi),
     check(
         "R16",
         Engine,
         Warning,
         Node,
-        "the engine was restarted since it was configured",
+        "the engine was restarted after its last configuration change",
         engine::restarted,
     ),
     check(
@@ -224,7 +251,7 @@ pub const ALL: &[Check] = &[
         Engine,
         Error,
         Node,
-        "divvy-runtime gives a container the GPUs that it asks for",
+        "divvy-runtime gives a container the GPUs that it requests",
         kubelet::test_container,
     ),
     check(
@@ -232,7 +259,7 @@ pub const ALL: &[Check] = &[
         Kubelet,
         Error,
         Node,
-        "the kubelet takes device plugins",
+        "the kubelet accepts device plugins",
         kubelet::socket,
     ),
     check(
@@ -240,7 +267,7 @@ pub const ALL: &[Check] = &[
         Kubelet,
         Error,
         Either,
-        "a device plugin offers GPUs, and is alive",
+        "a device plugin is running and offers GPUs",
         kubelet::plugin,
     ),
     check(
@@ -248,7 +275,7 @@ pub const ALL: &[Check] = &[
         Kubelet,
         Error,
         Either,
-        "the kubelet can take the plugin's list of ids",
+        "the plugin's list of device ids fits into one kubelet message",
         kubelet::message,
     ),
     check(
@@ -256,7 +283,7 @@ pub const ALL: &[Check] = &[
         Kubelet,
         Info,
         Node,
-        "exporters can ask which pod has which GPU",
+        "exporters can query which pod has which GPU",
         kubelet::pod_resources,
     ),
     check(
@@ -272,7 +299,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Either,
-        "one device plugin alone has the GPUs of a node",
+        "only one device plugin offers the GPUs of a node",
         cluster::one_plugin,
     ),
     check(
@@ -280,7 +307,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Warning,
         Needs::Cluster,
-        "nodes carry no resource that is gone",
+        "no node lists a resource whose device plugin is gone",
         cluster::leftovers,
     ),
     check(
@@ -288,7 +315,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Warning,
         Needs::Cluster,
-        "containers get the driver's libraries",
+        "containers get the driver libraries",
         cluster::libraries,
     ),
     check(
@@ -296,7 +323,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Needs::Cluster,
-        "the DaemonSets of GPUs find their nodes",
+        "device plugin DaemonSets select the GPU nodes",
         cluster::labels,
     ),
     check(
@@ -304,7 +331,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Needs::Cluster,
-        "the extender finds a node",
+        "a node matches the extender's nodeSelector",
         cluster::extender_node,
     ),
     check(
@@ -312,7 +339,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Needs::Cluster,
-        "taints of nodes with GPUs are tolerated",
+        "device plugins and waiting pods tolerate the taints of GPU nodes",
         cluster::taints,
     ),
     check(
@@ -320,7 +347,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Node,
-        "kube-scheduler's configuration is of a version that it knows",
+        "kube-scheduler supports the version of its configuration",
         scheduler::version,
     ),
     check(
@@ -328,7 +355,7 @@ pub const ALL: &[Check] = &[
         Cluster,
         Error,
         Node,
-        "kube-scheduler sees its configuration",
+        "kube-scheduler's configuration file exists and is mounted",
         scheduler::mounted,
     ),
     check(
@@ -344,7 +371,7 @@ pub const ALL: &[Check] = &[
         Pods,
         Warning,
         Needs::Cluster,
-        "pods ask for GPUs in a way that has an effect",
+        "pods request GPUs in a way that has an effect",
         pods::requests,
     ),
     check(
@@ -352,7 +379,7 @@ pub const ALL: &[Check] = &[
         Pods,
         Warning,
         Needs::Cluster,
-        "pods leave NVIDIA_VISIBLE_DEVICES alone",
+        "pods do not set NVIDIA_VISIBLE_DEVICES",
         pods::visible_devices,
     ),
     check(
@@ -360,7 +387,7 @@ pub const ALL: &[Check] = &[
         Pods,
         Warning,
         Needs::Cluster,
-        "pods with images for GPUs ask for one",
+        "pods with images for GPUs request a GPU",
         pods::silent,
     ),
     check(
@@ -368,12 +395,12 @@ pub const ALL: &[Check] = &[
         Pods,
         Warning,
         Needs::Cluster,
-        "no pod failed at its admission",
+        "no pod failed admission on its node",
         pods::admission,
     ),
 ];
 
-/// The check with this id, in any case.
+/// Return the check with this id, ignoring case, or `None` if there is no such check.
 pub fn by_id(id: &str) -> Option<&'static Check> {
     ALL.iter().find(|check| check.id.eq_ignore_ascii_case(id))
 }

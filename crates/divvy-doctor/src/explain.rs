@@ -1,4 +1,4 @@
-//! Error texts in logs: which check each belongs to, what it means, what to type next.
+//! Explanations of error texts in logs: the check that each text belongs to, its meaning, and what to type next.
 
 mod texts;
 
@@ -11,37 +11,37 @@ pub use texts::ALL;
 
 use crate::report::wrapped;
 
-/// What an error text means.
+/// The explanation of a group of error texts with the same cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The check that looks for the cause; `None`: it passes whatever the cause is, or there is none.
+    /// The id of the check that detects the cause, `None` if no check can detect it.
     pub check: Option<&'static str>,
-    /// Parts of messages, any of them; `*` stands for anything. Case, quotes and backslashes do not count, since loggers differ in them.
+    /// Parts of messages, one of which must match; `*` matches any text. Case, quotes, and backslashes are ignored, because loggers differ in them.
     #[serde(skip)]
     pub texts: &'static [&'static str],
-    /// What has happened.
+    /// What happened.
     pub means: &'static str,
     /// What to type next.
     pub fix: &'static str,
 }
 
-/// An explanation, and where its text was found.
+/// An explanation with the place in the log where its text was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explained {
-    /// What the text means.
+    /// The explanation of the text.
     #[serde(flatten)]
     pub explanation: &'static Explanation,
-    /// The first line that has it.
+    /// The first matching line, without control characters, up to 240 characters.
     pub line: String,
-    /// Its number, from 1.
+    /// The number of that line, from 1.
     pub number: usize,
-    /// How many lines have it.
+    /// The number of matching lines.
     pub count: usize,
 }
 
-/// What a line means, if its text is known; the first in the table where it has several.
+/// Return the explanation of a line, or `None` if it has no known error text. The first match in the table wins.
 pub fn line(line: &str) -> Option<&'static Explanation> {
-    // Once, and not for each of a log's lines.
+    // Normalize the texts once, not for each line of a log.
     static PLAIN: LazyLock<Vec<(&Explanation, Vec<String>)>> = LazyLock::new(|| {
         ALL.iter()
             .map(|one| (one, one.texts.iter().map(|text| plain(text)).collect()))
@@ -54,20 +54,20 @@ pub fn line(line: &str) -> Option<&'static Explanation> {
         .map(|(explanation, _)| *explanation)
 }
 
-/// Collects explanations, line by line.
+/// The explanations found in a log, collected line by line.
 #[derive(Debug, Clone, Default)]
 pub struct Log {
     lines: usize,
     found: Vec<Explained>,
 }
 
-/// Behind what the three parts of an explanation are called.
+/// The indentation of wrapped lines below the names of the three parts of an explanation.
 const HANGING: &str = "           ";
-/// What is shown of a line.
+/// The number of characters of a log line that are shown.
 const SHOWN: usize = 240;
 
 impl Log {
-    /// Reads one line.
+    /// Read one line.
     pub fn read(&mut self, text: &str) {
         self.lines += 1;
         let Some(explanation) = line(text) else { return };
@@ -82,26 +82,26 @@ impl Log {
         }
     }
 
-    /// In the order of their first lines.
+    /// Return the explanations in the order of their first lines.
     pub fn found(&self) -> &[Explained] {
         &self.found
     }
 
-    /// For people, in lines that are not wrapped.
+    /// Return the explanations as text without line wrapping.
     pub fn text(&self) -> String {
         self.text_within(None)
     }
 
-    /// For people, on a terminal of so many columns.
+    /// Return the explanations as text, wrapped to this many columns. `None`: no wrapping.
     pub fn text_within(&self, width: Option<usize>) -> String {
         if self.found.is_empty() {
             let none = match self.lines {
-                0 => return "The log is empty. divvy doctor looks at the machine itself.\n".to_owned(),
-                1 => "The one line has no".to_owned(),
-                lines => format!("None of the {lines} lines has an"),
+                0 => return "The log is empty. To check the machine itself, run divvy doctor.\n".to_owned(),
+                1 => "The only line does not have a".to_owned(),
+                lines => format!("None of the {lines} lines has a"),
             };
             let known: usize = ALL.iter().map(|explanation| explanation.texts.len()).sum();
-            return format!("{none} error text that is known here ({known} are). divvy doctor looks at the machine itself.\n");
+            return format!("{none} known error text ({known} are known). To check the machine itself, run divvy doctor.\n");
         }
         let mut text = String::new();
         for found in &self.found {

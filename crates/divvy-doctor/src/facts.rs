@@ -1,4 +1,4 @@
-//! What was read.
+//! The facts that checks judge: files, answers of programs, and API objects.
 
 pub mod cluster;
 mod engine;
@@ -18,23 +18,23 @@ pub use engine::{Engine, Kind};
 pub use machine::{DRIVER_CONTAINER, Kubelet, PciGpu, Vendor, version_at_least};
 pub use scheduler::{Extending, Scheduler};
 
-/// What was asked of somebody else than the machine's files.
+/// The answer of a source other than the machine's files: a program, a socket, or the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked<T> {
     /// The answer.
     Answer(T),
-    /// It was asked, and this went wrong.
+    /// The query was sent and failed. The text is the error.
     Failed(String),
-    /// It is not there, and so could not be asked: the reason.
+    /// The source does not exist, so it was not queried. The text is the reason.
     Absent(String),
-    /// It may well be there, and could not be asked, for want of a right or of a program: the reason.
+    /// The source may exist but could not be queried, because a permission or a program is missing. The text is the reason.
     Blocked(String),
-    /// Nobody wanted to know: the reason.
+    /// The user did not request the query. The text is the reason.
     Not(String),
 }
 
 impl<T> Asked<T> {
-    /// The answer, if there is one.
+    /// Return the answer, if there is one.
     pub fn answer(&self) -> Option<&T> {
         match self {
             Asked::Answer(answer) => Some(answer),
@@ -42,7 +42,7 @@ impl<T> Asked<T> {
         }
     }
 
-    /// Why there is none.
+    /// Return the reason why there is no answer, empty if there is one.
     pub fn reason(&self) -> &str {
         match self {
             Asked::Answer(_) => "",
@@ -51,58 +51,58 @@ impl<T> Asked<T> {
     }
 }
 
-/// All that checks look at.
+/// All input of the checks.
 #[derive(Debug)]
 pub struct Facts<'t> {
     /// The machine's files.
     pub tree: &'t dyn Tree,
-    /// Its root.
+    /// The root directory of the machine.
     pub root: Root<'t>,
-    /// Whether this machine is to be looked at.
+    /// Whether the checks of this machine run.
     pub node: bool,
-    /// Where the driver's files are.
+    /// The root directory of the driver's files: `/`, or a driver container's root.
     pub driver_root: String,
-    /// The processor, as `uname -m` says.
+    /// The processor architecture, as `uname -m` prints it.
     pub arch: Option<String>,
-    /// What the driver says of its GPUs.
+    /// The GPUs as the driver reports them.
     pub probe: Asked<Probed>,
-    /// What the kernel logged.
+    /// The kernel log.
     pub kernel_log: Asked<String>,
-    /// containerd's configuration, as it reads it (`containerd config dump`).
+    /// The output of `containerd config dump`: the configuration that containerd uses.
     pub containerd: Asked<String>,
-    /// What Docker says of itself.
+    /// Docker's version and runtimes.
     pub docker: Asked<Docker>,
-    /// What a container that asks for a GPU would be given.
+    /// The devices that divvy-runtime gives a test container.
     pub runtime_test: Asked<RuntimeTest>,
-    /// The sockets of device plugins, of the kubelet, and its pod-resources.
+    /// The sockets of device plugins, of the kubelet, and of its pod-resources service.
     pub sockets: Asked<Vec<Socket>>,
     /// The scheduler extender.
     pub extender: Asked<Extender>,
-    /// The API server's objects.
+    /// The objects of the API server.
     pub cluster: Asked<Cluster>,
-    /// All processes, by number and name, once somebody has asked for one: there are hundreds.
+    /// The PIDs and names of all processes. Read once, when a check first needs a process, because there are hundreds.
     process_names: OnceLock<Vec<(u32, String)>>,
 }
 
 impl<'t> Facts<'t> {
-    /// Of a machine's files, before anybody else was asked. None if there is no such folder.
+    /// Return the facts of a machine's files. No other source is queried yet. `None` if the root directory does not exist.
     pub fn of(tree: &'t dyn Tree) -> Option<Facts<'t>> {
         let root = Root::open(tree, "/")?;
-        let not = || "it was not asked".to_owned();
+        let not = |what: &str| format!("{what} was not queried");
         let mut facts = Facts {
             tree,
             root,
             node: true,
             driver_root: "/".to_owned(),
             arch: None,
-            probe: Asked::Not(not()),
-            kernel_log: Asked::Not(not()),
-            containerd: Asked::Not(not()),
-            docker: Asked::Not(not()),
-            runtime_test: Asked::Not(not()),
-            sockets: Asked::Not(not()),
-            extender: Asked::Not(not()),
-            cluster: Asked::Not(not()),
+            probe: Asked::Not(not("the driver")),
+            kernel_log: Asked::Not(not("the kernel log")),
+            containerd: Asked::Not(not("containerd")),
+            docker: Asked::Not(not("Docker")),
+            runtime_test: Asked::Not(not("divvy-runtime")),
+            sockets: Asked::Not(not("the kubelet")),
+            extender: Asked::Not(not("the extender")),
+            cluster: Asked::Not(not("the API server")),
             process_names: OnceLock::new(),
         };
         facts.driver_root = facts.usual_driver_root();

@@ -1,12 +1,12 @@
-//! What is wrong between the GPU driver and a running pod.
+//! Diagnosis of everything between the GPU driver and a running pod: the checks of `divvy doctor`.
 //!
-//! - [`Facts`]: what was read: a machine's files (a [`Tree`](divvy_host::Tree)), what running programs answered,
-//!   the cluster's objects; each known, absent or unreadable with the reason
-//! - [`Check`]: an id, a title, and a function of the facts; [`checks::ALL`] has them in the order of the chain from the driver to the pods
-//! - [`Report`]: what the checks said, as text, as JSON, and as an exit status
-//! - [`explain`]: error texts in logs, and which check each belongs to
+//! - [`Facts`]: the input of the checks: a machine's files (a [`Tree`](divvy_host::Tree)), the answers of running
+//!   programs, and the cluster's objects. Each fact is known, absent, or unreadable with the reason.
+//! - [`Check`]: an id, a title, and a function of the facts. [`checks::ALL`] lists the checks in the order of the chain from the driver to the pods.
+//! - [`Report`]: the results of the checks as text, as JSON, and as an exit status.
+//! - [`explain`]: error texts in logs, and the check that each text belongs to.
 //!
-//! Nothing here opens a file or a socket: whoever collects the facts does.
+//! This crate opens no file and no socket. The caller collects the facts (`crates/divvy/src/commands/doctor`), so tests can describe any machine.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,9 @@ mod check;
 pub mod checks;
 pub mod explain;
 pub mod facts;
+mod gpu_resource;
 mod report;
+mod verdict;
 
 pub use check::{Check, Finding, Group, Needs, Repair, Severity, Stop, Verdict};
 pub use facts::{Asked, Facts};

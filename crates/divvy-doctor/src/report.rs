@@ -1,4 +1,4 @@
-//! What the checks said.
+//! The results of the checks: one line per check, and the report of all lines.
 
 mod text;
 
@@ -10,13 +10,13 @@ use crate::facts::{Asked, Facts};
 pub use text::Style;
 pub(crate) use text::wrapped;
 
-/// What became of a check.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
-    /// It holds.
+    /// The check passes.
     Pass,
-    /// It does not apply, or could not be looked at: see [`Skipped`].
+    /// The check does not apply, or its facts could not be read: see [`Skipped`].
     Skip,
     /// Good to know.
     Note,
@@ -52,51 +52,51 @@ impl Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Skipped {
-    /// There is nothing here that it is about, or nobody asked for it.
+    /// Nothing here is subject to the check, or the user did not request it.
     DoesNotApply,
-    /// It applies, and a right, a program or an answer was missing: whether it holds is not known.
+    /// The check applies, but a permission, a program, or an answer was missing, so its result is unknown.
     CouldNotLook,
 }
 
-/// What one check said.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// Of the check.
+    /// The id of the check, such as `D01`.
     pub id: &'static str,
-    /// Of the check.
+    /// The title of the check: the statement that is true when it passes.
     pub title: &'static str,
-    /// Of the check.
+    /// The link of the chain that the check belongs to.
     pub group: Group,
-    /// What became of it.
+    /// The outcome.
     pub status: Status,
-    /// Why it was skipped; with SKIP.
+    /// Why the check was skipped. Present with SKIP only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Skipped>,
-    /// What is there, or why nobody can say.
+    /// What was found, or the reason of a SKIP.
     pub found: String,
-    /// Why it matters; with WARN, FAIL and NOTE.
+    /// Why the finding matters. Present with WARN, FAIL, and NOTE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What to type next; with WARN, FAIL and NOTE.
+    /// What to type next. Present with WARN, FAIL, and NOTE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
-    /// What `--fix` does.
+    /// The repairs that `--fix` makes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub repairs: Vec<Repair>,
 }
 
-/// What all checks said.
+/// The results of all checks of one run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// In the order of the chain.
+    /// The results, in the order of the chain from the driver to the pods.
     pub checks: Vec<Line>,
-    /// Checks that were not asked for, since they look elsewhere.
+    /// The ids of the checks that did not run, because they need `--node` or `--cluster` and it was not given.
     #[serde(rename = "notRun", skip_serializing_if = "Vec::is_empty")]
     pub not_run: Vec<&'static str>,
 }
 
 impl Report {
-    /// Runs checks, one after the other.
+    /// Run the checks that these facts allow, one after the other.
     pub fn of(facts: &Facts<'_>, checks: &[Check]) -> Report {
         let (wanted, not_run) = Report::plan(facts, checks);
         Report {
@@ -105,7 +105,7 @@ impl Report {
         }
     }
 
-    /// Which of these checks are to be run; and the ids of those that look where nobody wanted to look.
+    /// Split the checks into those to run, and the ids of those that need a source (machine or cluster) that the user did not select.
     pub fn plan<'c>(facts: &Facts<'_>, checks: &'c [Check]) -> (Vec<&'c Check>, Vec<&'static str>) {
         let cluster = !matches!(facts.cluster, Asked::Not(_));
         let (wanted, others): (Vec<&Check>, Vec<&Check>) = checks.iter().partition(|check| match check.needs {
@@ -116,7 +116,7 @@ impl Report {
         (wanted, others.into_iter().map(|check| check.id).collect())
     }
 
-    /// 0 all is well, 1 there is a warning, 2 something fails or could not be looked at.
+    /// Return the exit status: 0 if all is well, 1 with a warning, 2 if a check fails or its facts could not be read.
     pub fn exit_status(&self) -> u8 {
         let blind = self.checks.iter().any(Line::could_not_look);
         match self.checks.iter().map(|line| line.status).max() {
@@ -129,31 +129,31 @@ impl Report {
 }
 
 impl Line {
-    /// Whether the check applies, and nobody knows whether it holds.
+    /// Report whether the check applies but its facts could not be read.
     pub fn could_not_look(&self) -> bool {
         self.skipped == Some(Skipped::CouldNotLook)
     }
 
-    /// Runs a check.
+    /// Run a check. A file that could not be read turns a finding into "could not check", and is named in the text of a pass.
     pub fn of(check: &Check, facts: &Facts<'_>) -> Line {
-        // What others could not read is theirs to tell.
+        // Drop the read errors of earlier checks: those checks have reported them.
         let _ = facts.tree.troubles();
         let verdict = (check.run)(facts);
         let troubles = facts.tree.troubles().join("; ");
         let verdict = match verdict {
             verdict if troubles.is_empty() => verdict,
             Ok(found) => Ok(format!("{found}; could not be read: {troubles}")),
-            // What could not be read may be what was missed.
+            // The finding may be wrong: the file that could not be read may hold what the check missed.
             Err(Stop::Problem(_) | Stop::Milder(..)) => Err(Stop::Blind(format!("{troubles}; run it as root"))),
-            // Nor need it be absent.
+            // "Does not apply" may be wrong for the same reason.
             Err(Stop::Skip(reason) | Stop::Blind(reason)) => Err(Stop::Blind(format!(
-                "{reason}, as far as could be seen: {troubles}; run it as root"
+                "{reason}, as far as could be read: {troubles}; run it as root"
             ))),
         };
         Line::new(check, verdict)
     }
 
-    /// What a check said.
+    /// Build the line of a check from its verdict.
     pub fn new(check: &Check, verdict: Verdict) -> Line {
         let of = |status, finding: Finding| Line {
             id: check.id,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use toml_edit::DocumentMut;
 
-use super::plan::{After, Wish, Write};
+use super::copied_from::source;
+use super::edit::{After, Wish, Write};
 use super::text::{Values, text, toml};
 use super::{Configuration, Error, Files, Runtime, glob, toml_text};
 
@@ -188,19 +189,6 @@ pub(super) fn configure(
 }
 
 const HEADER: &str = "# Written by `divvy configure crio`; `divvy configure crio --undo` removes it.\n";
-
-/// Return the names of the runtimes to copy settings from; the first that exists is used. The default runtime comes first, unless it is the new
-/// runtime or one of NVIDIA's, then runc and crun.
-pub(super) fn source<'n>(default: &'n Option<String>, name: &str) -> Vec<&'n str> {
-    let default = default
-        .as_deref()
-        .filter(|default| *default != name && !default.starts_with("nvidia"));
-    default
-        .into_iter()
-        .chain(["runc", "crun"])
-        .filter(|from| *from != name)
-        .collect()
-}
 
 /// Return the tables of all runtimes, each from the last file that has it.
 fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::plan::{Wish, Write};
+use super::edit::{Wish, Write};
 use super::text::{place, text};
 use super::{Configuration, Error, Files, Runtime, json};
 

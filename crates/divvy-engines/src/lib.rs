@@ -11,19 +11,24 @@
 #![forbid(unsafe_code)]
 
 pub mod containerd;
+mod copied_from;
 pub mod crio;
 pub mod docker;
+mod edit;
 mod glob;
 mod json;
 mod places;
 mod plan;
 mod revert;
+mod target;
 mod template;
 mod text;
 mod toml_text;
 
+pub use edit::{Recorded, Wish};
 pub use places::{Engine, Wanted, runtime_class};
-pub use plan::{Edit, Plan, Record, Recorded, Target, Wish, configure, undo};
+pub use plan::{Edit, Plan, Record, configure, undo};
+pub use target::Target;
 
 use std::collections::{BTreeMap, BTreeSet};
 

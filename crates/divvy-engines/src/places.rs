@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::plan::Target;
+use super::target::Target;
 use super::{Error, Files, containerd, crio, docker, glob};
 
 /// A container engine, or a Kubernetes distribution that brings its own containerd.

@@ -4,122 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::edit::{After, Recorded, Wish};
 use super::revert::{self, Kept};
+use super::target::Target;
 use super::text::text;
-use super::{Configuration, Error, Files, containerd, crio, docker, template};
+use super::{Error, Files, containerd, crio, docker, template};
 use divvy_host::plain_line;
-
-/// The settings that an engine should have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
-    /// The runtime's name: the handler of a RuntimeClass, and the argument of `docker run --runtime`.
-    pub name: String,
-    /// The path of the runtime's program.
-    pub path: String,
-    /// Whether the runtime is the default for containers that request none; `None` leaves the default unchanged.
-    pub set_default: Option<bool>,
-    /// Whether the engine injects CDI devices into containers; `None` leaves this unchanged.
-    pub cdi: Option<bool>,
-    /// Whether the kubelet's cgroup driver is systemd; `None` if it is unknown.
-    pub systemd_cgroup: Option<bool>,
-    /// Whether to rewrite an existing drop-in from the other files and discard its content, as NVIDIA's tool does.
-    pub anew: bool,
-    /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
-    /// the engine's files as the source that the runtime's settings are copied from.
-    pub said: Option<String>,
-}
-
-/// The engine and its configuration files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    /// Docker, which has one file.
-    Docker {
-        /// The path of `daemon.json`.
-        config: String,
-    },
-    /// containerd, with a main file and an optional drop-in.
-    Containerd {
-        /// The main file, which containerd reads first.
-        config: String,
-        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
-        drop_in: Option<String>,
-        /// How this version of containerd merges files; `None` if the version is unknown.
-        merge: Option<containerd::Merge>,
-        /// The format version for a new file.
-        version: i64,
-    },
-    /// CRI-O, with a main file and an optional drop-in.
-    Crio {
-        /// The main file, which CRI-O reads first.
-        config: String,
-        /// The drop-in that receives the runtime; `None` writes the runtime into `config`.
-        drop_in: Option<String>,
-    },
-    /// The template from which k3s or rke2 generates containerd's configuration at each start.
-    Template {
-        /// The path of the template.
-        config: String,
-        /// The file that was generated from the template at the last start.
-        generated: String,
-        /// The format version of containerd's configuration.
-        version: i64,
-    },
-}
-
-impl Target {
-    /// Return the path of the engine's main file.
-    pub fn config(&self) -> &str {
-        match self {
-            Target::Docker { config }
-            | Target::Containerd { config, .. }
-            | Target::Crio { config, .. }
-            | Target::Template { config, .. } => config,
-        }
-    }
-
-    /// Return the path of the file that keeps the [`Record`].
-    pub fn record(&self) -> String {
-        format!("{}.divvy-undo", self.config())
-    }
-
-    /// Return the path of the file that receives the runtime: the drop-in if there is one, otherwise the main file.
-    pub fn written(&self) -> &str {
-        match self {
-            Target::Containerd {
-                drop_in: Some(drop_in), ..
-            }
-            | Target::Crio {
-                drop_in: Some(drop_in), ..
-            } => drop_in,
-            _ => self.config(),
-        }
-    }
-
-    fn merge(&self) -> containerd::Merge {
-        match self {
-            Target::Containerd { merge: Some(merge), .. } => *merge,
-            // A file that is correct for older versions is correct for all versions.
-            _ => containerd::Merge::Sections,
-        }
-    }
-
-    /// Read and merge the engine's files.
-    ///
-    /// # Errors
-    /// The errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
-    pub fn read(&self, files: &dyn Files) -> Result<Configuration, Error> {
-        match self {
-            Target::Docker { config } => docker::read(files, config),
-            Target::Containerd { config, .. } => containerd::read(files, config, self.merge()),
-            Target::Crio { config, .. } => crio::read(files, config),
-            Target::Template { generated, .. } => containerd::read(files, generated, containerd::Merge::Keys),
-        }
-    }
-
-    pub(super) fn is_json(&self) -> bool {
-        matches!(self, Target::Docker { .. })
-    }
-}
 
 /// The change of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -172,60 +62,6 @@ impl Record {
             None => Ok(record),
         }
     }
-}
-
-/// The record of one file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recorded {
-    /// The text before divvy wrote the file; `None` if the file did not exist.
-    pub original: Option<String>,
-    /// The text that divvy wrote.
-    pub written: String,
-}
-
-/// The files as they will be after `edits`, so that a plan can be checked before it is written.
-pub(super) struct After<'f> {
-    pub(super) files: &'f dyn Files,
-    pub(super) edits: Vec<(String, Option<String>)>,
-}
-
-impl Files for After<'_> {
-    fn text(&self, path: &str) -> Result<Option<String>, String> {
-        match self.edits.iter().rev().find(|(edited, _)| edited == path) {
-            Some((_, text)) => Ok(text.clone()),
-            None => self.files.text(path),
-        }
-    }
-
-    fn names(&self, folder: &str) -> Vec<String> {
-        let mut names = self.files.names(folder);
-        for (path, text) in &self.edits {
-            let below = path
-                .strip_prefix(folder.trim_end_matches('/'))
-                .and_then(|rest| rest.strip_prefix('/'));
-            let Some(below) = below else { continue };
-            match (below.split_once('/'), text) {
-                // A directory that is created with its first file, unless it already exists.
-                (Some((name, _)), Some(_)) if !names.iter().any(|known| known == name) => names.push(name.to_owned()),
-                (Some(_), _) => {}
-                (None, text) => {
-                    names.retain(|known| known != below);
-                    if text.is_some() {
-                        names.push(below.to_owned());
-                    }
-                }
-            }
-        }
-        names.sort_unstable();
-        names
-    }
-}
-
-/// The new text of one file, which may equal its current text.
-pub(super) struct Write {
-    pub(super) path: String,
-    pub(super) text: String,
-    pub(super) like: Option<String>,
 }
 
 /// Compute the edits that give an engine the settings of a [`Wish`]. For an engine that already has them, the plan has no edits.

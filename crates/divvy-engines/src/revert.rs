@@ -4,7 +4,8 @@
 use serde_json::Value;
 use toml_edit::{DocumentMut, Item, TableLike};
 
-use super::plan::{Recorded, Target};
+use super::edit::Recorded;
+use super::target::Target;
 use super::{Error, docker, json, template, toml_text};
 
 /// The keys that divvy changed and that were changed again by hand. They keep their current value, and the user is told.

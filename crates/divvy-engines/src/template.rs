@@ -1,7 +1,7 @@
 //! The template from which k3s and rke2 generate containerd's configuration at each start (`pkg/agent/templates` in k3s). It is a Go template
 //! that produces TOML, so a TOML parser cannot read it. Therefore it is edited as text, and divvy's part is between two marks.
 
-use super::plan::{Wish, Write};
+use super::edit::{Wish, Write};
 use super::text::text;
 use super::{Error, Files, containerd};
 

@@ -1,11 +1,12 @@
-//! Measures the explainer in a large cluster that does not exist, and prints what comes out beside its budgets:
+//! Measures the explainer in a large simulated cluster, and prints the results next to their budgets:
 //!
 //! ```text
 //! cargo run --release -p divvy-explainer --example bench
 //! cargo run --release -p divvy-explainer --example bench -- 1000 10000     nodes and pods
 //! ```
 //!
-//! Three processes, so that none is measured with another: this one asks; one is the API server; one is the explainer as the program runs it.
+//! There are three processes, so that each is measured separately: this one sends questions, one is the API server, and one is the explainer as
+//! the program runs it.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -72,7 +73,7 @@ async fn explain(api: &str) -> Outcome<()> {
     Ok(run_with(listener, client, settings, CancellationToken::new()).await?)
 }
 
-/// Another process of this program, which prints where it listens.
+/// Another process of this program, which prints its address.
 struct Role {
     child: Child,
     address: String,
@@ -93,7 +94,7 @@ impl Role {
         })
     }
 
-    /// Resident memory now, and the most that it was, in MiB.
+    /// Resident memory now and its peak, in MiB.
     fn memory(&self) -> Outcome<(u64, u64)> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let field = |name: &str| -> Option<u64> {

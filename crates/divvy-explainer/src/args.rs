@@ -19,7 +19,7 @@ Examples:
 nodes and pods with its own permissions, and answers a user who may get the pod in question (TokenReview and SubjectAccessReview). It names no pod that the user may not list.
 
 `divvy why` finds this program through the ConfigMap (--configmap). The key `service` of the ConfigMap is NAMESPACE/SERVICE:PORT of this program. The program adds `tls.crt`, the certificate by which `divvy why` \
-recognizes it. The program creates that certificate when it starts, so run one replica. Divvy's Helm chart creates all these objects, unless explainer.enabled=false.")]
+recognizes it. The program creates that certificate when it starts, so run one replica. The Helm chart contains all the objects; explainer.enabled=false omits them.")]
 pub struct Args {
     #[command(flatten)]
     pub cluster: ContextArgs,

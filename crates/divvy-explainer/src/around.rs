@@ -14,7 +14,7 @@ use kube::api::ListParams;
 /// So many events of a pod are shown.
 const EVENTS: usize = 3;
 
-/// Labels of all namespaces, by name.
+/// List the labels of all namespaces, by the namespace's name.
 pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_why::Labels>, Error> {
     let api: Api<Namespace> = Api::all(client.clone());
     let list = api
@@ -24,10 +24,10 @@ pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_
     Ok(crate::sites::labels(list.items.into_iter().map(|item| item.metadata)))
 }
 
-/// The labels by which the agent's DaemonSet chooses its nodes; `None` if there is no such DaemonSet, or more than one that differ.
+/// Read the node selector of the agent's DaemonSet; `None` if there is no such DaemonSet, or if several have different selectors.
 pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::Labels>, Error> {
     let api: Api<DaemonSet> = Api::all(client.clone());
-    // There is one. Users who may create DaemonSets can give others the same labels.
+    // The chart installs one, but any user who may create DaemonSets can use the same labels. So limit the list.
     let params = ListParams::default()
         .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent")
         .limit(20);
@@ -41,7 +41,7 @@ pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::L
     Ok(selectors.pop().filter(|_| selectors.is_empty()))
 }
 
-/// Looks at the volume claims of a pod. What cannot be read stays [`ClaimState::Unseen`], with the reason.
+/// Read the volume claims of a pod. A claim that cannot be read becomes [`ClaimState::Unseen`] with the reason.
 pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants) {
     for claim in &mut wants.claims {
         claim.state = claim_state(client, &wants.pod.namespace, &claim.name)
@@ -51,7 +51,7 @@ pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants)
 }
 
 async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Result<ClaimState, Error> {
-    // Users write these names, and they become parts of paths.
+    // Users choose these names, and the names become part of URL paths.
     if !names::is_name(name) {
         return Ok(ClaimState::Missing);
     }
@@ -68,7 +68,7 @@ async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Resu
             .get_opt(&volume)
             .await
             .map_err(|source| failed("its volume", source))?;
-        // A user may write any volume's name into a claim. It is bound when the volume names the claim, too.
+        // A user may write any volume's name into a claim. The claim is only bound if the volume also refers to the claim.
         let volume = volume.and_then(|volume| volume.spec);
         let is_its = |volume: &PersistentVolumeSpec| volume.claim_ref.as_ref().is_some_and(|of| of.uid == claim.metadata.uid);
         return Ok(match volume.filter(is_its) {
@@ -88,7 +88,7 @@ async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Resu
     Ok(if later { ClaimState::BoundLater } else { ClaimState::Unbound })
 }
 
-/// The last warnings about a pod, the oldest first, each text once.
+/// List the last warning events about a pod, at most three, oldest first, each text once.
 pub async fn warnings_of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<Reported>, Error> {
     let api: Api<Event> = Api::namespaced(client.clone(), namespace);
     let selector = format!("involvedObject.kind=Pod,involvedObject.name={name}");

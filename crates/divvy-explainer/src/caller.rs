@@ -1,4 +1,4 @@
-//! Who asks, by the API server's word.
+//! Identifies the user and checks the user's rights, by requests to the API server.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use kube::api::PostParams;
 
 use crate::desk::Refusal;
 
-/// The API server's answer.
+/// Timeout of a request to the API server.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// A user whom the API server knows.
+/// A user that the API server has authenticated.
 pub(crate) struct Caller<'a> {
     client: &'a kube::Client,
     user: UserInfo,
 }
 
 impl Caller<'_> {
-    /// Has the API server look at a token. It takes those only that were made for itself.
+    /// Authenticate a token with a TokenReview. The API server only accepts tokens that were issued for itself.
     pub(crate) async fn of<'a>(client: &'a kube::Client, token: &str) -> Result<Caller<'a>, Refusal> {
         let review = TokenReview {
             spec: TokenReviewSpec {
@@ -40,7 +40,7 @@ impl Caller<'_> {
         let refusal = || {
             Refusal::new(
                 StatusCode::UNAUTHORIZED,
-                "the API server does not know the token, or it has ended",
+                "the API server does not accept the token; it may have expired",
             )
         };
         Ok(Caller {
@@ -53,7 +53,7 @@ impl Caller<'_> {
         self.user.username.as_deref().unwrap_or_default()
     }
 
-    /// Whether the user may do that with pods. Empty: all namespaces, no name.
+    /// Report whether the user may use a verb on pods. An empty namespace means all namespaces, and an empty name means all pods.
     pub(crate) async fn may(&self, verb: &str, namespace: &str, name: &str) -> Result<bool, Refusal> {
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let review = SubjectAccessReview {
@@ -86,8 +86,8 @@ async fn answered<T>(what: &str, request: impl Future<Output = Result<T, kube::E
         Ok(Err(error)) => in_words(&error),
         Err(_elapsed) => format!("the API server gave no answer within {ANSWER:?}"),
     };
-    tracing::warn!(%what, %why, "who asks, and for what, could not be found out");
+    tracing::warn!(%what, %why, "the user or the user's rights could not be checked");
     Err(Refusal::unavailable(format!(
-        "the explainer could not find out who you are and what you may see ({what}): {why}"
+        "the explainer could not check who you are and what you may see ({what}): {why}"
     )))
 }

@@ -1,4 +1,4 @@
-//! One question, from the token to the answer.
+//! Handles one question, from the user's token to the answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +20,20 @@ use crate::metrics::Metrics;
 use crate::sight::{Question, Sight};
 use crate::{around, sites};
 
-/// Questions that are answered at once, from the token to the last byte of the answer.
+/// Most questions that are answered at the same time, from the token to the last byte of the answer.
 const ANSWERS: usize = 8;
-/// How long a question waits for others.
+/// How long a question waits for its turn.
 const TURN: Duration = Duration::from_secs(5);
-/// Service account tokens have one or two kilobytes, those of identity providers up to eight.
+/// Most bytes of a token. Service account tokens have one or two kilobytes, tokens of identity providers up to eight.
 const LONGEST_TOKEN: usize = 16 << 10;
-/// What a pod's own rules may have together: they are compared with each node and each pod. A pod that Kubernetes accepts may have a megabyte.
+/// Most bytes of a pod's rules. They are compared with each node and each pod, and Kubernetes accepts pods with a megabyte of rules.
 const LARGEST_RULES: usize = 16 << 10;
-/// Volume claims that are read, with one to three requests each.
+/// Most volume claims of a pod. Reading one takes one to three requests.
 const MOST_CLAIMS: usize = 32;
-/// Of an answer's body at once.
+/// Bytes of an answer's body that are sent at once.
 const CHUNK: usize = 64 << 10;
 
-/// Where questions are answered.
+/// The handler of questions.
 pub(crate) struct Desk {
     client: kube::Client,
     metrics: Arc<Metrics>,
@@ -66,7 +66,7 @@ pub(crate) fn problem(status: StatusCode, text: &str) -> Response {
 }
 
 impl Desk {
-    /// `GET /why/NAMESPACE/POD`, with the user's token.
+    /// Return the router for `GET /why/NAMESPACE/POD`, with the user's token in `Authorization`.
     pub(crate) fn router(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Router {
         let desk = Arc::new(Desk {
             sight: Arc::new(Sight::new(client.clone(), unit, metrics.clone())),
@@ -76,21 +76,26 @@ impl Desk {
         });
         Router::new()
             .route(&format!("{PATH}/{{namespace}}/{{pod}}"), get(ask))
-            .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "a question is GET") })
-            .fallback(|| async { problem(StatusCode::NOT_FOUND, "a question is GET /why/NAMESPACE/POD") })
+            .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "use GET for a question") })
+            .fallback(|| async {
+                problem(
+                    StatusCode::NOT_FOUND,
+                    "there is no such path; send questions as GET /why/NAMESPACE/POD",
+                )
+            })
             .with_state(desk)
     }
 
     async fn answer(&self, pod: &PodKey, all_nodes: bool, headers: &HeaderMap) -> Result<Response, Refusal> {
-        // Before anything is asked: both become parts of paths.
+        // Check the names before they become part of URL paths.
         if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
-            let text = "a namespace and the name of a pod consist of lower-case letters, digits, - and .";
+            let text = "write the namespace and the name of the pod with lower-case letters, digits, - and .";
             return Err(Refusal::new(StatusCode::BAD_REQUEST, text));
         }
         let token = bearer(headers)?;
         let turn = tokio::time::timeout(TURN, self.answers.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {
-            let text = format!("{ANSWERS} other questions are being answered; ask again in some seconds");
+            let text = format!("{ANSWERS} other questions are being answered; try again in a few seconds");
             return Err(Refusal::unavailable(text));
         };
         let caller = Caller::of(&self.client, token).await?;
@@ -129,8 +134,8 @@ impl Desk {
             .map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("pod {pod}: {error}")))?;
         if wants.rules_bytes() > LARGEST_RULES || wants.claims.len() > MOST_CLAIMS {
             let text = format!(
-                "pod {pod} has more than {} KiB of rules for nodes and other pods, or more than {MOST_CLAIMS} volume claims, which is more than the \
-                 explainer looks at. `divvy why` of a user who may list nodes and pods has no such limit",
+                "pod {pod} has more than {} KiB of rules for nodes and other pods, or more than {MOST_CLAIMS} volume claims, which exceeds the \
+                 explainer's limits. A user who may list nodes and pods can run `divvy why` without these limits",
                 LARGEST_RULES >> 10
             );
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
@@ -151,12 +156,12 @@ async fn ask(
     let response = match desk.answer(&pod, all_nodes, &headers).await {
         Ok(response) => response,
         Err(refusal) => {
-            tracing::debug!(%pod, status = %refusal.status, text = %refusal.text, "no answer to why");
+            tracing::debug!(%pod, status = %refusal.status, text = %refusal.text, "a question was refused");
             let mut response = problem(refusal.status, &refusal.text);
             if refusal.status == StatusCode::UNAUTHORIZED {
                 let headers = response.headers_mut();
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-                // A client that is nobody's keeps no place that a user could have.
+                // An unauthenticated client must not occupy a connection that a user could use.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             response
@@ -170,7 +175,7 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
     let refused = |text: &str| Refusal::new(StatusCode::UNAUTHORIZED, text);
     let header = headers
         .get(header::AUTHORIZATION)
-        .ok_or_else(|| refused("a question needs the user's token (Authorization: Bearer …)"))?;
+        .ok_or_else(|| refused("the request has no token of the user (Authorization: Bearer …)"))?;
     let text = header.to_str().unwrap_or_default();
     let token = text
         .get(..7)
@@ -178,12 +183,15 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
         .and_then(|_| text.get(7..));
     let token = token.unwrap_or_default().trim();
     if token.is_empty() || token.len() > LONGEST_TOKEN {
-        return Err(refused("the header Authorization holds no token of a Kubernetes user"));
+        return Err(refused(
+            "the header Authorization does not contain a token of a Kubernetes user",
+        ));
     }
     Ok(token)
 }
 
-/// The answer, piece by piece. Its turn ends when the last piece is taken, so that slow readers are few.
+/// Return the answer, whose body is sent piece by piece. Its turn ends when the last piece has been taken, which limits the number of slow
+/// readers.
 fn json(body: Vec<u8>, turn: OwnedSemaphorePermit) -> Response {
     let length = body.len();
     let pieces = futures::stream::unfold((Bytes::from(body), turn), |(mut rest, turn)| async move {

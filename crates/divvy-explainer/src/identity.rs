@@ -1,5 +1,7 @@
-//! The certificate by which clients know this program. It is made at the start and lives as long as the process: there is one replica, and clients read
-//! the certificate from the ConfigMap before each connection, so that no key has to be stored.
+//! The certificate by which clients identify the explainer.
+//!
+//! It is made at the start and used as long as the process lives. No key has to be stored, because there is only one replica, and clients read the
+//! certificate from the ConfigMap before each connection.
 
 use std::sync::Arc;
 
@@ -8,15 +10,15 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsag
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// A certificate that is its own authority, and its key.
+/// A self-signed certificate, and the TLS configuration of a server with its key.
 pub(crate) struct Identity {
-    /// PEM.
+    /// The certificate, in PEM.
     pub(crate) certificate: String,
     pub(crate) server: Arc<ServerConfig>,
 }
 
 impl Identity {
-    /// Draws a key, and makes a certificate for [`SERVER_NAME`].
+    /// Generate a key, and make a certificate for [`SERVER_NAME`].
     pub(crate) fn new() -> Result<Identity, String> {
         let in_words = |error: rcgen::Error| error.to_string();
         let mut params = CertificateParams::new([SERVER_NAME.to_owned()]).map_err(in_words)?;

@@ -1,16 +1,17 @@
-//! Answers `divvy why` for users who may not list nodes and pods: what keeps a pod from starting, told to a user who may `get` that pod.
+//! The explainer: it answers `divvy why` for users who may not list nodes and pods. It tells a user who may `get` a pod what keeps that pod from
+//! starting.
 //!
-//! - `tunnel`: the one way in, TLS inside the API server's service proxy
-//! - `desk`: one question, from the token to the answer
-//! - `caller`: who asks, and what that user may see (TokenReview, SubjectAccessReview)
-//! - `sight`: what the cluster looks like, read once for all who ask within some seconds
-//! - `identity`: the certificate by which clients know this program
+//! - `tunnel`: the only entrance, TLS inside the API server's service proxy
+//! - `desk`: handles one question, from the token to the answer
+//! - `caller`: finds out who the user is and what the user may see (TokenReview, SubjectAccessReview)
+//! - `sight`: reads the state of the cluster, once for all questions within some seconds
+//! - `identity`: the certificate by which clients identify the explainer
 //! - `publish`: writes that certificate where every user can read it
 //! - [`reach`]: how a user's program reaches this one through the API server
 //! - [`look`], [`sites`], [`around`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
 //!
-//! **A program of its own, beside the extender**, because every user of the cluster can reach it: it has no right to place pods, its load and its
-//! memory are not the extender's, and when it is down, nothing but this answer is missing.
+//! **The explainer is a separate program and not part of the extender**, because every user of the cluster can reach it. It has no right to place
+//! pods, its load and memory do not affect the extender, and if it is down, only these answers are missing.
 
 #![forbid(unsafe_code)]
 
@@ -52,37 +53,37 @@ use tunnel::Tunnels;
 /// The flags of `divvy explainer`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
+    /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
-    /// `--context`
+    /// `--context`: the kubeconfig context.
     pub context: Option<String>,
-    /// `--listen`
+    /// `--listen`: the address and port of the server.
     pub listen: SocketAddr,
-    /// As in [`Settings`].
+    /// The other flags.
     pub settings: Settings,
 }
 
 /// The configuration of a running explainer.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// `--memory-unit`: for clusters whose agents publish none.
+    /// `--memory-unit`: the unit if no agent publishes one.
     pub memory_unit: MemoryUnit,
-    /// `--configmap`: namespace and name.
+    /// `--configmap`: the namespace and name of the ConfigMap that tells users how to reach the explainer.
     pub configmap: (String, String),
 }
 
-/// Why the explainer does not run.
+/// Why the explainer could not start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No client, or no cluster.
+    /// There is no usable client configuration, or the cluster cannot be reached.
     #[error(transparent)]
     Cluster(#[from] divvy_kube::Error),
-    /// The address is taken, or is not one of this machine.
+    /// The address is in use, or does not belong to this machine.
     #[error("the explainer cannot listen on {address}: {source}; choose another address with --listen ADDRESS:PORT")]
     Listen {
-        /// The address.
+        /// The address of `--listen`.
         address: SocketAddr,
-        /// What the system says.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// The process could not install its signal handlers.
@@ -91,7 +92,7 @@ pub enum Error {
     /// No key or certificate could be made.
     #[error("the explainer's certificate could not be made: {0}")]
     Identity(String),
-    /// Accepting connections ended.
+    /// The server panicked.
     #[error("the explainer stopped serving: {0}")]
     Serve(#[source] std::io::Error),
 }
@@ -105,10 +106,10 @@ pub async fn main(args: Args) -> Result<(), Error> {
     run(args.into(), stop).await
 }
 
-/// Serves until `stop` is cancelled.
+/// Run the explainer until `stop` is cancelled.
 ///
 /// # Errors
-/// When there is no cluster to connect to, or the address cannot be listened on.
+/// There is no cluster to connect to, or the explainer cannot listen on the address.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let choice = Choice {
         kubeconfig: config.kubeconfig,
@@ -123,10 +124,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     run_with(listener, connection.client, config.settings, stop).await
 }
 
-/// As [`run`], with a socket and a client that exist already.
+/// Run as [`run`] does, with an existing socket and client.
 ///
 /// # Errors
-/// When no certificate can be made, or serving ends by itself.
+/// The certificate cannot be made, or the server panics.
 pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
@@ -134,8 +135,8 @@ pub async fn run_with(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     match listener.local_addr() {
-        Ok(address) => tracing::info!(%address, unit = %settings.memory_unit, "the explainer listens"),
-        Err(error) => tracing::info!(%error, "the explainer listens"),
+        Ok(address) => tracing::info!(%address, unit = %settings.memory_unit, "the explainer is listening"),
+        Err(error) => tracing::info!(%error, "the explainer is listening"),
     }
     let identity = Identity::new().map_err(Error::Identity)?;
     let metrics = Arc::new(Metrics::new());
@@ -147,7 +148,7 @@ pub async fn run_with(
             true => (StatusCode::OK, "ok").into_response(),
             false => problem(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "the ConfigMap by which users find the explainer has not been written; the log says why",
+                "the ConfigMap that tells users how to reach the explainer has not been written; see the log",
             ),
         }
     };
@@ -159,7 +160,7 @@ pub async fn run_with(
         .route("/metrics", get(move || async move { text_of(&metrics) }))
         .fallback(no_such_path);
     let serving = divvy_serve::serve(listener, divvy_serve::Plain { known: false }, router, limits(), stop);
-    // What is left when it ends are connections without a request.
+    // When serving ends, only connections without a request are left.
     tokio::spawn(serving)
         .await
         .map_err(|panicked| Error::Serve(std::io::Error::other(panicked)))?;
@@ -178,15 +179,19 @@ fn text_of(metrics: &Metrics) -> Response {
 async fn no_such_path(uri: Uri) -> Response {
     problem(
         StatusCode::NOT_FOUND,
-        &format!("there is no such path here: {:.100}; users ask with `divvy why`", uri.path()),
+        &format!(
+            "there is no such path: {:.100}; run `divvy why` to send a question",
+            uri.path()
+        ),
     )
 }
 
-/// API servers connect, and kubelets and Prometheus. Nobody identifies itself before TLS is spoken inside the connection.
+/// Return the server's limits. API servers, kubelets, and Prometheus connect. No caller is identified at this level, because users only send their
+/// tokens in TLS inside the connection.
 fn limits() -> Limits {
     let share = Share {
         connections: 64,
-        // An API server carries the questions of all its users.
+        // One API server forwards the questions of all its users.
         per_address: 32,
         idle: Duration::from_secs(60),
         body_bytes: 4 << 10,

@@ -1,4 +1,4 @@
-//! One look at the cluster for `divvy why`: by the user who asks, or by the explainer for users who may not list nodes and pods.
+//! Reads the whole cluster once for `divvy why`, either as the user or as the explainer, which serves users who may not list nodes and pods.
 
 use divvy_model::kept;
 use divvy_model::{MemoryUnit, Pod, limits, names};
@@ -11,19 +11,19 @@ use divvy_kube::{Error, convert, list};
 
 use crate::{around, sites};
 
-/// What a look is told of, one after the other.
+/// An object that has arrived. [`look`] reports each one, in order.
 #[derive(Debug)]
 pub enum Arrival {
     /// A node.
     Node,
-    /// A pod; with what it wants, if it waits for GPUs. They come in the order of namespaces and names.
+    /// A pod, with its requests and rules if it waits for GPUs. Pods arrive in the order of namespaces and names.
     Pod(Option<Box<Wants>>),
 }
 
-/// The cluster, without what could not be read.
+/// The cluster, and the objects that could not be read.
 #[derive(Debug)]
 pub struct Look {
-    /// The cluster.
+    /// The cluster without the unreadable objects.
     pub snapshot: Snapshot,
     /// Nodes that could not be read.
     pub no_nodes: LeftOut,
@@ -31,26 +31,27 @@ pub struct Look {
     pub no_pods: LeftOut,
 }
 
-/// What is kept of a pod in a list.
+/// The parts of a listed pod that are kept.
 struct Listed {
     pod: Pod,
-    /// And whether it is whole.
+    /// The pod as a tenant of its node, and whether its labels and rules are complete.
     tenant: Option<(Tenant, bool)>,
     waiting: Option<Box<Wants>>,
 }
 
-/// Reads all nodes and pods, about 50,000 pods in two seconds. `unit`: for clusters whose agents publish none.
+/// Read all nodes and pods, which takes about two seconds for 50,000 pods. `unit` is the unit if no agent publishes one.
 ///
 /// # Errors
-/// When the nodes or the pods cannot be listed. What else cannot be read is left out of the snapshot, and the answers say so where it matters.
+/// The nodes or the pods cannot be listed. Other data that cannot be read is missing in the snapshot, and answers mention that where it
+/// matters.
 pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Look, Error> {
     look_at(client, unit, listed, arrived).await
 }
 
-/// As [`look`], and nothing is made of the pods that wait.
+/// Read the cluster as [`look`] does, but without the requests and rules of the waiting pods.
 ///
 /// # Errors
-/// As [`look`].
+/// The same as those of [`look`].
 pub async fn look_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Look, Error> {
     look_at(client, unit, |object| listed_as(object, None), |_| {}).await
 }
@@ -76,7 +77,7 @@ async fn look_at(
         tenants.extend(pod.tenant.map(|(tenant, _)| tenant));
     });
     let (no_nodes, no_pods) = tokio::try_join!(all_nodes, all_pods)?;
-    // The cluster's unit is what the agents publish.
+    // The unit that the agents publish takes precedence.
     let published = nodes.iter().find_map(|node| match &node.inventory {
         Some(Ok(inventory)) => Some(inventory.unit),
         _ => None,
@@ -87,7 +88,7 @@ async fn look_at(
     ledger.replace_pods(pods);
     match list::unhealthy_gpus(client).await {
         Ok(named) => ledger.replace_unhealthy(named.into_iter().map(|named| (named.node, named.gpus))),
-        // Who may read pods may often not read kube-system; few clusters have these ConfigMaps.
+        // Ignore the error: many users who may list pods may not read kube-system, and few clusters have these ConfigMaps.
         Err(error) => tracing::debug!("{error}"),
     }
     let mut snapshot = Snapshot::new(ledger, sites, tenants);
@@ -101,7 +102,7 @@ async fn look_at(
     })
 }
 
-/// What could be read; the answer says what it lacks where that matters.
+/// Return what could be read, and log an error otherwise. The answers mention missing data where it matters.
 fn seen<T>(read: Result<T, Error>) -> Option<T> {
     read.inspect_err(|error| tracing::debug!("{error}")).ok()
 }
@@ -124,7 +125,7 @@ fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> 
     })
 }
 
-/// Users write a pod's labels and rules: if they are too large, the pod is kept without them. The flag says whether it is whole.
+/// Bound the size of a pod's labels and rules, which users write: drop them if they are too large. Return false as the flag in that case.
 fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
     let whole = tenant.rules_bytes() <= limits::POD_RULES_BYTES;
     if !whole {
@@ -133,7 +134,8 @@ fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
     (tenant, whole)
 }
 
-/// GPU memory, or whole GPUs, which another device plugin serves: who waits for them asks `divvy why`, too.
+/// Report whether a pod requests GPU memory or whole GPUs. NVIDIA's device plugin serves whole GPUs, but `divvy why` also explains why such pods
+/// wait.
 pub fn wants_gpus(wants: &Wants) -> bool {
     let whole = wants
         .requests

@@ -1,4 +1,4 @@
-//! What `/metrics` shows.
+//! The metrics of `/metrics`.
 
 use std::fmt;
 
@@ -14,7 +14,6 @@ struct Code {
     code: u16,
 }
 
-/// Counters.
 pub(crate) struct Metrics {
     questions: Family<Code, Counter>,
     looks: Counter,
@@ -33,7 +32,7 @@ impl Metrics {
         let mut registry = Registry::default();
         registry.register(
             "divvy_explainer_questions",
-            "Questions that were answered, by the HTTP status of the answer",
+            "Questions that were answered, by HTTP status of the answer",
             questions.clone(),
         );
         registry.register(
@@ -56,7 +55,7 @@ impl Metrics {
         self.looks.inc();
     }
 
-    /// In the OpenMetrics format.
+    /// Return the text of `/metrics`, in the OpenMetrics format.
     pub(crate) fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

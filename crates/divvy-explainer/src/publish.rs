@@ -1,4 +1,4 @@
-//! Writes the certificate where every user can read it.
+//! Writes the explainer's certificate to a ConfigMap that every user can read.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The ConfigMap may be deleted and created again.
+/// Pause between two writes. The write is repeated because the ConfigMap may be deleted and created again.
 const AGAIN: Duration = Duration::from_secs(60);
-/// After a failure.
+/// Pause after a failure.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
-/// The API server's answer.
+/// Timeout of a request to the API server.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Keeps a ConfigMap, `(namespace, name)`, up to date until `stop`. The receiver says whether it was written last time. Each new failure is logged, and
-/// tried again.
+/// Start the task that keeps a ConfigMap, `(namespace, name)`, up to date until `stop`. The receiver tells whether the last write succeeded. After a
+/// failure, the write is tried again; each new error text is logged.
 pub(crate) fn keep(
     (namespace, name): (String, String),
     client: kube::Client,
@@ -37,8 +37,8 @@ pub(crate) fn keep(
             let why = written.err();
             if let Some(why) = why.as_ref().filter(|_| why != said) {
                 tracing::error!(
-                    "the explainer's certificate could not be written to the ConfigMap {namespace}/{name}, and without it users of one namespace \
-                     cannot ask `divvy why`: {why}"
+                    "the explainer's certificate could not be written to the ConfigMap {namespace}/{name}; without it, users who may not list nodes \
+                     and pods cannot use `divvy why`: {why}"
                 );
             }
             said = why;

@@ -1,9 +1,14 @@
 //! How `divvy why` reaches Divvy's explainer (crate `divvy-explainer`), for a user who may not list nodes and pods.
 //!
-//! The explainer's Service is reached through the API server's service proxy, which every client that has a kubeconfig can use. That proxy passes no
-//! `Authorization` header on, and does not check the certificate of what it connects to (kube-apiserver `pkg/registry/core/service/proxy.go`,
-//! apimachinery `pkg/util/proxy/upgradeaware.go`). So it only carries bytes here: after an upgrade of the connection to [`PROTOCOL`] client and
-//! explainer speak TLS with each other, and nobody else sees the user's token.
+//! ```text
+//! divvy why ──► API server (service proxy) ──► explainer
+//!     └──────── TLS inside an upgraded connection ───┘
+//! ```
+//!
+//! The client reaches the explainer's Service through the API server's service proxy, which every client with a kubeconfig can use. The
+//! proxy removes the `Authorization` header and does not check the certificate of the Service (kube-apiserver
+//! `pkg/registry/core/service/proxy.go`, apimachinery `pkg/util/proxy/upgradeaware.go`). Therefore the proxy only carries bytes: the
+//! connection is upgraded to [`PROTOCOL`], inside which the client and the explainer use TLS. No one else sees the user's token.
 
 use http::{HeaderValue, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -13,36 +18,36 @@ use kube::client::Body;
 
 use divvy_kube::Error;
 
-/// Where every user finds the explainer: a ConfigMap of this namespace, which is what `kube-public` is for.
+/// Namespace of the ConfigMap with the explainer's address. Every user may read `kube-public`.
 pub const CONFIG_MAP_NAMESPACE: &str = "kube-public";
-/// Its name.
+/// Name of that ConfigMap.
 pub const CONFIG_MAP: &str = "divvy";
-/// Its key with [`Address`].
+/// Key in that ConfigMap whose value is the [`Address`].
 pub const SERVICE: &str = "service";
-/// Its key with the explainer's certificate, in PEM, which is its own authority.
+/// Key in that ConfigMap whose value is the explainer's self-signed certificate, in PEM.
 pub const CERTIFICATE: &str = "tls.crt";
 /// The name in that certificate.
 pub const SERVER_NAME: &str = "divvy-explainer";
-/// What a connection is upgraded to: TLS, with HTTP/1.1 in it.
+/// Protocol to which the connection is upgraded: TLS with HTTP/1.1 inside.
 pub const PROTOCOL: &str = "divvy-why";
-/// The path of that upgrade; inside it, and below it, NAMESPACE/POD.
+/// Path of the upgrade request. Inside the connection, requests go to this path followed by `/NAMESPACE/POD`.
 pub const PATH: &str = "/why";
-/// The query of a question about all nodes.
+/// Query string of a request for an answer about all nodes.
 pub const ALL_NODES: &str = "allNodes=true";
 
-/// The explainer's Service.
+/// The address of the explainer's Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// The Service's namespace.
     pub namespace: String,
     /// The Service's name.
     pub service: String,
-    /// The name, or the number, of its port.
+    /// The name or number of the Service's port.
     pub port: String,
 }
 
 impl Address {
-    /// From `NAMESPACE/SERVICE:PORT`. Its parts become parts of a path: nothing but what Kubernetes takes as a name is read.
+    /// Parse `NAMESPACE/SERVICE:PORT`. The parts become part of a URL path, so anything that is not a valid name yields `None`.
     pub fn parse(text: &str) -> Option<Address> {
         let (namespace, rest) = text.trim().split_once('/')?;
         let (service, port) = rest.split_once(':')?;
@@ -67,19 +72,19 @@ impl Address {
     }
 }
 
-/// Where the explainer is, and by what it is known.
+/// How to reach the explainer and verify its identity.
 #[derive(Debug, Clone)]
 pub struct Desk {
-    /// Its Service.
+    /// The address of the explainer's Service.
     pub address: Address,
-    /// Its certificate, PEM.
+    /// The explainer's certificate, in PEM.
     pub certificate: String,
 }
 
-/// Looks for the explainer. `None`: there is none here that the user may ask.
+/// Read the explainer's address and certificate. `None` means that there is no explainer that the user may call.
 ///
 /// # Errors
-/// When the ConfigMap cannot be read, or is not of Divvy's form.
+/// The ConfigMap cannot be read, or does not have the expected keys.
 pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
     let what = format!("the ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}");
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP_NAMESPACE);
@@ -88,7 +93,7 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
         .await
         .map_err(|source| Error::api(format!("{what} could not be read"), source));
     let found = match found {
-        // The chart gives the right to read it, and the ConfigMap, together.
+        // The chart installs the ConfigMap and the right to read it together, so without the right there is no explainer.
         Err(error) if error.is_forbidden() => None,
         found => found?,
     };
@@ -97,22 +102,24 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
     };
     let service = data.remove(SERVICE).unwrap_or_default();
     let address = Address::parse(&service).ok_or_else(|| Error::Desk {
-        text: format!("{what} names no Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
+        text: format!("{what} does not name a Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
     })?;
     let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Desk {
-        text: format!("{what} has no {CERTIFICATE}, which the explainer writes when it starts, and once a minute; its log says why it did not"),
+        text: format!(
+            "{what} has no {CERTIFICATE}, which the explainer writes at its start and once a minute; see the explainer's log"
+        ),
     })?;
     Ok(Some(Desk { address, certificate }))
 }
 
-/// A connection to the explainer through the API server, for TLS.
+/// Open a connection to the explainer through the API server. The caller uses TLS on the connection.
 ///
 /// # Errors
-/// When the API server refuses it, or the explainer does.
+/// The API server or the explainer refuses the connection.
 pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
     const MOST: usize = 64 << 10;
     let failed = |text: String| Error::Desk {
-        text: format!("there is no connection through the API server: {text}"),
+        text: format!("no connection could be made through the API server: {text}"),
     };
     let request = Request::get(address.proxy())
         .header(header::CONNECTION, HeaderValue::from_static("Upgrade"))
@@ -122,7 +129,7 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
     let response = client
         .send(request)
         .await
-        .map_err(|source| Error::api("there is no connection through the API server", source))?;
+        .map_err(|source| Error::api("no connection could be made through the API server", source))?;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let upgraded = hyper::upgrade::on(response)
             .await
@@ -136,13 +143,14 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
         Err(error) => error.to_string(),
     };
     let hint = match status {
-        StatusCode::FORBIDDEN => "; the chart gives all users that right (explainer.enabled=true)",
+        StatusCode::FORBIDDEN => "; the chart grants this right to all users (explainer.enabled=true)",
         _ => "",
     };
     Err(failed(format!("{text} ({status}){hint}")))
 }
 
-/// The words in an answer that is an error: a Status of the API server, or the explainer's `{"error": …}`.
+/// Return the message of an error answer: a Status of the API server, or the explainer's `{"error": …}`. Any other body is cut to 200
+/// characters.
 pub fn said(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let words = parsed

@@ -1,7 +1,8 @@
-//! What the answers are about: the cluster as it was a moment ago.
+//! The state of the cluster from which questions are answered, at most some seconds old.
 //!
-//! To read all nodes and pods takes the API server and this program some seconds on a large cluster. So there is one reading at a time, it serves all
-//! who ask meanwhile, and the cluster is read for a sixth of the time at most, however many users ask. What was read is freed some seconds later.
+//! On a large cluster, reading all nodes and pods takes the API server and the explainer some seconds. Therefore the cluster is read only once at a
+//! time, and the result serves all questions for a while. Reading takes at most a sixth of the time, however many users call. The result is freed
+//! some seconds later.
 
 use std::io;
 use std::sync::Arc;
@@ -18,24 +19,24 @@ use tokio::time::Instant;
 use crate::desk::Refusal;
 use crate::metrics::Metrics;
 
-/// What was read serves for at least this long.
+/// The shortest time for which a snapshot is used.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// And for this many times as long as the reading took.
+/// A snapshot is also used for at least this many times as long as reading it took.
 const REST: u32 = 5;
-/// The answer says how old it is if it is older than this.
+/// The answer states the snapshot's age if it is greater than this.
 const NEW: Duration = Duration::from_secs(3);
-/// How long a question waits for others. `divvy why` waits longer.
+/// How long a question waits for its turn. `divvy why` waits longer.
 const TURN: Duration = Duration::from_secs(20);
-/// A reading that takes longer is given up. At 5,000 nodes and 50,000 pods it takes 3 s.
+/// Timeout for reading the cluster. With 5,000 nodes and 50,000 pods it takes 3 s.
 const LONGEST: Duration = Duration::from_secs(20);
-/// An answer about all of 5,000 nodes has 10 MiB.
+/// Most bytes of an answer. An answer about all of 5,000 nodes has 10 MiB.
 const LARGEST_ANSWER: usize = 32 << 20;
 
-/// What is asked.
+/// A question: why a pod waits.
 pub(crate) struct Question {
     pub(crate) wants: Wants,
     pub(crate) all_nodes: bool,
-    /// Which pods the user may see by name.
+    /// The pods whose names the user may see.
     pub(crate) named: Named,
 }
 
@@ -43,11 +44,11 @@ pub(crate) struct Sight {
     client: kube::Client,
     unit: MemoryUnit,
     metrics: Arc<Metrics>,
-    /// Held while the cluster is read, and while an answer is worked out.
+    /// The snapshot. The lock is held while the cluster is read, and while an answer is computed.
     kept: Arc<Mutex<Kept>>,
 }
 
-/// What was read, or why nothing could be read, until it is too old.
+/// The snapshot, or why the cluster could not be read, and until when to use it.
 #[derive(Debug)]
 struct Kept {
     read: Result<Read, String>,
@@ -74,10 +75,11 @@ impl Sight {
         }
     }
 
-    /// The answer as JSON; reads the cluster first, if what was read is too old. `turn` is given back with the answer.
+    /// Return the answer as JSON. Read the cluster first if the snapshot is too old. The answer comes with `turn`, which the caller keeps until
+    /// the answer is sent.
     ///
-    /// It goes on when the caller goes away, and keeps its turn: a user who asks and hangs up, again and again, must not have the cluster read without a
-    /// pause, or more questions worked on than have a turn.
+    /// The work goes on, and keeps its turn, even if the caller disconnects. Otherwise a user who repeatedly asks and disconnects could make the
+    /// explainer read the cluster without pause, or work on more questions than have a turn.
     pub(crate) async fn answer(
         self: &Arc<Self>,
         question: Question,
@@ -91,9 +93,9 @@ impl Sight {
     async fn in_turn(&self, question: Question) -> Result<Vec<u8>, Refusal> {
         let turn = tokio::time::timeout(TURN, self.kept.clone().lock_owned()).await;
         let mut kept =
-            turn.map_err(|_elapsed| Refusal::unavailable("other questions take too long; ask again in some seconds"))?;
+            turn.map_err(|_elapsed| Refusal::unavailable("other questions take too long; try again in a few seconds"))?;
         if kept.until <= Instant::now() {
-            // There are never two of them in memory.
+            // Free the old snapshot first, so that there are never two in memory.
             forget(&mut kept).await;
             *kept = self.read().await;
             self.forget_later(kept.until);
@@ -115,14 +117,14 @@ impl Sight {
         rest(kept, began.elapsed());
         answered.map_err(not_worked_out)?.map_err(|error| match error.is_io() {
             true => Refusal::unavailable(format!(
-                "the answer has more than {} MiB; ask without --all-nodes",
+                "the answer has more than {} MiB; run divvy why without --all-nodes",
                 LARGEST_ANSWER >> 20
             )),
             false => not_worked_out(error),
         })
     }
 
-    /// On another thread, so that this one can answer probes meanwhile.
+    /// Read the cluster on another thread, so that this thread can answer probes in the meantime.
     async fn read(&self) -> Kept {
         let began = Instant::now();
         self.metrics.looked();
@@ -138,19 +140,19 @@ impl Sight {
             }),
             Ok(Ok(Err(error))) => Err(error.to_string()),
             Ok(Err(_elapsed)) => Err(format!(
-                "the cluster could not be listed within {LONGEST:?}; ask again in some seconds"
+                "the cluster could not be listed within {LONGEST:?}; try again in a few seconds"
             )),
             Err(failed) => Err(format!("the cluster could not be read: {failed}")),
         };
         let took = began.elapsed();
-        tracing::debug!(?took, well = read.is_ok(), "read the cluster for users who ask why");
+        tracing::debug!(?took, well = read.is_ok(), "the cluster was read");
         Kept {
             read,
             until: Instant::now() + SHORTEST.max(took * REST),
         }
     }
 
-    /// Frees the memory when what was read is too old.
+    /// Free the snapshot when it is too old.
     fn forget_later(&self, until: Instant) {
         let kept = self.kept.clone();
         tokio::spawn(async move {
@@ -163,15 +165,15 @@ impl Sight {
     }
 }
 
-/// To free 50,000 pods takes a tenth of a second.
+/// Free the snapshot on another thread: freeing 50,000 pods takes a tenth of a second.
 async fn forget(kept: &mut Kept) {
     let old = std::mem::replace(&mut kept.read, Err(String::new()));
     if let Err(failed) = tokio::task::spawn_blocking(move || drop(old)).await {
-        tracing::error!(%failed, "what was read of the cluster was not freed");
+        tracing::error!(%failed, "the snapshot of the cluster could not be freed");
     }
 }
 
-/// The next question waits as long as this one took, so that answers take half of one core at most.
+/// Make the next question wait as long as this one took, so that answers use at most half of a core.
 fn rest(turn: OwnedMutexGuard<Kept>, took: Duration) {
     tokio::spawn(async move {
         tokio::time::sleep(took).await;
@@ -183,15 +185,15 @@ fn left_out(nodes: &LeftOut, pods: &LeftOut) -> Option<String> {
     let count = |left: &LeftOut| left.named.len() as u64 + left.more;
     let (nodes, pods) = (count(nodes), count(pods));
     (nodes + pods > 0).then(|| {
-        format!("{nodes} nodes and {pods} pods could not be read and are left out; `divvy why` of an administrator names them.")
+        format!("{nodes} nodes and {pods} pods could not be read and are left out; an administrator's `divvy why` names them.")
     })
 }
 
 fn not_worked_out(error: impl std::fmt::Display) -> Refusal {
-    Refusal::unavailable(format!("the answer could not be worked out: {error}"))
+    Refusal::unavailable(format!("the answer could not be computed: {error}"))
 }
 
-/// Takes no more than [`LARGEST_ANSWER`].
+/// A buffer of at most [`LARGEST_ANSWER`] bytes.
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {

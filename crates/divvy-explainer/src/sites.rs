@@ -1,4 +1,4 @@
-//! What `divvy-why` reads of Kubernetes objects.
+//! Converts slim Kubernetes objects into values of `divvy-why`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,7 @@ use kube::core::ObjectMeta;
 use divvy_kube::convert;
 use divvy_kube::objects::{Amount, Amounts, Container, NodeObject, PodObject, PodSpec, PodStatus, Resources};
 
-/// A node without its GPUs. Quantities that cannot be read count as zero.
+/// Convert a node without its GPUs. Quantities that cannot be read count as zero.
 pub fn site(object: &NodeObject) -> Site {
     let node = convert::node(object);
     let status = object.status.clone().unwrap_or_default();
@@ -39,7 +39,7 @@ pub fn site(object: &NodeObject) -> Site {
     }
 }
 
-/// A pod that has a node and whose phase is neither Succeeded nor Failed, as kube-scheduler counts it.
+/// Convert a pod that counts on its node for kube-scheduler; `None` for a pod without a node or in phase Succeeded or Failed.
 pub fn tenant(object: PodObject) -> Option<Tenant> {
     let (meta, spec) = (object.metadata, object.spec);
     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -64,7 +64,10 @@ pub fn tenant(object: PodObject) -> Option<Tenant> {
     })
 }
 
-/// A pod that is asked about. Its volume claims are not looked at yet ([`ClaimState::Unseen`]).
+/// Convert the pod for which `divvy why` is called. Its volume claims have not been read yet ([`ClaimState::Unseen`]).
+///
+/// # Errors
+/// A quantity cannot be read.
 pub fn wants(object: &PodObject) -> Result<Wants, divvy_model::Error> {
     let pod = kept(convert::pod(object)?);
     let spec = &object.spec;
@@ -90,7 +93,7 @@ pub fn wants(object: &PodObject) -> Result<Wants, divvy_model::Error> {
     })
 }
 
-/// Who makes the pod anew when it is deleted.
+/// Return the controller that recreates the pod after it is deleted.
 pub fn owner(meta: &ObjectMeta) -> Option<Owner> {
     let mut owners = meta.owner_references.iter().flatten();
     let controller = owners.find(|owner| owner.controller == Some(true))?;
@@ -142,7 +145,8 @@ fn value(resource: &str, amount: &Amount) -> Option<u64> {
     .ok()
 }
 
-/// What a pod asks for, by Kubernetes' formula; a limit alone is a request. Quantities that cannot be read count as zero.
+/// Compute a pod's effective requests by Kubernetes' formula. Without a request, the limit counts. Quantities that cannot be read count as
+/// zero.
 fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
     let init = spec
         .init_containers
@@ -197,7 +201,7 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
     found
 }
 
-/// The same of a pod with one container, as most have.
+/// Compute the same for a pod with one container, which most pods have.
 fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'static, str>, u64)> {
     let Resources { requests, limits } = &container.resources;
     let defaulted = limits.iter().filter(|(name, _)| !requests.contains_key(name));
@@ -216,7 +220,7 @@ fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'stati
     found
 }
 
-/// The first quantity of gpu-mem that was meant in bytes: `3Gi`. The API server shortens 4000 to `4k`.
+/// Return the first quantity of gpu-mem with a suffix, such as `3Gi`, which is meant in bytes. `4k` is fine: the API server shortens 4000 to it.
 fn with_suffix(spec: &PodSpec) -> Option<String> {
     let containers = spec.init_containers.iter().chain(&spec.containers);
     let amounts = containers.flat_map(|container| [&container.resources.limits, &container.resources.requests]);
@@ -228,7 +232,7 @@ fn with_suffix(spec: &PodSpec) -> Option<String> {
     amounts.find(|amount| !plain(amount)).map(|amount| amount.0.clone())
 }
 
-/// What others say in a pod's status: why it is not scheduled, containers that wait, the pod's own reason.
+/// Collect the reasons in a pod's status: why it failed, why it is not scheduled, and why containers wait.
 fn reported(status: &PodStatus) -> Vec<Reported> {
     let one = |by: &str, reason: &Option<String>, message: &Option<String>| Reported {
         by: by.to_owned(),
@@ -256,7 +260,7 @@ fn reported(status: &PodStatus) -> Vec<Reported> {
     found
 }
 
-/// The namespaces' labels of a list of namespaces.
+/// Return the labels of namespaces, by the namespace's name.
 pub fn labels(metas: impl IntoIterator<Item = ObjectMeta>) -> BTreeMap<String, divvy_why::Labels> {
     let one = |meta: ObjectMeta| Some((meta.name?, meta.labels.unwrap_or_default()));
     metas.into_iter().filter_map(one).collect()

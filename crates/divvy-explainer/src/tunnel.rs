@@ -1,6 +1,7 @@
-//! A connection through the API server's service proxy, in which the user's program and this one speak TLS.
+//! Connections through the API server's service proxy, inside which the user's program and the explainer use TLS.
 //!
-//! The proxy passes no token on, and looks at no certificate: a token in another header would go to whatever answers at the Service's address.
+//! The proxy removes the user's token and does not check the Service's certificate. If the token were sent in another header instead of inside
+//! TLS, any program that answers at the Service's address would get it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::desk::problem;
 
-/// At once.
+/// Most tunnels at the same time.
 const TUNNELS: usize = 16;
-/// From the handshake to the end of the last question. A client that has more to ask connects again.
+/// Longest life of a tunnel, from the handshake to the end of the last question. A client with more questions connects again.
 const LIFE: Duration = Duration::from_secs(120);
-/// Until TLS is spoken.
+/// Timeout of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Until a question has arrived, from the handshake or from the end of the one before.
+/// Timeout for the next question to arrive, from the handshake or the end of the previous question.
 const QUESTION: Duration = Duration::from_secs(5);
-/// A token has up to 16 KiB.
+/// Most bytes of a request's headers. A token has up to 16 KiB.
 const HEADER_BYTES: usize = 32 << 10;
 
 #[derive(Clone)]
@@ -72,11 +73,11 @@ impl Tunnels {
 pub(crate) async fn open(State(tunnels): State<Tunnels>, mut request: Request) -> Response {
     let asked = request.headers().get(header::UPGRADE).is_some_and(|value| value == PROTOCOL);
     let (true, Some(upgrade)) = (asked, request.extensions_mut().remove::<OnUpgrade>()) else {
-        let text = format!("this path takes connections with `Upgrade: {PROTOCOL}`, as `divvy why` makes them");
+        let text = format!("this path only accepts connections with `Upgrade: {PROTOCOL}`, such as those of `divvy why`");
         return problem(StatusCode::BAD_REQUEST, &text);
     };
     let Ok(place) = tunnels.places.clone().try_acquire_owned() else {
-        let text = format!("{TUNNELS} connections of `divvy why` are open; ask again in some seconds");
+        let text = format!("{TUNNELS} connections of `divvy why` are open; try again in a few seconds");
         return problem(StatusCode::SERVICE_UNAVAILABLE, &text);
     };
     tokio::spawn(async move {

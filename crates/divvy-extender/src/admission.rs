@@ -1,8 +1,11 @@
-//! What gives pods to a second scheduler where the API server has no policy that could: it shows each new pod to this webhook
-//! (admission.k8s.io/v1), and the answer is a patch of `spec.schedulerName`, or none. Values in, values out.
+//! The mutating admission webhook that assigns new pods to a second scheduler, for API servers that do not support a
+//! MutatingAdmissionPolicy.
 //!
-//! The rule is the one that `divvy scheduler-config --as-second-scheduler` prints as CEL for a MutatingAdmissionPolicy; a test there holds
-//! the two beside each other.
+//! The API server sends each new pod to this webhook (admission.k8s.io/v1). The answer is a patch of `spec.schedulerName` or no
+//! patch. This module only maps values to values.
+//!
+//! The rule is the same one that `divvy scheduler-config --as-second-scheduler` prints as CEL for a MutatingAdmissionPolicy; a test of
+//! that command compares the two.
 
 use divvy_kube::objects::PodSpec;
 use divvy_model::names;
@@ -10,25 +13,25 @@ use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The resources whose pods must pass through the extender, and through no other: what its ledger counts, and gpu-count, so that
-/// who asks for it is told that it has no effect.
+/// The extended resources whose pods must be scheduled through the extender: gpu-mem, which the ledger counts, and gpu-count, so that
+/// the extender can warn that it has no effect.
 pub const MANAGED: [&str; 2] = [names::GPU_MEM, names::GPU_COUNT];
 
-/// What the API server writes into a pod that names no scheduler, before any webhook sees it.
+/// The scheduler name that the API server writes into a pod without one, before any webhook sees the pod.
 pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
-/// The path of the webhook that gives pods to this scheduler.
+/// Return the path of the webhook that assigns pods to this scheduler.
 pub fn path(scheduler: &str) -> String {
     format!("{PATH}/{scheduler}")
 }
 
-/// Below it, the scheduler's name.
+/// The prefix of the webhook's path; the scheduler's name follows it.
 pub(crate) const PATH: &str = "/mutate";
 
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-/// Whether it can be the scheduler's name: a DNS label (RFC 1123), as it is a part of paths, of labels and of the names of objects.
+/// Check that a text can be a scheduler's name. It must be a DNS label (RFC 1123), because it becomes part of paths, labels, and object names.
 pub fn check_scheduler_name(name: &str) -> Result<(), String> {
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     let bytes = name.as_bytes();
@@ -39,19 +42,20 @@ pub fn check_scheduler_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{name:?} cannot be the name of a scheduler whose pods a webhook gives to it: at most 63 lower-case letters, digits and -, with a letter or \
-         digit at both ends, such as divvy-scheduler"
+        "{name:?} cannot be the name of a scheduler: use at most 63 lower-case letters, digits and -, with a letter or digit at both ends, \
+         such as divvy-scheduler"
     ))
 }
 
-/// Whether a new pod is given to the second scheduler: it asks for a GPU, names no scheduler, and is not bound already.
+/// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`MANAGED`], does not name a scheduler, and is not
+/// bound.
 fn is_to_be_given(spec: &PodSpec) -> bool {
     let names_none = spec
         .scheduler_name
         .as_deref()
         .is_none_or(|name| name.is_empty() || name == DEFAULT_SCHEDULER);
     let bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
-    // The names are enough, whatever the amounts: so does kube-scheduler decide whether it asks the extender.
+    // The resource names decide, whatever the amounts. kube-scheduler decides in the same way whether to call the extender.
     let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
         let resources = &container.resources;
         let asked = |name: &&str| resources.limits.contains_key(name) || resources.requests.contains_key(name);
@@ -108,37 +112,38 @@ struct Response {
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     patch_type: Option<&'static str>,
-    /// Bytes, so base64.
+    /// The JSON patch; as bytes, it is serialized in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     patch: Option<ByteString>,
 }
 
 impl Answer {
-    /// Whether the pod is given to the scheduler.
+    /// Report whether the answer assigns the pod to the scheduler.
     pub fn gives(&self) -> bool {
         self.response.patch.is_some()
     }
 }
 
-/// Answers an AdmissionReview. Everything is allowed; a pod that wants a GPU and names no scheduler gets this one. The error says why it is
-/// no review, or the object in it no pod.
+/// Answer an AdmissionReview. Every object is allowed. A pod that requests shared GPU memory and does not name a scheduler is assigned to
+/// `scheduler`.
+///
+/// # Errors
+/// The body is not an AdmissionReview, or the object of a review of a new pod is not a pod.
 pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
     let review: Review<'_> = serde_json::from_slice(body).map_err(|error| {
         format!(
-            "the body is no {KIND} of {API_VERSION}: {error}; this path is for the API server, by a MutatingWebhookConfiguration"
+            "the body is not an {KIND} of {API_VERSION}: {error}; only the API server calls this path, through a MutatingWebhookConfiguration"
         )
     })?;
     if (review.api_version.as_str(), review.kind.as_str()) != (API_VERSION, KIND) {
         return Err(format!(
-            "the body is a {} of {}, and this answers a {KIND} of {API_VERSION}: the MutatingWebhookConfiguration needs \
-             admissionReviewVersions: [v1]",
+            "the body is of kind {} in {}, but this webhook answers an {KIND} of {API_VERSION}: set admissionReviewVersions: [v1] in the \
+             MutatingWebhookConfiguration",
             review.kind, review.api_version
         ));
     }
     let Some(request) = review.request else {
-        return Err(format!(
-            "the {KIND} has no request in it: an answer was sent where a question is awaited"
-        ));
+        return Err(format!("the {KIND} has no request: it is an answer and not a request"));
     };
     let Kind { group, version, kind } = &request.kind;
     let new_pod = (group.as_str(), version.as_str(), kind.as_str()) == ("", "v1", "Pod")
@@ -146,14 +151,14 @@ pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
         && request.sub_resource.as_deref().unwrap_or_default().is_empty();
     let given = match request.object {
         Some(object) if new_pod => {
-            let no_pod = |error: serde_json::Error| format!("the object of the {KIND} is no pod: {error}");
+            let no_pod = |error: serde_json::Error| format!("the object of the {KIND} is not a pod: {error}");
             let pod: Pod = serde_json::from_str(object.get()).map_err(no_pod)?;
             is_to_be_given(&pod.spec)
         }
-        None if new_pod => return Err(format!("the {KIND} is about a new pod, and there is no object in it")),
+        None if new_pod => return Err(format!("the {KIND} is about a new pod but has no object")),
         _ => false,
     };
-    // add replaces what is there.
+    // The operation "add" replaces an existing value.
     let patch = given
         .then(|| serde_json::json!([{"op": "add", "path": "/spec/schedulerName", "value": scheduler}]).to_string())
         .map(|text| ByteString(text.into_bytes()));
@@ -303,12 +308,12 @@ mod tests {
             let why = review(body.as_bytes(), "divvy-scheduler").expect_err(body);
             assert!(why.contains(part), "{body}: {why}");
         };
-        check("", "no AdmissionReview");
-        check("[]", "no AdmissionReview");
-        check(r#"{"Pod": {}, "NodeNames": ["n1"]}"#, "no AdmissionReview");
-        check(r#"{"apiVersion": "v1", "kind": "Pod"}"#, "a Pod of v1");
+        check("", "not an AdmissionReview");
+        check("[]", "not an AdmissionReview");
+        check(r#"{"Pod": {}, "NodeNames": ["n1"]}"#, "not an AdmissionReview");
+        check(r#"{"apiVersion": "v1", "kind": "Pod"}"#, "of kind Pod in v1");
         let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
-        check(&deep, "no AdmissionReview");
+        check(&deep, "not an AdmissionReview");
         let with = |pointer: &str, value: Value| {
             let mut body = body(&asking(&json!({})));
             *body.pointer_mut(pointer).expect(pointer) = value;
@@ -319,10 +324,10 @@ mod tests {
             "admissionReviewVersions: [v1]",
         );
         check(&with("/request", Value::Null), "no request");
-        check(&with("/request/uid", Value::Null), "no AdmissionReview");
-        check(&with("/request/object", Value::Null), "no object in it");
-        check(&with("/request/object", json!({"spec": {"containers": "x"}})), "is no pod");
-        check(&with("/request/object", json!({"metadata": {}})), "is no pod");
+        check(&with("/request/uid", Value::Null), "not an AdmissionReview");
+        check(&with("/request/object", Value::Null), "has no object");
+        check(&with("/request/object", json!({"spec": {"containers": "x"}})), "is not a pod");
+        check(&with("/request/object", json!({"metadata": {}})), "is not a pod");
     }
 
     #[test]

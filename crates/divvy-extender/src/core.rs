@@ -1,16 +1,23 @@
-//! What the extender decides, without any I/O: the host carries out the [`Action`]s and brings their outcomes back.
+//! The extender's decisions, without any I/O: the host carries out the [`Action`]s and reports their outcomes back.
 //!
-//! A bind (DESIGN.md section 8, "Bind") goes through these states; each holds the pod's UID for itself:
+//! A bind goes through these stages. From "looking the pod up" on, no other bind works on the same pod UID:
 //!
 //! ```text
 //! waiting for the pod ─► looking the pod up ─► waiting for the node ─► posting ─► (2xx) done
 //!                        (only if not cached)         │    ▲             │
 //!                                                     ▼    │             └─► resolving by GET ─► done
-//!                                       looking the pod up (after a start; when the GPU of an earlier try is not well)
+//!                                       looking the pod up (just after a list; or if the GPU of an earlier try is unhealthy)
 //! ```
 //!
-//! One bind at a time is posting for a node. A bind that has no answer lets the next one go on: what it reserved
-//! stays reserved. Time comes in with every call; nothing here draws a random number or depends on the order of a hash map.
+//! Only one bind at a time posts for a node. A bind without an answer lets the next one go on, and its memory stays
+//! reserved. Each call passes the time in; nothing here draws a random number or depends on the order of a hash map.
+//! `docs/design/allocation.md` describes the whole protocol.
+//!
+//! # The settle second
+//!
+//! After a complete list of pods, the core binds nothing for [`Timing::settle_ns`] (one second). The extender keeps no state of its own,
+//! so a Binding that an earlier extender sent just before it was killed may not be in the list yet. Within this second the API server
+//! carries such a Binding out, and the watch shows it. Only then is the ledger complete enough to allocate memory.
 
 pub mod answer;
 mod bind;
@@ -35,34 +42,36 @@ pub use binding::BindingRequest;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
 pub use preempt::{EVICTIONS_AT_ONCE, Eviction};
 
-/// Points in time of one call, in nanoseconds.
+/// The time of one call, by two clocks, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// By a clock that never goes back: all durations.
+    /// The time by a clock that never goes back. All durations are measured with it.
     pub monotonic_ns: u64,
-    /// Unix time: only for gpushare's assume-time annotation, which nobody of ours compares (R19).
+    /// Unix time, only for gpushare's assume-time annotation. Divvy never compares these times (R19 in
+    /// `docs/compatibility/races.md`).
     pub unix_ns: u64,
 }
 
-/// How long things may take.
+/// Time limits of the core, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// A bind is answered within this time of its request: less than kube-scheduler's `httpTimeout` (5 s by default),
-    /// else the answer is lost.
+    /// A bind is answered within this time of its request. It must be less than kube-scheduler's `httpTimeout` (5 s by default);
+    /// otherwise the answer is lost.
     pub answer_within_ns: u64,
-    /// Pause before the second look at a pod whose bind got no answer; doubled each time.
+    /// Pause before a pod whose bind got no answer is read the second time. It doubles with each read.
     pub first_pause_ns: u64,
-    /// How long after a POST without an answer the API server may still carry it out: its request timeout (60 s) and a margin.
+    /// How long the API server may still carry out a POST that got no answer: its request timeout (60 s) plus a margin.
     pub doubt_ns: u64,
-    /// How long after a bind the pod's own event may take before the pod is looked up.
+    /// How long after a bind the extender waits for the pod's watch event before it reads the pod.
     pub unseen_ns: u64,
-    /// How long after a complete list of pods nothing is promised yet. What another extender sent before it was killed, or before
-    /// this one took over, is carried out within this time and seen by the watch, or it is found afterwards
-    /// ([`Core::promised_twice`]).
+    /// The settle second: how long after a complete list of pods nothing is allocated. In this time, the API server carries out the
+    /// Bindings that an earlier extender sent before it was killed or lost the lease, and the watch shows them. A Binding that takes
+    /// longer is found afterwards ([`Core::promised_twice`]).
     pub settle_ns: u64,
-    /// How long the memory of a pod is kept that vanished while a container was last seen running (a forced deletion), unless its
-    /// node's agent says sooner what is held. A kubelet ends such containers within 3 s, and the agent's word comes within milliseconds,
-    /// or seconds when it starts just then; after this the memory is free on paper, whatever is heard.
+    /// How long the memory of a departed pod is held: a pod whose object vanished while one of its containers was last seen running
+    /// (a forced deletion). The agent's inventory ends the hold sooner if it reports what is still held. A kubelet kills such
+    /// containers within 3 s, and the agent reports that within milliseconds, or seconds if it is just starting. After this time the
+    /// ledger frees the memory in any case.
     pub departed_ns: u64,
 }
 
@@ -80,22 +89,22 @@ impl Default for Timing {
     }
 }
 
-/// Who chooses the node among those that fit.
+/// The component that chooses among the nodes that fit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum DecideIn {
-    /// kube-scheduler chooses, from the extender's scores and its own
+    /// kube-scheduler, from the extender's prioritize scores and its own scores.
     #[default]
     Prioritize,
-    /// The extender chooses: it reports that only one node fits
+    /// The extender: filter lets only the best node pass.
     Filter,
 }
 
-/// By what the extender chooses.
+/// The rules by which the extender chooses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Which node and which GPU is best.
+    /// The policy that ranks nodes and GPUs.
     pub policy: Policy,
-    /// Who has the last word on the node.
+    /// The component that chooses the node.
     pub decide_in: DecideIn,
 }
 
@@ -104,11 +113,11 @@ pub struct Placement {
 pub struct BindArgs {
     /// Name of the pod.
     pub pod_name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub pod_namespace: String,
-    /// The UID that the scheduler decided for.
+    /// UID of the pod that kube-scheduler scheduled.
     pub pod_uid: String,
-    /// The node that it chose.
+    /// Name of the node that kube-scheduler chose.
     pub node: String,
 }
 
@@ -121,60 +130,61 @@ impl BindArgs {
     }
 }
 
-/// One caller that waits for the answer to a bind. Equal binds share one operation and get equal answers.
+/// A caller that waits for the answer to a bind. Callers with equal binds share one operation and get the same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-const NOT_LEADING: &str = "this extender does not lead, or no longer: another replica binds; try again in a moment";
+const NOT_LEADING: &str =
+    "this replica of Divvy's extender is not the leader, and only the leader binds pods; try again in a moment";
 
-/// One bind under way.
+/// The id of one bind under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// What the host is to do.
+/// A task for the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Answer this caller.
+    /// Answer a caller.
     Answer {
-        /// The caller.
+        /// The ticket of the caller's request.
         ticket: Ticket,
-        /// The error is for the user.
+        /// Success, or an error text for the user.
         result: Result<(), String>,
     },
-    /// Send this Binding once, then call [`Core::posted`].
+    /// Send a Binding once, then call [`Core::posted`].
     Post {
-        /// The bind.
+        /// The bind that the outcome belongs to.
         op: OpId,
-        /// What to send.
+        /// The Binding to send.
         binding: BindingRequest,
     },
-    /// Read this pod from the API server after a pause, then call [`Core::got`].
+    /// Wait for a pause, read a pod from the API server, then call [`Core::got`].
     Get {
-        /// The bind.
+        /// The bind that the outcome belongs to.
         op: OpId,
-        /// The pod.
+        /// The pod to read.
         pod: PodKey,
-        /// Pause before.
+        /// The pause before the read, in nanoseconds.
         after_ns: u64,
     },
-    /// Tell the pod's owner something that the pod does not fail for: a warning event.
+    /// Publish a warning event about a pod. Nothing fails because of it.
     Warn {
-        /// The pod.
+        /// The pod that the event is about.
         pod: PodKey,
-        /// Its UID.
+        /// The pod's UID.
         uid: String,
-        /// One word in CamelCase.
+        /// The event's reason, one word in CamelCase.
         reason: &'static str,
-        /// In words.
+        /// The event's text.
         text: String,
     },
-    /// Read this pod from the API server, then call [`Core::checked`].
+    /// Read a pod from the API server, then call [`Core::checked`].
     Check {
-        /// UID of the pod that holds a reservation, or that was taken for gone.
+        /// UID of a pod that has a reservation, or that the API server reported as gone.
         uid: String,
-        /// The node where it holds one; empty for a pod that was taken for gone.
+        /// The reservation's node; empty for a pod that was reported as gone.
         node: String,
-        /// The pod.
+        /// The pod to read.
         pod: PodKey,
     },
 }
@@ -182,90 +192,90 @@ pub enum Action {
 /// The API server's answer to a Binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Posted {
-    /// 2xx
+    /// 2xx: the pod is bound.
     Created,
-    /// 409: bound already, being deleted, or another UID.
+    /// 409: the pod is already bound, is being deleted, or has another UID.
     Conflict(String),
-    /// 404
+    /// 404: the pod is gone.
     NotFound(String),
-    /// Any other 4xx: refused for good.
+    /// Any other 4xx: the API server will never carry the Binding out.
     Refused(String),
-    /// The host did not send it; the reason is for the user.
+    /// The host did not send the Binding; the text says why.
     NotSent(String),
-    /// No answer, or 5xx: it may have been carried out, or may be yet.
+    /// No answer, or 5xx: the API server may have carried the Binding out, or may still do so.
     Unknown(String),
 }
 
-/// The API server's answer to a look at a pod.
+/// The API server's answer to the read of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
-    /// The pod as it is.
+    /// The pod's present state.
     Found(Box<Pod>),
-    /// 404
+    /// 404: the pod is gone.
     NotFound,
-    /// It is there, but what it asks for cannot be read.
+    /// The pod exists, but its request cannot be read.
     Unreadable(String),
-    /// No answer.
+    /// No usable answer.
     Failed(String),
 }
 
-/// Counts of what happened, for metrics.
+/// Counters for the metrics, since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Binds that were carried out.
     pub bound: u64,
-    /// Binds that were found to be done already.
+    /// Binds whose pod was already bound to the requested node.
     pub already_bound: u64,
-    /// Binds that were refused: no room, wrong pod, bound elsewhere, refused by the API server.
+    /// Binds that were refused: no room, wrong UID, bound to another node, or refused by the API server.
     pub refused: u64,
-    /// Binds that ended without knowing.
+    /// Binds whose outcome is unknown.
     pub unknown: u64,
-    /// Pods that were found to be promised memory that another pod was promised, too.
+    /// Pods whose allocated memory was found to be allocated to another pod as well.
     pub promised_twice: u64,
-    /// Pods that vanished while a container was last seen running, so that their memory was kept for a while.
+    /// Departed pods: their objects vanished while a container was last seen running, so their memory was held for a while.
     pub departed: u64,
 }
 
-/// Which of several replicas binds.
+/// Whether this replica is the leader, which is the only one that binds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lead {
-    /// Another one, or nobody.
+    /// Another replica leads, or none does.
     Follows,
-    /// This one is to, and is about to list the pods.
+    /// This replica has been elected and is about to list the pods.
     Elected,
-    /// It has begun to list them.
+    /// This replica has been elected and is listing the pods.
     Lists,
-    /// This one.
+    /// This replica leads and binds.
     Leads,
 }
 
-/// The extender's state: what is known of the cluster, and the binds under way.
+/// The extender's state: the ledger of the cluster, and the binds under way.
 #[derive(Debug)]
 pub struct Core {
     index: Index,
-    /// The ledger's nodes under the policy. Behind the ledger until it is asked, or until the watch has told a change.
+    /// The ledger's nodes, prepared for the policy. It catches up with the ledger before each use and after each watch event.
     fleet: Fleet,
     decide_in: DecideIn,
     timing: Timing,
     ops: BTreeMap<OpId, Op>,
     waiting: BTreeSet<OpId>,
-    /// UID → the bind that works on it.
+    /// Pod UID → the bind that is working on the pod.
     pods_taken: BTreeMap<String, OpId>,
-    /// Node → the bind that is posting for it.
+    /// Node → the bind whose POST to the node is under way.
     nodes_taken: BTreeMap<String, OpId>,
-    /// When a reservation was last looked up, by (UID, node).
+    /// When the pod of a reservation was last read, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
-    /// Pods that the API server called gone and that the watch has shown as well, by UID, in the state that the watch showed last. Each is looked up
-    /// until the API server says whether it exists.
+    /// Pods that the API server reported as gone but that the watch has also shown, by UID, in the state that the watch showed last. Each
+    /// is read until the API server says whether it exists.
     resurfaced: BTreeMap<String, Pod>,
-    /// When a watch last went on after an interruption, and what it watches.
+    /// When a watch last resumed after an interruption, and what it watches.
     resumed: Option<(u64, &'static str)>,
-    /// Until when nothing is promised.
+    /// The end of the settle second: nothing is allocated before.
     settled_ns: u64,
     lead: Lead,
-    /// UIDs of pods whose owners were told that their GPU was promised twice.
+    /// UIDs of the pods for which a warning event says that their memory was allocated twice.
     told: BTreeSet<String>,
-    /// Up to which version of the ledger such GPUs were looked for.
+    /// The ledger's version up to which such GPUs have been searched for.
     looked_at: u64,
     next: u64,
     counts: Counts,
@@ -283,19 +293,19 @@ fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
 struct Op {
     args: BindArgs,
     tickets: Vec<Ticket>,
-    /// No look at the pod starts after this.
+    /// No read of the pod starts after this time.
     deadline_ns: u64,
     stage: Stage,
-    /// The pod as it was decided for.
+    /// The pod in the state for which the decision is made.
     pod: Option<Pod>,
-    /// What was written on it, first what this bind wrote, then what earlier ones did that may still be carried out. Nothing for a
-    /// pod that asks for no memory.
+    /// The allocations that were sent for the pod: first that of this bind, then those of earlier binds that may still be carried out.
+    /// Empty for a pod that requests no memory.
     sent: Vec<Held>,
     /// An earlier POST with the same content may still be carried out.
     doubted: bool,
-    /// The pod was read from the API server for this bind.
+    /// Whether this bind has read the pod from the API server.
     read: bool,
-    /// How often more the pod is looked at before it is refused for want of room.
+    /// How many more times the pod is read before the bind is refused for lack of room.
     looks: u8,
     pause_ns: u64,
 }
@@ -306,7 +316,7 @@ enum Stage {
     LookingUp,
     WaitingForNode,
     Posting,
-    /// After a 409 (`refused`) or no answer; the text is the API server's.
+    /// Reading the pod after a 409 (`refused`) or no answer; the text is the API server's.
     Resolving {
         refused: bool,
         text: String,
@@ -320,12 +330,13 @@ impl Stage {
 }
 
 impl Core {
-    /// Knows nothing yet, leads alone, chooses by the default policy, and answers nothing before pods and nodes were listed.
+    /// Make a core that knows no pods or nodes yet, is the only replica, and uses the default policy. It refuses every call until the pods
+    /// and nodes have been listed.
     pub fn new(unit: MemoryUnit, timing: Timing) -> Core {
         Core::choosing(unit, timing, Placement::default())
     }
 
-    /// As [`Core::new`], and chooses in this way.
+    /// Make a core as [`Core::new`] does, with the given placement.
     pub fn choosing(unit: MemoryUnit, timing: Timing, placement: Placement) -> Core {
         Core {
             index: Index::new(unit),
@@ -348,19 +359,19 @@ impl Core {
         }
     }
 
-    /// What is known of the cluster.
+    /// Return the index of the cluster's pods and nodes.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// To take in objects that are values already.
+    /// Return the index for changes that bypass the watches (simulations and tests).
     pub fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
 
-    /// Takes in a change of pods.
+    /// Take in a change of pods, and return the actions that follow from it: checks and warnings.
     pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
-        // Nobody reads the rules of a pod that has its GPUs; a replacement brings its own.
+        // Drop the rules of a pod that has its GPUs: they are no longer needed, and a replacement pod has its own.
         let change = change.map(ReadPod::as_kept);
         let listed = matches!(change, Change::Reset(_));
         if matches!(change, Change::Resumed) {
@@ -378,14 +389,15 @@ impl Core {
         actions
     }
 
-    /// States of a pod that the API server called gone come late, or the answer was wrong. Only the API server can tell.
+    /// Return checks for pods that the watch shows although the API server reported them as gone. Either the watch is late or the answer
+    /// was wrong; only the API server can tell which.
     fn resurfaced(&mut self, change: &Change<ReadPod>) -> Vec<Action> {
         let (pods, before) = match change {
             Change::Apply(read) => (std::slice::from_ref(read), BTreeMap::new()),
-            // A pod that is not in the list is gone.
+            // A pod that is not in the new list is gone.
             Change::Reset(all) => (all.as_slice(), std::mem::take(&mut self.resurfaced)),
             Change::Delete(read) => {
-                // A look at the pod that is under way is older than this.
+                // A read of the pod that is still under way is older than this event.
                 self.resurfaced.remove(&read.pod().uid);
                 return Vec::new();
             }
@@ -402,7 +414,7 @@ impl Core {
         actions
     }
 
-    /// Takes in a change of nodes.
+    /// Take in a change of nodes.
     pub fn node_change(&mut self, change: Change<Node>, now: Now) -> Vec<Action> {
         if matches!(change, Change::Resumed) {
             self.resumed = Some((now.monotonic_ns, "nodes"));
@@ -413,14 +425,14 @@ impl Core {
         self.promised_twice()
     }
 
-    /// Takes in a change of the ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: health comes from the
-    /// inventory, and they are an addition to it.
+    /// Take in a change of gpushare's ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: a GPU's health comes
+    /// from the inventory, and the ConfigMaps only add to it.
     pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
         self.index.unhealthy_change(change);
         self.fleet.follow(self.index.ledger());
     }
 
-    /// Pods of a change that were not known before it, by UID.
+    /// Return the UIDs of the pods in a change that the ledger does not know yet.
     fn newcomers(&self, change: &Change<ReadPod>) -> Vec<String> {
         let pods = match change {
             Change::Apply(read) => std::slice::from_ref(read),
@@ -431,7 +443,7 @@ impl Core {
         uids.filter(|uid| self.index.ledger().pod(uid).is_none()).cloned().collect()
     }
 
-    /// What pods ask for is learnt from each that comes, once: it comes when its UID is seen for the first time.
+    /// Let the policy learn the requests of new pods. Each pod counts once, when its UID is seen for the first time.
     fn learn(&mut self, first: bool, newcomers: &[String]) {
         let ledger = self.index.ledger();
         if first {
@@ -443,8 +455,8 @@ impl Core {
         self.fleet.follow(ledger);
     }
 
-    /// All pods were listed: at the start, or after a watch that could not be resumed. Nothing is promised for a moment, and
-    /// who came and went since the watch broke is looked up, since no event tells it any more.
+    /// Take in that all pods were listed, at the start or because a watch could not be resumed. Begin the settle second, and return checks
+    /// for all reservations without a pod event: a pod that was created and deleted while the watch was broken has no events anymore.
     pub fn pods_listed(&mut self, now: Now) -> Vec<Action> {
         if self.lead == Lead::Lists {
             self.lead = Lead::Leads;
@@ -453,8 +465,8 @@ impl Core {
         self.sweep_after_list(now)
     }
 
-    /// Binds nothing any more: another replica may. Binds that have sent nothing yet are refused; of the others it is found out what
-    /// became of them.
+    /// Stop binding, because another replica may lead. Refuse the binds that have sent nothing yet; the others go on until their outcome
+    /// is known.
     pub fn stand_by(&mut self) -> Vec<Action> {
         self.lead = Lead::Follows;
         let unsent: Vec<OpId> = self
@@ -470,7 +482,8 @@ impl Core {
         actions
     }
 
-    /// This replica is the one that binds, once it has listed the pods anew ([`Core::await_list`]). False: it is already.
+    /// Take in that this replica was elected. It binds after it has listed the pods again ([`Core::await_list`]). Return false if it
+    /// already leads or is about to.
     pub fn elected(&mut self) -> bool {
         let follows = self.lead == Lead::Follows;
         if follows {
@@ -479,14 +492,14 @@ impl Core {
         follows
     }
 
-    /// The pods are being listed, from after the election on: with the next complete list it binds.
+    /// Take in that a list of pods has begun after the election. Once this list is complete, the replica binds.
     pub fn await_list(&mut self) {
         if self.lead == Lead::Elected {
             self.lead = Lead::Lists;
         }
     }
 
-    /// Whether something that was sent may still be carried out.
+    /// Report whether a Binding that was sent may still be carried out.
     pub fn in_doubt(&self) -> bool {
         let mut reservations = self.index.ledger().reservations();
         !self.ops.is_empty() || reservations.any(|(_, _, reservation)| reservation.standing == divvy_placement::Standing::Doubt)
@@ -497,28 +510,28 @@ impl Core {
             Lead::Leads => None,
             Lead::Follows => Some(NOT_LEADING),
             Lead::Elected | Lead::Lists => Some(
-                "this extender has just become the leader and reads first what the one before it has bound; try again in a moment",
+                "this replica of Divvy's extender has just become the leader and is still reading which pods are bound; try again in a moment",
             ),
         }
     }
 
-    /// How long nothing is promised yet.
+    /// Return what is left of the settle second, in nanoseconds; `None` if it is over.
     fn settling(&self, now: Now) -> Option<u64> {
         self.settled_ns.checked_sub(now.monotonic_ns).filter(|rest| *rest > 0)
     }
 
-    /// Begins to count the time of pods that vanished while a container was last seen running, and lets those go whose time is over.
+    /// Start the clock for new departed pods, and release those whose time is over.
     fn age_departed(&mut self, now: Now) {
         let limit_ns = self.timing.departed_ns;
         self.counts.departed += self.index.ledger_mut().age_departed(now.monotonic_ns, limit_ns);
     }
 
-    /// What happened so far.
+    /// Return the counters.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Binds under way.
+    /// Return the number of binds under way.
     pub fn under_way(&self) -> usize {
         self.ops.len()
     }
@@ -533,7 +546,7 @@ impl Core {
             _ => "nodes",
         };
         Some(format!(
-            "the extender is starting: it has not listed the cluster's {missing} yet, so it does not know what is free"
+            "the extender is starting: it has not listed the cluster's {missing} yet, so it does not know which GPU memory is free"
         ))
     }
 }

@@ -1,21 +1,29 @@
-//! Who of several replicas binds: a state machine over the Lease, the time of one's own clock, and one's own name. No I/O, no clock.
+//! Leader election among replicas: a state machine over the Lease, the replica's own clock, and its own identity. No I/O, no clock.
 //!
-//! The rules are client-go's, with its numbers (`tools/leaderelection`): who does not lead waits until the Lease has not changed for
-//! [`Rules::lease_ns`] of *its own* clock; who leads holds it for [`Rules::hold_ns`] of its own clock from the moment in which it *sent* the
-//! write that was acknowledged. Times written by others are never compared with one's own. A write names the version that was read, so that of two
-//! only one is carried out.
+//! The rules and numbers are those of client-go (`tools/leaderelection`):
 //!
-//! So two never lead at once as long as no clock runs `lease_ns / hold_ns` (1.5) times as fast as another, however wrong they are: a write
-//! is seen by others after it was sent.
+//! - A follower waits until the Lease has not changed for [`Rules::lease_ns`] by *its own* clock. Then it may take the Lease over.
+//! - The leader leads for [`Rules::hold_ns`] by its own clock, counted from the moment at which it *sent* the last write that was
+//!   acknowledged. Every [`Rules::retry_ns`] it writes again.
+//! - A replica never compares times that others wrote with its own clock.
+//! - Each write names the version that the replica read, so the API server carries out only one of two concurrent writes.
+//!
+//! ```text
+//! leader     sends a write ── hold_ns (10 s) ──► stops binding, unless a later write was acknowledged
+//! follower         └► reads the new Lease ─────── lease_ns (15 s) ───────► takes over, unless the Lease has changed
+//! ```
+//!
+//! A follower can only read a write after the leader has sent it. Therefore two replicas never lead at the same time, however wrong
+//! their clocks are, as long as no clock runs `lease_ns / hold_ns` (1.5) times as fast as another.
 
-/// How long things take. All by one's own clock.
+/// The durations of the election, in nanoseconds of the replica's own clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// A Lease that does not change for so long is free.
+    /// A Lease that has not changed for this long is free.
     pub lease_ns: u64,
-    /// A write of the Lease is good for so long.
+    /// The replica leads for this long after it sent a write of the Lease.
     pub hold_ns: u64,
-    /// Between two looks at the Lease.
+    /// Pause between two reads of the Lease.
     pub retry_ns: u64,
 }
 
@@ -31,7 +39,8 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// For a lease of this length, in the proportions of client-go's numbers: held for two thirds of it, looked at 7.5 times in it.
+    /// Compute the rules for a lease of this length, in the proportions of client-go's numbers: held for two thirds of the length, and read
+    /// every 2/15 of it.
     pub fn of(lease: std::time::Duration) -> Rules {
         let lease_ns = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX);
         Rules {
@@ -42,51 +51,52 @@ impl Rules {
     }
 }
 
-/// What is written in the Lease.
+/// The content of the Lease.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Who holds it; empty: nobody.
+    /// The holder's identity; empty if the Lease is free.
     pub holder: String,
-    /// For how long, as the holder says, in seconds.
+    /// The length of the lease that the holder states, in seconds.
     pub lease_s: i32,
-    /// Since when it does, in Unix microseconds, by its clock; for people.
+    /// When the holder took the Lease, in Unix microseconds of its clock. Only for people who read the Lease.
     pub acquired_us: i64,
-    /// When it last said so, by its clock: only whether it changes is looked at.
+    /// When the holder last wrote the Lease, in Unix microseconds of its clock. Other replicas only check whether it changes.
     pub renewed_us: i64,
-    /// How often it changed hands.
+    /// How often the holder has changed.
     pub transitions: i32,
 }
 
-/// What to do after a look at the Lease.
+/// The next step after a read of the Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Another holds it.
+    /// Another replica holds the Lease: do nothing.
     Wait,
-    /// It is not there: create it. Then call [`Election::written`].
+    /// The Lease does not exist: create it, then call [`Election::written`].
     Create(Record),
-    /// Replace it, if it still has this version. Then call [`Election::written`].
+    /// Replace the Lease if it still has this version, then call [`Election::written`].
     Replace {
-        /// `resourceVersion`
+        /// The `resourceVersion` that was read.
         version: String,
-        /// The new content.
+        /// The content to write.
         record: Record,
     },
 }
 
-/// One replica's view.
+/// One replica's view of the election.
 #[derive(Debug, Clone)]
 pub struct Election {
     identity: String,
     rules: Rules,
-    /// What was last read, and when it was first read so.
+    /// The content that was last read, and when this content was first seen.
     observed: Option<(Record, u64)>,
-    /// Of the last read, or of the last write that was acknowledged.
+    /// The version of the last read or the last acknowledged write.
     version: String,
     held_until_ns: u64,
 }
 
 impl Election {
-    /// Holds nothing. The identity is one process's own: whoever has it holds what it holds.
+    /// Make a view that does not hold the Lease. The identity must be unique to this process: two processes with the same identity would both
+    /// consider themselves the holder.
     pub fn new(identity: String, rules: Rules) -> Election {
         Election {
             identity,
@@ -97,17 +107,18 @@ impl Election {
         }
     }
 
-    /// How long things take.
+    /// Return the durations of the election.
     pub fn rules(&self) -> Rules {
         self.rules
     }
 
-    /// Until when this replica leads, by its own clock.
+    /// Return the time by the replica's own clock until which it leads; 0 if it has never led or has released
+    /// the Lease.
     pub fn held_until_ns(&self) -> u64 {
         self.held_until_ns
     }
 
-    /// Who holds the Lease, as far as is known.
+    /// Return the holder's identity as last seen; `None` if the Lease is free or has not been read.
     pub fn holder(&self) -> Option<&str> {
         self.observed
             .as_ref()
@@ -115,12 +126,13 @@ impl Election {
             .filter(|holder| !holder.is_empty())
     }
 
-    /// Whether a write now would take the Lease over from somebody, rather than go on.
+    /// Report whether a write now would take the Lease over rather than renew it.
     pub fn would_take_over(&self) -> bool {
         self.holder() != Some(&self.identity)
     }
 
-    /// The Lease was read, with its version; none is not there. `unix_us`: for what is written.
+    /// Take in a read of the Lease with its version (`None` if it does not exist), and return the next step. `unix_us` is only for the times
+    /// that the step writes.
     pub fn read(&mut self, found: Option<(Record, String)>, now_ns: u64, unix_us: i64) -> Step {
         let fresh = Record {
             holder: self.identity.clone(),
@@ -141,8 +153,8 @@ impl Election {
         if record.holder == self.identity {
             let renewed = Record {
                 acquired_us: record.acquired_us,
-                // The API server takes a write that changes nothing for none, and the others would not see that this replica is there: a wall
-                // clock that was set back can show the same time again.
+                // A wall clock that was set back can show the same time again. The API server ignores a write that changes nothing, and
+                // the other replicas would not see that this one is alive.
                 renewed_us: unix_us.saturating_add(i64::from(unix_us == record.renewed_us)),
                 transitions: record.transitions,
                 ..fresh
@@ -152,7 +164,7 @@ impl Election {
                 record: renewed,
             };
         }
-        // A holder of another version of Divvy may have said longer; a minute is the most that is believed.
+        // A holder with another version of Divvy may state a longer lease. Respect up to a minute.
         let said_ns = u64::try_from(record.lease_s.clamp(0, 60)).unwrap_or(0) * 1_000_000_000;
         let free_ns = since_ns.saturating_add(self.rules.lease_ns.max(said_ns));
         if !record.holder.is_empty() && now_ns < free_ns {
@@ -167,14 +179,15 @@ impl Election {
         }
     }
 
-    /// A write was acknowledged that was sent at this time.
+    /// Take in that a write was acknowledged. `sent_ns` is when it was sent, by the replica's own clock.
     pub fn written(&mut self, record: Record, version: String, sent_ns: u64) {
         self.observed = Some((record, sent_ns));
         self.version = version;
         self.held_until_ns = self.held_until_ns.max(sent_ns.saturating_add(self.rules.hold_ns));
     }
 
-    /// It holds the Lease no more by its own will: this is to be written, so that another need not wait. Nothing, if it holds none.
+    /// Stop leading. Return the version and the content to write, so that another replica need not wait for the lease to expire; `None` if
+    /// this replica does not hold the Lease.
     pub fn release(&mut self) -> Option<(String, Record)> {
         self.held_until_ns = 0;
         let (record, _) = self.observed.as_ref().filter(|(record, _)| record.holder == self.identity)?;

@@ -1,4 +1,4 @@
-/// Why the extender does not run.
+/// Why the extender could not start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The flags contradict each other.
@@ -7,31 +7,31 @@ pub enum Error {
     /// The process could not install its signal handlers.
     #[error("the program could not wait for signals: {0}")]
     Signals(#[source] std::io::Error),
-    /// No client, or no cluster.
+    /// There is no usable client configuration, or the cluster cannot be reached.
     #[error(transparent)]
     Cluster(#[from] divvy_kube::Error),
-    /// The address is taken or not ours.
-    #[error("the extender cannot listen on {address}: {source}; choose another with --listen ADDRESS:PORT")]
+    /// The address is in use, or does not belong to this machine.
+    #[error("the extender cannot listen on {address}: {source}; choose another address with --listen ADDRESS:PORT")]
     Listen {
-        /// The address.
+        /// The address of `--listen`.
         address: std::net::SocketAddr,
-        /// What the system says.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// Plain HTTP where it is not only this machine that can connect.
+    /// Plain HTTP on an address that other machines can reach.
     #[error(
-        "--listen {address} without TLS lets everyone who can connect to it bind pods to nodes, and read which pods there are. Give it certificates \
-         with --tls-secret NAMESPACE/NAME, or let it listen on this machine only with --listen 127.0.0.1:{port}; --insecure starts it as it is",
+        "--listen {address} without TLS lets everyone who can connect to it bind pods to nodes and see the cluster's pods. Configure certificates \
+         with --tls-secret NAMESPACE/NAME, or listen on this machine only with --listen 127.0.0.1:{port}; to start anyway, add --insecure",
         port = address.port()
     )]
     PlainHttp {
-        /// The address.
+        /// The address of `--listen`.
         address: std::net::SocketAddr,
     },
-    /// The watches go on for ever by construction.
-    #[error("the watch of pods or nodes ended by itself; without it nothing can be placed")]
+    /// A watch ended, although watches run indefinitely by construction.
+    #[error("the watch of pods or nodes ended unexpectedly; without it no pod can be placed")]
     WatchEnded,
-    /// Accepting connections ended.
+    /// The server or the leader election panicked.
     #[error("the extender stopped serving: {0}")]
     Serve(#[source] std::io::Error),
 }

@@ -1,4 +1,4 @@
-//! A replica that does not lead hands a bind on to the one that does, with the certificates that both have.
+//! Forwarding of binds: a replica that does not lead sends a bind to the leader, using the certificates that all replicas share.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,21 +14,21 @@ use rustls::pki_types::ServerName;
 
 use crate::tls::Current;
 
-/// The header that says that a bind was handed on once already: it is not handed on again.
+/// The header that marks a forwarded bind, which is not forwarded again.
 pub(crate) const FORWARDED: &str = "divvy-forwarded-by";
-/// The leader answers within 4.5 s, and kube-scheduler waits for 5.
+/// Timeout of the leader's answer. The leader answers within 4.5 s, and kube-scheduler waits for 5 s.
 const ANSWER: Duration = Duration::from_millis(4_800);
-/// A bind's answer is a sentence.
+/// Most bytes of the leader's answer, which is one sentence.
 const LARGEST_ANSWER: usize = 64 << 10;
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// Connections to the leader.
+/// The HTTP client for the leader.
 #[derive(Debug)]
 pub(crate) struct Forward {
-    /// With TLS: the certificates, and the name in the other replica's.
+    /// With TLS: the certificates, and the name in the leader's certificate.
     credentials: Option<(Current, String)>,
-    /// The client, and what it was made with.
+    /// The client, and the TLS configuration with which it was made.
     client: Mutex<Option<(Option<Arc<ClientConfig>>, Https)>>,
 }
 
@@ -40,10 +40,11 @@ impl Forward {
         }
     }
 
-    /// The leader's answer, to be passed on as it is. `leader`: `https://ADDRESS:PORT`.
+    /// Send a bind to the leader and return the body of its answer, which the caller returns unchanged. `leader` is the leader's URL,
+    /// `https://ADDRESS:PORT`; `own` is this replica's identity.
     pub(crate) async fn bind(&self, leader: &str, own: &str, body: Bytes) -> Result<Bytes, String> {
         if self.credentials.is_some() != leader.starts_with("https://") {
-            return Err("one of the two speaks TLS and the other does not; give both the same --tls-… flags".to_owned());
+            return Err("only one of the two replicas uses TLS; start both with the same --tls-… flags".to_owned());
         }
         let request = http::Request::post(format!("{leader}/gpushare-scheduler/bind"))
             .header(http::header::CONTENT_TYPE, "application/json")
@@ -57,23 +58,23 @@ impl Forward {
             let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
             let body = body.map_err(|error| error.to_string())?.to_bytes();
             if !status.is_success() {
-                return Err(format!("it answered {status}"));
+                return Err(format!("the leader answered {status}"));
             }
             Ok(body)
         };
         match tokio::time::timeout(ANSWER, answer).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(format!("it gave no answer within {ANSWER:?}")),
+            Err(_elapsed) => Err(format!("the leader gave no answer within {ANSWER:?}")),
         }
     }
 
-    /// Made anew when the certificates are new.
+    /// Return the client, and replace it first if the certificates have changed.
     fn client(&self) -> Result<Https, String> {
         let config = match &self.credentials {
             None => None,
             Some((current, _)) => {
                 let config = current.borrow().as_ref().map(|found| found.client.clone());
-                Some(config.ok_or("there are no certificates yet")?)
+                Some(config.ok_or("this replica has no certificates yet")?)
             }
         };
         let mut made = self.client.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +89,7 @@ impl Forward {
         http.set_nodelay(true);
         let connector = match (&config, &self.credentials) {
             (Some(config), Some((_, name))) => {
-                let name = ServerName::try_from(name.clone()).map_err(|_| format!("{name:?} is no name of a server"))?;
+                let name = ServerName::try_from(name.clone()).map_err(|_| format!("{name:?} is not a valid server name"))?;
                 HttpsConnectorBuilder::new()
                     .with_tls_config((**config).clone())
                     .https_only()
@@ -117,7 +118,7 @@ impl Forward {
     }
 }
 
-/// With what is below it: "client error (Connect)" alone helps nobody.
+/// Format an error with its causes, because "client error (Connect)" on its own does not help.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut below = error.source();

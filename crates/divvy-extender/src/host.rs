@@ -1,5 +1,5 @@
-//! Everything that waits: the watches, the calls to the API server, the sweep. It feeds the [`Core`] and carries out what
-//! that decides; it decides nothing.
+//! Everything that waits: the watches, the requests to the API server, and the periodic sweep. The host feeds the [`Core`] and carries
+//! out its [`Action`]s. It makes no decisions.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -27,34 +27,34 @@ use crate::metrics::Metrics;
 use crate::second_look::SecondLook;
 use crate::tls::Current;
 
-/// What differs between clusters and between tests.
+/// Settings that differ between clusters and between tests.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// The cluster's unit of gpu-mem.
+    /// The cluster's unit.
     pub unit: MemoryUnit,
     /// How nodes and GPUs are chosen.
     pub placement: Placement,
-    /// How long things may take.
+    /// The core's time limits.
     pub timing: Timing,
-    /// How long the API server may take.
+    /// Timeouts of requests to the API server.
     pub limits: Limits,
     /// Whether gpushare's ConfigMaps `unhealthy-gpu-NODE` are read.
     pub unhealthy_gpu_configmaps: bool,
 }
 
-/// How long the API server may take.
+/// Timeouts of requests to the API server, and the interval of the sweep.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For a Binding. After that its outcome is unknown.
+    /// Timeout of the POST of a Binding. After it, the outcome is unknown.
     pub post: Duration,
-    /// For a look at a pod.
+    /// Timeout of the GET of a pod.
     pub get: Duration,
-    /// Between two sweeps.
+    /// Pause between two sweeps ([`Core::sweep`]).
     pub sweep: Duration,
 }
 
 impl Settings {
-    /// The defaults for a cluster with this unit.
+    /// Return the defaults for a cluster with this unit.
     pub fn new(unit: MemoryUnit) -> Settings {
         Settings {
             unit,
@@ -70,21 +70,21 @@ impl Settings {
     }
 }
 
-/// The extender at work: its answers, and its tasks.
+/// A running extender: its router and its tasks.
 #[derive(Debug)]
 pub struct Served {
-    /// kube-scheduler's and gpushare's paths.
+    /// The router for kube-scheduler's and gpushare's paths.
     pub router: axum::Router,
     shared: Arc<Shared>,
 }
 
 impl Served {
-    /// Waits until binds that were begun have ended, at most this long. To be called after `stop` was cancelled. False: of some it is
-    /// not known whether they were or will be carried out.
+    /// Wait for the binds that have begun, for at most `at_most`. Call this after `stop` was cancelled. Return false if the outcome of
+    /// some bind is unknown: the API server may have carried it out or may still do so.
     pub async fn finish(&self, at_most: Duration) -> bool {
         self.shared.tasks.close();
         if tokio::time::timeout(at_most, self.shared.tasks.wait()).await.is_err() {
-            tracing::warn!("some binds had no answer after {at_most:?}");
+            tracing::warn!("some binds have not finished after {at_most:?}");
             return false;
         }
         !self.shared.core().in_doubt()
@@ -98,25 +98,25 @@ impl Served {
         self.shared.metrics.clone()
     }
 
-    /// Waits until a watch ends by itself, which it should not.
+    /// Wait until a watch ends without having been stopped, which is a bug.
     pub(crate) async fn failed(&self) {
         self.shared.ended.cancelled().await;
     }
 }
 
-/// What one of several replicas knows of who leads.
+/// What one of several replicas knows about the leader.
 #[derive(Debug)]
 pub(crate) struct Leadership {
-    /// What this replica writes into the lease.
+    /// The identity that this replica writes into the lease.
     pub(crate) identity: String,
-    /// For binds that another is to make.
+    /// The client that forwards binds to the leader.
     pub(crate) forward: Forward,
-    /// Until when this one leads.
+    /// The time until which this replica leads ([`lease::boot_ns`]).
     held_until_ns: AtomicU64,
     holder: Mutex<Option<String>>,
-    /// Why the lease could not be read or written when it was last tried.
+    /// Why the last attempt to read or write the lease failed; `None` if it succeeded.
     trouble: Mutex<Option<String>>,
-    /// Each time that this one was elected.
+    /// Counts the elections of this replica, and signals each one.
     terms: signal::Sender<u64>,
 }
 
@@ -133,14 +133,14 @@ impl Leadership {
     }
 }
 
-/// What the requests and the tasks share.
+/// State that the request handlers and the tasks share.
 pub(crate) struct Shared {
     core: Mutex<Core>,
     answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
     pub(crate) metrics: Arc<Metrics>,
-    /// With TLS.
+    /// The current certificates; `None` without TLS.
     pub(crate) credentials: Option<Current>,
-    /// With several replicas.
+    /// The state of the leader election; `None` if this is the only replica.
     pub(crate) leadership: Option<Leadership>,
     pub(crate) second_look: SecondLook,
     client: kube::Client,
@@ -157,13 +157,13 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Starts the watches and gives the router. The tasks end when `stop` is cancelled. Any `tower` service can be the client's.
+/// Start the watches and return the router. The tasks end when `stop` is cancelled. The client may wrap any `tower` service.
 pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) -> Served {
     serve_with(client, settings, None, None, stop)
 }
 
-/// As [`serve`]; with credentials, only who comes through a [`crate::tls::listener`] and has shown a certificate may ask; with several
-/// replicas nothing is bound before [`Shared::lead_until`].
+/// Start as [`serve`] does. With credentials, only clients that connect through [`crate::tls::listener`] and present a certificate are
+/// answered. With several replicas, nothing is bound before [`Shared::lead_until`].
 pub(crate) fn serve_with(
     client: kube::Client,
     settings: Settings,
@@ -206,9 +206,9 @@ pub(crate) fn serve_with(
 }
 
 impl Shared {
-    /// The core, for a moment: never held while something is waited for.
+    /// Lock the core. The lock must never be held across an `await`.
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        // A panic inside the core would be a bug in one decision; the state is counted anew with each event.
+        // A panic inside the core would be a bug in one decision; each later event recomputes the state, so go on.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,13 +220,13 @@ impl Shared {
         }
     }
 
-    /// Binds, and waits for the answer. The bind goes on when the caller goes away.
+    /// Bind a pod and wait for the answer. The bind goes on even if the caller disconnects.
     pub(crate) async fn bind(self: &Arc<Self>, args: BindArgs) -> Result<(), String> {
         let (sender, receiver) = oneshot::channel();
         let actions = {
             let mut core = self.core();
             let (ticket, actions) = core.begin_bind(args, self.now());
-            // Before the core is let go: an equal bind that ends now answers this ticket, too.
+            // Insert before the core is unlocked: an equal bind that ends now also answers this ticket.
             self.waiting().insert(ticket, sender);
             actions
         };
@@ -240,30 +240,30 @@ impl Shared {
         self.client.clone()
     }
 
-    /// Whether this replica may bind, by the clock.
+    /// Report whether this replica leads now, and so may bind.
     pub(crate) fn leads(&self) -> bool {
         self.leadership
             .as_ref()
             .is_none_or(|leadership| lease::boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
     }
 
-    /// The lease is this replica's until then ([`lease::boot_ns`]).
+    /// Take in that this replica holds the lease until this time ([`lease::boot_ns`]).
     pub(crate) fn lead_until(&self, until_ns: u64) {
         let Some(leadership) = &self.leadership else { return };
         leadership.held_until_ns.store(until_ns, Ordering::Release);
         if self.core().elected() {
-            tracing::info!(lease = %leadership.identity, "this replica leads: it lists the pods, and binds then");
+            tracing::info!(lease = %leadership.identity, "this replica is the leader; it lists the pods first, and then binds");
             leadership.terms.send_modify(|term| *term += 1);
         }
     }
 
-    /// Whatever it knew, it is not to bind with it any more, until it has listed the pods anew.
+    /// Stop binding until this replica has been elected and has listed the pods again.
     pub(crate) fn stand_by(self: &Arc<Self>) {
         let actions = self.core().stand_by();
         self.perform(actions);
     }
 
-    /// Who holds the lease, as was just seen.
+    /// Take in who holds the lease now.
     pub(crate) fn follow(self: &Arc<Self>, holder: Option<&str>) {
         let Some(leadership) = &self.leadership else { return };
         let before = {
@@ -273,25 +273,25 @@ impl Shared {
         if !self.leads() {
             self.stand_by();
             if before.as_deref() != holder {
-                tracing::info!(leader = holder.unwrap_or("nobody"), "this replica does not lead");
+                tracing::info!(leader = holder.unwrap_or("none"), "this replica is not the leader");
             }
         }
     }
 
-    /// Why the lease cannot be had, if that is so.
+    /// Take in why the lease cannot be read or written; `None` if it can.
     pub(crate) fn set_lease_trouble(&self, trouble: Option<String>) {
         if let Some(leadership) = &self.leadership {
             *leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
         }
     }
 
-    /// Why the lease cannot be had, if that is so.
+    /// Return why the lease cannot be read or written; `None` if it can.
     pub(crate) fn lease_trouble(&self) -> Option<String> {
         let leadership = self.leadership.as_ref()?;
         leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Who leads, as far as is known.
+    /// Return the identity of the lease's holder as last seen.
     pub(crate) fn holder(&self) -> Option<String> {
         let leadership = self.leadership.as_ref()?;
         leadership.holder.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -306,18 +306,18 @@ impl Shared {
             match action {
                 Action::Answer { ticket, result } => {
                     if let Some(sender) = self.waiting().remove(&ticket) {
-                        // A caller that went away needs no answer.
+                        // The send fails if the caller has disconnected. Then no answer is needed.
                         let _ = sender.send(result);
                     }
                 }
                 Action::Post { op, binding } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
-                        // The last moment at which it can be known.
+                        // Check the lease as late as possible before the request is sent.
                         let outcome = if shared.leads() {
                             shared.post(&binding).await
                         } else {
-                            Posted::NotSent("this extender has lost the lease and binds nothing any more".to_owned())
+                            Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned())
                         };
                         tracing::info!(
                             pod = %format!("{}/{}", binding.namespace, binding.name),
@@ -338,12 +338,12 @@ impl Shared {
                         shared.perform(actions);
                     });
                 }
-                // Every replica finds it out; one of them says it.
+                // Every replica finds the problem, but only the leader publishes the event.
                 Action::Warn { pod, reason, .. } if !self.leads() => {
-                    tracing::debug!(%pod, reason, "the leader tells the pod's owner")
+                    tracing::debug!(%pod, reason, "the leader publishes the event")
                 }
                 Action::Warn { pod, uid, reason, text } => {
-                    tracing::warn!(%pod, reason, %text, "the pod's owner is told");
+                    tracing::warn!(%pod, reason, %text, "publishing an event about the pod");
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let note = Note {
@@ -353,11 +353,11 @@ impl Shared {
                             text,
                         };
                         let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
-                        // An event is a courtesy: without it the pod runs all the same.
+                        // The pod does not depend on the event, so a failure is only logged.
                         match tokio::time::timeout(shared.limits.post, shared.events.publish(&regarding, note)).await {
                             Ok(Ok(())) => {}
-                            Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "no event"),
-                            Err(_elapsed) => tracing::warn!(%pod, reason, "no event: the API server did not answer"),
+                            Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "the event could not be published"),
+                            Err(_elapsed) => tracing::warn!(%pod, reason, "the event could not be published: the API server did not answer in time"),
                         }
                     });
                 }
@@ -401,7 +401,7 @@ impl Shared {
         }
     }
 
-    /// Sends a request and reads the whole answer, of at most [`answer::MOST_BYTES`].
+    /// Send a request and read the whole answer, at most [`answer::MOST_BYTES`].
     async fn ask(&self, request: http::Result<http::Request<Body>>, within: Duration) -> Result<(u16, Bytes), String> {
         let request = request.map_err(|error| error.to_string())?;
         let ask = async {
@@ -409,7 +409,7 @@ impl Shared {
             let code = response.status().as_u16();
             let body = Limited::new(response.into_body(), answer::MOST_BYTES).collect().await;
             body.map(|body| (code, body.to_bytes()))
-                .map_err(|error| format!("the answer, HTTP {code}, broke off: {error}"))
+                .map_err(|error| format!("the body of the answer (HTTP {code}) could not be read to its end: {error}"))
         };
         match tokio::time::timeout(within, ask).await {
             Ok(answer) => answer,
@@ -417,14 +417,14 @@ impl Shared {
         }
     }
 
-    /// Watches the pods, and lists them anew each time that this replica was elected: what another has bound must be known before
-    /// anything is promised, and a watch may be behind, or broken.
+    /// Watch the pods, and list them again each time that this replica is elected. A watch may be behind or broken, and this replica must
+    /// know which pods another has bound before it allocates memory.
     fn watch_pods(self: &Arc<Self>, stop: CancellationToken) {
         let shared = self.clone();
         let mut terms = self.leadership.as_ref().map(|leadership| leadership.terms.subscribe());
         self.tasks.spawn(async move {
             let list = || {
-                // A list is collected before it counts: so what nobody keeps goes here already.
+                // A list is collected before it is applied, so drop the parts that the ledger does not keep right here.
                 let pod = |object| ReadPod::from(object).as_kept();
                 watch::read(shared.client.clone(), pod, |object| convert::node(&object))
                     .0
@@ -442,7 +442,7 @@ impl Shared {
                 let change = tokio::select! {
                     () = stop.cancelled() => return,
                     _ = elected => {
-                        // In this order: no list that was begun before the election counts.
+                        // The order matters: a list that was begun before the election must not count.
                         pods = list();
                         shared.core().await_list();
                         continue;

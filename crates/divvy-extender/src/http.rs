@@ -1,8 +1,9 @@
-//! kube-scheduler's extender protocol under gpushare's paths (research/gpushare.md section 3, research/k8s-seams.md
-//! section 2), what people and Prometheus ask for, and the API server's webhook ([`crate::admission`]).
+//! The HTTP server: kube-scheduler's extender protocol under gpushare's paths, pages for people and Prometheus, and the API server's
+//! webhook ([`crate::admission`]).
 //!
-//! Errors of filter and bind are answered with HTTP 200 and `Error` in the body, since kube-scheduler throws the body of any
-//! other status away and the user would never see the reason.
+//! Sources: kube-scheduler's `pkg/scheduler/extender.go` and `k8s.io/kube-scheduler/extender/v1`; gpushare-scheduler-extender's
+//! `pkg/routes/routes.go`. Errors of filter and bind are answered with HTTP 200 and `Error` in the body: kube-scheduler discards the
+//! body of any other status, and the user would never see the reason.
 
 mod inspect;
 mod wire;
@@ -33,31 +34,34 @@ use crate::metrics::{Refused, Seen};
 use crate::tls::listener::{Peer, Shown};
 use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 
-/// What gpushare's extender answers to `/version`, to the byte: tools compare it.
+/// The answer of gpushare's extender to `/version`, byte for byte, because tools compare it.
 const GPUSHARE_VERSION: &str = "0.1.0";
 
-/// A filter request with whole Node objects of 5,000 nodes is about 40 MiB.
+/// Most bytes of a request body. A filter request with the whole Node objects of 5,000 nodes has about 40 MiB.
 const LARGEST_BODY: usize = 64 << 20;
 
-/// An API server reads at most 3 MiB of a request, and etcd keeps objects of at most 1.5 MiB; a review of a new pod contains it once.
+/// Most bytes of a review. An API server reads at most 3 MiB of a request, and etcd keeps objects of at most 1.5 MiB. A review of a new pod
+/// contains the pod once.
 const LARGEST_REVIEW: usize = 3 << 20;
 
-/// Reviews that are read and answered at once: with [`LARGEST_REVIEW`], twice while it is put together, 48 MiB at most.
+/// Most reviews that are read and answered at the same time. With [`LARGEST_REVIEW`], and two copies while a body is assembled, they take at
+/// most 48 MiB.
 const REVIEWS: usize = 8;
-/// For a review to get its turn, and to be read: together the 3 s that the API server waits (`timeoutSeconds` of the webhook that
-/// `divvy scheduler-config` prints).
+/// How long a review may wait for its turn. Together with [`REVIEW_BODY`] it is the 3 s that the API server waits (`timeoutSeconds` of the
+/// webhook that `divvy scheduler-config` prints).
 const REVIEW_TURN: Duration = Duration::from_secs(2);
+/// How long the body of a review may take to arrive.
 const REVIEW_BODY: Duration = Duration::from_secs(1);
 
-/// A review up to this size is answered at once: a pod has some kilobytes. Larger ones are read on another thread, one at a time, so that neither
-/// kube-scheduler nor a probe waits for them.
+/// A review up to this size is parsed on the spot: a pod has a few kilobytes. Larger reviews are parsed on another thread, one at a time, so
+/// that neither kube-scheduler nor a probe has to wait.
 const SMALL_REVIEW: usize = 64 << 10;
 
-/// A caller without a certificate asks for a page, unless it asks for a review.
+/// Most bytes of the body of a request without a client certificate, if the webhook is off. Such a request only reads a page.
 const LARGEST_QUESTION: usize = 4 << 10;
 
-/// What the server grants its callers. `tls`: they may show a certificate, and who does not is unknown; without, everybody is known: who can
-/// connect may place pods, and so `--listen` is the loopback address.
+/// Return the server's limits. With `tls`, a caller that presents no certificate is unknown. Without `tls`, every caller is known: anyone who
+/// can connect may place pods, which is why `--listen` is then the loopback address.
 pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
     const CONNECTIONS: usize = 256;
     const UNKNOWN: usize = 32;
@@ -66,14 +70,14 @@ pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
         known: Share {
             connections: known,
             per_address: known,
-            // Longer than Go's http.Transport keeps an idle connection (90 s), so that it is kube-scheduler that closes it. A bind that is sent
-            // while the server closes would be lost, and tried again after a back-off only.
+            // Longer than Go's http.Transport keeps an idle connection (90 s), so that kube-scheduler closes the connection. A bind that
+            // is sent while the server closes the connection would be lost and only tried again after a back-off.
             idle: Duration::from_secs(100),
             body_bytes: LARGEST_BODY,
         },
         unknown: Share {
             connections: UNKNOWN,
-            // One address cannot have them all; an API server that has many pods reviewed at once has enough.
+            // One address cannot take all connections, but an API server that sends many reviews at once has enough.
             per_address: UNKNOWN / 2,
             idle: Duration::from_secs(90),
             body_bytes: if webhook { LARGEST_REVIEW } else { LARGEST_QUESTION },
@@ -83,11 +87,11 @@ pub(crate) fn limits(tls: bool, webhook: bool) -> Limits {
         first_byte: Duration::from_secs(1),
         handshake: Duration::from_secs(5),
         header: Duration::from_secs(5),
-        // kube-scheduler waits for 5 s at most (httpTimeout) for all of a call.
+        // kube-scheduler waits at most 5 s (httpTimeout) for a whole call.
         body: Duration::from_secs(10),
         request: Duration::from_secs(30),
         header_bytes: 64 << 10,
-        // One body of the largest size, and then some.
+        // One body of the largest size, and room for others.
         bodies_bytes: 96 << 20,
     }
 }
@@ -101,7 +105,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/gpushare-scheduler/inspect", get(inspect_all))
         .route("/gpushare-scheduler/inspect/{node}", get(inspect_one))
         .route_layer(middleware::from_fn_with_state(shared.clone(), identified))
-        // From here on: what the kubelet and Prometheus ask, which have no certificate of ours.
+        // The routes below are for the kubelet and Prometheus, which have no client certificate.
         .route("/version", get(|| async { GPUSHARE_VERSION }))
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
@@ -109,7 +113,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .method_not_allowed_fallback(|| async {
             problem(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "filter, prioritize, preempt, bind and mutate are POST, the rest is GET",
+                "use POST for filter, prioritize, preempt, bind and mutate, and GET for all other paths",
             )
         })
         .fallback(no_such_path)
@@ -126,17 +130,19 @@ async fn no_such_path(uri: Uri) -> Response {
                 "this extender does not answer the API server's webhook; start it with --webhook and with TLS (Helm: extender.webhook=true)"
             }
             _ => {
-                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, the webhook is /mutate/ and a scheduler's name"
+                "there is no such path; filter, prioritize, preempt, bind and inspect are under /gpushare-scheduler/, and the webhook \
+                 is /mutate/SCHEDULER"
             }
         },
     )
 }
 
-/// What the API server asks, which has no certificate of ours either. It names no pod that the client has not named itself, and places none.
+/// Return the router for the API server's webhook. The API server has no client certificate either. The answer reveals nothing beyond the
+/// pod in the request, and no pod is placed.
 pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
     Router::new()
         .route(&format!("{}/{{scheduler}}", admission::PATH), post(mutate))
-        .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "a review is POST") })
+        .method_not_allowed_fallback(|| async { problem(StatusCode::METHOD_NOT_ALLOWED, "use POST for a review") })
         .layer(DefaultBodyLimit::max(LARGEST_REVIEW))
         .with_state(Webhook {
             shared,
@@ -148,13 +154,13 @@ pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
 #[derive(Clone)]
 struct Webhook {
     shared: Arc<Shared>,
-    /// To read a review and answer it.
+    /// Permits to read and answer reviews.
     turns: Arc<Semaphore>,
-    /// To take a large one apart.
+    /// The permit to parse a large review.
     large: Arc<Semaphore>,
 }
 
-/// With TLS, only a client that has shown a certificate may have pods placed, or see whose they are.
+/// With TLS, refuse clients that have not presented a certificate: only the others may place pods or see which pods there are.
 async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     if is_known(&shared, request.extensions()) {
         return next.run(request).await;
@@ -163,31 +169,31 @@ async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: N
     let peer = request.extensions().get::<Peer>();
     let text = match peer.map(|peer| &peer.shown) {
         Some(Shown::OtherNames(why)) => {
-            format!("this extender answers only clients that it knows by the name in their certificate: {why}")
+            format!("this extender only answers clients with a known name in their certificate: {why}")
         }
         _ => {
             if shared.metrics.refused(Refused::NoCertificate) {
                 tracing::warn!(
                     %path,
                     address = ?peer.map(|peer| peer.address),
-                    "a client without a certificate was refused; if it is kube-scheduler, its tlsConfig needs certData and keyData, and \
-                     `divvy scheduler-config` prints them (said once; /metrics counts)"
+                    "a client without a certificate was refused; if the client is kube-scheduler, add certData and keyData to its tlsConfig, as \
+                     `divvy scheduler-config` prints them (logged once; /metrics counts all)"
                 );
             }
-            "this extender answers only clients that show a certificate of its authority, and this one showed none; kube-scheduler's tlsConfig \
-             needs certData and keyData: divvy scheduler-config prints them"
+            "this extender only answers clients that present a certificate of its CA, and this client presented none; add certData and keyData \
+             to kube-scheduler's tlsConfig: divvy scheduler-config prints them"
                 .to_owned()
         }
     };
     match path {
-        // kube-scheduler shows the text to the user, and throws away the body of any other status.
+        // kube-scheduler shows this text to the user, but discards the body of any other status.
         "/gpushare-scheduler/filter" => answer(&FilterResult::error(text)),
         "/gpushare-scheduler/bind" => answer(&BindResult { error: text }),
         _ => problem(StatusCode::FORBIDDEN, &text),
     }
 }
 
-/// Whether it may have pods placed: in plain HTTP, everybody who can connect.
+/// Report whether a client may place pods. With plain HTTP, any client that can connect may.
 fn is_known(shared: &Shared, request: &axum::http::Extensions) -> bool {
     shared.credentials.is_none() || request.get::<Peer>().is_some_and(|peer| peer.shown == Shown::Name)
 }
@@ -224,12 +230,13 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     }
 }
 
-/// There is no place for an error in the answer; kube-scheduler goes on without our scores, and says so in its log only.
+/// Answer prioritize. The answer has no field for an error. After an error status, kube-scheduler goes on without Divvy's scores and only logs
+/// the error.
 async fn prioritize(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
     without_error_field(&shared, "prioritize", body, prioritized)
 }
 
-/// Nor is there one here; kube-scheduler evicts nobody then, and tries the pod again.
+/// Answer preempt. The answer has no field for an error either. After an error status, kube-scheduler evicts no pods and tries the pod again.
 async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
@@ -240,10 +247,10 @@ async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRej
     or_status(&shared, "preempt", began, response)
 }
 
-/// Why a call has no answer.
+/// The status and text of an error, for calls whose answer has no field for it.
 type Trouble = (StatusCode, String);
 
-/// Errors are told by the status.
+/// Answer a call whose errors are reported by the HTTP status.
 fn without_error_field(
     shared: &Shared,
     verb: &'static str,
@@ -260,7 +267,7 @@ fn without_error_field(
 
 fn or_status(shared: &Shared, verb: &'static str, began: Instant, answer: Result<Response, Trouble>) -> Response {
     let response = answer.unwrap_or_else(|(status, text)| {
-        tracing::warn!(%verb, %text, "no answer");
+        tracing::warn!(%verb, %text, "the request could not be answered");
         problem(status, &text)
     });
     shared.metrics.answered(verb, began.elapsed());
@@ -288,7 +295,7 @@ async fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
         tokio::task::yield_now().await;
     }
     for Eviction { node, victims, .. } in &evictions {
-        tracing::debug!(pod = %pod.key(), %node, ?victims, "kube-scheduler may evict these");
+        tracing::debug!(pod = %pod.key(), %node, ?victims, "kube-scheduler may evict these pods");
     }
     Ok(answer(&PreemptionResult::new(evictions)))
 }
@@ -327,32 +334,32 @@ async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Resul
     })
 }
 
-/// Only the leader binds.
+/// Forward a bind to the leader, because only the leader binds. `once_already`: another replica has forwarded the bind to this one.
 async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool, body: Bytes) -> Response {
     let refuse = |error: String| {
-        tracing::info!(%error, "a bind was not handed on");
+        tracing::info!(%error, "a bind was not forwarded to the leader");
         answer(&BindResult { error })
     };
     let holder = shared.holder().filter(|holder| *holder != leadership.identity);
     let Some(holder) = holder else {
         return refuse(match shared.lease_trouble() {
-            Some(why) => format!("no replica of Divvy's extender is known to lead, as the lease cannot be had: {why}"),
-            None => {
-                "no replica of Divvy's extender leads at this moment; another takes over within 20 s, and the bind is tried again"
-                    .to_owned()
+            Some(why) => {
+                format!("no replica of Divvy's extender is known to lead, because the lease cannot be read or written: {why}")
             }
+            None => "no replica of Divvy's extender leads at the moment; one takes over within 20 s, and the bind is tried again"
+                .to_owned(),
         });
     };
     let Some(address) = lease::address_of(&holder).filter(|_| !once_already) else {
         return refuse(format!(
-            "this replica of Divvy's extender does not lead, {holder} does; the bind is tried again"
+            "this replica of Divvy's extender is not the leader, {holder} is; the bind is tried again"
         ));
     };
     match leadership.forward.bind(address, &leadership.identity, body).await {
         Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
         Err(why) => refuse(format!(
-            "this replica of Divvy's extender does not lead, and {holder}, which does, could not be asked: {why}; another takes over within 20 s \
-             if that one is gone, and the bind is tried again"
+            "this replica of Divvy's extender is not the leader, and the leader {holder} could not be reached: {why}; if the leader is gone, \
+             another replica takes over within 20 s, and the bind is tried again"
         )),
     }
 }
@@ -371,7 +378,8 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
     answer(&report)
 }
 
-/// It needs no ledger and no lease: any replica answers, from its first moment on. No byte of the review is read before there is memory for it.
+/// Answer a review. This needs neither the ledger nor the lease, so any replica answers, right from its start. The body is only read once the
+/// review has its turn, which bounds the memory.
 async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, request: Request) -> Response {
     let began = Instant::now();
     if let Err(why) = admission::check_scheduler_name(&scheduler) {
@@ -380,18 +388,23 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
     let Ok(Ok(_turn)) = tokio::time::timeout(REVIEW_TURN, webhook.turns.acquire()).await else {
         return problem(
             StatusCode::SERVICE_UNAVAILABLE,
-            &format!("{REVIEWS} other reviews are being answered, and none has ended within {REVIEW_TURN:?}; send it again"),
+            &format!(
+                "{REVIEWS} other reviews are being answered, and none has finished within {REVIEW_TURN:?}; send the review again"
+            ),
         );
     };
     let body = match tokio::time::timeout(REVIEW_BODY, Bytes::from_request(request, &())).await {
         Ok(Ok(body)) => body,
         Ok(Err(rejection)) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let text = format!("the review is larger than {} MiB, which no pod is", LARGEST_REVIEW >> 20);
+            let text = format!(
+                "the review is larger than {} MiB, but no pod is that large",
+                LARGEST_REVIEW >> 20
+            );
             return problem(StatusCode::PAYLOAD_TOO_LARGE, &text);
         }
         Ok(Err(rejection)) => return problem(rejection.status(), &format!("the review could not be read: {rejection}")),
         Err(_elapsed) => {
-            let text = format!("the review did not arrive within {REVIEW_BODY:?}; send it again");
+            let text = format!("the review did not arrive within {REVIEW_BODY:?}; send the review again");
             return problem(StatusCode::REQUEST_TIMEOUT, &text);
         }
     };
@@ -401,7 +414,7 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
         let turn = webhook.large.clone().acquire_owned().await;
         let scheduler = scheduler.clone();
         tokio::task::spawn_blocking(move || {
-            // It is kept until the work is done, also when the caller has gone away.
+            // Keep the permit until the work is done, even after the caller has disconnected.
             let _turn = turn;
             admission::review(&body, &scheduler)
         })
@@ -409,7 +422,7 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
     };
     let response = match reviewed {
         Ok(Ok(review)) => {
-            tracing::debug!(given = review.gives(), %scheduler, "a new pod was looked at");
+            tracing::debug!(given = review.gives(), %scheduler, "a new pod was reviewed");
             answer(&review)
         }
         Ok(Err(why)) => problem(StatusCode::BAD_REQUEST, &why),
@@ -422,7 +435,7 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
     response
 }
 
-/// The API server's words are for callers that are known, and for the log.
+/// Answer `/readyz`. Error texts of the API server are only shown to known callers; the log has them as well.
 async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extensions) -> Response {
     let known = is_known(&shared, &request);
     let core = shared.core();
@@ -440,15 +453,15 @@ async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extension
         (Some(_), _) if shared.leads() => "lease: this replica leads\n".to_owned(),
         (Some(_), Some(holder)) => format!("lease: {holder} leads\n"),
         (Some(_), None) => match shared.lease_trouble() {
-            Some(why) if known => format!("lease: cannot be had: {why}\n"),
-            Some(_) => "lease: cannot be had\n".to_owned(),
-            None => "lease: nobody leads\n".to_owned(),
+            Some(why) if known => format!("lease: cannot be read or written: {why}\n"),
+            Some(_) => "lease: cannot be read or written\n".to_owned(),
+            None => "lease: no replica leads\n".to_owned(),
         },
     };
-    // Who does not lead is ready, too: it filters, and hands binds on.
+    // A replica that does not lead is also ready: it filters, and forwards binds.
     let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes()) + &lead;
-    // A watch that broke later is taken up again; what is known meanwhile is as good as the last event.
-    // Without a lease that can be read nobody will ever bind here: better seen at the installation than by the first pod.
+    // A watch that breaks later is resumed; until then the extender answers from the last events.
+    // If the lease cannot be read, nothing will ever be bound. Fail readiness, so that this is seen at the installation and not with the first pod.
     let of_no_use = shared.holder().is_none() && shared.lease_trouble().is_some();
     let status = if core.index().synced() && !of_no_use {
         StatusCode::OK

@@ -1,4 +1,4 @@
-//! Pods and nodes, change by change, into the ledger. No I/O: a watch, a list or a test feeds it.
+//! Applies changes of pods and nodes to the ledger. No I/O: a watch, a list, or a test feeds the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,14 @@ use divvy_kube::convert::{self, ReadPod, UnhealthyGpus};
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::watch::Change;
 
-/// So many pods whose requests cannot be read are remembered by name, and logged once each.
+/// Most pods with unreadable requests that are remembered by name and logged, once each.
 const MOST_UNREADABLE: usize = 1000;
 
-/// What is known of the cluster.
+/// The cluster's pods and nodes, and the ledger computed from them.
 ///
-/// Changes may come in any order and may be repeated; after each the ledger is that of the objects as they are
-/// (research/reliability.md R14). A reset replaces everything of its kind.
+/// Changes may come in any order and may be repeated. After each change, the ledger depends only on the present state of the
+/// objects and not on the order of the changes, so a lost or merged event cannot leave memory counted as used (R14 in
+/// `docs/compatibility/races.md`). A reset replaces all objects of its kind.
 #[derive(Debug, Clone)]
 pub struct Index {
     ledger: Ledger,
@@ -24,14 +25,14 @@ pub struct Index {
     unreadable: BTreeMap<String, (PodKey, Error)>,
 }
 
-/// How far one of the two watches is.
+/// The state of one of the two watches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feed {
-    /// Complete lists received: 0 until the first, then one more after each watch that could not be resumed.
+    /// The number of complete lists received: 0 before the first list, and one more for each watch that could not be resumed.
     pub lists: u64,
-    /// Times that the watch broke.
+    /// How often the watch has broken.
     pub interruptions: u64,
-    /// Why it broke, until it goes on.
+    /// Why the watch is broken; `None` if it is not.
     pub trouble: Option<String>,
 }
 
@@ -48,7 +49,7 @@ impl Feed {
 }
 
 impl Index {
-    /// An empty index of a cluster that counts gpu-mem in this unit.
+    /// Make an empty index of a cluster with this unit.
     pub fn new(unit: MemoryUnit) -> Index {
         Index {
             ledger: Ledger::new(unit),
@@ -58,48 +59,48 @@ impl Index {
         }
     }
 
-    /// Who has what.
+    /// Return the ledger.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// For reservations; objects come through the functions below.
+    /// Return the ledger for changes of reservations. Change objects only through the functions below.
     pub fn ledger_mut(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
 
-    /// How far the watch of pods is.
+    /// Return the state of the watch of pods.
     pub fn pods(&self) -> &Feed {
         &self.pods
     }
 
-    /// How far the watch of nodes is.
+    /// Return the state of the watch of nodes.
     pub fn nodes(&self) -> &Feed {
         &self.nodes
     }
 
-    /// Whether pods and nodes have been listed once: before that, what looks free may be taken.
+    /// Report whether pods and nodes have been listed at least once. Before that, memory that looks free may be in use.
     pub fn synced(&self) -> bool {
         self.pods.lists > 0 && self.nodes.lists > 0
     }
 
-    /// Pods whose requests cannot be read, by UID; a bounded number of them. They are known nevertheless, with what they hold.
+    /// Return pods whose requests cannot be read, in the order of their UIDs; at most 1,000. The ledger still counts what they hold.
     pub fn unreadable(&self) -> impl Iterator<Item = (&PodKey, &Error)> {
         self.unreadable.values().map(|(key, error)| (key, error))
     }
 
-    /// A pod is there, in this state.
+    /// Take in a pod that is new or has changed.
     pub fn apply_pod(&mut self, pod: Pod) {
         self.ledger.apply_pod(pod);
     }
 
-    /// The pod with this UID is gone.
+    /// Take in that the pod with this UID is gone.
     pub fn delete_pod(&mut self, uid: &str) {
         self.unreadable.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
-    /// Exactly these pods are there.
+    /// Take in a complete list of pods. All others are gone.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.ledger.replace_pods(pods);
         self.pods.listed();
@@ -107,33 +108,33 @@ impl Index {
         self.unreadable.retain(|uid, _| ledger.pod(uid).is_some());
     }
 
-    /// A node is there, in this state.
+    /// Take in a node that is new or has changed.
     pub fn apply_node(&mut self, node: &Node) {
         self.ledger.apply_node(node);
     }
 
-    /// The node is gone. Its pods stay until they are gone themselves.
+    /// Take in that a node is gone. Its pods stay in the ledger until they are gone as well.
     pub fn delete_node(&mut self, name: &str) {
         self.ledger.delete_node(name);
     }
 
-    /// Exactly these nodes are there.
+    /// Take in a complete list of nodes. All others are gone.
     pub fn reset_nodes(&mut self, nodes: &[Node]) {
         self.ledger.replace_nodes(nodes);
         self.nodes.listed();
     }
 
-    /// Takes in a change of pods.
+    /// Take in a change of pods.
     pub fn pod_change(&mut self, change: Change<PodObject>) {
         self.read_pod_change(change.map(ReadPod::from));
     }
 
-    /// Takes in a change of nodes.
+    /// Take in a change of nodes.
     pub fn node_change(&mut self, change: Change<NodeObject>) {
         self.read_node_change(change.map(|object| convert::node(&object)));
     }
 
-    /// As [`Index::pod_change`], of pods that were read when they came.
+    /// Take in a change of pods, as [`Index::pod_change`] does, for pods that are already converted.
     pub fn read_pod_change(&mut self, change: Change<ReadPod>) {
         match change {
             Change::Apply(read) => {
@@ -150,7 +151,7 @@ impl Index {
         }
     }
 
-    /// As [`Index::node_change`], of nodes that were read when they came.
+    /// Take in a change of nodes, as [`Index::node_change`] does, for nodes that are already converted.
     pub fn read_node_change(&mut self, change: Change<Node>) {
         match change {
             Change::Apply(node) => self.apply_node(&node),
@@ -161,7 +162,7 @@ impl Index {
         }
     }
 
-    /// Takes in a change of gpushare's ConfigMaps. While their watch is broken what they said last holds.
+    /// Take in a change of gpushare's ConfigMaps. While their watch is broken, their last content stays valid.
     pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
         match change {
             Change::Apply(named) => self.ledger.name_unhealthy(&named.node, named.gpus),
@@ -182,7 +183,7 @@ impl Index {
             Some(error) => {
                 let known = self.unreadable.get(&pod.uid).is_some_and(|(_, before)| *before == error);
                 if !known && (self.unreadable.len() < MOST_UNREADABLE || self.unreadable.contains_key(&pod.uid)) {
-                    tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only what it holds is counted");
+                    tracing::warn!(pod = %pod.key(), %error, "a pod's requests cannot be read; only the memory that it holds is counted");
                     self.unreadable.insert(pod.uid.clone(), (pod.key(), error));
                 }
             }

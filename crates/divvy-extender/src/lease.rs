@@ -1,4 +1,5 @@
-//! The Lease by which one of several replicas leads: reads and writes it as [`crate::election`] says, and tells the rest who leads.
+//! The Lease that elects one of several replicas as the leader. This module reads and writes it by the rules of [`crate::election`],
+//! and passes the result on to the host.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,34 +15,34 @@ use tokio_util::sync::CancellationToken;
 use crate::election::{Election, Record, Rules, Step};
 use crate::host::Shared;
 
-/// Which Lease, and who this replica is.
+/// The Lease of the election, and this replica's data in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// `--lease`: its namespace.
+    /// `--lease`: the Lease's namespace.
     pub namespace: String,
-    /// Its name.
+    /// `--lease`: the Lease's name.
     pub name: String,
-    /// What people know this replica by: its pod's name.
+    /// The replica's name for people: the name of its pod.
     pub replica: String,
-    /// Where the others reach it.
+    /// The address at which the other replicas reach this one.
     pub address: SocketAddr,
-    /// How long things take.
+    /// The durations of the election.
     pub rules: Rules,
 }
 
-/// As it stands in the Lease: name, what makes it this very process's, and where it is reached.
+/// Return the holder identity for the Lease: the replica's name, a nonce that is unique to this process, and the replica's URL.
 pub(crate) fn identity(candidate: &Candidate, nonce: u64, scheme: &str) -> String {
     format!("{}_{nonce:016x}@{scheme}://{}", candidate.replica, candidate.address)
 }
 
-/// Where the holder is reached: what follows the `@`.
+/// Return the URL in a holder identity, which follows the `@`; `None` if it is not a URL with an IP address and a port.
 pub(crate) fn address_of(holder: &str) -> Option<&str> {
     let (_, address) = holder.rsplit_once('@')?;
     let rest = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"))?;
     rest.parse::<SocketAddr>().ok().map(|_| address)
 }
 
-/// Nanoseconds of a clock that never goes back, and that goes on while a machine sleeps.
+/// Return the nanoseconds of a clock that never goes back and keeps counting while the machine is suspended.
 pub(crate) fn boot_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -50,10 +51,10 @@ pub(crate) fn boot_ns() -> u64 {
         .saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// A request that hangs must leave time for another before the Lease is lost.
+/// Timeout of one request. It is short enough that after a request that hangs, another one can be sent before the Lease is lost.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Takes part until `stop`; gives back what is needed to release the Lease.
+/// Take part in the election until `stop`. Return the member, which can release the Lease.
 pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Arc<Shared>, stop: CancellationToken) -> Member {
     let api: Api<Lease> = Api::namespaced(shared.client(), &candidate.namespace);
     let mut member = Member {
@@ -76,7 +77,7 @@ pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Ar
     }
 }
 
-/// One replica with its view of the Lease.
+/// A replica that takes part in the election.
 pub(crate) struct Member {
     election: Election,
     api: Api<Lease>,
@@ -95,7 +96,7 @@ impl Member {
             Step::Replace { version, record } => (record, Some(version)),
         };
         if self.election.would_take_over() {
-            // Whatever this replica knew from an earlier time is not good enough to bind with.
+            // What this replica knew before is too old to bind pods with.
             shared.stand_by();
         }
         let sent_ns = boot_ns();
@@ -107,7 +108,7 @@ impl Member {
         Ok(())
     }
 
-    /// The new version; none: another was first.
+    /// Write the Lease and return its new version; `None` if another replica wrote it first.
     async fn write(&self, record: &Record, version: Option<String>) -> Result<Option<String>, String> {
         let lease = lease(&self.candidate, record, version.clone());
         let params = PostParams::default();
@@ -125,15 +126,15 @@ impl Member {
         Ok(answered(request).await?.and_then(|lease| lease.metadata.resource_version))
     }
 
-    /// Lets another lead at once. To be called when nothing of this one's is under way any more.
+    /// Release the Lease, so that another replica can lead at once. Call this only when none of this replica's binds is under way.
     pub(crate) async fn release(mut self) {
         let Some((version, record)) = self.election.release() else {
             return;
         };
         match self.write(&record, Some(version)).await {
-            Ok(Some(_)) => tracing::info!("the lease is released; another replica may lead"),
-            Ok(None) => tracing::info!("the lease is another's"),
-            Err(error) => tracing::warn!(%error, "the lease could not be released; another replica leads when it has ended"),
+            Ok(Some(_)) => tracing::info!("the lease was released; another replica may lead now"),
+            Ok(None) => tracing::info!("the lease belongs to another replica"),
+            Err(error) => tracing::warn!(%error, "the lease could not be released; another replica can lead after it expires"),
         }
     }
 
@@ -143,7 +144,7 @@ impl Member {
         if let Some(why) = &said
             && self.said.as_ref() != Some(why)
         {
-            tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be had; without it this replica binds nothing");
+            tracing::error!(lease = %format!("{namespace}/{name}"), %why, "the lease cannot be read or written, so this replica binds no pods");
         }
         self.said = said;
         self.said.clone()

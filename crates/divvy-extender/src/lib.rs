@@ -1,12 +1,15 @@
-//! The scheduler extender: decides which GPU of which node a pod gets, and writes that with the pod's binding.
+//! The scheduler extender: it decides which GPUs of which node a pod gets, and writes the decision with the pod's Binding.
 //!
 //! - [`core`]: the decisions, without I/O
-//! - [`http`]: kube-scheduler's protocol and gpushare's paths, and the API server's question about new pods
-//! - [`admission`]: the answer to that
-//! - this file: the watches, the calls to the API server, and the server's life
+//! - `host`: the watches, the requests to the API server, and the periodic sweep
+//! - [`http`]: kube-scheduler's extender protocol under gpushare's paths, and the API server's webhook for new pods
+//! - [`admission`]: the answers to that webhook
+//! - [`election`] and `lease`: the election of a leader among several replicas
+//! - [`tls`]: the certificates of the extender and its clients
+//! - this file: start and shutdown
 //!
-//! Nothing is stored: at any start the ledger is rebuilt from the annotations of the pods and nodes that are listed. A GPU's health
-//! comes from the node's inventory; gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` take further GPUs out.
+//! The extender stores nothing. At each start it rebuilds the ledger from the annotations of the pods and nodes that it lists. A GPU's
+//! health comes from the node's inventory; gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` can exclude further GPUs.
 
 #![forbid(unsafe_code)]
 
@@ -48,40 +51,40 @@ pub use host::{Limits, Served, Settings, serve};
 /// The flags of `divvy extender`.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
+    /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
-    /// `--context`
+    /// `--context`: the kubeconfig context.
     pub context: Option<String>,
-    /// `--listen`
+    /// `--listen`: the address and port of the server.
     pub listen: SocketAddr,
-    /// `--memory-unit`: what one unit of `aliyun.com/gpu-mem` is, in the whole cluster.
+    /// `--memory-unit`: the size of one unit of `aliyun.com/gpu-mem` in the whole cluster.
     pub memory_unit: MemoryUnit,
-    /// `--policy`, `--decide-in`
+    /// `--policy` and `--decide-in`.
     pub placement: Placement,
     /// `--unhealthy-gpu-configmaps`: read gpushare's ConfigMaps of unhealthy GPUs.
     pub unhealthy_gpu_configmaps: bool,
-    /// `--tls-…`: none is plain HTTP.
+    /// `--tls-…`: the source of the certificates; `None` means plain HTTP.
     pub tls: Option<tls::Source>,
-    /// `--client-name`: who is let in with a certificate, beside the other replicas; none: kube-scheduler.
+    /// `--client-name`: the certificate names of accepted clients, in addition to the other replicas; if empty, `kube-scheduler`.
     pub client_names: Vec<String>,
-    /// `--insecure`: plain HTTP on an address that others can reach.
+    /// `--insecure`: allow plain HTTP on an address that other machines can reach.
     pub insecure: bool,
-    /// `--webhook`: answer the API server's question about new pods.
+    /// `--webhook`: answer the API server's reviews of new pods.
     pub webhook: bool,
-    /// `--leader-elect`: with several replicas.
+    /// `--leader-elect`: the election among several replicas; `None` if this is the only replica.
     pub lease: Option<Candidate>,
 }
 
-/// How it is reached, and beside whom.
+/// The parts of [`Config`] that say how clients and other replicas reach the extender.
 #[derive(Debug, Clone, Default)]
 pub struct Surroundings {
-    /// None: plain HTTP.
+    /// As in [`Config`]: `None` means plain HTTP.
     pub tls: Option<tls::Source>,
     /// As in [`Config`].
     pub client_names: Vec<String>,
-    /// As in [`Config`]; it needs TLS.
+    /// As in [`Config`]; needs TLS.
     pub webhook: bool,
-    /// None: the only replica.
+    /// As in [`Config`]: `None` means the only replica.
     pub lease: Option<Candidate>,
 }
 
@@ -94,8 +97,8 @@ pub async fn main(args: Args) -> Result<(), Error> {
     run(args.try_into()?, stop).await
 }
 
-/// Serves until `stop` is cancelled. Listens at once; answers with an error, and is not ready, until pods and nodes have been
-/// listed.
+/// Run the extender until `stop` is cancelled. It listens at once, but answers with errors and is not ready until pods and nodes have
+/// been listed.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     if config.tls.is_none() && !config.insecure && !config.listen.ip().to_canonical().is_loopback() {
         return Err(Error::PlainHttp { address: config.listen });
@@ -124,7 +127,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     run_with(listener, connection.client, settings, surroundings, stop).await
 }
 
-/// As [`run`], on a socket and with a client that are there already, in plain HTTP.
+/// Run as [`run`] does, with an existing socket and client, in plain HTTP.
 pub async fn run_on(
     listener: TcpListener,
     client: kube::Client,
@@ -134,7 +137,7 @@ pub async fn run_on(
     run_with(listener, client, settings, Surroundings::default(), stop).await
 }
 
-/// As [`run`], on a socket and with a client that are there already.
+/// Run as [`run`] does, with an existing socket and client.
 pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
@@ -152,14 +155,14 @@ pub async fn run_with(
     match listener.local_addr() {
         Ok(address) => {
             let policy = settings.placement.policy;
-            tracing::info!(%address, protocol, unit = %settings.unit, %policy, "the extender listens");
+            tracing::info!(%address, protocol, unit = %settings.unit, %policy, "the extender is listening");
         }
-        Err(error) => tracing::info!(%error, protocol, "the extender listens"),
+        Err(error) => tracing::info!(%error, protocol, "the extender is listening"),
     }
     let server_name = tls.as_ref().map(|source| source.server_name().to_owned());
     let names = server_name.as_ref().map(|own| Names::new(&client_names, own));
     let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
-    // Another one at each start: a process that was killed and its successor are two.
+    // The nonce differs at each start, so that a killed process and its successor have different identities.
     let nonce = RandomState::new().build_hasher().finish();
     let identity = lease.as_ref().map(|candidate| lease::identity(candidate, nonce, protocol));
     let leadership = identity
@@ -192,19 +195,21 @@ pub async fn run_with(
         () = served.failed() => true,
     };
     stop.cancel();
-    // Binds that were begun are ended, so that their answers are not lost.
+    // Finish the binds that have begun, so that their answers are not lost.
     let finished = served.finish(Duration::from_secs(5)).await;
     if let Some(member) = member {
         match member.await {
-            // What is in doubt may be carried out later: then the next leader had better wait for the lease to end.
+            // A bind in doubt may still be carried out. Then it is safer if the next leader waits until the lease expires.
             Ok(member) if finished => member.release().await,
             Ok(_) => {
-                tracing::warn!("the lease is not released, as some binds are in doubt; another replica leads when it has ended")
+                tracing::warn!(
+                    "the lease was not released, because some binds are in doubt; another replica can lead after it expires"
+                )
             }
             Err(panicked) => return Err(Error::Serve(std::io::Error::other(panicked))),
         }
     }
-    // All that is left are connections without a request.
+    // Only connections without a request are left.
     match tokio::time::timeout(Duration::from_secs(1), answering).await {
         Ok(Ok(())) => {}
         Ok(Err(panicked)) => return Err(Error::Serve(std::io::Error::other(panicked))),

@@ -1,4 +1,4 @@
-//! What `/metrics` shows. Counters are kept here or in the core; gauges are read from the core when they are asked for.
+//! The metrics of `/metrics`. Counters are kept here or in the core; gauges are read from the core at each scrape.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -23,24 +23,24 @@ struct Verb {
     verb: &'static str,
 }
 
-/// Why a client got no answer, or none that it wanted.
+/// Why a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Plain HTTP where TLS is spoken.
+    /// The client used plain HTTP on a TLS port.
     PlainHttp,
-    /// A certificate of another authority, or one that has ended.
+    /// The client's certificate is from another CA or has expired.
     ForeignCertificate,
-    /// It does not accept the extender's certificate.
+    /// The client does not accept the extender's certificate.
     UntrustedByClient,
-    /// Anything else before the connection was there.
+    /// The TLS handshake failed for another reason.
     Handshake,
-    /// A connection without a certificate, and a request that needs one.
+    /// The client presented no certificate, but the request needs one.
     NoCertificate,
-    /// A certificate of the right authority with a name that is not let in.
+    /// The client's certificate is from the right CA but has no accepted name.
     OtherName,
-    /// All connections that such clients may have were taken.
+    /// All connections for this class of clients were in use.
     TooMany,
-    /// It did not send, or did not read, in time.
+    /// The client did not send or read in time.
     TooSlow,
 }
 
@@ -57,7 +57,7 @@ impl Refused {
     ];
 }
 
-/// What requests leave behind.
+/// The metrics that request handlers and the TLS listener update.
 pub(crate) struct Metrics {
     refused: [AtomicU64; Refused::ALL.len()],
     durations: Family<Verb, Histogram>,
@@ -72,7 +72,7 @@ impl fmt::Debug for Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Metrics {
-        // From a tenth of the budget for filter (DESIGN.md section 13) to kube-scheduler's timeout.
+        // From 0.2 ms, a tenth of the time budget of filter, to kube-scheduler's timeout of 5 s.
         let durations = Family::<Verb, Histogram>::new_with_constructor(|| {
             Histogram::new([
                 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
@@ -81,7 +81,7 @@ impl Metrics {
         let mut registry = Registry::default();
         registry.register(
             "divvy_extender_request_duration_seconds",
-            "Time to answer a request, by verb; its count is the number of requests",
+            "Time to answer a request, by verb; the count is the number of requests",
             durations.clone(),
         );
         Metrics {
@@ -95,12 +95,12 @@ impl Metrics {
         self.durations.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
     }
 
-    /// Counts it. True: the first of its kind, which is worth a line in the log.
+    /// Count a refusal. Return true for the first of its kind, which deserves a log line.
     pub(crate) fn refused(&self, why: Refused) -> bool {
         self.refused[why as usize].fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// The text of `/metrics`, in the OpenMetrics format.
+    /// Return the text of `/metrics`, in the OpenMetrics format.
     pub(crate) fn text(&self, seen: &Seen) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode_registry(
@@ -120,8 +120,8 @@ impl Metrics {
     }
 }
 
-/// What is read from the core. No pod is walked over and nothing is written while the core is held: at 5,000 nodes that is a
-/// fraction of a millisecond.
+/// A snapshot of the core for one scrape. While the core is locked, no loop goes over the pods and no text is written: with 5,000 nodes,
+/// this takes a fraction of a millisecond.
 #[derive(Debug)]
 pub(crate) struct Seen {
     counts: Counts,
@@ -138,7 +138,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// `certificate_ends_s`: when the extender's certificate ends, in Unix seconds, if it has one.
+    /// Take a snapshot. `certificate_ends_s` is when the extender's certificate expires, in Unix seconds; `None` without TLS.
     pub(crate) fn of(core: &Core, certificate_ends_s: Option<i64>, leads: bool) -> Seen {
         let ledger = core.index().ledger();
         Seen {
@@ -172,19 +172,19 @@ fn describe(registry: &mut Registry, seen: &Seen) {
     );
     registry.register(
         "divvy_extender_promised_twice",
-        "Pods found to be promised memory that another pod was promised, too; their owners are told by an event",
+        "Pods whose allocated memory is also allocated to another pod; each gets a warning event",
         ConstCounter::new(counts.promised_twice),
     );
     registry.register(
         "divvy_extender_departed",
-        "Pods that vanished while a container was last seen running, so that their memory was kept for a while",
+        "Pods that vanished while a container was last seen running; their memory is held for a while",
         ConstCounter::new(counts.departed),
     );
     counters(
         registry,
         (
             "divvy_extender_watch_interruptions",
-            "Times that a watch broke and was taken up again",
+            "Times that a watch broke and was resumed",
         ),
         "resource",
         [("pods", seen.pods.interruptions), ("nodes", seen.nodes.interruptions)],
@@ -193,7 +193,7 @@ fn describe(registry: &mut Registry, seen: &Seen) {
         registry,
         (
             "divvy_extender_watch_lists",
-            "Complete lists received; more than one after a watch that could not be resumed",
+            "Complete lists received; each list after the first follows a watch that could not be resumed",
         ),
         "resource",
         [("pods", seen.pods.lists), ("nodes", seen.nodes.lists)],
@@ -209,7 +209,7 @@ fn describe(registry: &mut Registry, seen: &Seen) {
         registry,
         (
             "divvy_ledger_nodes",
-            "Nodes by what their GPUs are read from; unknown: only pods that say they are there",
+            "Nodes by the source of their GPU data; unknown: only known from pods",
         ),
         "source",
         nodes,
@@ -222,47 +222,47 @@ fn describe(registry: &mut Registry, seen: &Seen) {
     ];
     gauges(
         registry,
-        ("divvy_ledger_anomalies", "What in the ledger should not be, by kind"),
+        ("divvy_ledger_anomalies", "Anomalies in the ledger, by kind"),
         "kind",
         anomalies,
     );
     let single = [
         (
             "divvy_ledger_overcommit_mebibytes",
-            "Memory promised beyond what GPUs have; must be 0",
+            "Memory allocated beyond what the GPUs have; must be 0",
             totals.overcommit.0,
         ),
         (
             "divvy_ledger_reservations",
-            "Allocations that were promised and are not seen in a pod's annotations yet",
+            "Allocations that the extender has reserved but not yet seen in a pod's annotations",
             seen.reservations,
         ),
         (
             "divvy_ledger_departed",
-            "Vanished pods whose memory is kept until their node's agent says what is held, or for a while",
+            "Vanished pods whose memory is held until their node's agent reports what they still hold, or for a while",
             seen.departed,
         ),
-        ("divvy_ledger_pods", "Pods known", seen.known_pods),
+        ("divvy_ledger_pods", "Pods that the ledger knows", seen.known_pods),
         (
             "divvy_extender_binds_under_way",
-            "Binds that have no answer yet",
+            "Binds that have not been answered yet",
             seen.under_way,
         ),
         (
             "divvy_extender_leads",
-            "1 when this replica binds; the sum over all replicas is at most 1",
+            "1 if this replica is the leader; the sum over all replicas is at most 1",
             u64::from(seen.leads),
         ),
         (
             "divvy_extender_synced",
-            "1 when pods and nodes have been listed",
+            "1 if pods and nodes have been listed",
             u64::from(seen.synced),
         ),
     ];
     if let Some(ends_s) = seen.certificate_ends_s {
         registry.register(
             "divvy_extender_certificate_expiry_timestamp_seconds",
-            "When the certificate that is shown to clients ends, in Unix time; 0 while there is none",
+            "When the extender's certificate expires, in Unix time; 0 while there is none",
             ConstGauge::new(ends_s),
         );
     }

@@ -1,10 +1,20 @@
-//! A second look before a pod is refused everywhere.
+//! A second evaluation before filter refuses a pod on all nodes.
 //!
-//! kube-scheduler tries a waiting pod again in the moment in which it hears that something was freed. This process hears of
-//! it by a watch of its own, perhaps a few milliseconds later: then the pod would be refused by what is true no more, and wait
-//! for the cluster's next event, or for five minutes. So before such a refusal the pod is looked at again whenever something
-//! changes, for a moment. The scheduler decides one pod at a time and loses that moment, too: in the long run this may
-//! cost it a tenth of its time. A cluster that is busy enough to use that up has its next event soon.
+//! kube-scheduler tries a waiting pod again as soon as its watch shows that memory was freed. The extender has a watch of its
+//! own, which may show the same event a few milliseconds later:
+//!
+//! ```text
+//!                 memory is freed
+//! kube-scheduler:   ├─► sees the event ─► calls filter
+//! extender:         └──────────────────────► evaluates (refusal) ─► sees the event ─► evaluates again (fits)
+//! ```
+//!
+//! Without the second evaluation, the extender would refuse the pod because of outdated state, and kube-scheduler would not try it
+//! again until the cluster's next event, or for five minutes. So before such a refusal, filter evaluates the pod again after each
+//! change, for up to 50 ms.
+//!
+//! kube-scheduler schedules one pod at a time, so it waits as well. An allowance limits this to a tenth of its time in
+//! the long run. A cluster that is busy enough to use up the allowance has its next event soon.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -14,14 +24,14 @@ use tokio::time::Instant;
 
 use crate::core::FilterAnswer;
 
-/// How far behind the scheduler this process may be.
+/// How far the extender's watch may lag behind that of kube-scheduler.
 const MOMENT: Duration = Duration::from_millis(50);
-/// What may be spent at once: 20 moments.
+/// The largest allowance, which may be spent at once: 20 moments.
 const ALLOWANCE: Duration = Duration::from_secs(1);
-/// The allowance grows again by one in so many parts of the time that passes.
+/// The allowance regrows by the elapsed time divided by this number.
 const REFILL: u32 = 10;
 
-/// Tells changes, and what may still be waited.
+/// The signal that something changed, and the remaining allowance for waiting.
 #[derive(Debug)]
 pub(crate) struct SecondLook {
     changed: Notify,
@@ -35,7 +45,7 @@ struct Allowance {
 }
 
 impl Allowance {
-    /// Whether there is a moment left; it is spent then.
+    /// Spend one moment of the allowance. Return false if less than a moment is left.
     fn spend(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.at) / REFILL;
         self.left = self.left.saturating_add(earned).min(ALLOWANCE);
@@ -57,12 +67,13 @@ impl SecondLook {
         }
     }
 
-    /// Something was heard of the cluster.
+    /// Signal that the core has taken in a change of the cluster.
     pub(crate) fn changed(&self) {
         self.changed.notify_waiters();
     }
 
-    /// The answer of `ask`; if that refuses the pod everywhere, the answer after a moment, or as soon as it is another.
+    /// Return the answer of `ask`. If it refuses the pod on all nodes, call `ask` again after each change, and return the first other answer
+    /// or the last answer after a moment.
     pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, String>) -> Result<FilterAnswer, String> {
         let refuses = |answer: &Result<FilterAnswer, String>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
         let answer = ask();
@@ -75,7 +86,7 @@ impl SecondLook {
         }
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on no change is missed.
+            // Enable the notification before the evaluation, so that no change is missed.
             changed.as_mut().enable();
             let answer = ask();
             if !refuses(&answer) || tokio::time::timeout_at(now + MOMENT, changed).await.is_err() {
@@ -159,7 +170,7 @@ mod tests {
         }
         let most = ALLOWANCE + (now - began) / REFILL;
         assert!(waited <= most && waited + 2 * MOMENT >= most, "{waited:?} of {most:?}");
-        // And what was not spent for a night is no more than was there at first.
+        // After a night without spending, the allowance is no larger than at the start.
         now += Duration::from_secs(36_000);
         let moments = std::iter::repeat_with(|| allowance.spend(now))
             .take_while(|spent| *spent)

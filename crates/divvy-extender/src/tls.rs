@@ -1,13 +1,13 @@
 //! TLS between kube-scheduler and the extender, with certificates on both sides.
 //!
-//! - [`plan`]: what to make or renew, decided from values
-//! - [`make`]: keys and certificates
-//! - [`certificate`]: reading and checking them
-//! - [`names`]: which clients are let in
-//! - `source`: where they are kept: a Secret that the extender writes, or files of somebody else
-//! - `listener`: connections, and what is said to those that come without TLS
+//! - [`plan`]: decides which certificates to make or renew
+//! - [`make`]: makes keys and certificates
+//! - [`certificate`]: reads and checks them
+//! - [`names`]: decides which clients are accepted
+//! - `source`: stores them: in a Secret that the extender writes, or in files that another program maintains
+//! - `listener`: accepts connections, and answers clients that do not use TLS
 //!
-//! What is in use can change at any time: each new connection takes what is newest, and none is dropped for it.
+//! The certificates may change at any time. Each new connection uses the newest ones; existing connections are not dropped.
 
 pub mod certificate;
 pub(crate) mod listener;
@@ -23,35 +23,35 @@ use std::time::Duration;
 use certificate::{Pair, Roots};
 pub(crate) use source::keep;
 
-/// Where the certificates come from.
+/// The source of the certificates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// `--tls-secret`: made and renewed by the extender, kept in a Secret.
+    /// `--tls-secret`: the extender makes and renews the certificates and keeps them in a Secret.
     Secret {
-        /// Its namespace.
+        /// The Secret's namespace.
         namespace: String,
-        /// Its name.
+        /// The Secret's name.
         name: String,
-        /// The name in the extender's certificate: what clients ask for, whatever the address.
+        /// The name in the extender's certificate, which clients expect whatever the address.
         server_name: String,
-        /// `--tls-lifetime`: of the extender's own certificate.
+        /// `--tls-lifetime`: the lifetime of the extender's own certificate.
         lifetime: Duration,
     },
-    /// `--tls-cert-file`, `--tls-private-key-file`, `--client-ca-file`: somebody else's, read again when they change.
+    /// `--tls-cert-file`, `--tls-private-key-file`, `--client-ca-file`: files that another program maintains, read again when they change.
     Files {
-        /// The extender's certificate, then those between it and the authority.
+        /// The extender's certificate, followed by the intermediate certificates.
         certificate: PathBuf,
-        /// Its key.
+        /// The private key of the extender's certificate.
         key: PathBuf,
-        /// Who signs the certificates of clients.
+        /// The CA certificates that sign the clients' certificates.
         client_ca: PathBuf,
-        /// The name in the extender's certificate: what one replica asks the other for.
+        /// The name in the extender's certificate, which the replicas expect of each other.
         server_name: String,
     },
 }
 
 impl Source {
-    /// The name in the extender's certificate.
+    /// Return the name in the extender's certificate.
     pub fn server_name(&self) -> &str {
         match self {
             Source::Secret { server_name, .. } | Source::Files { server_name, .. } => server_name,
@@ -59,24 +59,24 @@ impl Source {
     }
 }
 
-/// The name in the certificate of an extender that is installed in this namespace.
+/// Return the default name in the certificate of an extender in this namespace.
 pub fn default_server_name(namespace: &str) -> String {
     format!("divvy-extender.{namespace}.svc")
 }
 
-/// What connections are made with.
+/// The TLS configurations made from one set of certificates.
 #[derive(Debug, Clone)]
 pub struct Credentials {
-    /// For those that come.
+    /// For incoming connections.
     pub(crate) server: Arc<rustls::ServerConfig>,
-    /// For calls to another replica.
+    /// For requests to another replica.
     pub(crate) client: Arc<rustls::ClientConfig>,
-    /// When the extender's certificate ends, in Unix seconds.
+    /// When the extender's certificate expires, in Unix seconds.
     pub(crate) not_after_s: i64,
 }
 
 impl Credentials {
-    /// From PEM. The error names the part that is of no use.
+    /// Make the credentials from PEM data. The error names the part that is unusable, by `names`: those of the certificate and the CA.
     pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
         let [certificate_name, ca_name] = names;
         let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;
@@ -84,16 +84,16 @@ impl Credentials {
         Ok(Credentials {
             server: Arc::new(
                 pair.server(&roots)
-                    .map_err(|why| format!("{certificate_name} is of no use: {why}"))?,
+                    .map_err(|why| format!("{certificate_name} cannot be used: {why}"))?,
             ),
             client: Arc::new(
                 pair.client(&roots)
-                    .map_err(|why| format!("{certificate_name} is of no use: {why}"))?,
+                    .map_err(|why| format!("{certificate_name} cannot be used: {why}"))?,
             ),
             not_after_s: pair.validity().not_after_s,
         })
     }
 }
 
-/// The newest credentials; none yet before the first.
+/// The newest credentials; `None` until the first are available.
 pub(crate) type Current = tokio::sync::watch::Receiver<Option<Credentials>>;

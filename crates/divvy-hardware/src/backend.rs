@@ -1,4 +1,4 @@
-//! The seam between a driver and the probe.
+//! The interface between a driver and the probe.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,39 +8,39 @@ use std::time::{Duration, Instant};
 
 use crate::{Failure, GpuProcesses, Snapshot};
 
-/// A driver. Calls may block; the probe makes them all on one thread and times them ([`Calls`]).
+/// A driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
 pub trait Backend: Send {
-    /// Reads all GPUs. A GPU that cannot be read is part of the answer, not a failure.
+    /// Read all GPUs. A GPU that cannot be read is part of the result and not a failure.
     fn snapshot(&mut self) -> Result<Snapshot, Failure>;
 
-    /// Reads the processes on all GPUs.
+    /// Read the processes on all GPUs.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
 
-    /// Starts to listen for errors that the driver reports by itself. What happens after this call returned is
-    /// received; the thread behind it ends with the backend.
+    /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call has
+    /// returned. The thread that sends them ends with the backend.
     fn events(&mut self) -> Receiver<Event>;
 }
 
-/// What a driver reports by itself.
+/// An event that the driver reports on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A critical error.
     Xid {
-        /// Of this GPU; of all when the driver does not say.
+        /// The GPU's UUID, or `None` for all GPUs if the driver does not name one.
         uuid: Option<String>,
-        /// NVIDIA's number.
+        /// NVIDIA's XID number.
         xid: u64,
-        /// GPU instance (MIG).
+        /// The GPU instance, for MIG.
         gi: Option<u32>,
-        /// Compute instance (MIG).
+        /// The compute instance, for MIG.
         ci: Option<u32>,
     },
-    /// Events cannot be received, all or those of one GPU, for this reason. Polling still finds lost GPUs.
+    /// The reason why events of one GPU or of all GPUs cannot be received. Polling still detects lost GPUs.
     Degraded(String),
 }
 
-/// The driver calls in flight, for the watchdog: nothing can interrupt a call that hangs in a driver, so the process
-/// has to end.
+/// The driver calls in flight, for the watchdog. A call that hangs in a driver cannot be interrupted, so the watchdog ends the whole
+/// process.
 #[derive(Debug, Clone)]
 pub struct Calls {
     limit: Duration,
@@ -53,12 +53,12 @@ struct Running {
     calls: BTreeMap<u64, (Cow<'static, str>, Instant, Duration)>,
 }
 
-/// Initialisation starts each GPU when nothing else keeps the driver loaded, seconds for each: 10 s for a call are
-/// 60 s for it.
+/// The factor by which initialization may take longer than other calls. If no other process keeps the driver loaded, initialization starts
+/// each GPU, which takes seconds per GPU. With a limit of 10 s per call, initialization may take 60 s.
 const INITIALISING: u32 = 6;
 
 impl Calls {
-    /// No call may take longer than `limit`, and no initialisation longer than six times that.
+    /// Create a set whose calls may take `limit`, and six times as long for initialization.
     pub fn new(limit: Duration) -> Calls {
         Calls {
             limit,
@@ -66,20 +66,20 @@ impl Calls {
         }
     }
 
-    /// Notes a call as running until the answer is dropped.
-    #[must_use = "the call counts as over when this is dropped"]
+    /// Count a call as running until the returned value is dropped.
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
         self.enter_for(what.into(), self.limit)
     }
 
-    /// The same for loading and initialising a driver.
-    #[must_use = "the call counts as over when this is dropped"]
+    /// Like [`Calls::enter`], for loading and initializing a driver.
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter_init(&self, what: impl Into<Cow<'static, str>>) -> Call<'_> {
         self.enter_for(what.into(), self.limit.saturating_mul(INITIALISING))
     }
 
-    /// The same for a call that was told to wait for `wait`.
-    #[must_use = "the call counts as over when this is dropped"]
+    /// Like [`Calls::enter`], for a call that itself waits for `wait`.
+    #[must_use = "dropping this value marks the call as finished"]
     pub fn enter_wait(&self, what: impl Into<Cow<'static, str>>, wait: Duration) -> Call<'_> {
         self.enter_for(what.into(), self.limit.saturating_add(wait))
     }
@@ -92,7 +92,7 @@ impl Calls {
         Call { calls: self, id }
     }
 
-    /// A call that runs for longer than it may at `now`, and for how long.
+    /// Return the name of a call that has exceeded its limit at `now`, and how long it has been running.
     pub fn overdue(&self, now: Instant) -> Option<(String, Duration)> {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.calls.values().find_map(|(what, since, limit)| {
@@ -102,7 +102,7 @@ impl Calls {
     }
 }
 
-/// A call in flight.
+/// A driver call in flight.
 #[derive(Debug)]
 pub struct Call<'c> {
     calls: &'c Calls,

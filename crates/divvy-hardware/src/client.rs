@@ -1,7 +1,8 @@
-//! The agent's side of the probe: connects, or starts a probe and keeps it alive, and turns what comes into [`Update`]s.
+//! The agent's side of the probe: connect to a running probe, or start a probe and restart it when needed, and turn its answers into
+//! [`Update`]s.
 //!
-//! Everything that comes is outside input: lines are bounded, values are checked, and what does not make sense ends the
-//! connection with [`Update::Unavailable`], after which it is tried again.
+//! All input is untrusted: lines have a maximum length, and values are checked. Invalid input ends the connection with
+//! [`Update::Unavailable`], after which the client tries again.
 
 mod child;
 mod connection;
@@ -26,47 +27,47 @@ use crate::{Code, Failure, GpuProcesses, Snapshot};
 
 pub use self::once::snapshot;
 
-/// Where the probe is.
+/// Which probe to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Probe {
-    /// Somebody else runs it; it listens here.
+    /// A probe that runs independently and listens on this socket.
     Socket(PathBuf),
-    /// It is started as a child process, and started again when it ends or hangs.
+    /// A child process that the client starts, and restarts when it ends or hangs.
     Spawn(Spawn),
 }
 
 /// How to start a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spawn {
-    /// The program `divvy-probe`.
+    /// The path of the program `divvy-probe`.
     pub program: PathBuf,
-    /// `--nvml-library`.
+    /// The argument of `--nvml-library`.
     pub nvml_library: Option<PathBuf>,
-    /// `--driver-root`.
+    /// The argument of `--driver-root`.
     pub driver_root: Option<PathBuf>,
-    /// `--sys-root`.
+    /// The argument of `--sys-root`.
     pub sys_root: Option<PathBuf>,
-    /// `--watchdog`.
+    /// The argument of `--watchdog`.
     pub watchdog: Option<Duration>,
-    /// Environment besides this process's own.
+    /// Environment variables in addition to this process's own.
     pub env: Vec<(String, OsString)>,
-    /// A folder for the socket (`probe.sock`), of this agent alone; made with mode 0700 if it is not there. [`snapshot`] needs none.
+    /// A private directory for the socket (`probe.sock`). It is created with mode 0700 if it does not exist. [`snapshot`] does not use it.
     pub dir: PathBuf,
 }
 
-/// How often to ask and how long to wait.
+/// Intervals and timeouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// Between two snapshots.
+    /// The time between two snapshots.
     pub poll: Duration,
-    /// How long an answer may take once this probe has given a snapshot. The probe's own watchdog is faster by default, and
-    /// knows which call hangs.
+    /// The timeout of an answer once this probe has delivered a snapshot. By default the probe's own watchdog acts earlier and knows which
+    /// call hangs.
     pub answer: Duration,
-    /// How long the first one may take: initialising a driver starts each GPU.
+    /// The timeout of the first answer. It is longer, because the initialization of a driver starts each GPU.
     pub first_answer: Duration,
-    /// Between two attempts to connect or to start a probe; doubled up to `longest_backoff`.
+    /// The time before the second attempt to connect or to start a probe. It doubles with each attempt up to `longest_backoff`.
     pub backoff: Duration,
-    /// Upper bound of the same.
+    /// The upper bound of that time.
     pub longest_backoff: Duration,
 }
 
@@ -82,26 +83,26 @@ impl Default for Timing {
     }
 }
 
-/// What is new.
+/// News from the probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Update {
     /// All GPUs, read just now.
     Snapshot(Snapshot),
-    /// A critical error; [`crate::xid_is_fatal`] says whether it matters. A snapshot follows. One that comes while the
-    /// connection is made may be told twice.
+    /// A critical error; [`crate::xid_is_fatal`] says whether it matters. A snapshot follows. An XID that occurs while the client connects may
+    /// be delivered twice.
     Xid(XidEvent),
-    /// Nothing is known of the GPUs at present, for this reason. It is sent for every attempt that failed.
+    /// The state of the GPUs is currently unknown for this reason. The client sends this update for every failed attempt.
     Unavailable(Failure),
 }
 
-/// XIDs older than this are history for a client that connects for the first time.
+/// A client that connects for the first time ignores XIDs older than this.
 const RECENT: Duration = Duration::from_secs(60);
-/// Least time between two snapshots when XIDs come in a storm.
+/// The minimum time between two snapshots while many XIDs arrive.
 const AFTER_XID: Duration = Duration::from_millis(200);
-/// Updates that wait for the reader; a slow reader holds up the connection, not the memory.
+/// The number of updates that wait for the reader. A slow reader delays the connection instead of using more memory.
 const QUEUE: usize = 64;
 
-/// A running connection to a probe. Dropping it ends everything: a child is killed, its socket removed.
+/// A running connection to a probe. Dropping it kills the child process and removes its socket.
 #[derive(Debug)]
 pub struct ProbeClient {
     updates: mpsc::Receiver<Update>,
@@ -109,7 +110,7 @@ pub struct ProbeClient {
     task: JoinHandle<()>,
 }
 
-/// Asks a running probe; cheap to clone.
+/// Sends requests to a running probe; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ProbeHandle {
     asks: mpsc::Sender<Ask>,
@@ -117,7 +118,7 @@ pub struct ProbeHandle {
 
 #[derive(Debug)]
 enum Ask {
-    /// Answered to whoever asks.
+    /// An operation, and where to send its answer.
     Op(Op, Reply),
     Snapshot,
 }
@@ -125,7 +126,7 @@ enum Ask {
 type Reply = oneshot::Sender<Result<Value, Failure>>;
 
 impl ProbeClient {
-    /// Starts in the background; must be called within a tokio runtime.
+    /// Start the client in the background. The caller must be within a tokio runtime.
     pub fn start(probe: Probe, timing: Timing) -> ProbeClient {
         let (sender, updates) = mpsc::channel(QUEUE);
         let (asks, asked) = mpsc::channel(8);
@@ -137,12 +138,12 @@ impl ProbeClient {
         }
     }
 
-    /// The next update; `None` never, unless the runtime ends. Cancel-safe.
+    /// Return the next update. `None` only occurs if the runtime ends. Cancel-safe.
     pub async fn next(&mut self) -> Option<Update> {
         self.updates.recv().await
     }
 
-    /// For questions besides the regular ones.
+    /// Return a handle for requests in addition to the regular ones.
     pub fn handle(&self) -> ProbeHandle {
         self.handle.clone()
     }
@@ -156,19 +157,19 @@ impl Drop for ProbeClient {
 }
 
 impl ProbeHandle {
-    /// The processes on all GPUs, read now.
+    /// Read the processes on all GPUs now.
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
         let all: Vec<GpuProcesses> = parse(self.ask(Op::Processes).await?)?;
         GpuProcesses::validate(&all).map_err(protocol)?;
         Ok(all)
     }
 
-    /// What is on the machine of the driver's files. An older probe refuses with [`Code::Protocol`].
+    /// Check the driver's files on the machine. An older probe refuses this with [`Code::Protocol`].
     pub async fn driver(&self, question: DriverQuestion) -> Result<DriverFiles, Failure> {
         parse(self.ask(Op::Driver(question)).await?)
     }
 
-    /// The CDI spec of the driver, made from what [`ProbeHandle::driver`] found; [`Code::DriverFiles`] if none can be made.
+    /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`Code::DriverFiles`] if none can be made.
     pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
         let made: DriverSpec = parse(self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?)?;
         match made.spec.is_valid() {
@@ -184,29 +185,29 @@ impl ProbeHandle {
         let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
         let (sender, receiver) = oneshot::channel();
         self.asks.try_send(Ask::Op(op, sender)).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many questions wait for the probe"),
+            mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many requests are waiting for the probe"),
             mpsc::error::TrySendError::Closed(_) => Failure::new(Code::ProbeUnreachable, "the probe's client has ended"),
         })?;
         receiver.await.map_err(gone)?
     }
 
-    /// Asks for a snapshot before its time; it comes as an [`Update`].
+    /// Request a snapshot ahead of schedule. It arrives as an [`Update`].
     pub fn refresh(&self) {
-        // A full queue means that questions are on their way already.
+        // A full queue means that requests are already on their way.
         let _ = self.asks.try_send(Ask::Snapshot);
     }
 }
 
-/// What outlives one connection.
+/// The state that outlives one connection.
 struct Client {
     timing: Timing,
     updates: mpsc::Sender<Update>,
     asked: mpsc::Receiver<Ask>,
-    /// Run of the probe and number of the last XID that was passed on.
+    /// The run of the probe, and the sequence number of the last XID that was passed on.
     last_xid: Option<(String, u64)>,
 }
 
-/// The reader of the updates has gone: everything ends.
+/// The reader of the updates is gone, so the client ends.
 struct Gone;
 
 async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked: mpsc::Receiver<Ask>) {
@@ -225,7 +226,7 @@ async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked:
         if client.updates.send(Update::Unavailable(failure)).await.is_err() {
             return;
         }
-        // A probe that worked deserves another at once; one that never does is not started over and over.
+        // Restart a probe that worked immediately. Delay the restart of a probe that never works.
         backoff = if useful {
             timing.backoff
         } else {
@@ -237,13 +238,13 @@ async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked:
     }
 }
 
-/// How a session ended: `failure` is `None` when the reader has gone, `useful` says that a snapshot was had.
+/// How a session ended. `failure` is `None` if the reader is gone; `useful` says that at least one snapshot arrived.
 struct Ended {
     failure: Option<Failure>,
     useful: bool,
 }
 
-/// Questions on their way.
+/// A request without an answer so far.
 struct Pending {
     kind: Kind,
     since: Instant,
@@ -256,7 +257,7 @@ enum Kind {
 }
 
 impl Client {
-    /// Answers questions while there is no connection.
+    /// Refuse requests while there is no connection.
     async fn refuse_until(&mut self, until: Instant) -> Result<(), Gone> {
         loop {
             tokio::select! {
@@ -265,18 +266,18 @@ impl Client {
                 ask = self.asked.recv() => match ask {
                     Some(Ask::Op(_, sender)) => {
                         let failure = Failure::new(Code::ProbeUnreachable, "the probe is not connected");
-                        // Whoever asked may have stopped waiting.
+                        // The caller may have stopped waiting.
                         let _ = sender.send(Err(failure));
                     }
                     Some(Ask::Snapshot) => {}
-                    // All handles are gone; updates go on.
+                    // All handles are gone, but updates continue.
                     None => sleep(until.saturating_duration_since(Instant::now())).await,
                 },
             }
         }
     }
 
-    /// Connects, starting a probe if that is our task, and talks until something goes wrong.
+    /// Connect, starting a probe if necessary, and communicate until something fails.
     async fn session(&mut self, probe: &Probe) -> Ended {
         let mut child = match probe {
             Probe::Socket(_) => None,
@@ -298,7 +299,7 @@ impl Client {
         };
         let mut useful = false;
         let talk = async {
-            // A child needs a moment before it listens.
+            // A child process needs a moment before it listens.
             let patience = if child_is_starting(probe) {
                 self.timing.answer
             } else {
@@ -310,7 +311,7 @@ impl Client {
         let failure = match &mut child {
             None => talk.await.err(),
             Some(child) => {
-                // Whichever comes first; a child that ended explains a broken connection better than the connection does.
+                // Take the first event. If the child ended, that explains a broken connection better than the connection's own error.
                 let failure = tokio::select! {
                     biased;
                     failure = child.ended() => Some(failure),
@@ -328,7 +329,7 @@ impl Client {
         Ended { failure, useful }
     }
 
-    /// Asks and passes on. `Ok` when the reader has gone.
+    /// Send requests and pass on the answers. Return `Ok` if the reader is gone.
     async fn talk(&mut self, mut connection: Connection, useful: &mut bool) -> Result<(), Failure> {
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
         let mut last_id = 0;
@@ -351,10 +352,10 @@ impl Client {
                     let text = format!("the probe has not answered for {:.1} s; the driver may hang", limit.as_secs_f64());
                     return Err(Failure::new(Code::Timeout, text));
                 }
-                // The reader learns early that a driver takes its time to start.
+                // Tell the reader early that a driver takes a long time to initialize.
                 () = until(patient_until.filter(|_| !*useful)) => {
                     patient_until = None;
-                    let text = "the driver has not answered yet; it is still being initialised, or it hangs";
+                    let text = "the driver has not answered yet; it is still being initialized, or it hangs";
                     let update = Update::Unavailable(Failure::new(Code::Timeout, text));
                     if self.deliver(update, &mut pending).await.is_err() {
                         return Ok(());
@@ -369,11 +370,11 @@ impl Client {
                             }
                             next_poll = soon(last_poll);
                         }
-                        // No question of ours is without a number: the probe refuses the whole connection.
+                        // Every request has an id. Without one, the probe refuses the whole connection.
                         FromProbe::Answer { id: None, result: Err(failure) } => return Err(failure),
                         FromProbe::Answer { id: None, .. } => {}
                         FromProbe::Answer { id: Some(id), result } => match pending.remove(&id).map(|pending| pending.kind) {
-                            // An answer to nothing that was asked says nothing.
+                            // Ignore an answer without a request.
                             None => {}
                             Some(Kind::Hello) => {
                                 let hello: Hello = parse(result?)?;
@@ -389,7 +390,7 @@ impl Client {
                                         *useful = true;
                                         Update::Snapshot(snapshot)
                                     }
-                                    // The probe works, the driver does not: the next question may find it again.
+                                    // The probe works but the driver does not. The next request may succeed.
                                     Err(failure) => {
                                         patient_until = None;
                                         Update::Unavailable(failure)
@@ -400,7 +401,7 @@ impl Client {
                                 }
                             }
                             Some(Kind::Asked(sender)) => {
-                                // Whoever asked may have stopped waiting.
+                                // The caller may have stopped waiting.
                                 let _ = sender.send(result);
                             }
                         },
@@ -421,7 +422,7 @@ impl Client {
         }
     }
 
-    /// Passes on the XIDs that came while there was no connection.
+    /// Pass on the XIDs that occurred while there was no connection.
     async fn catch_up(&mut self, hello: Hello, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
         let before = match &self.last_xid {
             Some((instance, seq)) if *instance == hello.instance => Some(*seq),
@@ -438,7 +439,7 @@ impl Client {
 
     async fn pass_on(&mut self, xid: XidEvent, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
         if let Some((_, last)) = &mut self.last_xid {
-            // Told in `hello` and again as an event.
+            // The same XID may arrive in `hello` and as an event.
             if xid.seq <= *last {
                 return Ok(());
             }
@@ -447,7 +448,7 @@ impl Client {
         self.deliver(Update::Xid(xid), pending).await
     }
 
-    /// Hands an update to the reader. While that one is slow no answers are read, which the probe is not blamed for.
+    /// Deliver an update to the reader. While the reader is slow, the client reads no answers, so that time does not count against the probe.
     async fn deliver(&mut self, update: Update, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
         let before = Instant::now();
         self.updates.send(update).await.map_err(|_| Gone)?;
@@ -469,10 +470,10 @@ fn protocol(error: crate::Error) -> Failure {
 
 fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
     serde_json::from_value(value)
-        .map_err(|error| Failure::new(Code::Protocol, format!("an answer of the probe was refused: {error}")))
+        .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))
 }
 
-/// At once, or a little after the last one.
+/// Return now, or a short time after the last snapshot.
 fn soon(last: Option<Instant>) -> Instant {
     let now = Instant::now();
     last.map_or(now, |last| now.max(last + AFTER_XID))

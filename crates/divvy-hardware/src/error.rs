@@ -1,4 +1,4 @@
-//! What can go wrong between a driver and whoever wants to know about GPUs.
+//! Failures between a driver and the processes that read its GPUs.
 
 use std::fmt;
 use std::io;
@@ -6,35 +6,35 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of failure, on the wire and in [`crate::client::Update::Unavailable`].
+/// The kind of a failure, as sent on the socket and in [`crate::client::Update::Unavailable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
-    /// The library is there, the kernel module is not, or does not answer.
+    /// The driver's library exists, but the kernel module is not loaded or does not answer.
     DriverNotLoaded,
     /// The driver's library was not found or could not be loaded.
     LibraryNotFound,
-    /// The driver refuses this process.
+    /// The driver denies access to this process.
     NoPermission,
-    /// A call or an answer took too long.
+    /// A driver call or an answer took too long.
     Timeout,
-    /// A GPU fell off the bus, and the driver answers nothing for it.
+    /// A GPU fell off the bus, and the driver no longer answers for it.
     GpuLost,
-    /// The probe cannot be reached, started or kept alive.
+    /// The probe cannot be reached, started, or kept alive.
     ProbeUnreachable,
-    /// The other side of the socket does not follow the protocol.
+    /// The other end of the socket does not follow the protocol.
     Protocol,
-    /// The driver's files on the machine are not there, or do not belong together.
+    /// The driver's files on the machine are missing, or belong to different versions.
     DriverFiles,
-    /// The other side has too many clients or requests.
+    /// The other end of the socket has too many clients or requests.
     Busy,
-    /// Anything else, and codes of a newer probe.
+    /// Any other failure, including codes of a newer probe.
     #[serde(other)]
     Unknown,
 }
 
 impl Code {
-    /// As on the wire, `driver_not_loaded`: for metrics and conditions.
+    /// The code as sent on the socket, such as `driver_not_loaded`, for metrics and conditions.
     pub fn as_str(self) -> &'static str {
         match self {
             Code::DriverNotLoaded => "driver_not_loaded",
@@ -57,17 +57,17 @@ impl fmt::Display for Code {
     }
 }
 
-/// A failure as a value: it travels from the probe to the agent.
+/// A failure as a value that the probe sends to its clients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind.
+    /// The kind of failure.
     pub code: Code,
-    /// What was found and what to do, for people.
+    /// What was found and what to do, for a human reader.
     pub text: String,
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// Create a failure.
     pub fn new(code: Code, text: impl Into<String>) -> Failure {
         Failure { code, text: text.into() }
     }
@@ -79,24 +79,24 @@ impl fmt::Display for Failure {
     }
 }
 
-/// This crate's error.
+/// The error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The driver, or the way to it, failed.
+    /// The driver failed, or the probe could not be reached.
     #[error("{0}")]
     Driver(Failure),
-    /// What arrived on the probe's socket is not the protocol.
+    /// The data on the probe's socket does not follow the protocol.
     #[error("the probe's socket: {0}")]
     Protocol(String),
-    /// A socket, file or process could not be used.
+    /// A socket, file, or process could not be used.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was tried, `cannot listen at`.
+        /// The failed operation, such as `cannot listen at`.
         what: &'static str,
-        /// On what.
+        /// The path that the operation was applied to.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
 }

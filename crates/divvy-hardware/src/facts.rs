@@ -1,4 +1,4 @@
-//! What is known about a machine's GPUs at one moment.
+//! The state of a machine's GPUs at one moment.
 
 use std::collections::BTreeMap;
 
@@ -7,90 +7,90 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Everything that a driver says about its GPUs, read at one moment.
+/// The driver's description of all GPUs, read at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// Format version, 1.
+    /// Format version: 1.
     pub v: u32,
-    /// Driver version, `550.54.15`.
+    /// Driver version, such as `550.54.15`.
     pub driver: String,
-    /// CUDA version that the driver supports, `12.4`; empty if unknown.
+    /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown.
     #[serde(default)]
     pub cuda: String,
-    /// The GPUs whose UUID is known, by index.
+    /// The GPUs whose UUID is known, ordered by index.
     pub gpus: Vec<GpuFacts>,
-    /// Devices that do not even tell their UUID and were not seen before. A GPU that the reader knows and that
-    /// is not among `gpus` may be one of these.
+    /// Devices whose UUID cannot be read and that were not seen before. A GPU that the reader knows and that is not among `gpus` may be one
+    /// of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<Unreadable>,
 }
 
-/// One GPU.
+/// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuFacts {
-    /// NVML's UUID, `GPU-…`.
+    /// NVML's UUID, such as `GPU-…`.
     pub uuid: String,
-    /// NVML index: position in PCI order.
+    /// NVML index: the position in PCI order.
     pub index: u32,
-    /// Minor number: `/dev/nvidia<minor>`.
+    /// Minor number, as in `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// PCI bus id, `0000:81:00.0`.
+    /// PCI bus id, such as `0000:81:00.0`.
     #[serde(default)]
     pub pci: String,
     /// Product name.
     #[serde(default)]
     pub model: String,
-    /// What it is sold as, in the words of `NVIDIA_REQUIRE_*`: `tesla`, `geforcertx`; none if the driver does not say.
+    /// Brand as written in `NVIDIA_REQUIRE_*`, such as `tesla` or `geforcertx`. `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brand: Option<String>,
-    /// CUDA compute capability, `8.0`; empty if unknown.
+    /// CUDA compute capability, such as `8.0`. Empty if unknown.
     #[serde(default)]
     pub cc: String,
-    /// Streaming multiprocessors; 0 if unknown.
+    /// Number of streaming multiprocessors, 0 if unknown.
     #[serde(default)]
     pub sms: u32,
-    /// Highest SM clock in MHz; 0 if unknown.
+    /// Highest SM clock in MHz, 0 if unknown.
     #[serde(default, rename = "clockMHz")]
     pub clock_mhz: u32,
-    /// Memory bandwidth in GB/s (10⁹ bytes); 0 if unknown.
+    /// Memory bandwidth in GB/s (10⁹ bytes), 0 if unknown.
     #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
     pub bandwidth_gbs: u32,
-    /// Memory in all.
+    /// Total memory in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
-    /// Memory in use by all processes.
+    /// Memory in MiB that all processes use.
     #[serde(default, rename = "usedMiB")]
     pub used: MiB,
-    /// NUMA node, if the platform says.
+    /// NUMA node, or `None` if the platform does not report it.
     #[serde(default)]
     pub numa: Option<u32>,
-    /// In °C.
+    /// Temperature in °C.
     #[serde(default)]
     pub temperature: Option<u32>,
-    /// Share of the last sample period in which a kernel ran, in percent.
+    /// Percentage of the last sample period in which a kernel was running.
     #[serde(default)]
     pub utilization: Option<u32>,
-    /// Connections to the other GPUs: NVLinks and the nearest common ancestor on the PCI bus, by the other's index.
+    /// Connections to the other GPUs by UUID: NVLinks, and the nearest common ancestor on the PCI bus.
     #[serde(default)]
     pub links: Vec<Link>,
-    /// `default`, `exclusive-process`, `exclusive-thread` or `prohibited`, if the driver says; as it was when the probe first read the GPU.
+    /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, from the probe's first read. `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<String>,
-    /// Whether the driver stays initialised without clients, if it says; read once, too.
+    /// Persistence mode: the driver stays initialized without clients. From the probe's first read; `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistence: Option<bool>,
-    /// Whether MIG is on, and whether it will be after a reset; none where there is no MIG.
+    /// Whether MIG mode is on, and whether it will be on after a reset. `None` if the GPU does not support MIG.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<(bool, bool)>,
-    /// The MIG devices into which it is divided, in NVML's order.
+    /// The GPU's MIG devices in NVML's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
-    /// The driver answers "GPU is lost"; what else is here is from before.
+    /// The driver reports "GPU is lost". The other fields hold earlier values.
     #[serde(default)]
     pub lost: bool,
-    /// Why something could not be read.
+    /// Why a value could not be read.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -100,25 +100,25 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// A device without a name.
+/// A device without a known UUID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreadable {
     /// NVML index.
     pub index: u32,
-    /// The driver answers "GPU is lost".
+    /// The driver reports "GPU is lost".
     pub lost: bool,
-    /// What the driver answers.
+    /// The driver's error.
     pub error: String,
 }
 
 /// The processes on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuProcesses {
-    /// Of this GPU.
+    /// The GPU's UUID.
     pub uuid: String,
-    /// By process number; those that compute and those that draw.
+    /// Compute and graphics processes, ordered by PID.
     pub processes: Vec<Process>,
-    /// Why they could not be read; then the list says nothing.
+    /// Why the processes could not be read. The list has no meaning then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -126,25 +126,25 @@ pub struct GpuProcesses {
 /// A process on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Process number, of the host (the probe runs with hostPID).
+    /// PID on the host (the probe runs with hostPID).
     pub pid: u32,
-    /// Memory used; 0 if the driver does not say.
+    /// Memory in MiB that the process uses, 0 if the driver does not report it.
     #[serde(rename = "usedMiB")]
     pub used: MiB,
-    /// UID of the pod that it belongs to, by its cgroup; `None` for a process of the host.
+    /// UID of the process's pod, from its cgroup. `None` for a process of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }
 
-/// More GPUs than any machine has; a bound for outside input.
+/// A bound for input from outside the process. No machine has as many GPUs.
 const MAX_GPUS: usize = 256;
 
 impl Snapshot {
-    /// Refuses what no driver says: duplicate or unprintable names, and sizes that arithmetic would have to fear.
+    /// Refuse a snapshot that a driver cannot have produced: duplicate or unprintable names, or sizes that could overflow later arithmetic.
     pub fn validate(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Protocol(format!("a snapshot was refused: {text}")));
         if self.v != 1 {
-            return refuse(format!("it has version {}, and 1 is understood", self.v));
+            return refuse(format!("it has version {}, but only version 1 is supported", self.v));
         }
         if self.gpus.len() + self.unreadable.len() > MAX_GPUS {
             return refuse(format!("it has more than {MAX_GPUS} GPUs"));
@@ -154,10 +154,10 @@ impl Snapshot {
         }
         for (i, gpu) in self.gpus.iter().enumerate() {
             if !is_uuid(&gpu.uuid) {
-                return refuse(format!("GPU {i} has the UUID {:?}", shorten(&gpu.uuid)));
+                return refuse(format!("GPU {i} has the malformed UUID {:?}", shorten(&gpu.uuid)));
             }
             if self.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
-                return refuse(format!("GPU {} is there twice", gpu.uuid));
+                return refuse(format!("GPU {} appears twice", gpu.uuid));
             }
             if self.gpus[..i].iter().any(|other| other.index == gpu.index) {
                 return refuse(format!("two GPUs have the index {}", gpu.index));
@@ -167,10 +167,10 @@ impl Snapshot {
                 return refuse(format!("GPU {} has a field that is not printable text", gpu.uuid));
             }
             if gpu.total.0.max(gpu.used.0) >= 1 << 40 {
-                return refuse(format!("GPU {} has {}", gpu.uuid, gpu.total));
+                return refuse(format!("GPU {} claims a memory of {}", gpu.uuid, gpu.total));
             }
             if gpu.links.len() > 2 * MAX_GPUS || gpu.links.iter().any(|link| !is_uuid(&link.0) || !is_text(&link.1, 32)) {
-                return refuse(format!("GPU {} has links that make no sense", gpu.uuid));
+                return refuse(format!("GPU {} has malformed links", gpu.uuid));
             }
         }
         Ok(())
@@ -178,7 +178,7 @@ impl Snapshot {
 }
 
 impl GpuProcesses {
-    /// Refuses lists that no driver gives: processes of GPUs without a proper name, sizes that arithmetic would have to fear.
+    /// Refuse lists that a driver cannot have produced: malformed UUIDs, or sizes that could overflow later arithmetic.
     pub fn validate(all: &[GpuProcesses]) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Protocol(format!("a list of processes was refused: {text}")));
         if all.len() > MAX_GPUS {
@@ -186,21 +186,24 @@ impl GpuProcesses {
         }
         for (i, gpu) in all.iter().enumerate() {
             if !is_uuid(&gpu.uuid) || all[..i].iter().any(|other| other.uuid == gpu.uuid) {
-                return refuse(format!("GPU {i} has the UUID {:?}, or has it twice", shorten(&gpu.uuid)));
+                return refuse(format!(
+                    "GPU {i} has the UUID {:?}, which is malformed or appears twice",
+                    shorten(&gpu.uuid)
+                ));
             }
             if gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
                 return refuse(format!("the error of GPU {} is not printable text", gpu.uuid));
             }
             for process in &gpu.processes {
                 if process.used.0 >= 1 << 40 {
-                    return refuse(format!("process {} on GPU {} uses {}", process.pid, gpu.uuid, process.used));
-                }
-                // The rule of names of UUIDs is wider than that of pods' UIDs.
-                if process.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
                     return refuse(format!(
-                        "process {} on GPU {} belongs to a pod without a proper UID",
-                        process.pid, gpu.uuid
+                        "process {} on GPU {} claims to use {}",
+                        process.pid, gpu.uuid, process.used
                     ));
+                }
+                // The UUID check also accepts every valid pod UID.
+                if process.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
+                    return refuse(format!("process {} on GPU {} has a malformed pod UID", process.pid, gpu.uuid));
                 }
             }
         }
@@ -208,7 +211,7 @@ impl GpuProcesses {
     }
 }
 
-/// A name that may become part of a file name, a device id or a message.
+/// Report whether a UUID may become part of a file name, a device id, or a message.
 pub(crate) fn is_uuid(text: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     (1..=96).contains(&text.len()) && text.chars().all(allowed)
@@ -222,16 +225,16 @@ fn shorten(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// What was seen of each GPU before: a lost GPU tells nothing any more, not even its UUID.
+/// The last known state of each GPU. A lost GPU no longer reports anything, not even its UUID.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
     by_index: BTreeMap<u32, GpuFacts>,
 }
 
 impl Known {
-    /// Fills in what a GPU does not tell any more, and learns what the others tell.
+    /// Fill in the values that a GPU no longer reports from its last known state, and remember the values of the others.
     ///
-    /// A nameless device is taken for the GPU that last had its index, unless that GPU is elsewhere now.
+    /// A device without a UUID counts as the GPU that last had its index, unless that GPU has another index now.
     pub fn complete(&mut self, mut snapshot: Snapshot) -> Snapshot {
         for gpu in &mut snapshot.gpus {
             let before = self.by_index.values().find(|known| known.uuid == gpu.uuid);
@@ -262,18 +265,18 @@ impl Known {
         snapshot
     }
 
-    /// What was last seen at this index.
+    /// Return the last known state of the GPU at this index.
     pub fn at(&self, index: u32) -> Option<&GpuFacts> {
         self.by_index.get(&index)
     }
 
-    /// What was last seen of this GPU.
+    /// Return the last known state of this GPU.
     pub fn gpu(&self, uuid: &str) -> Option<&GpuFacts> {
         self.by_index.values().find(|known| known.uuid == uuid)
     }
 }
 
-/// Takes what does not change from before where it is missing now.
+/// Copy constant values from the earlier state if they are missing now.
 fn fill_in(gpu: &mut GpuFacts, before: &GpuFacts) {
     fn take<T: Default + PartialEq + Clone>(to: &mut T, from: &T) {
         if *to == T::default() {
@@ -385,7 +388,7 @@ mod tests {
             (|s| s.gpus[1].index = 0, "index 0"),
             (|s| s.gpus[0].uuid = "../../etc".to_owned(), "UUID"),
             (|s| s.gpus[0].model = "a\nb".to_owned(), "printable"),
-            (|s| s.gpus[0].total = MiB(u64::MAX), "has 18446744073709551615 MiB"),
+            (|s| s.gpus[0].total = MiB(u64::MAX), "a memory of 18446744073709551615 MiB"),
             (
                 |s| s.gpus[0].links = vec![Link(String::new(), "nvlink".to_owned(), 1)],
                 "links",
@@ -411,11 +414,11 @@ mod tests {
         };
         GpuProcesses::validate(&[gpu("GPU-a", 10, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
         for (name, all) in [
-            ("a GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
+            ("the same GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
             ("a path for a GPU", vec![gpu("../x", 1, None)]),
             ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
             ("a pod without a UID", vec![gpu("GPU-a", 1, Some(""))]),
-            ("more memory than there is", vec![gpu("GPU-a", u64::MAX, None)]),
+            ("more memory than exists", vec![gpu("GPU-a", u64::MAX, None)]),
             ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),
         ] {
             let error = GpuProcesses::validate(&all).expect_err(name).to_string();

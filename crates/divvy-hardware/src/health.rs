@@ -1,9 +1,7 @@
-//! Whether a GPU may get work, from what was observed of it. Pure: values in, verdict out; `now` is a parameter, in ms
-//! of any clock that does not go backwards.
+//! A verdict on each GPU's health, from observations. The code has no side effects; `now` is a parameter in ms from any monotonic clock.
 //!
-//! A GPU that was bad is good again only after several good snapshots in a row over some time: a GPU that comes and
-//! goes would otherwise be offered to a pod each time. One that fails again soon after it recovered waits twice as long
-//! each time.
+//! A bad GPU becomes good again only after several good snapshots in a row over some time. Otherwise a GPU with an intermittent fault would
+//! be offered to a pod each time that it reappears. If a GPU fails again soon after its recovery, the waiting time doubles.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +9,16 @@ use divvy_model::Health;
 
 use crate::{Snapshot, xid_is_fatal};
 
-/// How hard it is to be trusted again.
+/// The conditions under which a failed GPU counts as recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Good snapshots in a row that recovery takes.
+    /// The number of consecutive good snapshots that a recovery requires.
     pub snapshots: u32,
-    /// Time in ms over which they must have been seen.
+    /// The time in ms that these snapshots must span.
     pub wait_ms: u64,
-    /// Longest such time, however often the GPU failed.
+    /// The upper bound of that time in ms, however often the GPU failed.
     pub longest_wait_ms: u64,
-    /// A GPU that stayed good for this long, in ms, has its earlier failures forgotten.
+    /// The time in ms after which the earlier failures of a good GPU are forgotten.
     pub forget_ms: u64,
 }
 
@@ -35,56 +33,56 @@ impl Default for Settings {
     }
 }
 
-/// What was seen of one GPU.
+/// An observation of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
-    /// A snapshot in which all its calls were answered.
+    /// A snapshot in which all calls about the GPU succeeded.
     Good,
-    /// The driver says that it is lost, or does not list it any more.
+    /// The driver reports the GPU as lost, or no longer lists it.
     Lost,
-    /// It is there, and a call about it failed with this text.
+    /// The GPU is present, but a call about it failed with this text.
     Unreadable(String),
-    /// A critical error; harmless ones ([`xid_is_fatal`]) are no observation.
+    /// A critical error with this XID. Harmless XIDs ([`xid_is_fatal`]) are ignored.
     Xid(u64),
-    /// No snapshot could be taken: says nothing about the GPU, but good ones before it are not in a row with those after.
+    /// No snapshot could be taken. This says nothing about the GPU, but it interrupts a series of good snapshots.
     Unknown,
 }
 
-/// What to tell the world.
+/// The published health of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether work may be placed on it.
+    /// Whether pods may be placed on the GPU.
     pub health: Health,
-    /// Why not, `XID 79`.
+    /// The reason for a bad state, such as `XID 79`. `None` while the GPU is good.
     pub reason: Option<String>,
 }
 
-/// The state of one GPU.
+/// The health state of one GPU.
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
     verdict: Verdict,
-    /// Good snapshots in a row since it went bad, and when the first of them was.
+    /// The number of consecutive good snapshots since the GPU went bad. `good_since` is the time of the first of them.
     good: u32,
     good_since: u64,
-    /// Failures that came too soon after a recovery.
+    /// The number of failures that followed too soon after a recovery.
     relapses: u32,
     recovered_at: Option<u64>,
 }
 
 impl GpuHealth {
-    /// What holds now.
+    /// The current verdict.
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
-    /// How long the GPU must have been good before it is trusted again, in ms.
+    /// The time in ms for which the GPU must stay good before it counts as recovered.
     pub fn wait_ms(&self, settings: &Settings) -> u64 {
         let factor = 1u64.checked_shl(self.relapses).unwrap_or(u64::MAX);
         let wait = settings.wait_ms.saturating_mul(factor);
         wait.min(settings.longest_wait_ms.max(settings.wait_ms))
     }
 
-    /// Takes an observation in; whether the verdict changed.
+    /// Process an observation. Return whether the verdict changed.
     pub fn observe(&mut self, now: u64, observation: &Observation, settings: &Settings) -> bool {
         let bad = |health, reason: String| Verdict {
             health,
@@ -97,15 +95,15 @@ impl GpuHealth {
                 return false;
             }
             Observation::Xid(xid) if !xid_is_fatal(*xid) => return false,
-            // "Lost" says more than the error that it came with.
+            // "Lost" says more than the XID that accompanies it.
             Observation::Xid(_) if self.verdict.health == Health::Lost => self.verdict.clone(),
             Observation::Xid(xid) => bad(Health::Failed, format!("XID {xid}")),
             Observation::Lost => {
                 let xid = self.verdict.reason.as_deref().filter(|reason| reason.starts_with("XID"));
-                let reason = xid.map_or_else(|| "the driver has lost it".to_owned(), str::to_owned);
+                let reason = xid.map_or_else(|| "the driver no longer finds it".to_owned(), str::to_owned);
                 bad(Health::Lost, reason)
             }
-            // The XID explains why the calls fail.
+            // An earlier XID explains why the calls fail, so its reason stays.
             Observation::Unreadable(_) if self.verdict.health != Health::Ok => Verdict {
                 health: Health::Failed,
                 ..self.verdict.clone()
@@ -144,7 +142,7 @@ impl GpuHealth {
     }
 }
 
-/// All GPUs of a node, by UUID. A GPU that was seen once is never forgotten: what is not there any more is lost.
+/// All GPUs of a node, by UUID. A GPU is never forgotten: if a known GPU is missing from a snapshot, it counts as lost.
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
     settings: Settings,
@@ -152,7 +150,7 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// With these settings.
+    /// Create a tracker without GPUs.
     pub fn new(settings: Settings) -> Tracker {
         Tracker {
             settings,
@@ -160,8 +158,8 @@ impl Tracker {
         }
     }
 
-    /// Takes in that a GPU is known from before (the node's inventory of an earlier run), with what was said of it, so
-    /// that a restart neither forgets a failure nor a GPU that is gone.
+    /// Add a GPU and its verdict from an earlier run, as the node's inventory recorded them. As a result, a restart forgets neither a failure
+    /// nor a missing GPU.
     pub fn recall(&mut self, uuid: &str, verdict: Verdict) {
         let gpu = self.gpus.entry(uuid.to_owned()).or_default();
         if gpu.verdict.health == Health::Ok {
@@ -169,7 +167,7 @@ impl Tracker {
         }
     }
 
-    /// Takes a snapshot in; the GPUs whose verdict changed.
+    /// Process a snapshot. Return the UUIDs of the GPUs whose verdict changed.
     pub fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
         let mut seen: BTreeMap<&str, Observation> = self.gpus.keys().map(|uuid| (uuid.as_str(), Observation::Lost)).collect();
         for gpu in &snapshot.gpus {
@@ -189,7 +187,7 @@ impl Tracker {
             .collect()
     }
 
-    /// Takes an XID in, of one GPU or of all; the GPUs whose verdict changed.
+    /// Process an XID of one GPU, or of all GPUs if `uuid` is `None`. Return the UUIDs of the GPUs whose verdict changed.
     pub fn xid(&mut self, now: u64, uuid: Option<&str>, xid: u64) -> Vec<String> {
         let hit: Vec<String> = match uuid {
             Some(uuid) => vec![uuid.to_owned()],
@@ -199,19 +197,19 @@ impl Tracker {
         hit.into_iter().filter_map(|uuid| self.observe(now, uuid, &what)).collect()
     }
 
-    /// Takes in that no snapshot could be taken.
+    /// Process a failed snapshot.
     pub fn unavailable(&mut self, now: u64) {
         for gpu in self.gpus.values_mut() {
             gpu.observe(now, &Observation::Unknown, &self.settings);
         }
     }
 
-    /// The verdict on a GPU that was seen.
+    /// Return the verdict on a GPU, or `None` if the GPU is unknown.
     pub fn verdict(&self, uuid: &str) -> Option<&Verdict> {
         self.gpus.get(uuid).map(GpuHealth::verdict)
     }
 
-    /// All verdicts.
+    /// All verdicts, by UUID.
     pub fn verdicts(&self) -> impl Iterator<Item = (&str, &Verdict)> {
         self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.verdict()))
     }
@@ -241,7 +239,7 @@ mod tests {
         (gpu.verdict.health, gpu.verdict.reason.as_deref())
     }
 
-    /// Good snapshots every 5 s until it recovers; when it did, relative to `from`.
+    /// Observe good snapshots every 5 s until the GPU recovers. Return the time from `from` to the recovery.
     fn recover(gpu: &mut GpuHealth, from: u64) -> u64 {
         let times = (from..).step_by(5000);
         times
@@ -279,7 +277,7 @@ mod tests {
         assert_eq!(gpu.verdict.health, Health::Lost);
         let mut other = GpuHealth::default();
         other.observe(0, &Observation::Lost, &SETTINGS);
-        assert_eq!(health(&other), (Health::Lost, Some("the driver has lost it")));
+        assert_eq!(health(&other), (Health::Lost, Some("the driver no longer finds it")));
     }
 
     #[test]

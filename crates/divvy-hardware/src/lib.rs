@@ -1,14 +1,14 @@
-//! GPU drivers behind a small trait, and the probe: the one process that loads them.
+//! GPU drivers behind a small trait, and the probe, which is the only process that loads them.
 //!
-//! A driver's library can hang or crash whoever loads it. Therefore only `divvy-probe` ([`probe`]) does; everybody else
-//! reads its Unix socket ([`protocol`]) through a [`client`] that takes what comes as outside input.
+//! A driver's library can hang or crash the process that loads it. Therefore only `divvy-probe` ([`probe`]) loads it. All other processes
+//! read the probe's Unix socket ([`protocol`]) through a [`client`] that validates everything it receives.
 //!
 //! ```text
 //! libnvidia-ml.so ── nvidia::Nvidia: Backend ── probe (threads, no runtime) ══ socket ══ client::ProbeClient (tokio) ── agent
 //!                                                                                          Update::{Snapshot, Xid, Unavailable}
 //! ```
 //!
-//! [`health`] turns what is observed into a verdict for each GPU; it is pure.
+//! [`health`] turns observations into a verdict for each GPU, without side effects.
 
 pub mod backend;
 pub mod client;

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs through NVML. Only `divvy-probe` uses this: the library can hang or crash its process.
+//! NVIDIA GPUs through NVML. Only `divvy-probe` uses this module, because the library can hang or crash its process.
 
 mod events;
 mod ffi;
@@ -18,32 +18,32 @@ pub use library::driver_root;
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, GpuProcesses, Known, Snapshot};
 
-/// Where the driver is.
+/// Where to find the driver.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The driver's library; searched when absent.
+    /// The driver's library. `None` searches for it.
     pub library: Option<PathBuf>,
-    /// The root of the driver's files: `/`, or where the host's root or a driver container's root is mounted.
+    /// The root directory of the driver's files: `/`, or the path at which the host's or a driver container's root is mounted.
     pub driver_root: PathBuf,
 }
 
-/// An initialised NVML.
+/// An initialized NVML library.
 #[derive(Debug)]
 pub struct Nvidia {
     nvml: Arc<Nvml>,
     calls: Calls,
-    /// What does not change is read once for each GPU.
+    /// The constant facts of each GPU, which are read only once.
     known: Known,
     events: Option<events::Listener>,
 }
 
 impl Nvidia {
-    /// Finds the library, loads it and initialises it. The failure says which of these went wrong, and what to do.
+    /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do.
     pub fn open(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
         let candidates = library::candidates(options);
         let mut not_loaded = Vec::new();
         for candidate in &candidates {
-            let call = calls.enter_init(format!("loading and initialising {}", candidate.display()));
+            let call = calls.enter_init(format!("loading and initializing {}", candidate.display()));
             match Nvml::builder().lib_path(candidate.as_os_str()).init() {
                 Ok(nvml) => {
                     drop(call);
@@ -55,7 +55,7 @@ impl Nvidia {
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
-                Err(error) => return Err(failure(&error, "initialising NVML")),
+                Err(error) => return Err(failure(&error, "initializing NVML")),
             }
         }
         Err(Failure::new(Code::LibraryNotFound, library::not_found(options, &not_loaded)))
@@ -92,12 +92,12 @@ impl Backend for Nvidia {
     }
 }
 
-/// A failure of the whole driver, in words.
+/// Convert an error of the whole driver to a failure with a hint.
 fn failure(error: &NvmlError, doing: &str) -> Failure {
     let (code, hint) = match error {
         NvmlError::DriverNotLoaded => (
             Code::DriverNotLoaded,
-            "the kernel module nvidia is not loaded; load it (modprobe nvidia) or install the driver, then this goes on by itself",
+            "the kernel module nvidia is not loaded; load it (modprobe nvidia) or install the driver, and the probe continues automatically",
         ),
         NvmlError::LibraryNotFound | NvmlError::LibloadingError(_) => (
             Code::LibraryNotFound,
@@ -105,22 +105,25 @@ fn failure(error: &NvmlError, doing: &str) -> Failure {
         ),
         NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (
             Code::LibraryNotFound,
-            "the library is not a complete NVML; is the driver older than R450?",
+            "the library is not a complete NVML; check that the driver is R450 or newer",
         ),
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
             Code::NoPermission,
             "the probe must be privileged: it needs /dev/nvidiactl and the GPUs' device nodes",
         ),
-        NvmlError::Timeout => (Code::Timeout, "the driver did not answer in its own time limit"),
+        NvmlError::Timeout => (Code::Timeout, "the driver did not answer within its own time limit"),
         NvmlError::GpuLost => (
             Code::GpuLost,
-            "a GPU fell off the bus and takes the driver with it; reboot the node",
+            "a GPU fell off the bus and blocks the whole driver; reboot the node",
         ),
         NvmlError::LibRmVersionMismatch => (
             Code::Unknown,
-            "the driver was updated and the old kernel module is still loaded; reload it or reboot the node",
+            "the driver was updated, but the old kernel module is still loaded; reload the module or reboot the node",
         ),
-        _ => (Code::Unknown, "nvidia-smi on the node shows whether the driver works at all"),
+        _ => (
+            Code::Unknown,
+            "run nvidia-smi on the node to see whether the driver works at all",
+        ),
     };
     Failure::new(code, format!("{doing} failed: {error}; {hint}"))
 }

@@ -1,17 +1,17 @@
-//! The probe: the one process that loads a driver, and answers over a Unix socket.
+//! The probe: the only process that loads a driver. It answers requests over a Unix socket.
 //!
-//! Plain threads, no runtime; it must be small and must end when the driver hangs:
+//! The probe must be small, and it must end when the driver hangs. Therefore it uses plain threads and no async runtime:
 //!
-//! | thread | does |
+//! | thread | task |
 //! |---|---|
-//! | owner | makes every driver call, one after the other |
+//! | owner | makes all driver calls, one after the other |
 //! | nvml-events | waits for XIDs |
-//! | two for each client | read questions, write answers and events |
+//! | two for each client | read requests, write answers and events |
 //! | watchdog | ends the process when a driver call takes too long |
-//! | signals | SIGTERM and SIGINT: removes the socket, exit 0 |
+//! | signals | on SIGTERM and SIGINT, removes the socket and exits with status 0 |
 //! | main | accepts clients |
 //!
-//! Exit status: 0 asked to end, 1 failure, 2 wrong command line, 70 a driver call hung.
+//! Exit status: 0 for a requested end, 1 for a failure, 2 for a wrong command line, 70 if a driver call hung.
 
 mod driver;
 mod hub;
@@ -41,7 +41,7 @@ pub use peer::peer_uid;
 /// The exit status when a driver call hung.
 pub const EXIT_HUNG: i32 = 70;
 
-/// Runs the command that the arguments (without the program's name) ask for; the exit status.
+/// Run the command that the arguments specify (without the program's name), and return the exit status.
 pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
     match Command::parse(arguments) {
         Ok(Command::Help) => print(options::HELP),
@@ -67,12 +67,12 @@ fn print(text: &str) -> i32 {
     i32::from(written.is_err())
 }
 
-/// The probe's log is standard error. When that is gone nobody is left to tell.
+/// Write a line to the probe's log, which is standard error. A write failure is ignored, because it cannot be reported anywhere.
 fn log(text: fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr().lock(), "divvy-probe: {text}");
 }
 
-/// `--once`: a snapshot on standard output.
+/// Run `--once`: print a snapshot on standard output.
 fn once(options: &Options) -> i32 {
     let calls = Calls::new(options.watchdog);
     if let Err(error) = watch(calls.clone(), options.watchdog, || {}) {
@@ -104,10 +104,10 @@ fn nvidia_options(options: &Options) -> nvidia::Options {
     }
 }
 
-/// `--listen`: serves until the process ends.
+/// Run `--listen`: serve until the process ends.
 fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     let calls = Calls::new(options.watchdog);
-    // Signals first: from here on the socket is removed whatever ends the process.
+    // Install the signal handler first, so that every later end removes the socket.
     let signals =
         Signals::new([SIGTERM, SIGINT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
     let (listener, socket) = server::bind(&options.listen)?;
@@ -124,7 +124,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     if options.exit_with_stdin {
         let socket = socket.clone();
         spawn("stdin", move || {
-            // Nobody writes there; the end says that the parent ended, even by a kill -9.
+            // The parent never writes here. End of file means that the parent has ended, even by kill -9.
             let mut ignored = [0; 64];
             while matches!(std::io::stdin().lock().read(&mut ignored), Ok(1..)) {}
             socket.end(0);
@@ -152,14 +152,14 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     server::serve(&listener, &hub, &jobs, &driver)
 }
 
-/// A thread with a stack that is small unless a driver runs on it.
+/// Start a thread with a small stack. Do not run driver calls on it.
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let builder = thread::Builder::new().name(name.to_owned()).stack_size(256 * 1024);
     let spawned = builder.spawn(work).map(drop);
     spawned.map_err(|source| Error::io("cannot start the thread", name, source))
 }
 
-/// The watchdog. Nothing can take a hanging call back, so the process ends, and is restarted by whoever runs it.
+/// Start the watchdog. A hanging call cannot be cancelled, so the watchdog ends the process, and its parent or supervisor restarts it.
 fn watch(calls: Calls, limit: Duration, before_the_end: impl Fn() + Send + 'static) -> Result<(), Error> {
     let pause = (limit / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
     spawn("watchdog", move || {
@@ -171,7 +171,7 @@ fn watch(calls: Calls, limit: Duration, before_the_end: impl Fn() + Send + 'stat
                 log(format_args!(
                     "{what} has not returned for {seconds:.1} s; the driver hangs, so this process ends (exit status {EXIT_HUNG})"
                 ));
-                // Not exit(3): it would run the driver library's destructors, which may hang as well.
+                // Do not use exit(3): it runs the driver library's destructors, which may hang as well.
                 low_level::exit(EXIT_HUNG);
             }
         }

@@ -1,9 +1,10 @@
-//! The probe's protocol: lines of JSON over a Unix socket (DESIGN.md section 15).
+//! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client asks `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"ping"}`, the two of the driver with what
-//! they are about; the probe answers in the order of the questions, `{"id":1,"ok":…}` or `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. Unasked it sends
-//! `{"event":"xid","seq":7,"uuid":"GPU-…","xid":79,"gi":null,"ci":null}`; a `uuid` of null means every GPU. Unknown
-//! fields and unknown events are ignored on both sides. A line has at most [`MAX_LINE`] bytes before its `\n`.
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"ping"}`. The two driver requests carry further
+//! fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
+//! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
+//! `{"event":"xid","seq":7,"uuid":"GPU-…","xid":79,"gi":null,"ci":null}`, where a `uuid` of null means every GPU. Both sides ignore
+//! unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
 
 mod line;
 
@@ -17,47 +18,47 @@ use crate::{Code, Error, Failure};
 
 pub use line::{LineBuffer, MAX_LINE};
 
-/// What a client may ask.
+/// The operation that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase")]
 pub enum Op {
-    /// Who is there, and which XIDs came lately: answered with [`Hello`].
+    /// Identify the probe, and list the latest XIDs. The answer is a [`Hello`].
     Hello,
-    /// Read all GPUs: answered with [`crate::Snapshot`].
+    /// Read all GPUs. The answer is a [`crate::Snapshot`].
     Snapshot,
-    /// Read all processes: answered with a list of [`crate::GpuProcesses`].
+    /// Read the processes on all GPUs. The answer is a list of [`crate::GpuProcesses`].
     Processes,
-    /// Look at the driver's files, which only the probe sees: answered with [`DriverFiles`], without a call into the driver.
+    /// Check the driver's files, which only the probe can see. The answer is a [`DriverFiles`]; no driver call is needed.
     Driver(DriverQuestion),
-    /// Make the CDI spec of the driver: answered with [`DriverSpec`], without a call into the driver.
+    /// Make the CDI spec of the driver. The answer is a [`DriverSpec`]; no driver call is needed.
     DriverSpec {
-        /// What an answer to [`Op::Driver`] said.
+        /// The basis from the answer to [`Op::Driver`].
         basis: Box<Basis>,
     },
-    /// Answered with `{}`, without a look at the driver.
+    /// Answer `{}` without a driver call.
     Ping,
 }
 
-/// A client's question.
+/// A client's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Format version, 1.
+    /// Format version: 1.
     pub v: u32,
-    /// Chosen by the client; the answer carries it.
+    /// A number that the client chooses and that the answer repeats.
     pub id: u64,
-    /// What is asked.
+    /// The operation.
     #[serde(flatten)]
     pub op: Op,
 }
 
-/// What [`Op::Driver`] is about.
+/// The arguments of [`Op::Driver`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverQuestion {
-    /// The driver's version, as a snapshot said.
+    /// The driver version from a snapshot.
     pub version: String,
-    /// The GPUs, as a snapshot said.
+    /// The GPUs from a snapshot.
     pub gpus: Vec<Place>,
-    /// Paths of the machine, each of which may be there.
+    /// Paths on the machine whose existence is to be checked.
     pub paths: Vec<String>,
 }
 
@@ -65,46 +66,46 @@ pub struct DriverQuestion {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverFiles {
-    /// What a spec would be made from; `None`: the version of the driver is not known.
+    /// What a spec would be made from, or `None` if the driver's version is not known.
     pub basis: Option<Basis>,
-    /// The driver's root as the probe opens it, for people.
+    /// The driver's root directory as the probe opens it, for messages.
     pub looked_at: String,
-    /// Which of the paths are not there.
+    /// The requested paths that do not exist.
     pub missing: Vec<String>,
 }
 
 /// The answer to [`Op::DriverSpec`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DriverSpec {
-    /// For the CDI directory.
+    /// The spec for the CDI directory.
     pub spec: Spec,
-    /// What was left out or looks wrong, in sentences.
+    /// Sentences about what was left out or looks wrong.
     pub notes: Vec<String>,
 }
 
 /// The answer to [`Op::Hello`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Format version, 1.
+    /// Format version: 1.
     pub v: u32,
-    /// Version of the probe.
+    /// The probe's version.
     pub probe: String,
-    /// Names this run of the probe: `seq` counts within it.
+    /// Identifies this run of the probe. `seq` counts within a run.
     pub instance: String,
-    /// Number of the last XID; 0 if there was none.
+    /// The sequence number of the latest XID event, 0 if there was none.
     pub seq: u64,
-    /// The latest XIDs, oldest first: a client that was away finds what it missed.
+    /// The latest XIDs, oldest first, so that a client can catch up on what it missed.
     #[serde(default)]
     pub recent: Vec<PastXid>,
 }
 
-/// An XID that was reported before.
+/// An XID from the past.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PastXid {
-    /// How long ago, in ms.
+    /// The XID's age in ms.
     pub ago_ms: u64,
-    /// What it was.
+    /// The event.
     #[serde(flatten)]
     pub xid: XidEvent,
 }
@@ -112,16 +113,16 @@ pub struct PastXid {
 /// A critical error that the driver reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XidEvent {
-    /// Counts up by one from 1 within a run of the probe.
+    /// The sequence number within a run of the probe, starting at 1.
     pub seq: u64,
-    /// The GPU; `None` is every GPU.
+    /// The GPU's UUID, or `None` for every GPU.
     pub uuid: Option<String>,
-    /// NVIDIA's number.
+    /// NVIDIA's XID number.
     pub xid: u64,
-    /// GPU instance (MIG).
+    /// The GPU instance, for MIG.
     #[serde(default)]
     pub gi: Option<u32>,
-    /// Compute instance (MIG).
+    /// The compute instance, for MIG.
     #[serde(default)]
     pub ci: Option<u32>,
 }
@@ -129,46 +130,46 @@ pub struct XidEvent {
 /// A line from the probe.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromProbe {
-    /// An answer. `id` is `None` when the probe could not read the question.
+    /// An answer.
     Answer {
-        /// The question's.
+        /// The request's id, or `None` if the probe could not read the request.
         id: Option<u64>,
-        /// The answer proper.
+        /// The result or the failure.
         result: Result<Value, Failure>,
     },
-    /// An XID.
+    /// An XID event.
     Xid(XidEvent),
-    /// An event of a newer probe, to be ignored.
+    /// An event of a newer probe, which clients ignore.
     OtherEvent,
 }
 
-/// The line of a question, with its `\n`.
+/// Return the line of a request, including its `\n`.
 pub fn request_line(request: &Request) -> String {
     format!("{}\n", json!(request))
 }
 
-/// Reads a question. A refusal carries the question's id if it could be read.
+/// Parse a request. A refusal carries the request's id if it could be read.
 pub fn parse_request(line: &str) -> Result<Request, (Option<u64>, Failure)> {
     let refuse = |id, text: String| Err((id, Failure::new(Code::Protocol, text)));
     let value: Value = match serde_json::from_str(line) {
         Ok(value) => value,
-        Err(error) => return refuse(None, format!("the question is not JSON: {error}")),
+        Err(error) => return refuse(None, format!("the request is not JSON: {error}")),
     };
     let id = value.get("id").and_then(Value::as_u64);
     match serde_json::from_value::<Request>(value) {
         Ok(request) if request.v == 1 => Ok(request),
         Ok(request) => refuse(
             id,
-            format!("the question has version {}; this probe understands 1", request.v),
+            format!("the request has version {}, but this probe supports version 1", request.v),
         ),
         Err(error) => refuse(
             id,
-            format!("{error}; a question looks like {{\"v\":1,\"id\":1,\"op\":\"snapshot\"}}"),
+            format!("{error}; a request looks like {{\"v\":1,\"id\":1,\"op\":\"snapshot\"}}"),
         ),
     }
 }
 
-/// The line of an answer, with its `\n`.
+/// Return the line of an answer, including its `\n`.
 pub fn answer_line(id: Option<u64>, result: &Result<Value, Failure>) -> String {
     let line = match result {
         Ok(value) => json!({ "id": id, "ok": value }),
@@ -177,7 +178,7 @@ pub fn answer_line(id: Option<u64>, result: &Result<Value, Failure>) -> String {
     format!("{line}\n")
 }
 
-/// The line of an event, with its `\n`.
+/// Return the line of an event, including its `\n`.
 pub fn event_line(event: &XidEvent) -> String {
     let XidEvent { seq, uuid, xid, gi, ci } = event;
     format!(
@@ -186,7 +187,7 @@ pub fn event_line(event: &XidEvent) -> String {
     )
 }
 
-/// Reads a line of the probe, which is outside input.
+/// Parse a line from the probe. The line is untrusted input.
 pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
     #[derive(Deserialize)]
     struct Head {
@@ -195,7 +196,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
         id: Option<u64>,
         err: Option<Failure>,
     }
-    let wrong = |error: serde_json::Error| Error::Protocol(format!("a line is not of the protocol: {error}"));
+    let wrong = |error: serde_json::Error| Error::Protocol(format!("a line does not follow the protocol: {error}"));
     let mut value: Value = serde_json::from_str(line).map_err(wrong)?;
     let head = Head::deserialize(&value).map_err(wrong)?;
     if let Some(event) = head.event {
@@ -204,7 +205,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
         }
         let event: XidEvent = serde_json::from_value(value).map_err(wrong)?;
         if event.uuid.as_deref().is_some_and(|uuid| !is_uuid(uuid)) {
-            return Err(Error::Protocol("an event's UUID is not a name".to_owned()));
+            return Err(Error::Protocol("an event has a malformed UUID".to_owned()));
         }
         return Ok(FromProbe::Xid(event));
     }
@@ -216,7 +217,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
     Ok(FromProbe::Answer { id: head.id, result })
 }
 
-/// Failure texts go to logs and to people: one line, of a bearable length.
+/// Limit a failure's text to one line of at most 1,024 characters, because it is logged and shown to users.
 fn bounded(failure: Failure) -> Failure {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     Failure {

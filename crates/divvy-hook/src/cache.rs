@@ -1,6 +1,6 @@
-//! The container's `/etc/ld.so.cache`, with the libraries that were mounted into the container.
+//! The container's `/etc/ld.so.cache` with the libraries that are mounted into the container.
 //!
-//! Written here, by what the format is, and not by the image's `ldconfig` (CVE-2025-23267) nor the host's.
+//! This module writes the cache's format itself. It runs neither the image's `ldconfig` (CVE-2025-23267) nor the host's.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
@@ -13,14 +13,14 @@ use crate::error::{Error, Result};
 use crate::root::Root;
 
 const CACHE: &str = "/etc/ld.so.cache";
-/// Of an ELF file, what tells the machine that it is for.
+/// The number of bytes of an ELF header that identify the file's architecture.
 const HEADER: usize = 20;
 
-/// Of a list of musl's loader.
+/// The size limit of the directory list of musl's loader, in bytes.
 const MUSL_LIMIT: usize = 64 * 1024;
 
-/// Adds what is mounted into these folders, by the name that it says of itself, too, and the links beside it that lead to it by another version of its name; in front of it, all libraries of
-/// the folder `first`.
+/// Add the libraries that are mounted into these directories to the cache. A library is listed under its file name, its soname, and the names of
+/// links next to it that differ only in the version. All libraries of the directory `first` come before them.
 pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
     let mut with_libraries: Vec<&str> = Vec::new();
@@ -41,7 +41,8 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: 
         let mut names = root.names(folder)?;
         for path in mounts {
             let name = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
-            // As ldconfig does: NVIDIA's specs have a library under its long name alone, and links to a short one that is not there.
+            // Create the link that ldconfig would create. NVIDIA's specs mount a library only under its long name, and add links to a short
+            // name that does not exist.
             if let Some(name) = name.filter(|name| stem(name).is_some())
                 && let Some(short) = soname_of(root, path, name)?.filter(|short| !names.contains(short))
             {
@@ -74,7 +75,7 @@ pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: 
             hwcap: 0,
         })
         .collect();
-    // What is no cache no loader uses either: one that is whole takes its place.
+    // A loader does not use an invalid cache either, so replace it with a new one.
     let after = ldcache::with(before.as_deref(), &added).or_else(|_| ldcache::with(None, &added));
     let after = after.map_err(|error| Error::image("write", CACHE, std::io::Error::other(error)))?;
     if before.is_some_and(|before| before == after) {
@@ -94,7 +95,7 @@ fn soname_of(root: &Root, path: &str, name: &str) -> Result<Option<String>> {
     soname(name, size, read).map_err(unread)
 }
 
-/// An image whose loader is musl's.
+/// Add the directories to the list of musl's loader, if the image has that loader.
 fn for_musl(root: &Root, folders: &[&str]) -> Result<()> {
     let arch = std::env::consts::ARCH;
     if root.file(&format!("/lib/ld-musl-{arch}.so.1"))?.is_none() {

@@ -1,4 +1,4 @@
-//! CUDA's forward compatibility: an image's own libcuda, where it is newer than the machine's driver and made for it.
+//! CUDA's forward compatibility: an image's own libcuda that is made for the host's driver, or newer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,8 +8,8 @@ use divvy_oci::hook::compat::{self, LIBCUDA};
 use crate::error::{Error, Result};
 use crate::root::Root;
 
-/// Whether the folder has one libcuda, and it is to be used in place of the driver's of the machine. An image says for which drivers its library is
-/// made; where it does not, a newer major version is.
+/// Report whether the directory contains exactly one libcuda that should be preferred to that of the host's driver. A note in the library lists
+/// the drivers that it supports. A library without a note is preferred if its major version is newer.
 pub(crate) fn is_wanted(root: &Root, folder: &str, host_driver: &str) -> Result<bool> {
     let names = root.names(folder)?;
     let Some(version) = compat::version(&names) else {
@@ -21,11 +21,11 @@ pub(crate) fn is_wanted(root: &Root, folder: &str, host_driver: &str) -> Result<
     Ok(compat::is_wanted(version, made_for.as_deref(), host_driver))
 }
 
-/// A list of folders of `ldconfig`, before all others by its name: so the folder stays in front when somebody makes the cache again.
+/// A directory list for `ldconfig`. Its name sorts before all others, so the directory stays first if `ldconfig` rebuilds the cache.
 const CONFIG: &str = "/etc/ld.so.conf.d/00-divvy-cuda-compat.conf";
 const CONFIG_LIMIT: usize = 4096;
 
-/// Notes the folder for the hooks that come after, or that there is none.
+/// Record the directory for later hooks, or record that there is none.
 pub(crate) fn remember(root: &Root, folder: Option<&str>) -> Result<()> {
     let there = root.read(CONFIG, CONFIG_LIMIT)?;
     let text = folder.map_or_else(String::new, |folder| format!("{folder}\n"));
@@ -36,7 +36,7 @@ pub(crate) fn remember(root: &Root, folder: Option<&str>) -> Result<()> {
     }
 }
 
-/// The folder that a hook before this one noted.
+/// Return the directory that an earlier hook recorded.
 pub(crate) fn remembered(root: &Root) -> Result<Option<String>> {
     let text = root
         .read(CONFIG, CONFIG_LIMIT)?

@@ -1,4 +1,4 @@
-//! What can be in the way. The container runtime puts standard error into its own error.
+//! The errors of this program. The container runtime copies the hook's standard error into its own error.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -8,23 +8,23 @@ use thiserror::Error as ThisError;
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the hook did not do its work.
+/// A reason why the hook failed.
 #[derive(Debug, ThisError)]
 pub(crate) enum Error {
-    /// The command line.
+    /// The command line is wrong.
     #[error(transparent)]
     Arguments(#[from] arguments::Error),
-    /// What the container runtime says on standard input, or the container's configuration.
-    #[error("{0}; a container runtime calls this program, with the container's state on standard input")]
+    /// The container's state on standard input, or its configuration, is wrong.
+    #[error("{0}; only a container runtime should call this program, with the container's state as its input")]
     State(String),
-    /// A file of the machine.
+    /// An operation on a file of the host failed.
     #[error("could not {what} {path}: {source}")]
     Host {
         what: &'static str,
         path: String,
         source: io::Error,
     },
-    /// A path of the image: its root cannot be written, or leads in circles.
+    /// An operation on a path of the image failed, for example because the image's root is read-only or a link leads in circles.
     #[error("could not {what} {path} of the container: {source}")]
     Image {
         what: &'static str,
@@ -45,7 +45,7 @@ impl Error {
     }
 }
 
-/// Nobody is left to be told if that fails.
+/// Print an error to standard error. If printing fails, there is no other place to report it.
 pub(crate) fn complain(error: &Error) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "divvy-hook: {error}");
     ExitCode::FAILURE

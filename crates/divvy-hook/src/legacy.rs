@@ -1,4 +1,4 @@
-//! Mode legacy of `divvy-runtime`: NVIDIA's own program, which needs the container's process.
+//! Mode `legacy` of `divvy-runtime`: the call of NVIDIA's program, which needs the container's PID.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -10,18 +10,19 @@ use divvy_oci::hook::arguments;
 use crate::error::{Error, Result};
 use crate::state;
 
-/// What programs of the machine need for an environment.
+/// The `PATH` for a program of the host, which gets no other variable by default.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Becomes the program. Its words were settled by `divvy-runtime` from the container's configuration; a path of the machine, never of the image.
+/// Replace this process with the program. `divvy-runtime` chose the arguments from the container's configuration. The program is a path on the
+/// host, never in the image.
 pub(crate) fn run(environment: &[String], words: &[OsString]) -> Result<()> {
     let Some((program, words)) = words.split_first().filter(|(program, _)| Path::new(program).is_absolute()) else {
-        return Err(arguments::Error::Usage("legacy: the program after -- is to be named by its whole path".to_owned()).into());
+        return Err(arguments::Error::Usage("legacy: the program after -- must be an absolute path".to_owned()).into());
     };
     let state = state::read()?;
     if state.pid == 0 {
         return Err(Error::State(
-            "the container has no process yet: this is a prestart hook".to_owned(),
+            "the container has no process yet, but a prestart hook needs one".to_owned(),
         ));
     }
     let error = Command::new(program)

@@ -1,11 +1,11 @@
-//! Links in the container, `libcuda.so` for one, which programs are linked with.
+//! Symbolic links in the container, such as `libcuda.so`, which linkers need.
 
 use divvy_oci::hook::arguments::Link;
 
 use crate::error::Result;
 use crate::root::Root;
 
-/// Makes it, if it is not there.
+/// Create the link, unless it exists already.
 pub(crate) fn create(root: &Root, link: &Link) -> Result<()> {
     root.link(&link.target, &link.at)
 }

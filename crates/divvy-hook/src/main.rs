@@ -1,10 +1,14 @@
-//! `divvy-hook`: what a container needs that mounts and device nodes do not give it, done by the container runtime before the container starts.
+//! `divvy-hook`: a hook that prepares a container in ways that mounts and device nodes cannot. The container runtime runs it before the container
+//! starts.
 //!
-//! A hook runs with the host's rights, in a folder that is the image's and with variables that are the image's (CVE-2025-23266). Therefore: this
-//! program is static, so that no loader reads those variables; it begins by becoming itself again without any; it opens every path of the
-//! image through one function ([`root::Root`]) beneath the image's root; and it runs nothing of the image.
+//! A hook runs with the host's privileges, but the image controls its current directory and its environment variables (CVE-2025-23266).
+//! Therefore:
 //!
-//! Descriptors that it inherits it neither uses nor hands on to anything that the image could reach.
+//! - The program is static, so that no loader reads those variables.
+//! - It first executes itself again without any variables.
+//! - It opens every path of the image through one type ([`root::Root`]), which keeps the path beneath the image's root.
+//! - It runs nothing of the image.
+//! - It neither uses inherited file descriptors nor passes them to anything that the image could reach.
 
 #![forbid(unsafe_code)]
 
@@ -46,19 +50,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// There is no safe way to drop one's own variables, and the kernel would show them to whoever looks.
+/// Execute this program again without environment variables. A process cannot safely remove its own variables, and the kernel would still show
+/// them in `/proc`.
 fn again_without_variables() -> Result<Infallible> {
     let error = Command::new("/proc/self/exe")
         .arg0("divvy-hook")
         .args(std::env::args_os().skip(1))
         .env_clear()
         .exec();
-    Err(Error::host("become itself again by", "/proc/self/exe", error))
+    Err(Error::host("execute itself again through", "/proc/self/exe", error))
 }
 
-/// Nothing of the folder, the mask and the memory of whoever called counts from here on.
+/// Reset what the program inherits: the current directory and the file mode mask. Also stop other processes from reading its memory.
 fn settle() -> Result<()> {
-    std::env::set_current_dir("/").map_err(|error| Error::host("change to", "/", error))?;
+    std::env::set_current_dir("/").map_err(|error| Error::host("change the directory to", "/", error))?;
     umask(Mode::WGRP | Mode::WOTH);
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|error| Error::host("hide the memory of", "divvy-hook", error.into()))
@@ -69,7 +74,7 @@ fn run(hook: Hook) -> Result<()> {
         Hook::Help => return print(HELP),
         Hook::Version => return print(&format!("divvy-hook {}\n", env!("CARGO_PKG_VERSION"))),
         Hook::Unknown(name) => {
-            // A newer spec with an older hook: the container starts, as with NVIDIA's.
+            // A newer spec may name a hook that this version lacks. The container starts nevertheless, as with NVIDIA's program.
             let _ = writeln!(std::io::stderr(), "divvy-hook: warning: Unsupported CDI hook: {name}");
             return Ok(());
         }
@@ -89,7 +94,7 @@ fn run(hook: Hook) -> Result<()> {
             let first = match &host_driver {
                 Some(driver) => compat::is_wanted(&root, &compat, driver).and_then(|wanted| {
                     let first = wanted.then_some(compat);
-                    // Alone it is NVIDIA's enable-cuda-compat, after which update-ldcache is called.
+                    // Without directories this is NVIDIA's enable-cuda-compat. A later update-ldcache must find its decision.
                     match folders.is_empty() {
                         true => compat::remember(&root, first.as_deref()).map(|()| first),
                         false => Ok(first),
@@ -111,7 +116,7 @@ fn run(hook: Hook) -> Result<()> {
         }
     };
     match done {
-        // A container without it may still work, and one that does not start never does (NVIDIA/nvidia-container-toolkit#2026).
+        // A container may work without the hook's files, but not if it does not start (NVIDIA/nvidia-container-toolkit#2026).
         Err(error @ Error::Image { .. }) if on_failure == OnFailure::Ignore => {
             let _ = writeln!(
                 std::io::stderr(),

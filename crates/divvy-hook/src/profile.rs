@@ -1,4 +1,5 @@
-//! An application profile of NVIDIA's driver: which GPUs a program in the container sees by EGL, which looks at all that the kernel has.
+//! An application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile EGL tries every GPU that the kernel
+//! has.
 
 use divvy_oci::hook::profile::text;
 
@@ -7,7 +8,7 @@ use crate::root::Root;
 
 const FILE: &str = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
 
-/// Writes it for the device nodes that the container has; for none, nothing.
+/// Write the profile for the container's device nodes. Write nothing if there is no GPU among them.
 pub(crate) fn write(root: &Root, nodes: &[String]) -> Result<()> {
     let Some(text) = text(nodes) else { return Ok(()) };
     if root.read(FILE, text.len() + 1)?.is_some_and(|there| there == text.as_bytes()) {

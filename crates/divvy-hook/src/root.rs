@@ -1,8 +1,11 @@
-//! The image's root: every path of the image is opened here, beneath it.
+//! The image's root. Every path of the image is opened through this module, which keeps the path beneath the root.
 //!
-//! The kernel resolves them (`openat2`, Linux 5.6) with the image's root for a root, so that no link of the image leads out, whoever changes it
-//! meanwhile; no link of `/proc` is followed, and what is written is not on another file system that is mounted there. Where the kernel is older, or a
-//! seccomp filter refuses `openat2`, each component is opened by itself; no link is followed at all, and for writing no mount is entered either.
+//! The kernel resolves the paths (`openat2`, Linux 5.6) as if the image's root were `/`. No link of the image leads out of the root, even if a
+//! process changes the link meanwhile. Magic links of `/proc` are not followed, and files are never written to another file system that is
+//! mounted below the root.
+//!
+//! On an older kernel, or if a seccomp filter refuses `openat2`, the components are opened one by one. Then no link is followed at all, and for
+//! writing no mount is entered either.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,17 +25,17 @@ use rustix::mount::{
 
 use crate::error::{Error, Result};
 
-/// How often a path is resolved anew that somebody changes meanwhile.
+/// The number of attempts to resolve a path that another process changes meanwhile.
 const TRIES: usize = 16;
 const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
-/// A descriptor of the root.
+/// The image's root, held open by a file descriptor.
 #[derive(Debug)]
 pub(crate) struct Root {
     at: OwnedFd,
 }
 
-/// Whether a path may lead to what is mounted into the container.
+/// Whether a path may cross into mounts of the container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mounts {
     Crossed,
@@ -40,7 +43,7 @@ enum Mounts {
 }
 
 impl Root {
-    /// The folder that the container's configuration names.
+    /// Open the root directory that the container's configuration names.
     pub(crate) fn open(path: &Path) -> Result<Root> {
         let opened = rustix::fs::open(path, FOLDER | OFlags::CLOEXEC, Mode::empty());
         opened
@@ -65,7 +68,8 @@ impl Root {
         Err(Errno::AGAIN)
     }
 
-    /// Without `openat2`: one component after the other, none of which may be a link or `..`, and with [`Mounts::Refused`] none on another mount.
+    /// Resolve a path without `openat2`, component by component. No component may be a link or `..`. With [`Mounts::Refused`] none may be on
+    /// another mount.
     fn walk(&self, path: &str, flags: OFlags, mounts: Mounts) -> rustix::io::Result<OwnedFd> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
         if parts.contains(&"..") {
@@ -78,7 +82,7 @@ impl Root {
         let open = |at: &OwnedFd, part: &str, flags: OFlags| {
             let opened = openat(at, part, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
             match mounts {
-                // As openat2 says it.
+                // The same error as that of openat2.
                 Mounts::Refused if mount_of(&opened)? != own => Err(Errno::XDEV),
                 Mounts::Refused | Mounts::Crossed => Ok(opened),
             }
@@ -90,16 +94,16 @@ impl Root {
         open(&at, last, flags)
     }
 
-    /// The names in a folder; none if there is no such folder.
+    /// Return the sorted names in a directory; empty if the directory does not exist.
     pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>> {
-        let failed = |error: Errno| Error::image("read the folder", folder, error);
+        let failed = |error: Errno| Error::image("read the directory", folder, error);
         let opened = match self.resolve(folder, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Crossed) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
             opened => opened.map_err(failed)?,
         };
         let mut names = Vec::new();
         for entry in Dir::new(opened).map_err(failed)? {
-            // A name that is no text is none of a driver's.
+            // No file of a driver has a name that is not UTF-8.
             match entry.map_err(failed)?.file_name().to_str() {
                 Ok("." | "..") | Err(_) => {}
                 Ok(name) => names.push(name.to_owned()),
@@ -109,7 +113,7 @@ impl Root {
         Ok(names)
     }
 
-    /// The first bytes of a plain file; none if it is not there, or is none.
+    /// Return up to `limit` bytes of a regular file; `None` if it does not exist or is not a regular file.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
         let Some(file) = self.file(path)? else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -119,9 +123,10 @@ impl Root {
         Ok(Some(bytes))
     }
 
-    /// A plain file, to be read; none if it is not there, or is none.
+    /// Open a regular file for reading; `None` if it does not exist or is not a regular file.
     pub(crate) fn file(&self, path: &str) -> Result<Option<File>> {
-        // Looked at before it is opened: that alone does something with many a device. And opened without blocking, should it be a pipe by then.
+        // Check the type before opening, because opening a device can have side effects. Open without blocking, because the file may have
+        // become a named pipe meanwhile.
         let mut opened = None;
         for flags in [OFlags::PATH, OFlags::RDONLY | OFlags::NONBLOCK] {
             let file = match self.resolve(path, flags, Mounts::Crossed) {
@@ -136,7 +141,7 @@ impl Root {
         Ok(opened)
     }
 
-    /// Puts a file in place of what is there, whole or not at all.
+    /// Create or replace a file atomically.
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
         let (folder, name, beside) = self.beside(path)?;
         let failed = |error: Errno| Error::image("write", path, error);
@@ -149,7 +154,7 @@ impl Root {
         leave_nothing(written, &folder, &beside)
     }
 
-    /// Mounts a small file that cannot be written over one that is there: in the mount namespace of whoever runs this, which is the container's.
+    /// Mount a small read-only file over an existing file, in the current mount namespace, which is the container's.
     pub(crate) fn cover(&self, path: &str, bytes: &[u8]) -> Result<()> {
         let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
         let covered = self
@@ -159,9 +164,9 @@ impl Root {
         covered.map_err(|error| Error::image("mount a file over", path, error))
     }
 
-    /// Makes a link, or makes one lead elsewhere.
+    /// Create a symbolic link, or replace the file or link at that path.
     pub(crate) fn link(&self, target: &str, path: &str) -> Result<()> {
-        let failed = |error: Errno| Error::image("make the link", path, error);
+        let failed = |error: Errno| Error::image("create the link", path, error);
         let (folder, name, beside) = self.beside(path)?;
         if readlinkat(&folder, name, Vec::new()).is_ok_and(|there| there.as_bytes() == target.as_bytes()) {
             return Ok(());
@@ -171,8 +176,8 @@ impl Root {
         leave_nothing(renamed, &folder, &beside)
     }
 
-    /// The folder of a path, made if it is not there; the last component; and the name of a file that takes its place later, which is not there
-    /// any more if a hook was killed over it.
+    /// Prepare to replace the file at a path. Return its directory, which is created if necessary, its name, and the name of a temporary file in
+    /// the same directory. A temporary file that a killed hook left behind is removed.
     fn beside<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str, String)> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.is_empty() || name == "." || name == ".." {
@@ -187,7 +192,7 @@ impl Root {
     }
 
     fn folder(&self, path: &str) -> Result<OwnedFd> {
-        let failed = |error: Errno| Error::image("make the folder", path, error);
+        let failed = |error: Errno| Error::image("create the directory", path, error);
         match self.resolve(path, FOLDER, Mounts::Refused) {
             Err(Errno::NOENT) => {}
             opened => return opened.map_err(failed),
@@ -198,15 +203,15 @@ impl Root {
         }
         let parent = self.folder(parent)?;
         match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
-            // One that leads nowhere is there, too, and is found by nobody below.
+            // A dangling link also exists; then the second attempt to resolve the path fails.
             Ok(()) | Err(Errno::EXIST) => self.resolve(path, FOLDER, Mounts::Refused).map_err(failed),
             Err(error) => Err(failed(error)),
         }
     }
 }
 
-/// On which mount a file is: the number of the mount where the kernel gives it (Linux 5.8), else the number of the file system. By the latter a bind mount of
-/// the same file system cannot be told apart.
+/// Identify the mount of a file: by the mount's ID if the kernel provides it (Linux 5.8), otherwise by the device number of the file system. The
+/// device number does not distinguish bind mounts of the same file system.
 fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
     if let Ok(found) = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
         && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
@@ -216,8 +221,8 @@ fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
     fstat(file).map(|found| (false, found.st_dev))
 }
 
-/// A file of a file system of its own. Kernels before 6.15 mount a part of a file system only from where it is mounted already: so all of it lies over the
-/// folder for a moment.
+/// Mount a file of a new file system over an existing file. Kernels before 6.15 can mount a part of a file system only if the file system is
+/// already mounted, so the whole file system covers the directory for a moment.
 fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<()> {
     const NAME: &str = "file";
     let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -236,14 +241,14 @@ fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<(
     move_mount(&mount, "", folder, "", both)?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let moved = open_tree(&mount, NAME, clone).and_then(|tree| move_mount(&tree, "", file, "", both));
-    // By its descriptor: no path of the image is looked up again.
+    // Unmount through the file descriptor, so that no path of the image is resolved again.
     let uncovered = unmount(format!("/proc/self/fd/{}", mount.as_raw_fd()), UnmountFlags::DETACH);
     moved.and(uncovered)
 }
 
 fn leave_nothing(done: Result<()>, folder: impl AsFd, beside: impl AsRef<OsStr>) -> Result<()> {
     if done.is_err() {
-        // The reason for which it could not be written is the one to tell.
+        // Ignore a second error, because the first one is the cause.
         let _ = unlinkat(folder, beside.as_ref(), AtFlags::empty());
     }
     done

@@ -1,4 +1,4 @@
-//! What the container runtime says of the container: its state on standard input, and the `config.json` of its bundle.
+//! The input that the container runtime provides: the container's state on standard input, and the `config.json` of its bundle.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,23 +10,23 @@ use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
 
-/// As divvy-runtime takes it.
+/// The size limit of each input in bytes, the same as in `divvy-runtime`.
 const MOST: u64 = 16 * 1024 * 1024;
 
-/// What matters of a container.
+/// The parts of a container's state and configuration that the hook needs.
 #[derive(Debug)]
 pub(crate) struct State {
-    /// Its first process; 0 if there is none yet.
+    /// The PID of the container's first process; 0 if there is none yet.
     pub(crate) pid: u64,
-    /// Its root, as the machine sees it.
+    /// The container's root, as a path on the host.
     pub(crate) root: PathBuf,
-    /// Where something is mounted in it.
+    /// The destinations of the mounts, as paths in the container.
     pub(crate) mounts: Vec<String>,
-    /// Where its device nodes are in it.
+    /// The paths of the device nodes in the container.
     pub(crate) devices: Vec<String>,
 }
 
-/// Reads both.
+/// Read the state and the configuration.
 pub(crate) fn read() -> Result<State> {
     let said = parse(std::io::stdin(), "the state on standard input", Said::parse)?;
     let bundle = said
@@ -34,7 +34,7 @@ pub(crate) fn read() -> Result<State> {
         .ok_or_else(|| Error::State("the state on standard input names no bundle".to_owned()))?;
     let path = Path::new(bundle).join("config.json");
     let shown = path.display().to_string();
-    // Without blocking: who opens a pipe would wait for somebody who writes into it.
+    // Open without blocking: otherwise opening a named pipe would wait for a writer.
     let opened = File::options()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
@@ -56,5 +56,5 @@ fn parse<T>(from: impl Read, what: &str, parse: fn(&[u8]) -> serde_json::Result<
     if u64::try_from(size).is_ok_and(|size| size > MOST) {
         return Err(Error::State(format!("{what} is larger than {} MiB", MOST >> 20)));
     }
-    parse(&bytes).map_err(|error| Error::State(format!("{what} is not what the runtime specification says: {error}")))
+    parse(&bytes).map_err(|error| Error::State(format!("{what} does not follow the runtime specification: {error}")))
 }

@@ -1,5 +1,5 @@
-//! Which cluster to talk to: `--kubeconfig`, `KUBECONFIG` (several paths, merged as kubectl merges them),
-//! `~/.kube/config`, else the pod's service account.
+//! The choice of the cluster and the client for it: from `--kubeconfig`, `KUBECONFIG` (several paths, merged as kubectl merges
+//! them), `~/.kube/config`, or the pod's service account, in this order.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,35 +12,35 @@ use tower::{BoxError, Layer as _, ServiceExt as _};
 
 use crate::Error;
 
-/// What a user can say about the cluster: kubectl's flags of these names, with kubectl's meaning.
+/// The user's choice of a cluster: the values of flags with kubectl's names and kubectl's meaning.
 #[derive(Debug, Clone, Default)]
 pub struct Choice {
-    /// `--kubeconfig`: one path, or several as in `KUBECONFIG`.
+    /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
     /// `--context`.
     pub context: Option<String>,
-    /// `--cluster`: of the kubeconfig, in place of the context's.
+    /// `--cluster`: a cluster of the kubeconfig, instead of the context's.
     pub cluster: Option<String>,
-    /// `--user`: of the kubeconfig, in place of the context's.
+    /// `--user`: a user of the kubeconfig, instead of the context's.
     pub user: Option<String>,
-    /// `--server`: the API server's address, in place of the cluster's.
+    /// `--server`: the API server's address, instead of the cluster's.
     pub server: Option<http::Uri>,
-    /// `--token`, in place of the user's credentials.
+    /// `--token`: a bearer token, instead of the user's credentials.
     pub token: Option<Token>,
-    /// `--as`.
+    /// `--as`: the user to impersonate.
     pub impersonate: Option<String>,
-    /// `--as-group`.
+    /// `--as-group`: the groups to impersonate.
     pub impersonate_groups: Vec<String>,
-    /// `--request-timeout`; zero: none.
+    /// `--request-timeout`; zero means no timeout.
     pub request_timeout: Option<Duration>,
 }
 
-/// A bearer token. It is not printed.
+/// A bearer token. Its `Debug` output does not show the token.
 #[derive(Clone)]
 pub struct Token(String);
 
 impl Token {
-    /// `Bearer …`, marked as not to be logged; `None` if it cannot be in a header.
+    /// Return the header value `Bearer …`, marked as sensitive; `None` if the token has characters that a header cannot contain.
     pub fn header(&self) -> Option<http::HeaderValue> {
         let mut value = http::HeaderValue::try_from(format!("Bearer {}", self.0)).ok()?;
         value.set_sensitive(true);
@@ -60,12 +60,12 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A client, and the namespace that its context names.
+/// A client with the address and default namespace of its cluster.
 #[derive(Clone)]
 pub struct Connection {
-    /// The client.
+    /// The client for the API server.
     pub client: kube::Client,
-    /// Namespace of the context, `default` when it names none.
+    /// The context's namespace, or `default` if the context does not name one.
     pub namespace: String,
     /// The API server's address.
     pub address: String,
@@ -73,22 +73,22 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The token by which the API server identifies the user. As in requests to the API server, it may come from a file or from a program that the
-    /// kubeconfig names.
+    /// Return the token by which the API server identifies the user. As in requests to the API server, the token may come from a
+    /// file or a program that the kubeconfig names.
     ///
     /// # Errors
-    /// When there is none: with a client certificate, or with impersonation (`--as`).
+    /// The user has no token: with a client certificate, or with impersonation (`--as`).
     pub async fn token(&self) -> Result<Token, Error> {
         let none = |text: &str| Error::NoToken { text: text.to_owned() };
         if self.config.auth_info.impersonate.is_some() {
-            return Err(none("with --as you have no token of the user that you impersonate"));
+            return Err(none("with --as there is no token of the user that you impersonate"));
         }
         let failed = |error: String| Error::NoToken {
             text: format!("your token could not be read: {error}"),
         };
         let layer = self.config.auth_layer().map_err(|error| failed(error.to_string()))?;
         let layer = layer.ok_or_else(|| {
-            none("your kubeconfig has no token (it has a client certificate or no credentials), and the explainer identifies users by their tokens")
+            none("your kubeconfig has no token (it has a client certificate or no credentials), but the explainer identifies users by their tokens")
         })?;
         let header = |request: http::Request<Body>| {
             let header = request.headers().get(http::header::AUTHORIZATION).cloned();
@@ -101,7 +101,7 @@ impl Connection {
         match text.strip_prefix("Bearer ") {
             Some(token) => Ok(Token(token.to_owned())),
             None => Err(none(
-                "your kubeconfig has a password and no token, and the explainer identifies users by their tokens",
+                "your kubeconfig has a password and no token, but the explainer identifies users by their tokens",
             )),
         }
     }
@@ -115,28 +115,28 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// Why the API server gave no answer, in the place of an error that does not name it.
+/// Why the API server gave no answer. Replaces the client's error, which does not name the API server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
-    /// No connection.
+    /// No connection could be made.
     #[error("no connection to the API server at {address}: {cause}. {} ({origin})", check(cause))]
     Unreachable { address: String, origin: String, cause: String },
-    /// `--request-timeout`.
-    #[error("the API server at {address} did not answer within {} s; --request-timeout waits longer", .limit.as_secs_f32())]
+    /// The answer took longer than `--request-timeout`.
+    #[error("the API server at {address} did not answer within {} s; set a longer --request-timeout", .limit.as_secs_f32())]
     Late { address: String, limit: Duration },
 }
 
-/// What a user looks at first.
+/// Return the advice for a failed connection: what the user should check first.
 fn check(cause: &str) -> &'static str {
     match cause.contains("certificate") {
         true => {
-            "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig is of this cluster"
+            "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig belongs to this cluster"
         }
-        false => "Check that it runs, and that this is its address",
+        false => "Check that the API server is running and that this is its address",
     }
 }
 
-/// Reads the configuration and makes a client. No request is sent yet.
+/// Read the configuration and make a client. This sends no request yet.
 pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
     let (config, origin) = config(choice).await?;
     let (namespace, address, kept) = (
@@ -161,7 +161,7 @@ pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
     })
 }
 
-/// What is to be said of an error for which nobody but the connection is the reason.
+/// Return the error to show if the cause of a client error is the connection; `None` for other errors.
 fn unanswered(
     error: &(dyn std::error::Error + Send + Sync + 'static),
     limit: Option<Duration>,
@@ -182,7 +182,7 @@ fn unanswered(
             address,
             origin: origin.to_owned(),
             cause: match late {
-                true => "nobody answers".to_owned(),
+                true => "the connection timed out".to_owned(),
                 false => chain().last().unwrap_or(first).to_string(),
             },
         }),
@@ -191,17 +191,17 @@ fn unanswered(
     }
 }
 
-/// What was chosen, and where the address comes from.
+/// Return the chosen configuration, and a phrase that says where the address comes from.
 async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let (mut config, mut origin) = base(choice).await?;
     if let Some(server) = &choice.server {
         config.cluster_url.clone_from(server);
-        // As in kubectl: a name in a certificate belongs to the address that is replaced.
+        // As in kubectl: the tls-server-name of the kubeconfig belongs to the replaced address.
         config.tls_server_name = None;
         origin = "from --server".to_owned();
     }
     if let Some(Token(token)) = &choice.token {
-        // Who gives a token means to be its user. A certificate would win over it.
+        // Drop the other credentials: a client certificate would take precedence over the token.
         config.auth_info = AuthInfo {
             token: Some(token.clone().into()),
             impersonate: config.auth_info.impersonate,
@@ -213,7 +213,7 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
         config.auth_info.impersonate.clone_from(&choice.impersonate);
         config.auth_info.impersonate_groups = Some(choice.impersonate_groups.clone()).filter(|groups| !groups.is_empty());
     }
-    // A request that gets no answer must end; watches end and are taken up again by themselves.
+    // A request without an answer must end. Watches end regularly and are resumed automatically.
     config.connect_timeout = Some(Duration::from_secs(5));
     if let Some(limit) = choice.request_timeout.filter(|limit| !limit.is_zero()) {
         config.connect_timeout = Some(limit.min(Duration::from_secs(5)));
@@ -223,7 +223,7 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
     Ok((config, origin))
 }
 
-/// Before the flags that replace a part of it.
+/// Return the configuration before the flags that replace parts of it.
 async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())
@@ -263,7 +263,8 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     ))
 }
 
-/// The kubelet gives every pod the variables that tell the API server's address.
+/// Return the error for a missing or unusable in-cluster configuration. The kubelet sets the environment variables with the API server's
+/// address in every pod, so without them this is not a pod.
 fn no_cluster(error: &InClusterError) -> Error {
     match error {
         InClusterError::ReadEnvironmentVariable(_) => Error::NoCluster,
@@ -271,10 +272,10 @@ fn no_cluster(error: &InClusterError) -> Error {
     }
 }
 
-/// Names that an error lists.
+/// Most names that an error lists.
 const MOST_NAMES: usize = 10;
 
-/// Whether the kubeconfig has what the flags name. kube does not mind a user that is not there.
+/// Check that the kubeconfig has the context, cluster, and user that the flags name. kube ignores a user that does not exist.
 fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), String> {
     let contexts = || config.contexts.iter().map(|named| named.name.as_str()).collect();
     let clusters = || config.clusters.iter().map(|named| named.name.as_str()).collect();
@@ -282,7 +283,7 @@ fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), String> {
     if choice.context.is_none() && config.current_context.as_deref().is_none_or(str::is_empty) {
         let known: Vec<&str> = contexts();
         return Err(format!(
-            "it names no current context; choose one with --context: {}",
+            "it has no current context; choose one with --context: {}",
             listed(&known)
         ));
     }
@@ -303,7 +304,8 @@ fn listed(names: &[&str]) -> String {
     }
 }
 
-/// kubectl's rule: of a list of paths those that exist count, and one at least must; a single path must exist.
+/// Read and merge kubeconfig files by kubectl's rule: a single path must exist; in a list of paths, at least one must exist, and the others are
+/// skipped.
 fn read_merged(paths: &Path, explicit: bool) -> Result<Kubeconfig, Error> {
     let mut merged: Option<Kubeconfig> = None;
     let list: Vec<PathBuf> = std::env::split_paths(paths)
@@ -354,7 +356,7 @@ mod tests {
             .to_string()
         };
         assert!(said("invalid peer certificate: UnknownIssuer").contains("certificate-authority-data"));
-        assert!(said("Connection refused (os error 111)").contains("Check that it runs"));
+        assert!(said("Connection refused (os error 111)").contains("Check that the API server is running"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Slim Kubernetes objects to values of the model.
+//! Converts slim Kubernetes objects into values of `divvy-model`.
 
 mod read_pod;
 
@@ -15,8 +15,11 @@ use crate::objects::{Amount, Amounts, Container, NodeObject, NodeStatus, PodObje
 
 pub use read_pod::ReadPod;
 
-/// A pod. The error names the container and resource whose quantity cannot be read: such a pod must be refused in words,
-/// not taken for one that asks for nothing.
+/// Convert a pod.
+///
+/// # Errors
+/// A quantity cannot be read. The error names the container and the resource. Such a pod must be refused with a message and not be treated
+/// as a pod without requests.
 pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
     let meta = &object.metadata;
     let status = object.status.as_ref();
@@ -45,14 +48,14 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
     })
 }
 
-/// Of interest only while the pod is not bound and asks for GPU memory.
+/// Return the nominated node of a pod that is not bound.
 fn nominated(object: &PodObject) -> Option<Box<str>> {
     let node = object.status.as_ref()?.nominated_node_name.as_deref()?;
     let is_bound = object.spec.node_name.as_deref().is_some_and(|name| !name.is_empty());
     (!is_bound && !node.is_empty() && node.len() <= names::MOST_NAME_BYTES).then(|| Box::from(node))
 }
 
-/// What of a node's quantities cannot be read, if one that Divvy reads is no quantity.
+/// Return an error text if one of the node's quantities that Divvy reads is not a valid quantity.
 pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     let status = object.status.as_ref()?;
     let read = [names::GPU_MEM, names::GPU_COUNT, names::WHOLE_GPU, "cpu", "memory", "pods"];
@@ -66,7 +69,7 @@ pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     None
 }
 
-/// A node. Quantities that cannot be read count as zero; lists and watches leave such a node out ([`unreadable_quantity`]).
+/// Convert a node. Quantities that cannot be read count as zero; lists and watches skip such nodes ([`unreadable_quantity`]).
 pub fn node(object: &NodeObject) -> Node {
     let meta = &object.metadata;
     let none = NodeStatus::default();
@@ -106,9 +109,12 @@ pub fn node(object: &NodeObject) -> Node {
     }
 }
 
-/// What a pod asks for: containers in the kubelet's order, without those that ask for none of our resources.
+/// Return a pod's request: the containers in the kubelet's order, without those that request neither gpu-mem nor gpu-count.
 ///
-/// Most pods of a cluster have none that does. Of such a pod nothing is kept here, whatever its annotations say.
+/// Most pods of a cluster have no such container. Their request is empty, and their annotations are not read.
+///
+/// # Errors
+/// A quantity of gpu-mem or gpu-count cannot be read.
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
@@ -122,7 +128,7 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
             gpu_count,
         })
         .collect();
-    // Room for four is taken for the first, and there are tens of thousands of pods.
+    // A Vec reserves room for four elements when it gets the first, and there are tens of thousands of pods.
     containers.shrink_to_fit();
     if containers.iter().all(|container| container.units == 0) {
         return Ok(PodRequest::new(containers, None));
@@ -132,7 +138,7 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     Ok(PodRequest::new(containers, rules))
 }
 
-/// The first container that asks for GPU memory and chooses GPUs by itself as well.
+/// Return the first container that requests GPU memory but also chooses GPUs with its own `NVIDIA_VISIBLE_DEVICES`, and the value.
 fn own_visible(object: &PodObject) -> Option<Box<(String, String)>> {
     let asks = |container: &Container| {
         let units = amount_of(container, names::GPU_MEM).and_then(|amount| quantity_value(&amount.0).ok());
@@ -158,7 +164,8 @@ fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Contain
     init.chain(object.spec.containers.iter().map(|container| (ContainerKind::App, container)))
 }
 
-/// One resource's request per container, in order; a limit alone is a request, as the API server defaults it.
+/// Return each container's request for a resource, in the kubelet's order. Without a request, the limit counts, as in the API server's
+/// defaulting.
 fn amounts(
     object: &PodObject,
     resource: &'static str,
@@ -170,7 +177,7 @@ fn amounts(
             Some(amount) => read(&amount.0).map_err(|error| divvy_model::Error::Invalid {
                 what: resource,
                 text: format!(
-                    "of container {} of pod {}: {error}",
+                    "in container {} of pod {}: {error}",
                     shortened(&container.name, QUOTED_BYTES),
                     shortened(object.metadata.name.as_deref().unwrap_or("?"), QUOTED_BYTES)
                 ),
@@ -192,7 +199,7 @@ fn overhead(
     object.spec.overhead.get(resource).map_or(Ok(0), |amount| read(&amount.0))
 }
 
-/// A pod's effective request of a resource that is not ours, by Kubernetes' formula.
+/// Compute a pod's effective request for CPU or main memory, by Kubernetes' formula ([`PodRequest::effective`]).
 fn effective(
     object: &PodObject,
     resource: &'static str,
@@ -224,16 +231,16 @@ fn phase(text: Option<&str>) -> Phase {
     }
 }
 
-/// The GPUs of a node that an administrator or a problem detector calls unhealthy.
+/// The GPUs of a node that an administrator or a problem detector has declared unhealthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnhealthyGpus {
     /// The node's name.
     pub node: String,
-    /// Indices.
+    /// The indices of the unhealthy GPUs.
     pub gpus: BTreeSet<u32>,
 }
 
-/// Reads gpushare's ConfigMap `unhealthy-gpu-<node>`; `None` for any other.
+/// Parse gpushare's ConfigMap `unhealthy-gpu-<node>`; `None` for any other ConfigMap.
 pub fn unhealthy_gpus(object: &ConfigMap) -> Option<UnhealthyGpus> {
     let node = legacy::unhealthy_gpus_node(object.metadata.name.as_deref()?)?.to_owned();
     let text = object.data.as_ref().and_then(|data| data.get("gpus"));
@@ -285,10 +292,10 @@ mod tests {
         assert_eq!(pod.request.effective_units(), Some(4));
         assert_eq!(pod.cpu_milli, 250);
         assert!(pod.deleting);
-        assert!(!pod.ended(), "a container still runs, whatever the phase says");
+        assert!(!pod.ended(), "a container still runs, whatever the phase is");
     }
 
-    /// What an annotation may have at most: everything that an API server accepts.
+    /// Bytes of the largest annotation that an API server accepts.
     const HUGE: usize = 250_000;
 
     #[test]
@@ -342,7 +349,7 @@ mod tests {
         .to_string();
         assert_eq!(
             error,
-            "aliyun.com/gpu-mem: of container a of pod p: quantity: \"3 GiB\" has an unknown suffix"
+            "aliyun.com/gpu-mem: in container a of pod p: quantity: \"3 GiB\" has an unknown suffix"
         );
     }
 

@@ -3,69 +3,69 @@ use std::path::PathBuf;
 use crate::client::Unanswered;
 use crate::list::pages::Failure;
 
-/// What can go wrong between Divvy and an API server.
+/// An error between Divvy and an API server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A kubeconfig file was named and is not there.
+    /// The named kubeconfig file does not exist.
     #[error("there is no kubeconfig file at {path}; name one with --kubeconfig or KUBECONFIG")]
     KubeconfigMissing {
-        /// The path that was looked at.
+        /// The path of the missing file.
         path: PathBuf,
     },
     /// A kubeconfig file could not be used.
     #[error("the kubeconfig {origin} cannot be used: {text}")]
     Kubeconfig {
-        /// Where it came from.
+        /// The path of the kubeconfig.
         origin: String,
-        /// What is wrong with it.
+        /// What is wrong with the kubeconfig.
         text: String,
     },
-    /// Neither a kubeconfig nor a pod.
+    /// There is no kubeconfig, and the program does not run in a pod.
     #[error(
-        "no cluster to talk to: KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod; name a kubeconfig with --kubeconfig"
+        "no cluster to connect to: KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod; name a kubeconfig with --kubeconfig"
     )]
     NoCluster,
-    /// No kubeconfig, and a pod whose service account cannot be used.
+    /// There is no kubeconfig, and the pod's service account cannot be used.
     #[error(
-        "no cluster to talk to: there is no kubeconfig, and the service account of this pod cannot be used: {text}; is automountServiceAccountToken false?"
+        "no cluster to connect to: there is no kubeconfig, and the service account of this pod cannot be used: {text}; is automountServiceAccountToken false?"
     )]
     NoServiceAccount {
-        /// Why.
+        /// Why the service account cannot be used.
         text: String,
     },
     /// The API server refused or did not answer.
-    // No `source`: the message already says all of it, and a chain would say it twice.
+    // No `source`: the message already contains it, and an error chain would print it twice.
     #[error("{what}: {}", in_words(answer))]
     Api {
-        /// What was tried.
+        /// What failed, such as "the pods could not be listed".
         what: String,
-        /// The answer.
+        /// The client's error.
         answer: Box<kube::Error>,
     },
-    /// The API server's answer is not a list, or broke off.
+    /// The API server's answer is not a list, or is incomplete.
     #[error("{what}: {text}")]
     List {
-        /// What was tried.
+        /// What failed, such as "the pods could not be listed".
         what: String,
         /// What is wrong with the answer.
         text: String,
     },
-    /// The user has no token that others could be shown.
+    /// The user has no token to send to the explainer.
     #[error("{text}")]
     NoToken {
-        /// Why.
+        /// Why there is no token.
         text: String,
     },
-    /// The explainer could not be asked.
+    /// The explainer could not be reached.
     #[error("{text}")]
     Desk {
-        /// What is wrong.
+        /// What failed.
         text: String,
     },
 }
 
 impl Error {
-    /// Wraps a client error with what was tried.
+    /// Wrap a client error with a sentence that says what failed.
     pub fn api(what: impl Into<String>, source: kube::Error) -> Error {
         Error::Api {
             what: what.into(),
@@ -75,12 +75,12 @@ impl Error {
 }
 
 impl Error {
-    /// Whether the API server said that the user has no right to it (403).
+    /// Report whether the API server answered that the user lacks the right (403).
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 403))
     }
 
-    /// Whether the API server said that there is no such object (404).
+    /// Report whether the API server answered that the object does not exist (404).
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404))
     }
@@ -96,7 +96,7 @@ impl Error {
     }
 }
 
-/// A client error as a user can use it: the server's own message where there is one.
+/// Format a client error for users: the server's own message if there is one, else the error with its causes.
 pub fn in_words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),

@@ -1,4 +1,4 @@
-//! Events: what users see in `kubectl describe` and `kubectl get events`.
+//! Publishing of events, which users see in `kubectl describe` and `kubectl get events`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +9,13 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 
 use crate::Error;
 
-/// How long a repeated note is counted with the one before: as long as the recorder of `kube` does it.
+/// How long a repeated note is counted with the earlier one: the same period as in kube's recorder.
 const SERIES: Duration = Duration::from_mins(6);
-/// More texts than this, of one object and reason at a time, are counted with the last: as client-go does, for texts that are never twice the same.
+/// Most texts per object and reason that are counted separately. Further texts are counted with the last one, as in client-go, in case the
+/// texts never repeat.
 const MOST_TEXTS: usize = 10;
 
-/// Publishes events under one controller name; repeated ones are counted, not repeated.
+/// A publisher of events under one controller name. Repeated events are counted and not published again.
 #[derive(Clone)]
 pub struct Events {
     client: kube::Client,
@@ -22,10 +23,11 @@ pub struct Events {
     told: Arc<Mutex<HashMap<About, Vec<Told>>>>,
 }
 
-/// UID of an object, and a reason.
+/// The UID of an object, and the reason of an event about it.
 type About = (Option<String>, String);
 
-/// A text and who counts it. A recorder takes notes that differ in their text alone for one, so that of a second GPU that fails nobody would read.
+/// A text, and the recorder that counts its repetitions. Each text needs its own recorder: one recorder merges notes that differ only in their
+/// text, so an event about a second failed GPU would be lost.
 struct Told {
     text: String,
     recorder: Recorder,
@@ -38,21 +40,21 @@ impl std::fmt::Debug for Events {
     }
 }
 
-/// One event.
+/// The content of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// `Warning` instead of `Normal`.
+    /// Whether the event's type is `Warning` instead of `Normal`.
     pub warning: bool,
-    /// One word in CamelCase.
+    /// The reason, one word in CamelCase.
     pub reason: String,
-    /// What was being done, one word in CamelCase.
+    /// The action that was being performed, one word in CamelCase.
     pub action: String,
-    /// In words; cut at 1 kB by the API.
+    /// The text. It is cut after 1,000 bytes, because the API allows 1 kB.
     pub text: String,
 }
 
 impl Events {
-    /// `controller` is `divvy-agent` or `divvy-extender`; `instance` the node or pod that it runs on.
+    /// Make a publisher. `controller` is `divvy-agent` or `divvy-extender`; `instance` is the node or pod on which it runs.
     pub fn new(client: kube::Client, controller: &str, instance: Option<String>) -> Events {
         Events {
             client,
@@ -87,7 +89,7 @@ impl Events {
         texts[position].recorder.clone()
     }
 
-    /// Publishes a note about an object.
+    /// Publish a note about an object.
     pub async fn publish(&self, regarding: &ObjectReference, note: Note) -> Result<(), Error> {
         let mut text = note.text;
         if text.len() > 1000 {
@@ -109,7 +111,7 @@ impl Events {
     }
 }
 
-/// A reference to a pod.
+/// Return a reference to a pod.
 pub fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -121,7 +123,8 @@ pub fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference 
     }
 }
 
-/// A reference to a node. The kubelet's own events about nodes carry the name as UID, and `kubectl describe node` looks for that.
+/// Return a reference to a node. Its UID is the node's name, as in the kubelet's own events about nodes, because `kubectl describe node`
+/// searches for that.
 pub fn node_reference(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),

@@ -1,14 +1,19 @@
-//! Kubernetes objects to and from the model.
+//! The connection to a cluster, and the conversion of Kubernetes objects to and from `divvy-model`.
 //!
-//! - [`client`]: which cluster, from flags and kubeconfig files
-//! - [`objects`]: the slim forms in which pods and nodes are read: only the fields that Divvy looks at
-//! - [`convert`]: slim objects to values of `divvy-model`
-//! - [`list`]: one look at the cluster
-//! - [`watch`]: a list and its changes, for ever
-//! - [`slim`]: how lists and watches parse objects into those slim forms
-//! - [`events`]: what users see in `kubectl describe`
+//! - [`client`]: chooses the cluster, from flags and kubeconfig files
+//! - [`objects`]: slim forms of pods and nodes, with only the fields that Divvy reads
+//! - [`convert`]: converts slim objects to values of `divvy-model`
+//! - [`sites`]: converts slim objects to values of `divvy-why`
+//! - [`list`]: lists objects once, for the command line
+//! - [`look`]: lists the whole cluster once into a `Snapshot`, for `divvy why`
+//! - [`watch`]: lists objects and then follows their changes, indefinitely
+//! - [`index`]: applies changes of pods and nodes to the ledger; no I/O
+//! - [`history`]: writes watch events as text, and reads them back; no I/O
+//! - [`dump`]: reads the cluster from the output of `kubectl get`; no I/O
+//! - [`explain`]: reaches the explainer, which answers `divvy why` for users who may not list pods and nodes
+//! - [`events`]: publishes the events that users see in `kubectl describe`
 //!
-//! No other crate that is shipped reads a Kubernetes object; `divvy-why` evaluates selectors and tolerations in Kubernetes' own types.
+//! No other shipped crate reads Kubernetes objects, except that `divvy-why` evaluates selectors and tolerations in Kubernetes' own types.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One look at the cluster, for the command line.
+//! One-time lists of the cluster's objects, for the command line.
 
 pub(crate) mod items;
 pub(crate) mod pages;
@@ -27,32 +27,32 @@ use pages::{Pages, Progress};
 pub(crate) const PODS: &str = "/api/v1/pods";
 pub(crate) const NODES: &str = "/api/v1/nodes";
 
-/// How many objects are asked for at once. They are read as they arrive, so that this is for the API server's memory and not for ours.
+/// Objects per page of a list. Objects are parsed as they arrive, so the page size bounds the API server's memory and not Divvy's.
 const PAGE: u32 = 5000;
 
-/// Pods of a cluster, and those that could not be read.
+/// The pods of a cluster.
 #[derive(Debug, Default)]
 pub struct Pods {
-    /// In the API server's order: by namespace and name.
+    /// The readable pods, in the API server's order: by namespace and name.
     pub pods: Vec<Pod>,
-    /// The rest.
+    /// The pods that could not be read.
     pub left_out: LeftOut,
 }
 
-/// Objects that could not be read, and are left out.
+/// Objects that could not be read and were skipped.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The name, `namespace/name` of a pod, and what is wrong; the first [`LeftOut::NAMED`].
+    /// The first [`LeftOut::NAMED`] objects: the name (`namespace/name` for a pod), and what is wrong.
     pub named: Vec<(String, String)>,
-    /// How many there are besides.
+    /// The number of further objects.
     pub more: u64,
 }
 
 impl LeftOut {
-    /// So many are named.
+    /// Most objects that are named.
     pub const NAMED: usize = 100;
 
-    /// Adds one.
+    /// Add an object: its name, and why it cannot be read.
     pub fn add(&mut self, name: impl Into<String>, why: impl Into<String>) {
         if self.named.len() < LeftOut::NAMED {
             self.named.push((name.into(), why.into()));
@@ -62,7 +62,7 @@ impl LeftOut {
     }
 }
 
-/// All pods, or those that a field selector names.
+/// List all pods, or those that match a field selector.
 pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result<Pods, Error> {
     let mut found = Pods::default();
     let mut take = |pod: SlimPod| {
@@ -78,20 +78,21 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
     Ok(found)
 }
 
-/// The name of a pod, for messages.
+/// Return the name of a pod for messages, `namespace/name`.
 pub fn name(pod: &PodObject) -> String {
     full_name(&pod.metadata)
 }
 
-/// Converts an object into a pod. The error is the reason why it cannot be read.
+/// Convert an object into a pod. The error says why the object cannot be read.
 pub fn pod_of(object: PodObject) -> Result<Pod, String> {
     convert::pod(&object).map_err(|error| error.to_string())
 }
 
-/// Hands over every pod, or those that a field selector names, in the API server's order and as they arrive: the list is never held in memory.
+/// Pass every pod, or those that match a field selector, to `take`, in the API server's order and as they arrive. The list is never in memory
+/// as a whole.
 ///
-/// `read` runs on another thread. It converts each object into the value that `take` receives, or returns the reason why it cannot. The object has
-/// the fields of [`objects`], no labels, and the annotations that Divvy reads.
+/// `read` runs on another thread. It converts each object into the value that `take` receives, or returns the reason why it cannot. The
+/// object has the fields of [`objects`] and the annotations that Divvy reads, but no labels.
 pub async fn each_pod<R: Send + 'static>(
     client: &kube::Client,
     field_selector: Option<&str>,
@@ -111,7 +112,7 @@ pub async fn each_pod<R: Send + 'static>(
         .map_err(|failure| Error::list("the pods could not be listed", failure))
 }
 
-/// As [`each_pod`] for all pods; the object has its labels and its conditions, too.
+/// Pass every pod to `take`, as [`each_pod`] does. The objects also have their labels and conditions.
 pub async fn each_whole_pod<R: Send + 'static>(
     client: &kube::Client,
     read: fn(PodObject) -> Result<R, String>,
@@ -130,7 +131,7 @@ pub async fn each_whole_pod<R: Send + 'static>(
         .map_err(|failure| Error::list("the pods could not be listed", failure))
 }
 
-/// Hands over every node, as [`each_pod`] does; the object has its labels.
+/// Pass every node to `take`, as [`each_pod`] does. The objects have their labels.
 pub async fn each_node<R: Send + 'static>(
     client: &kube::Client,
     read: fn(NodeObject) -> R,
@@ -143,7 +144,7 @@ pub async fn each_node<R: Send + 'static>(
         .map_err(|failure| Error::list("the nodes could not be listed", failure))
 }
 
-/// Hands over every object of the list at a path, as [`each_pod`] does, read into a type of the caller's.
+/// Pass every object of the list at a path to `take`, as [`each_pod`] does. The caller chooses the type into which objects are parsed.
 pub async fn each_at<T: DeserializeOwned + 'static, R: Send + 'static>(
     client: &kube::Client,
     path: &str,
@@ -158,7 +159,7 @@ pub async fn each_at<T: DeserializeOwned + 'static, R: Send + 'static>(
         .map_err(|failure| Error::list(format!("{path} could not be listed"), failure))
 }
 
-/// What was read, if it is of use.
+/// Return an item, or an error if it is unreadable or unusable.
 pub(crate) fn usable<T: Kind>(item: Result<T, Unreadable>) -> Result<T, Unreadable> {
     let item = item?;
     match item.trouble() {
@@ -170,7 +171,7 @@ pub(crate) fn usable<T: Kind>(item: Result<T, Unreadable>) -> Result<T, Unreadab
     }
 }
 
-/// `namespace/name`, or `name` without a namespace.
+/// Return `namespace/name`, or `name` if there is no namespace.
 pub(crate) fn full_name(meta: &ObjectMeta) -> String {
     let name = meta.name.as_deref().unwrap_or_default();
     match meta.namespace.as_deref().filter(|namespace| !namespace.is_empty()) {
@@ -179,8 +180,8 @@ pub(crate) fn full_name(meta: &ObjectMeta) -> String {
     }
 }
 
-// A generic function is compiled with the program that uses it, and programs are compiled for size. These are not generic, so that lists are read
-// by code that is compiled for speed, as the whole of this crate is.
+// A generic function is compiled as part of the program that uses it, and the programs are optimized for size. This crate is optimized for
+// speed. The functions below are not generic, so that the code that parses lists is compiled here.
 
 fn read_pods(items: &mut Items, part: Part<'_>, take: Take<'_, PodObject>) -> Result<ListMeta, Wrong> {
     items.take_in(
@@ -203,15 +204,15 @@ fn read_nodes(items: &mut Items, part: Part<'_>, take: Take<'_, NodeObject>) -> 
     )
 }
 
-/// Takes each item in the order of the list.
+/// Receives each item, in the order of the list.
 type Take<'a, R> = &'a mut (dyn FnMut(Result<R, Unreadable>) + Send);
 
-/// Length of the queues between the two threads: parts of the response that wait to be parsed, and batches of parsed items.
+/// Length of both queues between the two threads: parts of the response to parse, and batches of parsed items.
 const PARTS: usize = 4;
-/// Items in a batch, at least.
+/// Least number of items in a batch, except the last.
 const ITEMS: usize = 256;
 
-/// Reads a list that may be long. A separate thread parses the response, so that two cores share the work.
+/// Read a list that may be long. A separate thread parses the response, so that two cores share the work.
 async fn many<R: Send + 'static>(
     client: &kube::Client,
     path: &str,
@@ -238,7 +239,7 @@ async fn many<R: Send + 'static>(
             ended
         });
         let feed = async {
-            // The reader stops at the first error, and returns it below; the rest of the response does not matter.
+            // The parsing thread stops at the first error and returns it below; the rest of the response does not matter.
             while let Some(part) = tokio::select! { part = pages.part() => part?, () = parts.closed() => None } {
                 if parts.send(part).await.is_err() {
                     break;
@@ -272,7 +273,7 @@ async fn many<R: Send + 'static>(
     }
 }
 
-/// Reads a short list, on this thread.
+/// Read a short list on this thread.
 async fn few<T: Kind>(
     client: &kube::Client,
     path: &str,
@@ -299,7 +300,7 @@ fn pages(client: &kube::Client, path: &str, field_selector: Option<&str>) -> Pag
     Pages::new(client.clone(), path, params)
 }
 
-/// Whether nodes and pods can be listed at all: asks for one of each.
+/// Check that the user may list nodes and pods, by requesting one of each.
 pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
     let one = ListParams::default().limit(1);
     let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
@@ -314,7 +315,7 @@ pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// All nodes that can be read.
+/// List all nodes that can be read. The others are logged and skipped.
 pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
     let mut nodes = Vec::new();
     let mut take = |node: SlimNode| {
@@ -330,7 +331,7 @@ pub async fn nodes(client: &kube::Client) -> Result<Vec<Node>, Error> {
     Ok(nodes)
 }
 
-/// The GPUs that gpushare's ConfigMaps call unhealthy.
+/// List the GPUs that gpushare's ConfigMaps declare unhealthy.
 pub async fn unhealthy_gpus(client: &kube::Client) -> Result<Vec<UnhealthyGpus>, Error> {
     let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
     let mut found = Vec::new();
@@ -343,7 +344,7 @@ pub async fn unhealthy_gpus(client: &kube::Client) -> Result<Vec<UnhealthyGpus>,
     Ok(found)
 }
 
-/// One node.
+/// Read one node.
 pub async fn node(client: &kube::Client, name: &str) -> Result<Node, Error> {
     let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
     let object = api
@@ -353,16 +354,16 @@ pub async fn node(client: &kube::Client, name: &str) -> Result<Node, Error> {
     Ok(convert::node(&object))
 }
 
-/// A pod that a controller wanted to make and was not allowed to: there is no pod that could say so.
+/// A pod that a controller could not create. There is no pod object, so only an event reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotMade {
-    /// `ReplicaSet ml/train-6d5`
+    /// The controller, such as `ReplicaSet ml/train-6d5`.
     pub by: String,
-    /// The API server's words.
+    /// The API server's reason.
     pub why: String,
 }
 
-/// What controllers could not make, and why, by their events; of one namespace, or of all. Only what speaks of GPU memory.
+/// List the pods that controllers could not create, from their events, in one namespace or in all. Only events that mention GPU memory count.
 pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<Vec<NotMade>, Error> {
     let api: Api<Event> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
@@ -385,7 +386,7 @@ pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<
         let about = event.involved_object;
         let (kind, name) = (about.kind.unwrap_or_default(), about.name.unwrap_or_default());
         let by = format!("{kind} {}/{name}", about.namespace.unwrap_or_default());
-        // The same one fails again and again, with another name for the pod each time.
+        // The same controller fails repeatedly, with a different pod name each time: keep the last reason.
         match found.iter_mut().find(|known| known.by == by) {
             Some(known) => known.why = why,
             None => found.push(NotMade { by, why }),
@@ -394,10 +395,10 @@ pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<
     Ok(found)
 }
 
-/// The pods of the extender of Divvy's chart, with their namespaces, and their images.
+/// List the extender's pods of Divvy's chart: the name (`namespace/name`) and image of each.
 pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)>, Error> {
     let api: Api<k8s_openapi::api::core::v1::Pod> = Api::all(client.clone());
-    // There are two or three.
+    // Two or three are expected.
     let params = ListParams::default()
         .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=extender")
         .limit(50);
@@ -412,7 +413,10 @@ pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)
     Ok(list.items.into_iter().filter_map(one).collect())
 }
 
-/// What of a cluster the user may not list: `nodes`, `pods`. An error other than a missing right is returned.
+/// Return which of `nodes` and `pods` the user may not list.
+///
+/// # Errors
+/// A list failed for another reason than a missing right.
 pub async fn refused(client: &kube::Client) -> Result<Vec<&'static str>, Error> {
     let one = ListParams::default().limit(1);
     let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
@@ -429,7 +433,8 @@ pub async fn refused(client: &kube::Client) -> Result<Vec<&'static str>, Error> 
     Ok(refused)
 }
 
-/// How an administrator names the user in a binding: `--user=ann`, `--serviceaccount=ml:ann`; `None` if the API server does not tell.
+/// Return the flag that names the user in `kubectl create rolebinding`: `--user=ann` or `--serviceaccount=ml:ann`; `None` if the API server
+/// does not report the user.
 pub async fn myself(client: &kube::Client) -> Option<String> {
     let api: Api<SelfSubjectReview> = Api::all(client.clone());
     let review = api.create(&PostParams::default(), &SelfSubjectReview::default()).await;
@@ -443,7 +448,7 @@ pub async fn myself(client: &kube::Client) -> Option<String> {
     })
 }
 
-/// The pods of a namespace whose phase is Pending.
+/// List the pods of a namespace whose phase is Pending.
 pub async fn pending_pods(client: &kube::Client, namespace: &str) -> Result<Vec<PodObject>, Error> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
     let list = api
@@ -453,7 +458,7 @@ pub async fn pending_pods(client: &kube::Client, namespace: &str) -> Result<Vec<
     Ok(list.items)
 }
 
-/// What the quotas of a namespace say of GPU memory: `8 of 10 requests.aliyun.com/gpu-mem of quota gpus are used`.
+/// Describe the GPU memory in the quotas of a namespace, such as `8 of 10 requests.aliyun.com/gpu-mem of quota gpus are used`.
 pub async fn quotas(client: &kube::Client, namespace: &str) -> Result<Vec<String>, Error> {
     let api: Api<ResourceQuota> = Api::namespaced(client.clone(), namespace);
     let list = api
@@ -478,7 +483,7 @@ pub async fn quotas(client: &kube::Client, namespace: &str) -> Result<Vec<String
     Ok(list.items.into_iter().flat_map(words).collect())
 }
 
-/// The pods of a namespace that a selector of labels names.
+/// List the pods of a namespace that match a label selector.
 pub async fn selected_pods(client: &kube::Client, namespace: &str, selector: &str) -> Result<Vec<PodObject>, Error> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
     let list = api
@@ -488,7 +493,7 @@ pub async fn selected_pods(client: &kube::Client, namespace: &str, selector: &st
     Ok(list.items)
 }
 
-/// The selector of the pods of a workload, as text. `api`: group, version, kind and plural.
+/// Read the label selector for the pods of a workload, as text. `api` is the group, version, kind, and plural name.
 pub async fn selector_of(
     client: &kube::Client,
     api: (&str, &str, &str, &str),
@@ -509,7 +514,7 @@ pub async fn selector_of(
     Ok(selector.to_string())
 }
 
-/// One pod as it is, status conditions among it.
+/// Read one pod with its status conditions.
 pub async fn pod(client: &kube::Client, namespace: &str, name: &str) -> Result<PodObject, Error> {
     let api: Api<PodObject> = Api::namespaced_with(client.clone(), namespace, &objects::pods());
     api.get(name)

@@ -1,5 +1,5 @@
-//! Pods and nodes with only the fields that Divvy reads. Everything else is skipped while it is parsed, so that a
-//! cluster of 50,000 pods costs what we use of it.
+//! Pods and nodes with only the fields that Divvy reads. The parser skips all other fields, so the memory for a cluster of 50,000 pods
+//! depends only on the fields that are used.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,86 +11,86 @@ use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A pod.
+/// A pod with the fields that Divvy reads.
 pub type PodObject = Object<PodSpec, PodStatus>;
-/// A node.
+/// A node with the fields that Divvy reads.
 pub type NodeObject = Object<NodeSpec, NodeStatus>;
 
-/// How to ask for [`PodObject`]s.
+/// Return the API resource for requests for [`PodObject`]s.
 pub fn pods() -> ApiResource {
     ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&())
 }
 
-/// How to ask for [`NodeObject`]s.
+/// Return the API resource for requests for [`NodeObject`]s.
 pub fn nodes() -> ApiResource {
     ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&())
 }
 
-/// `spec` of a pod.
+/// The `spec` of a pod.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// The node it is bound to.
+    /// The node to which the pod is bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
-    /// Its init containers, in order.
+    /// The init containers, in spec order.
     #[serde(deserialize_with = "null_is_default")]
     pub init_containers: Vec<Container>,
-    /// Its containers.
+    /// The app containers, in spec order.
     #[serde(deserialize_with = "null_is_default")]
     pub containers: Vec<Container>,
-    /// `spec.overhead` of a RuntimeClass.
+    /// Resources for the sandbox itself, which a RuntimeClass adds.
     #[serde(deserialize_with = "null_is_default")]
     pub overhead: Amounts,
-    /// Which scheduler is to bind it.
+    /// The scheduler that is to bind the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler_name: Option<String>,
-    /// What its PriorityClass says.
+    /// The priority, from the PriorityClass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// Labels that its node must have.
+    /// Labels that the pod's node must have.
     #[serde(deserialize_with = "null_is_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,
-    /// Which nodes and which pods it is to be with or away from.
+    /// Rules for the nodes and the other pods with which the pod may run.
     #[serde(skip_serializing)]
     pub affinity: Option<Box<Affinity>>,
-    /// How it is to be spread.
+    /// Rules for spreading the pod and others like it over nodes or zones.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
-    /// Taints that it tolerates.
+    /// Taints that the pod tolerates.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub tolerations: Vec<Toleration>,
-    /// Until these are gone no scheduler looks at it.
+    /// Scheduling gates. No scheduler considers the pod before they are all removed.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub scheduling_gates: Vec<Named>,
     /// `Never`, or `PreemptLowerPriority`.
     #[serde(skip_serializing)]
     pub preemption_policy: Option<String>,
-    /// Its volumes, as far as they decide where it can run.
+    /// The volumes, with the fields that decide where the pod can run.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub volumes: Vec<Volume>,
-    /// Its ResourceClaims.
+    /// The pod's ResourceClaims.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub resource_claims: Vec<Named>,
 }
 
-/// Something of which only the name is read.
+/// An object of which only the name is read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Named {
-    /// Its name.
+    /// The object's name.
     pub name: String,
 }
 
-/// A volume of a pod: only its claim is read.
+/// A volume of a pod, with only the fields about its claim.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Volume {
-    /// Its name.
+    /// The volume's name.
     pub name: String,
-    /// The claim that it stands for.
+    /// The PersistentVolumeClaim that the volume refers to.
     pub persistent_volume_claim: Option<VolumeClaim>,
-    /// It is of a claim that is made for the pod and is named after pod and volume.
+    /// Set if Kubernetes creates a claim for this pod, named `<pod>-<volume>`.
     pub ephemeral: Option<IgnoredAny>,
 }
 
@@ -98,20 +98,20 @@ pub struct Volume {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeClaim {
-    /// Its name.
+    /// The claim's name.
     pub claim_name: String,
 }
 
-/// A port of a container: only that of the host is read.
+/// A port of a container, with only the fields about the host's port.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Port {
-    /// 0 if it takes none.
+    /// The port on the host; 0 if there is none.
     pub host_port: u16,
-    /// Which of the host's addresses; empty: all.
+    /// The address of the host; empty means all addresses.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
-    /// `TCP` if it is empty.
+    /// The protocol; empty means `TCP`.
     pub protocol: String,
 }
 
@@ -119,23 +119,23 @@ pub struct Port {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Container {
-    /// Its name.
+    /// The container's name.
     pub name: String,
-    /// `Always` makes an init container a sidecar.
+    /// The container's own restart policy. `Always` makes an init container a sidecar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
-    /// What it asks for.
+    /// The container's limits and requests.
     #[serde(deserialize_with = "null_is_default")]
     pub resources: Resources,
-    /// Of its variables only `NVIDIA_VISIBLE_DEVICES`, if it is written out in the pod.
+    /// The value of the environment variable `NVIDIA_VISIBLE_DEVICES`, if the pod's spec states it. Other variables are skipped.
     #[serde(rename = "env", deserialize_with = "visible_devices", skip_serializing)]
     pub visible_devices: Option<String>,
-    /// Its ports.
+    /// The container's ports.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub ports: Vec<Port>,
 }
 
-/// `resources` of a container.
+/// The `resources` of a container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resources {
@@ -147,11 +147,11 @@ pub struct Resources {
     pub requests: Amounts,
 }
 
-/// Amounts by resource, in the order of the names.
+/// Amounts by resource name, sorted by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Amounts(Vec<(Resource, Amount)>);
 
-/// The name of a resource. Of those that nearly every object has no copy is made.
+/// The name of a resource. Common names are borrowed constants and not copied.
 type Resource = Cow<'static, str>;
 
 impl Amounts {
@@ -165,38 +165,38 @@ impl Amounts {
         "pods",
     ];
 
-    /// The amount of a resource.
+    /// Return the amount of a resource; `None` if there is none.
     pub fn get(&self, resource: &str) -> Option<&Amount> {
         let found = self.0.iter().find(|(name, _)| *name == resource);
         found.map(|(_, amount)| amount)
     }
 
-    /// Whether there is an amount of a resource, whatever it is.
+    /// Report whether there is an amount of a resource, even zero.
     pub fn contains_key(&self, resource: &str) -> bool {
         self.get(resource).is_some()
     }
 
-    /// The resources.
+    /// Return the names of the resources.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| &**name)
     }
 
-    /// The resources and their amounts.
+    /// Return the resources and their amounts.
     pub fn iter(&self) -> impl Iterator<Item = (&Resource, &Amount)> {
         self.0.iter().map(|(name, amount)| (name, amount))
     }
 
-    /// Sets the amount of a resource.
+    /// Set the amount of a resource.
     pub fn insert(&mut self, resource: &str, amount: Amount) {
         self.set(Amounts::name(resource), amount);
     }
 
-    /// Keeps the amounts of these resources alone.
+    /// Keep only the resources for whose names `wanted` returns true.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
         self.0.retain(|(name, _)| wanted(name));
     }
 
-    /// Drops all.
+    /// Remove all amounts.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -264,7 +264,7 @@ impl<'de> Deserialize<'de> for Amounts {
     }
 }
 
-/// A Quantity as it was written: a string, or a number as hand-written JSON has it.
+/// The text of a Quantity. In JSON it is a string or, if written by hand, a number.
 #[derive(Debug, Clone, Serialize, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct Amount(pub String);
@@ -303,29 +303,29 @@ impl<'de> Deserialize<'de> for Amount {
     }
 }
 
-/// `status` of a pod.
+/// The `status` of a pod.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
-    /// Its phase.
+    /// The phase, such as `Running`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Why it is not scheduled, among others.
+    /// The conditions, such as `PodScheduled` with the reason why the pod is not scheduled.
     #[serde(deserialize_with = "null_is_default")]
     pub conditions: Vec<Condition>,
-    /// States of its init containers.
+    /// The states of the init containers.
     #[serde(deserialize_with = "null_is_default")]
     pub init_container_statuses: Vec<ContainerStatus>,
-    /// States of its containers.
+    /// The states of the app containers.
     #[serde(deserialize_with = "null_is_default")]
     pub container_statuses: Vec<ContainerStatus>,
-    /// The node where it has preempted others.
+    /// The node on which kube-scheduler has preempted other pods for this pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nominated_node_name: Option<String>,
-    /// Why it failed, `UnexpectedAdmissionError`.
+    /// Why the pod failed, one word such as `UnexpectedAdmissionError`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same in words.
+    /// Why the pod failed, as a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -334,15 +334,15 @@ pub struct PodStatus {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// `PodScheduled`, `Ready`, …
+    /// The type, such as `PodScheduled` or `Ready`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `True`, `False`, `Unknown`.
+    /// `True`, `False`, or `Unknown`.
     pub status: String,
-    /// One word.
+    /// The reason, one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// In words.
+    /// The message, a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -353,67 +353,67 @@ pub struct Condition {
 pub struct ContainerStatus {
     /// The container's name.
     pub name: String,
-    /// What it does now.
+    /// The container's present state.
     #[serde(deserialize_with = "null_is_default")]
     pub state: ContainerState,
 }
 
-/// One of the three is set.
+/// The state of a container: at most one of the fields is set. `terminated` is not read.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerState {
-    /// It runs.
+    /// Set if the container is running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub running: Option<Running>,
-    /// It waits, and why.
+    /// Set if the container is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Waiting>,
 }
 
-/// That a container runs; since when is not read.
+/// The state of a running container. Its start time is not read.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Running {}
 
-/// Why a container waits.
+/// The state of a waiting container.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Waiting {
-    /// `CreateContainerConfigError`, …
+    /// The reason, one word such as `CreateContainerConfigError`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// In words.
+    /// The message, a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// `spec` of a node.
+/// The `spec` of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeSpec {
-    /// Cordoned.
+    /// Whether the node is cordoned.
     pub unschedulable: bool,
-    /// Pods that do not tolerate these stay away.
+    /// The taints. Pods that do not tolerate them are not scheduled to this node.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub taints: Vec<Taint>,
 }
 
-/// `status` of a node.
+/// The `status` of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// In all.
+    /// The node's total resources.
     #[serde(deserialize_with = "null_is_default")]
     pub capacity: Amounts,
-    /// For pods.
+    /// The resources that pods may request.
     #[serde(deserialize_with = "null_is_default")]
     pub allocatable: Amounts,
-    /// How to reach it.
+    /// The node's addresses.
     #[serde(deserialize_with = "null_is_default")]
     pub addresses: Vec<Address>,
-    /// What runs on it.
+    /// Versions of the node's software.
     #[serde(rename = "nodeInfo", skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// Its conditions, without reasons and messages.
+    /// The node's conditions, without reasons and messages.
     #[serde(deserialize_with = "null_is_default", skip_serializing)]
     pub conditions: Vec<NodeCondition>,
 }
@@ -422,18 +422,18 @@ pub struct NodeStatus {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeCondition {
-    /// `Ready`, …
+    /// The type, such as `Ready`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `True`, `False`, `Unknown`.
+    /// `True`, `False`, or `Unknown`.
     pub status: String,
 }
 
-/// `status.nodeInfo` of a node.
+/// The `status.nodeInfo` of a node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeInfo {
-    /// `containerd://2.1.4`
+    /// The container runtime and its version, such as `containerd://2.1.4`.
     pub container_runtime_version: String,
 }
 
@@ -441,14 +441,14 @@ pub struct NodeInfo {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Address {
-    /// `InternalIP`, `Hostname`, …
+    /// The type, such as `InternalIP` or `Hostname`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The address.
+    /// The IP address or host name.
     pub address: String,
 }
 
-/// One variable out of a container's `env`. The others are skipped: a pod may have hundreds.
+/// Parse only the variable [`names::VISIBLE_DEVICES`] in a container's `env`. The others are skipped: a pod may have hundreds.
 fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     struct Variable {
@@ -458,7 +458,7 @@ fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
         value: Option<String>,
     }
 
-    /// Whether a text is [`names::VISIBLE_DEVICES`].
+    /// Whether a variable's name is [`names::VISIBLE_DEVICES`].
     #[derive(Default)]
     struct IsVisibleDevices(bool);
 
@@ -513,7 +513,7 @@ fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<
     deserializer.deserialize_option(Variables)
 }
 
-/// Go writes nil slices and maps as `null`.
+/// Parse a value, or the default for `null`: Go writes nil slices and maps as `null`.
 pub fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

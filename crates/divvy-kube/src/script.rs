@@ -1,4 +1,4 @@
-//! An API server for tests.
+//! A scripted API server for tests.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,10 +9,10 @@ use axum::response::Response;
 use futures::StreamExt as _;
 use serde_json::Value;
 
-/// Status, text, and the size of the parts in which it is sent.
+/// Status code, body, and the size of the parts in which the body is sent; `None` keeps the connection open.
 type Answer = (StatusCode, String, Option<usize>);
 
-/// An API server that answers with the texts of a script, one after the other, and keeps the questions.
+/// An API server that sends the answers of a script, one after the other, and records the requests' query parameters.
 #[derive(Clone, Default)]
 pub(crate) struct Script {
     answers: Arc<Mutex<Vec<Answer>>>,
@@ -20,7 +20,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// An answer in parts of so many bytes.
+    /// Add an answer that is sent in parts of `part` bytes.
     pub(crate) fn then_in_parts(self, text: impl Into<String>, part: usize) -> Script {
         let answer = (StatusCode::OK, text.into(), Some(part));
         self.answers.lock().expect("sound").insert(0, answer);
@@ -40,7 +40,7 @@ impl Script {
         self
     }
 
-    /// A watch that says this and then nothing more.
+    /// Add a watch that sends this text and then stays open and silent.
     pub(crate) fn then_stays_open(self, text: impl Into<String>) -> Script {
         self.answers
             .lock()

@@ -1,4 +1,4 @@
-//! Objects of which only the fields that Divvy reads are taken out of the JSON.
+//! Objects for lists and watches, parsed directly from JSON with only the fields that Divvy reads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,17 +13,17 @@ use serde::{Deserialize, Deserializer};
 use crate::convert;
 use crate::objects::{ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default};
 
-/// An object as a list or a watch reads it. [`Object`] itself is parsed by way of a tree of the whole text (its `flatten`),
-/// `managedFields` and all: in a list of 50,000 pods that is most of the time that a start takes.
+/// An object in a list or a watch. [`Object`] itself uses serde's `flatten`, so parsing it builds a tree of the whole text, including
+/// `managedFields`. With 50,000 pods, that would be most of the time of a start.
 #[derive(Debug, Clone)]
 pub struct Slim<P: Clone, U: Clone, L>(pub Object<P, U>, std::marker::PhantomData<L>);
 
-/// A pod. Nobody reads its labels.
+/// A pod without its labels.
 pub type SlimPod = Slim<PodSpec, PodStatus, Unread>;
-/// A node, with its labels: pods select nodes by them.
+/// A node with its labels, by which pods select nodes.
 pub type SlimNode = Slim<NodeSpec, NodeStatus, Labels>;
 
-/// A pod as `divvy why` reads it: with its labels, its controller and its conditions.
+/// A pod with its labels, its controller, and its conditions, for `divvy why`.
 pub type WholePod = Slim<PodSpec, WholeStatus, Labels>;
 
 /// Labels that are kept.
@@ -53,7 +53,7 @@ struct Wire<P, U: ReadStatus, L> {
     status: Option<U::Read>,
 }
 
-/// A status, and what of it is read in a list.
+/// A status type, and the type that is parsed for it in a list.
 pub trait ReadStatus: Clone {
     type Read: DeserializeOwned + Into<Self>;
 }
@@ -80,7 +80,7 @@ impl From<PodStatus> for WholeStatus {
     }
 }
 
-/// A pod's status without its conditions, which are looked at in single pods only: half of what a status has.
+/// A pod's status without its conditions. They are half of a status and are only needed for single pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListedStatus {
@@ -108,7 +108,7 @@ impl From<ListedStatus> for PodStatus {
     }
 }
 
-/// What `convert` reads, and what a watch goes on from.
+/// The metadata that `convert` reads, and the resourceVersion from which a watch resumes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Meta<L = Unread> {
@@ -143,14 +143,15 @@ impl<L: Into<Labels>> From<Meta<L>> for ObjectMeta {
     }
 }
 
-/// Whether Divvy reads an annotation.
+/// Report whether Divvy reads an annotation.
 pub fn is_read(annotation: &str) -> bool {
     annotation.starts_with(names::PREFIX)
         || annotation.starts_with("ALIYUN_COM_GPU_MEM_")
         || annotation == names::GPUSHARE_ALLOCATION
 }
 
-/// The annotations that are read; `kubectl.kubernetes.io/last-applied-configuration` alone may be larger than the rest of an object.
+/// Parse only the annotations that Divvy reads. The annotation `kubectl.kubernetes.io/last-applied-configuration` may be larger than the rest of
+/// the object.
 fn read_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
     struct Key(Option<String>);
     impl<'de> Deserialize<'de> for Key {
@@ -226,19 +227,19 @@ where
     }
 }
 
-/// What can be listed and watched.
+/// A type of object that can be listed and watched.
 pub trait Kind: DeserializeOwned + Send + 'static {
-    /// For messages.
+    /// The kind's name, for messages.
     const NAME: &'static str;
 
     fn meta(&self) -> &ObjectMeta;
 
-    /// Why it is of no use although every field has the right type.
+    /// Return why the object is unusable even though every field has the right type; `None` if it is usable.
     fn trouble(&self) -> Option<String> {
         None
     }
 
-    /// One of which nothing but the metadata could be read.
+    /// Make an object of which only the metadata could be read.
     fn bare(metadata: ObjectMeta) -> Self;
 }
 

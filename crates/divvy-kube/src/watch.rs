@@ -1,4 +1,11 @@
-//! A list and its changes, for ever, with kube-rs' back-off, folded into three kinds of change.
+//! Watches: a list of objects and then all its changes, indefinitely.
+//!
+//! ```text
+//! API server ──► follow ──► Seen (list begins, object, …, list ends, object, …) ──► changes ──► Change (Reset, Apply, Delete)
+//! ```
+//!
+//! [`Seen`] reports each object as it arrives. [`Change`] collects the objects of a list into one [`Change::Reset`]. After a
+//! failure the watch is retried with kube-rs' back-off, and [`Change::Interrupted`] and [`Change::Resumed`] report the interruption.
 
 mod follow;
 
@@ -16,27 +23,27 @@ use crate::list::{NODES, PODS};
 use crate::objects::{NodeObject, PodObject};
 use crate::slim::{Kind, SlimNode, SlimPod};
 
-/// Longest wait before a broken watch of the whole cluster is taken up again.
+/// Longest wait before a broken watch of the whole cluster is resumed.
 const WHOLE_CLUSTER: Duration = Duration::from_secs(5);
 
-/// A change of what is watched.
+/// A change of the watched objects.
 #[derive(Debug, Clone)]
 pub enum Change<T> {
-    /// This object is there, in this state.
+    /// The object exists in this state: it is new or has changed.
     Apply(T),
-    /// This object is gone; its last state.
+    /// The object is gone; this is its last state.
     Delete(T),
-    /// Exactly these objects are there: the first list, or one after a watch that could not be resumed (410). What is not
-    /// among them is gone.
+    /// Exactly these objects exist: the first list, or a list after a watch that could not be resumed (410). All other objects
+    /// are gone.
     Reset(Vec<T>),
-    /// The watch broke and is being taken up again; nothing changed. The text says why.
+    /// The watch broke and is being resumed. No object has changed. The text says why the watch broke.
     Interrupted(String),
-    /// The watch goes on where it was interrupted; what was missed follows.
+    /// The watch has resumed where it was interrupted. The missed changes follow.
     Resumed,
 }
 
 impl<T> Change<T> {
-    /// The same change of something else.
+    /// Convert the objects of the change.
     pub fn map<U>(self, mut with: impl FnMut(T) -> U) -> Change<U> {
         match self {
             Change::Apply(object) => Change::Apply(with(object)),
@@ -48,29 +55,29 @@ impl<T> Change<T> {
     }
 }
 
-/// What a watch says, as it comes: a list is never held in memory as a whole.
+/// A message of a watch, as it arrives. A list is reported object by object, so that it is never in memory as a whole.
 #[derive(Debug, Clone)]
 pub enum Seen<T> {
-    /// What follows is all there is, until [`Seen::ListEnds`].
+    /// A complete list of the objects follows, until [`Seen::ListEnds`].
     ListBegins,
     /// The list is complete.
     ListEnds,
-    /// This object is there, in this state.
+    /// The object exists in this state.
     There(T),
-    /// This object is gone; its last state.
+    /// The object is gone; this is its last state.
     Gone(T),
-    /// The watch broke and is being taken up again.
+    /// The watch broke and is being resumed. The text says why it broke.
     Interrupted(String),
-    /// The watch goes on where it was interrupted; what was missed follows. If it cannot, a list begins instead.
+    /// The watch has resumed where it was interrupted. The missed changes follow. If it cannot resume, a list begins instead.
     Resumed,
 }
 
-/// All pods, as the watch says it.
+/// Watch all pods, message by message.
 pub fn pods_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<PodObject>> + Send + 'static {
     as_they_come::<SlimPod>(client, PODS, None).map(|seen| seen.map(PodObject::from))
 }
 
-/// All nodes, as the watch says it.
+/// Watch all nodes, message by message.
 pub fn nodes_as_they_come(client: kube::Client) -> impl Stream<Item = Seen<NodeObject>> + Send + 'static {
     as_they_come::<SlimNode>(client, NODES, None).map(|seen| seen.map(NodeObject::from))
 }
@@ -88,7 +95,7 @@ impl<T> Seen<T> {
     }
 }
 
-/// How long to wait before a broken watch is taken up again: as kube-rs and client-go do (0.8 s, doubled up to 30 s, with jitter), capped
+/// The wait before a broken watch is resumed: the same back-off as in kube-rs and client-go (0.8 s, doubled up to 30 s, with jitter), capped
 /// at `most`.
 struct Wait {
     usual: DefaultBackoff,
@@ -96,7 +103,8 @@ struct Wait {
 }
 
 impl Wait {
-    /// All scheduling waits for a watch of the whole cluster, and there are few of these. There are thousands of watches of single nodes.
+    /// Return the back-off for a watch. A watch of the whole cluster gets a short cap: all scheduling waits for it, and there are few such
+    /// watches. Watches with a field selector get no cap, because there are thousands of them, one per node.
     fn of(field_selector: Option<&str>) -> Wait {
         Wait {
             usual: DefaultBackoff::default(),
@@ -134,18 +142,19 @@ fn as_they_come<K: Kind>(
             Ok(seen) => seen,
             Err(trouble) => {
                 let text = trouble.to_string();
-                tracing::warn!("the watch of {what} was interrupted, and is taken up again: {text}");
+                tracing::warn!("the watch of {what} was interrupted and will be resumed: {text}");
                 Seen::Interrupted(text)
             }
         })
 }
 
-/// All pods of the cluster, or those that a field selector such as `spec.nodeName=n1` names.
+/// Watch all pods of the cluster, or those that match a field selector such as `spec.nodeName=n1`.
 pub fn pods(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<PodObject>> + Send + 'static {
     changes(as_they_come::<SlimPod>(client, PODS, field_selector), PodObject::from)
 }
 
-/// All pods and all nodes, each read into what is kept of it as soon as it comes: a list of 50,000 whole objects never lies in memory.
+/// Watch all pods and all nodes. Each object is converted by `pod` or `node` as soon as it arrives, so that a list of 50,000 whole objects is
+/// never in memory.
 pub fn read<P, N>(
     client: kube::Client,
     pod: impl Fn(PodObject) -> P + Send + 'static,
@@ -166,12 +175,12 @@ where
     )
 }
 
-/// All nodes, or those that a field selector such as `metadata.name=n1` names.
+/// Watch all nodes, or those that match a field selector such as `metadata.name=n1`.
 pub fn nodes(client: kube::Client, field_selector: Option<&str>) -> impl Stream<Item = Change<NodeObject>> + Send + 'static {
     changes(as_they_come::<SlimNode>(client, NODES, field_selector), NodeObject::from)
 }
 
-/// gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>`, and no other.
+/// Watch gpushare's ConfigMaps `kube-system/unhealthy-gpu-<node>` and skip all other ConfigMaps.
 pub fn unhealthy_gpus(client: kube::Client) -> impl Stream<Item = Change<UnhealthyGpus>> + Send + 'static {
     let path = format!("/api/v1/namespaces/{}/configmaps", legacy::UNHEALTHY_NAMESPACE);
     let read = |object: ConfigMap| convert::unhealthy_gpus(&object);
@@ -192,7 +201,7 @@ fn changes<K, T: Send + 'static>(
     seen: impl Stream<Item = Seen<K>> + Send + 'static,
     read: impl Fn(K) -> T + Send + 'static,
 ) -> impl Stream<Item = Change<T>> + Send + 'static {
-    // While a list is being read: its objects.
+    // The objects of the list that is being read, if one is.
     let mut list: Option<Vec<T>> = None;
     seen.filter_map(move |seen| {
         let change = match seen {
@@ -210,7 +219,7 @@ fn changes<K, T: Send + 'static>(
             },
             Seen::Gone(object) => Some(Change::Delete(read(object))),
             Seen::Interrupted(why) => {
-                // A list that failed begins anew.
+                // A failed list starts again from its beginning.
                 list = None;
                 Some(Change::Interrupted(why))
             }

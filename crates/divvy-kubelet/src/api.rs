@@ -19,22 +19,22 @@ pub mod podresources {
     include!("gen/podresources_v1.rs");
 }
 
-/// The version that a [`v1beta1::RegisterRequest`] must name.
+/// The API version in a [`v1beta1::RegisterRequest`].
 pub const VERSION: &str = "v1beta1";
 
 /// The kubelet's socket, in its device plugin directory and in its pod resources directory.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
 
-/// What a kubelet accepts in one message of a plugin (grpc-go's default).
+/// The maximum size in bytes of a message that a kubelet accepts from a plugin: the default of grpc-go.
 pub const KUBELET_MESSAGE_LIMIT: usize = 4 << 20;
 
-/// What we accept in one message of a kubelet: all ids of a node may be in it.
+/// The maximum size in bytes of a message that the plugin accepts from a kubelet. A message may contain all ids of a node.
 pub const MESSAGE_LIMIT: usize = 16 << 20;
 
-/// Connects to a Unix socket now.
+/// Connect to a Unix socket immediately.
 ///
 /// # Errors
-/// Nobody listens there, or not within `patience`.
+/// No process listens on the socket, or none accepts within `patience`.
 pub async fn connect(socket: &Path, patience: Duration) -> Result<Channel, tonic::transport::Error> {
     let (endpoint, connector) = dialer(socket);
     endpoint.connect_timeout(patience).connect_with_connector(connector).await
@@ -55,7 +55,7 @@ fn dialer(
     impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = std::io::Error, Future = Dial> + Send + use<>,
 ) {
     let socket = socket.to_owned();
-    // The name is only the authority that is sent; grpc-go sends and takes the same over Unix sockets.
+    // This URI only sets the `:authority` header. grpc-go sends and accepts the same value over Unix sockets.
     let endpoint = Endpoint::from_static("http://localhost");
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();

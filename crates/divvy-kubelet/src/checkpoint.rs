@@ -1,16 +1,16 @@
 //! The kubelet's own record of which container holds which device: `kubelet_internal_checkpoint`.
 //!
-//! It is the only place that gives the pod's **UID** and the container for a set of ids, ordinary init containers included.
-//! In `Allocate` the container that is being admitted is not in it yet; in `PreStartContainer` it is.
+//! No other source maps a set of ids to the pod's **UID** and the container, including ordinary init containers. During `Allocate`, the
+//! checkpoint does not contain the container that is being admitted yet; during `PreStartContainer` it does.
 //!
-//! The kubelet replaces the file by rename, once per admitted container and per `ListAndWatch` message. The format is no
-//! contract; it is that of `pkg/kubelet/cm/devicemanager/checkpoint` (two forms: since Kubernetes 1.20 `DeviceIDs` is a map
-//! from NUMA node to ids, before it was a list), and it is read as what it is, outside input.
+//! The kubelet replaces the file by rename, once per admitted container and once per `ListAndWatch` message. The format is not a stable API.
+//! It comes from `pkg/kubelet/cm/devicemanager/checkpoint`, and has two forms: since Kubernetes 1.20 `DeviceIDs` is a map from NUMA node to
+//! ids, and before that it was a list. This module treats the file as untrusted input.
 //!
-//! **The checksum is not verified.** The kubelet hashes (FNV-1a, 32 bits) the text that a Go library prints for its
-//! structs in memory, pointers followed and type names included; to recompute it is to re-implement that printer for the
-//! kubelet's version at hand. What a checksum would find, a torn or damaged file, shows in the JSON, in base64 and in
-//! protobuf; whoever uses an entry checks it against the ids at hand anyway.
+//! **The checksum is not verified.** The kubelet hashes (FNV-1a, 32 bits) the text that a Go library prints for its in-memory structs, with
+//! pointers followed and type names included. Verifying it would mean reimplementing that printer for each kubelet version. A checksum would
+//! reveal a truncated or damaged file, but so do the JSON, base64, and protobuf decoders. In addition, every reader of an entry compares it
+//! with the ids at hand.
 
 mod json;
 
@@ -27,23 +27,24 @@ use crate::{Error, Result};
 /// The file's name in the device plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 
-/// The most bytes that are read.
+/// The size limit of the file in bytes.
 pub const SIZE_LIMIT: u64 = 16 << 20;
 
-/// The file is replaced by rename, so that half of one should never be seen; if it is, the next moment it is whole.
+/// How often to read an incomplete file. The kubelet replaces the file by rename, so an incomplete file should never be visible; if it is, it
+/// is complete a moment later.
 const READS: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(5);
 
-/// Tells one writing of the file from the next.
+/// Identifies one version of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Writing {
     inode: u64,
-    /// Seconds and nanoseconds.
+    /// Modification time in seconds and nanoseconds.
     modified: (i64, i64),
 }
 
 impl Writing {
-    /// The one that is there; `None` if none can be seen.
+    /// Return the present version of the file, or `None` if no file is accessible.
     pub fn of(directory: &Path) -> Option<Writing> {
         let metadata = std::fs::symlink_metadata(directory.join(FILE_NAME)).ok()?;
         Some(Writing {
@@ -53,49 +54,49 @@ impl Writing {
     }
 }
 
-/// The kubelet's record at one moment.
+/// The content of the kubelet's checkpoint at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// In the file's order.
+    /// The entries in the file's order.
     pub entries: Vec<Entry>,
-    /// Healthy devices of each resource.
+    /// The ids of each resource's healthy devices.
     pub registered: BTreeMap<String, Vec<String>>,
-    /// Entries that were left out because their answer cannot be decoded, in words. The kubelet leaves them out too.
+    /// A description of each entry that was skipped because its answer cannot be decoded. The kubelet skips such entries as well.
     pub skipped: Vec<String>,
 }
 
 /// The devices of one resource in one container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// UID of the pod.
+    /// The pod's UID.
     pub pod_uid: String,
-    /// Name of the container, or init container, in the pod.
+    /// The name of the container or init container.
     pub container: String,
-    /// For example `vendor.example/memory`.
+    /// The extended resource, such as `vendor.example/memory`.
     pub resource: String,
-    /// Ids of the devices.
+    /// The device ids.
     pub ids: BTreeSet<String>,
-    /// NUMA nodes of those ids that have one.
+    /// The NUMA node of each id that has one.
     pub numa: BTreeMap<String, i64>,
-    /// What the plugin answered to `Allocate`; the kubelet uses it at each start of the container.
+    /// The plugin's answer to `Allocate`, which the kubelet uses at each start of the container.
     pub answer: Answer,
 }
 
 impl Entry {
-    /// The CDI names in the plugin's answer.
+    /// The CDI device names in the plugin's answer.
     pub fn cdi_devices(&self) -> &[String] {
         &self.answer.cdi_devices
     }
 }
 
 impl Checkpoint {
-    /// Reads the checkpoint in this device plugin directory. `None`: there is none, as on a node where no kubelet has run.
+    /// Read the checkpoint in this device plugin directory. Return `None` if there is none, as on a node on which no kubelet has run.
     ///
-    /// Blocks: on the file, and for at most 10 ms where it must be read again because it was not whole.
+    /// This blocks on the file, and for at most 10 ms more if the file is incomplete and must be read again.
     ///
     /// # Errors
-    /// The file cannot be read, is not a plain file (links are not followed), has more than [`SIZE_LIMIT`] bytes, or is no
-    /// checkpoint after the third look.
+    /// The file cannot be read, is not a regular file (symbolic links are not followed), is larger than [`SIZE_LIMIT`] bytes, or is still not a
+    /// valid checkpoint after three reads.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
         let path = directory.join(FILE_NAME);
         let mut reads = 1;
@@ -112,24 +113,24 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a checkpoint's text.
+    /// Parse a checkpoint's text.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// What is wrong, and where in the text.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         json::parse(text)
     }
 
-    /// The file's text, in the form that kubelets since 1.20 write.
+    /// Return the file's text in the form that kubelets since 1.20 write, for simulated kubelets.
     ///
-    /// For simulated kubelets: `Checksum` is FNV-1a (32 bits) over the JSON text of `Data`, which a real kubelet would not
-    /// accept (see the module's words on checksums). [`Checkpoint::skipped`] is not written.
+    /// `Checksum` is FNV-1a (32 bits) over the JSON text of `Data`, which a real kubelet would not accept (see the module's documentation).
+    /// [`Checkpoint::skipped`] is not written.
     pub fn to_text(&self) -> String {
         json::print(self)
     }
 
-    /// The entries that hold exactly these ids of this resource. More than one is possible: an app container may be given
-    /// the ids of its pod's finished init container, and kubernetes#137534 hands ids out twice.
+    /// Return the entries with exactly these ids of this resource. There may be more than one: an app container may receive the ids of its
+    /// pod's finished init container, and kubernetes#137534 hands ids out twice.
     pub fn find_by_ids(&self, resource: &str, ids: &BTreeSet<String>) -> Vec<&Entry> {
         self.entries
             .iter()
@@ -143,7 +144,7 @@ fn read_capped(path: &Path) -> Result<Option<Vec<u8>>> {
         path: path.to_owned(),
         source,
     };
-    // Without O_NONBLOCK the opening of a FIFO would wait for a writer.
+    // Without O_NONBLOCK, opening a FIFO would wait for a writer.
     let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
     let file = match OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path) {
         Ok(file) => file,
@@ -264,7 +265,7 @@ mod tests {
             let next = path.with_extension("tmp");
             std::fs::write(&next, whole).and_then(|()| std::fs::rename(&next, &path))
         });
-        // The writer may be late by more than the reader waits: then the reader says so, and is asked again.
+        // The writer may be late by more than the reader waits. The reader then reports an error, and the test reads again.
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         let read = loop {
             match Checkpoint::read(dir.path()) {

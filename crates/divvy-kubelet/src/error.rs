@@ -1,59 +1,59 @@
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong, in words for the person who runs the program.
+/// The errors of this crate. Each text is meant for the operator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A Unix socket's address holds 108 bytes, one of them the NUL at the end.
+    /// The socket's path does not fit into a Unix socket address, which holds 108 bytes including the final NUL.
     #[error("the socket path {} has {bytes} bytes, but a Unix socket's path may have at most 107: use a shorter directory", path.display())]
     PathTooLong {
-        /// The longest path that would be needed.
+        /// The longest path that is needed.
         path: PathBuf,
-        /// Its length.
+        /// The path's length in bytes.
         bytes: usize,
     },
 
-    /// Prefixes are file names, and tell our stale sockets from other people's.
+    /// The prefix is not usable: it becomes part of a file name, and it distinguishes this plugin's stale sockets from other sockets.
     #[error(
-        "the socket prefix {prefix:?} cannot be used: it must be made of letters, digits, '-', '_' and '.', and not be empty"
+        "the socket prefix {prefix:?} cannot be used: it must not be empty, and may contain only letters, digits, '-', '_' and '.'"
     )]
     SocketPrefix {
-        /// As it was given.
+        /// The prefix as the caller specified it.
         prefix: String,
     },
 
-    /// The file is there, but cannot be read.
+    /// The file exists but cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A directory, a device or the like where a plain file belongs.
-    #[error("{} is not a plain file, so it is not read", path.display())]
+    /// Something else, such as a directory or a device, was found in place of a regular file.
+    #[error("{} is not a regular file, so it is not read", path.display())]
     NotAFile {
-        /// What was found there.
+        /// The path.
         path: PathBuf,
     },
 
-    /// Far beyond what a kubelet writes.
-    #[error("{} has more than {limit} bytes, which no kubelet writes, so it is not read", path.display())]
+    /// The file is far larger than any file of a kubelet.
+    #[error("{} is larger than {limit} bytes, which a kubelet never writes, so it is not read", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// The most bytes that are read.
+        /// The size limit in bytes.
         limit: u64,
     },
 
-    /// Not a checkpoint, or one whose writing was cut short.
-    #[error("{} is not a device manager checkpoint that can be understood: {reason}", path.display())]
+    /// The file is not a checkpoint, or it was not written completely.
+    #[error("{} is not a valid device manager checkpoint: {reason}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// What is wrong, and where in the file.
         reason: String,
     },
 

@@ -1,9 +1,11 @@
 //! An extended resource, and the server that keeps it registered with the kubelet.
 //!
-//! What the kubelet does with a plugin, exactly, decides the shape of [`PluginServer`]: it dials back *inside* `Register`,
-//! never tries `ListAndWatch` again, removes all sockets when it starts, and, when an old stream of a resource ends after a
-//! new registration, disconnects the new one (kubernetes#121994). So: serve, then register; watch the directory and our own
-//! stream; and never have two streams.
+//! The kubelet's behavior determines the design of [`PluginServer`]:
+//!
+//! * The kubelet dials back *inside* `Register`, so the plugin serves before it registers.
+//! * The kubelet never retries `ListAndWatch` and removes all sockets when it starts, so the server watches the directory and its own stream.
+//! * If an old stream of a resource ends after a new registration, the kubelet disconnects the new one (kubernetes#121994). Therefore the
+//!   server never has two streams.
 
 mod backoff;
 mod directory;
@@ -25,47 +27,48 @@ use crate::api::v1beta1;
 
 pub use lifecycle::PluginServer;
 
-/// One extended resource, as the kubelet sees it.
+/// An extended resource, as the kubelet sees it.
 pub trait Plugin: Send + Sync + 'static {
-    /// For example `vendor.example/memory`. The same for as long as the plugin lives.
+    /// The name of the resource, such as `vendor.example/memory`. It never changes.
     fn resource_name(&self) -> &str;
 
-    /// Which of the optional calls the kubelet shall make. It asks once per registration.
+    /// The optional calls that the kubelet should make. The kubelet queries them once per registration.
     fn options(&self) -> Options;
 
-    /// All devices, in any order. A list with the same content as the last is not sent again; of several changes in a row
-    /// only the last is sent.
+    /// All devices, in any order. A list with the same content as the last one is not sent again. If several changes follow each other, only
+    /// the last is sent.
     fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>>;
 
-    /// Which `size` of the `available` devices a container had better get, `must_include` among them.
+    /// Return the `size` devices among `available` that suit a container best, including all of `must_include`.
     ///
-    /// The kubelet takes no part of an answer ill: it fills up, cuts and ignores at random. An error would reject the pod, so
-    /// there is none. It has no deadline and holds up the admission of all pods of the node.
+    /// The kubelet tolerates any answer: it drops surplus and unknown ids, and chooses missing ones at random. An error would reject the pod, so this
+    /// method cannot fail. The call has no deadline and delays the admission of all pods on the node.
     fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         any_legal(available, must_include, size)
     }
 
-    /// What a container that gets these devices shall find in it. Pod and container are not known here.
+    /// Return what a container with these devices receives. The call names neither the pod nor the container.
     ///
-    /// Called during admission, without a deadline: no I/O. The kubelet keeps the answer over reboots and uses it without
-    /// asking again.
+    /// The kubelet makes this call during admission, without a deadline, so the method must not do I/O. The kubelet stores the answer and
+    /// reuses it without another call, even after a reboot.
     ///
     /// # Errors
-    /// The pod has failed for good, and its message holds the refusal's text.
+    /// The pod fails permanently, and its message contains the refusal's text.
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal>;
 
-    /// Called before each start of a container that holds these devices, if [`Options::pre_start_required`]. May do I/O:
-    /// the kubelet waits for 30 s, then (and when the plugin has to end) the future is dropped.
+    /// Prepare the start of a container with these devices. The kubelet calls this before each start if [`Options::pre_start_required`] is set.
+    /// The method may do I/O. The future is dropped after 30 s, when the kubelet stops waiting, and when the plugin has to end.
     ///
     /// # Errors
-    /// The container's start is tried again later; an event holds the refusal's text.
+    /// The kubelet retries the container's start later, and an event contains the refusal's text.
     fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), Refusal>> + Send {
         let _ = ids;
         std::future::ready(Ok(()))
     }
 }
 
-/// The first answer to [`Plugin::preferred`] that is legal: what must be included, then the available ones in their order.
+/// Return a valid answer to [`Plugin::preferred`] without any preference: the devices that must be included, then the available ones in
+/// their order.
 pub fn any_legal(available: &[String], must_include: &[String], size: usize) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     must_include
@@ -80,21 +83,21 @@ pub fn any_legal(available: &[String], must_include: &[String], size: usize) -> 
 /// The optional calls of the device plugin API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// [`Plugin::pre_start`] is to be called.
+    /// The kubelet should call [`Plugin::pre_start`].
     pub pre_start_required: bool,
-    /// [`Plugin::preferred`] is to be called.
+    /// The kubelet should call [`Plugin::preferred`].
     pub preferred_allocation: bool,
 }
 
 /// A device: one unit of the resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
-    /// At most 63 characters by the API's documentation, and unique over *all* resources of a node (the kubelet's look-up of
-    /// health by id ignores the resource).
+    /// The device id. The API documents a limit of 63 characters. The id must be unique over *all* resources of a node, because the kubelet
+    /// looks up an id's health without regard to the resource.
     pub id: String,
-    /// Unhealthy devices count in the node's capacity, but not in what is allocatable.
+    /// Unhealthy devices count towards the node's capacity but are not allocatable.
     pub healthy: bool,
-    /// NUMA node, if any: the kubelet's Topology Manager aligns with it.
+    /// The NUMA node that the kubelet's Topology Manager uses, or `None`.
     pub numa: Option<i64>,
 }
 
@@ -105,7 +108,7 @@ pub struct Mount {
     pub container_path: String,
     /// Absolute path on the host.
     pub host_path: String,
-    /// Whether the container may only read.
+    /// Whether the mount is read-only in the container.
     pub read_only: bool,
 }
 
@@ -116,22 +119,23 @@ pub struct DeviceNode {
     pub container_path: String,
     /// Absolute path on the host.
     pub host_path: String,
-    /// Any of `r`, `w` and `m`.
+    /// A combination of `r`, `w`, and `m`.
     pub permissions: String,
 }
 
-/// What a container gets along with its devices.
+/// What a container receives together with its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Environment. A variable that the pod sets itself wins.
+    /// Environment variables. A variable that the pod itself sets takes precedence.
     pub envs: BTreeMap<String, String>,
     /// Mounts, in order.
     pub mounts: Vec<Mount>,
     /// Device nodes, in order.
     pub devices: Vec<DeviceNode>,
-    /// Annotations of the container in the runtime (not of the pod).
+    /// Annotations of the container in the container runtime (not of the pod).
     pub annotations: BTreeMap<String, String>,
-    /// Fully qualified CDI names; the runtime resolves them at each start, and what they say wins over the pod's environment.
+    /// Fully qualified CDI device names. The container runtime resolves them at each start, and their environment variables take precedence
+    /// over the pod's.
     pub cdi_devices: Vec<String>,
 }
 
@@ -219,7 +223,7 @@ impl From<v1beta1::ContainerAllocateResponse> for Answer {
     }
 }
 
-/// Why a call was not carried out. The text reaches the user unchanged, in an event or in the pod's message.
+/// Why a call failed. The text reaches the user unchanged, in an event or in the pod's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     kind: Kind,
@@ -234,7 +238,7 @@ enum Kind {
 }
 
 impl Refusal {
-    /// What was asked makes no sense here, now or later: unknown ids, for example. gRPC's `InvalidArgument`.
+    /// The request is invalid and will stay so, for example because of unknown ids. gRPC status `InvalidArgument`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self {
             kind: Kind::Invalid,
@@ -242,7 +246,7 @@ impl Refusal {
         }
     }
 
-    /// It may go well when tried again. gRPC's `Unavailable`.
+    /// The request may succeed later. gRPC status `Unavailable`.
     pub fn not_yet(text: impl Into<String>) -> Self {
         Self {
             kind: Kind::NotYet,
@@ -250,7 +254,7 @@ impl Refusal {
         }
     }
 
-    /// Something here does not work. gRPC's `Internal`.
+    /// The plugin has an internal failure. gRPC status `Internal`.
     pub fn failed(text: impl Into<String>) -> Self {
         Self {
             kind: Kind::Failed,
@@ -258,7 +262,7 @@ impl Refusal {
         }
     }
 
-    /// The words for the user.
+    /// The text for the user.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -282,19 +286,19 @@ impl From<Refusal> for tonic::Status {
     }
 }
 
-/// Where a plugin's socket goes, and how patient its server is.
+/// The location of a plugin's socket, and the timing of its server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The directory of `kubelet.sock`, normally `/var/lib/kubelet/device-plugins`.
+    /// The directory of `kubelet.sock`, usually `/var/lib/kubelet/device-plugins`.
     pub device_plugin_dir: PathBuf,
-    /// Sockets are named `<prefix>-<six characters>.sock`. One prefix per resource.
+    /// The prefix of the socket names `<prefix>-<six characters>.sock`. Each resource needs its own prefix.
     pub socket_prefix: String,
-    /// Times that have good defaults.
+    /// Intervals and timeouts. The defaults suit a real kubelet.
     pub timing: Timing,
 }
 
 impl Settings {
-    /// With the default [`Timing`].
+    /// Create settings with the default [`Timing`].
     pub fn new(device_plugin_dir: impl Into<PathBuf>, socket_prefix: impl Into<String>) -> Self {
         Self {
             device_plugin_dir: device_plugin_dir.into(),
@@ -304,22 +308,23 @@ impl Settings {
     }
 }
 
-/// How patient a [`PluginServer`] is.
+/// The intervals and timeouts of a [`PluginServer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// How often the directory is looked at even if inotify says nothing (it can overflow, and may not be had at all). 500 ms.
+    /// The interval at which the directory is checked even without inotify events, because inotify can overflow or be unavailable. Default:
+    /// 500 ms.
     pub look_every: Duration,
-    /// The kubelet dials back for up to 10 s within `Register`, so this is longer: 15 s.
+    /// The timeout of `Register`. Default: 15 s, because the kubelet dials back for up to 10 s within the call.
     pub register_timeout: Duration,
-    /// A kubelet that took the registration but opens no stream within this time never will: 5 s.
+    /// How long the kubelet may take to open a stream after a registration. After that it never does. Default: 5 s.
     pub first_stream: Duration,
-    /// Wait before the second attempt, doubled for each one after it: 100 ms.
+    /// The wait before the second attempt, which doubles for each further attempt. Default: 100 ms.
     pub retry_first: Duration,
-    /// The longest wait between attempts: 30 s.
+    /// The longest wait between two attempts. Default: 30 s.
     pub retry_max: Duration,
-    /// A stream that lasted this long shows that all was well, and the next attempt's wait is [`Timing::retry_first`] again: 1 s.
+    /// A stream that lasted this long counts as a success and resets the wait to [`Timing::retry_first`]. Default: 1 s.
     pub settled: Duration,
-    /// How long calls in flight may go on when the server has to end: 2 s.
+    /// How long pending calls may continue when the server has to end. Default: 2 s.
     pub grace: Duration,
 }
 
@@ -337,23 +342,23 @@ impl Default for Timing {
     }
 }
 
-/// How a [`PluginServer`] is doing, for readiness and metrics.
+/// The state of a [`PluginServer`], for readiness and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// The kubelet has taken the registration, and nothing has ended it since.
+    /// The kubelet has accepted the registration, and it is still valid.
     pub registered: bool,
-    /// When `registered` last changed.
+    /// The time at which `registered` last changed.
     pub since: Instant,
-    /// Registrations that the kubelet took, since the server started.
+    /// The number of registrations that the kubelet has accepted since the server started.
     pub registrations: u64,
-    /// Open `ListAndWatch` streams: 0 or 1.
+    /// The number of open `ListAndWatch` streams: 0 or 1.
     pub open_streams: usize,
-    /// What stands, or last stood, in the way of being registered; `None` once a stream is open.
+    /// The current or last obstacle to a registration. `None` once a stream is open.
     pub last_error: Option<String>,
 }
 
 impl Status {
-    /// The kubelet listens to the list of devices.
+    /// Report whether the kubelet is watching the list of devices.
     pub fn is_ready(&self) -> bool {
         self.registered && self.open_streams > 0
     }

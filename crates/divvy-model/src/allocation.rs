@@ -5,29 +5,29 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{ALLOCATION_BYTES, ALLOCATION_SHARES, DEVICE_TEXT_BYTES, NODE_GPUS, quoted};
 use crate::{Error, MemoryUnit, MiB, PodRequest};
 
-/// What the extender gave to a pod: pod annotation [`crate::names::ALLOCATION`], carried by the Binding.
+/// The extender's decision for a pod: pod annotation [`crate::names::ALLOCATION`], which the Binding writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// Format version, 1.
     pub v: u32,
-    /// The pod's effective total per GPU: what is booked on the node.
+    /// The pod's effective total per GPU, which counts as used on the node.
     pub gpus: Vec<GpuShare>,
-    /// What each container may use, init containers among them.
+    /// The shares that each container may use, by container name; includes init containers.
     pub containers: BTreeMap<String, Vec<ContainerShare>>,
 }
 
 /// A pod's share of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuShare {
-    /// The GPU.
+    /// The GPU's UUID.
     pub uuid: String,
     /// Memory in MiB.
     #[serde(rename = "memMiB")]
     pub memory: MiB,
-    /// Compute share in percent; 0 is "no limit asked for".
+    /// Compute share in percent; 0 means that no limit was requested.
     #[serde(default)]
     pub cores: u32,
-    /// The whole GPU, exclusively.
+    /// Whether the pod has the whole GPU exclusively.
     #[serde(default)]
     pub whole: bool,
 }
@@ -35,23 +35,26 @@ pub struct GpuShare {
 /// A container's share of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerShare {
-    /// The GPU.
+    /// The GPU's UUID.
     pub uuid: String,
     /// Memory in MiB.
     #[serde(rename = "memMiB")]
     pub memory: MiB,
-    /// Compute share in percent; 0 is "no limit asked for".
+    /// Compute share in percent; 0 means that no limit was requested.
     #[serde(default)]
     pub cores: u32,
 }
 
 impl Allocation {
-    /// Reads the annotation. A container's share must lie on one of the pod's GPUs and not exceed the
-    /// pod's share there, since the pod's share is what was booked.
+    /// Parse the annotation. Only the pod's shares count as used, so a container's share must be on one of the pod's GPUs and must
+    /// not exceed the pod's share there.
+    ///
+    /// # Errors
+    /// The text is not an allocation of version 1, exceeds [`crate::limits`], names a GPU twice, or breaks the rule above.
     pub fn parse(text: &str) -> Result<Allocation, Error> {
         const WHAT: &str = "allocation (pod annotation divvy.dev/allocation)";
         let mut allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
-        // There is one for each pod of a cluster, and room for four is taken for the first of each list.
+        // The extender keeps one allocation per pod of the cluster, and a Vec reserves room for four elements when it gets the first.
         allocation.gpus.shrink_to_fit();
         allocation.containers.values_mut().for_each(Vec::shrink_to_fit);
         let shares = allocation.containers.values().map(Vec::len).sum::<usize>();
@@ -59,7 +62,7 @@ impl Allocation {
             return Err(Error::invalid(
                 WHAT,
                 format!(
-                    "it has {} GPUs and {shares} shares of containers; at most {NODE_GPUS} and {ALLOCATION_SHARES} are read",
+                    "it has {} GPUs and {shares} shares of containers; at most {NODE_GPUS} GPUs and {ALLOCATION_SHARES} shares are read",
                     allocation.gpus.len()
                 ),
             ));
@@ -68,7 +71,7 @@ impl Allocation {
             return Err(Error::invalid(
                 WHAT,
                 format!(
-                    "{} has {} bytes, and the UUID of a GPU at most {DEVICE_TEXT_BYTES}",
+                    "{} has {} bytes; the UUID of a GPU has at most {DEVICE_TEXT_BYTES}",
                     quoted(&share.uuid),
                     share.uuid.len()
                 ),
@@ -76,7 +79,7 @@ impl Allocation {
         }
         for (i, share) in allocation.gpus.iter().enumerate() {
             if allocation.gpus[..i].iter().any(|other| other.uuid == share.uuid) {
-                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", quoted(&share.uuid))));
+                return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&share.uuid))));
             }
         }
         for (container, shares) in &allocation.containers {
@@ -87,7 +90,7 @@ impl Allocation {
                         return Err(Error::invalid(
                             WHAT,
                             format!(
-                                "container {} has {} of GPU {}, its pod only {}",
+                                "container {} has {} of GPU {}, but its pod has only {}",
                                 quoted(container),
                                 share.memory,
                                 quoted(&share.uuid),
@@ -99,7 +102,7 @@ impl Allocation {
                         return Err(Error::invalid(
                             WHAT,
                             format!(
-                                "container {} has GPU {}, which its pod has not",
+                                "container {} has a share of GPU {}, but its pod does not",
                                 quoted(container),
                                 quoted(&share.uuid)
                             ),
@@ -111,24 +114,25 @@ impl Allocation {
         Ok(allocation)
     }
 
-    /// The annotation's text: one line of JSON.
+    /// Return the annotation's text: one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an allocation has only string keys and numbers")
     }
 
-    /// All of it.
+    /// Return the sum of the pod's memory on all GPUs.
     pub fn total(&self) -> MiB {
         self.gpus
             .iter()
             .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory))
     }
 
-    /// Whether this is what a pod asks for when one unit of gpu-mem is that large: in all, and for each container.
+    /// Report whether the allocation matches a pod's request if gpu-mem is counted in `unit`: in total and for each container.
     pub fn is_in(&self, unit: MemoryUnit, request: &PodRequest) -> bool {
         self.differs(unit, request).next().is_none()
     }
 
-    /// What is not as asked ([`Allocation::is_in`]): the container, or `None` for the pod; what it asks for; what it was allocated. A whole GPU is as asked, whatever it has.
+    /// Return the differences between the allocation and the request: the container (`None` for the whole pod), the requested memory, and
+    /// the allocated memory. An allocation with a whole GPU never differs, because its size is not counted in units.
     pub fn differs<'a>(&'a self, unit: MemoryUnit, request: &'a PodRequest) -> impl Iterator<Item = (Option<&'a str>, MiB, MiB)> {
         let memory = move |units: u64| unit.memory(units).unwrap_or(MiB(u64::MAX));
         let containers = &request.containers;
@@ -145,7 +149,7 @@ impl Allocation {
         parts.chain([whole]).filter(move |(_, asked, has)| counted && asked != has)
     }
 
-    /// The pod's share of this GPU.
+    /// Return the pod's share of the GPU with this UUID.
     pub fn share(&self, uuid: &str) -> Option<&GpuShare> {
         self.gpus.iter().find(|share| share.uuid == uuid)
     }
@@ -162,7 +166,7 @@ mod tests {
         assert_eq!(Allocation::parse(TEXT).expect("documented form").to_json(), TEXT);
     }
 
-    /// The largest that the extender writes: 16 GPUs, and as many containers as there may be, with the longest names.
+    /// The largest allocations that the extender writes: 1 and 16 GPUs, with the most containers that are allowed and the longest names.
     #[test]
     fn the_largest_allocation_that_is_written_can_be_read_and_a_larger_one_is_refused() {
         let gpus: Vec<GpuShare> = (0..16)
@@ -193,7 +197,7 @@ mod tests {
             let error = Allocation::parse(&of(containers + 1, gpus).to_json())
                 .expect_err("too many")
                 .to_string();
-            assert!(error.contains("at most 64 and 256 are read"), "{error}");
+            assert!(error.contains("at most 64 GPUs and 256 shares are read"), "{error}");
         }
         let error = Allocation::parse(&"x".repeat(ALLOCATION_BYTES + 1))
             .expect_err("too long")

@@ -3,28 +3,28 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// A device id that Divvy's device plugin offers to the kubelet.
+/// A device id that the agent advertises to the kubelet.
 ///
-/// Each resource has its own form, so that ids are unique over all of a node's resources
-/// (kubelets up to 1.36 look a device's pod up by the bare id, research/reliability.md section 1.6).
+/// Each resource has its own form, so that ids are unique across all resources of a node: up to 1.36, the kubelet finds the pod of
+/// an unhealthy device by the id and ignores the resource (`pkg/kubelet/cm/devicemanager/pod_devices.go`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceId {
-    /// One unit of a GPU's memory: `GPU-uuid::m<slot>`.
+    /// One unit of a GPU's memory: `<GPU UUID>::m<slot>`.
     Memory {
-        /// The GPU.
+        /// The GPU's UUID.
         uuid: String,
-        /// 0 .. the GPU's units.
+        /// The position of the id on its GPU, from 0 to the GPU's units − 1.
         slot: u32,
     },
-    /// A GPU as counted by gpu-count: `GPU-uuid::c`.
+    /// One GPU, as gpu-count counts it: `<GPU UUID>::c`.
     Count {
-        /// The GPU.
+        /// The GPU's UUID.
         uuid: String,
     },
 }
 
 impl DeviceId {
-    /// The GPU that the id belongs to.
+    /// Return the UUID of the GPU that the id belongs to.
     pub fn uuid(&self) -> &str {
         match self {
             DeviceId::Memory { uuid, .. } | DeviceId::Count { uuid } => uuid,
@@ -56,7 +56,7 @@ impl FromStr for DeviceId {
         }
         let digits = rest.strip_prefix('m').ok_or_else(wrong)?;
         let slot: u32 = digits.parse().map_err(|_| wrong())?;
-        // One spelling per id: `m07` or `m+7` would be a second name of the same slot.
+        // Each id has one spelling: `m07` or `m+7` would be a second name of the same slot.
         if slot.to_string() != digits {
             return Err(wrong());
         }

@@ -2,31 +2,31 @@ use thiserror::Error as ThisError;
 
 use crate::limits::{ERROR_BYTES, shortened};
 
-/// What can be wrong with a value that came from outside.
+/// An error in a value that another program or a user wrote.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// Not JSON, or not of the format's shape.
-    #[error("{what} is not readable: {text}")]
+    /// The text is not JSON, or its fields do not match the format.
+    #[error("{what} cannot be read: {text}")]
     Json {
-        /// Name of the format, for the user.
+        /// The format's name, as shown to the user.
         what: &'static str,
-        /// serde_json's description, with line and column.
+        /// serde_json's description, with the line and column.
         text: String,
     },
-    /// A format version from a newer (or broken) Divvy.
+    /// The format version is unknown: a newer Divvy wrote the value, or it is corrupt.
     #[error("{what} has version {found}; this Divvy reads version 1 (is another component newer?)")]
     Version {
-        /// Name of the format, for the user.
+        /// The format's name, as shown to the user.
         what: &'static str,
-        /// The `v` that was found, as JSON.
+        /// The value of the field `v`, as JSON.
         found: String,
     },
-    /// A value outside what the format allows.
+    /// The value is outside the range or grammar that the format allows.
     #[error("{what}: {text}")]
     Invalid {
-        /// The field or format.
+        /// The name of the field or format.
         what: &'static str,
-        /// What was found and what is allowed.
+        /// A sentence that says what was found and what is allowed.
         text: String,
     },
 }
@@ -35,7 +35,7 @@ impl Error {
     pub(crate) fn json(what: &'static str, source: &serde_json::Error) -> Self {
         Error::Json {
             what,
-            // serde_json repeats strings that it did not expect.
+            // serde_json's error repeats an unexpected string in full, however long it is.
             text: shortened(&source.to_string(), ERROR_BYTES).into_owned(),
         }
     }

@@ -7,10 +7,10 @@ use sha2::Sha256;
 use crate::limits::{ALLOCATION_BYTES, quoted};
 use crate::{ContainerShare, Error, GpuShare, MemoryUnit, PodKey};
 
-/// A grant: this container may start on these GPUs. The file `<state-dir>/grants/<pod uid>_<container>.json`.
+/// The record of a grant: one container may start on these GPUs. The file is `<state-dir>/grants/<pod uid>_<container>.json`.
 ///
-/// Written before the CDI spec, which is its projection, and removed only when the pod is gone or ended
-/// *and* its cgroup is empty (DESIGN.md section 8).
+/// The agent writes the record before the CDI spec, which it derives from the record. It removes the record only when the pod
+/// is gone or has ended *and* the pod's cgroup is empty. See `docs/design/allocation.md`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantRecord {
@@ -24,28 +24,29 @@ pub struct GrantRecord {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// Device name of the CDI spec, without the kind; `None` if the kubelet's recorded answer names no CDI device of ours (it was
-    /// another plugin's): the record then only books the memory.
+    /// Name of the CDI device, without the kind. `None` if the AllocateResponse that the kubelet recorded names no CDI device of
+    /// Divvy, because another device plugin gave it: the record then only accounts for the memory.
     pub cdi: Option<String>,
-    /// MiB in one unit when the grant was made; the container's variables are in this unit.
+    /// The unit at the time of the grant, in MiB. The container's `ALIYUN_COM_GPU_MEM_*` environment variables use this unit.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
-    /// The pod's effective total per GPU, as in the allocation: what the GPU's memory is booked with, once per pod.
+    /// The pod's effective total per GPU, as in the allocation. The agent counts it once per pod, however many containers have records.
     pub gpus: Vec<GpuShare>,
-    /// What this container may use.
+    /// The shares that this container may use.
     pub container_gpus: Vec<ContainerShare>,
-    /// `/proc/sys/kernel/random/boot_id` when the grant was made.
+    /// `/proc/sys/kernel/random/boot_id` at the time of the grant. A different value means that the node has rebooted since.
     pub boot_id: String,
 }
 
 impl GrantRecord {
-    /// The file's name, `<pod uid>_<container>.json`. Neither part can hold `_` or `/` (a UID is hex and dashes, a
-    /// container's name a DNS label), so the name is unambiguous; other names are refused by [`GrantRecord::parse`].
+    /// Return the file's name, `<pod uid>_<container>.json`. The name is unambiguous because neither part can contain `_` or `/`:
+    /// a UID consists of hexadecimal digits and dashes, and a container's name is a DNS label. [`GrantRecord::parse`] refuses
+    /// anything else.
     pub fn file_name(&self) -> String {
         format!("{}_{}.json", self.uid, self.container)
     }
 
-    /// Reads a record.
+    /// Parse a record. A UID, container name, or CDI name that could leave the directory is an error.
     pub fn parse(text: &str) -> Result<GrantRecord, Error> {
         const WHAT: &str = "grant record";
         let record: GrantRecord = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
@@ -58,21 +59,21 @@ impl GrantRecord {
             if !plain(value) || value.starts_with('.') {
                 return Err(Error::invalid(
                     WHAT,
-                    format!("{field} is {}, which is no name", quoted(value)),
+                    format!("{field} is {}, which is not a valid name", quoted(value)),
                 ));
             }
         }
         Ok(record)
     }
 
-    /// The file's text, one line of JSON and a newline.
+    /// Return the file's text: one line of JSON and a newline.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string(self).expect("a record has only string keys and numbers");
         text.push('\n');
         text
     }
 
-    /// Namespace and name of the pod.
+    /// Return the pod's namespace and name.
     pub fn pod(&self) -> PodKey {
         PodKey {
             namespace: self.namespace.clone(),
@@ -81,9 +82,9 @@ impl GrantRecord {
     }
 }
 
-/// The CDI device name of a set of device ids: the first 32 hex digits of
-/// HMAC-SHA256(node key, resource 0x00 sorted ids joined by ","). Nobody without the node's key can name another
-/// container's grant.
+/// Compute the CDI device name of a set of device ids: the first 32 hexadecimal digits of
+/// `HMAC-SHA256(node key, resource 0x00 sorted ids joined by ",")`. A program that does not have the node's key cannot guess the
+/// name of another container's grant.
 pub fn cdi_device_name<'a>(key: &[u8], resource: &str, ids: impl IntoIterator<Item = &'a str>) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(resource.as_bytes());

@@ -8,90 +8,91 @@ use crate::limits::{
 };
 use crate::{Error, MemoryUnit, MiB};
 
-/// What a node's agent found: node annotation [`crate::names::INVENTORY`].
+/// The agent's description of a node's GPUs: node annotation [`crate::names::INVENTORY`].
 ///
-/// It carries what gpushare's two resources leave out: each GPU's own size, model, health and unit.
-/// GPUs are in NVML's order (by PCI bus id).
+/// gpushare's two extended resources only give the sum of all GPUs. The inventory adds the size, model, and health of
+/// each GPU, and the node's unit. GPUs are in NVML's order (by PCI bus id).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inventory {
     /// Format version, 1.
     pub v: u32,
-    /// Version of the agent that wrote it.
+    /// Version of the agent that wrote the inventory.
     pub agent: String,
-    /// Driver version, `550.54.15`.
+    /// Version of the NVIDIA driver, such as `550.54.15`.
     pub driver: String,
-    /// MiB in one unit of gpu-mem.
+    /// The node's unit: MiB in one unit of gpu-mem.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
-    /// Other units in which containers that live were granted memory: `--memory-unit` was changed while they ran. Their pods ask in these. In the format only where there are some.
+    /// Other units in which running containers were granted memory, because `--memory-unit` changed while they ran. The
+    /// requests of their pods are in these units. Omitted from the JSON if empty.
     #[serde(default, rename = "otherUnitsMiB", skip_serializing_if = "BTreeSet::is_empty")]
     pub other_units: BTreeSet<MemoryUnit>,
-    /// Nothing more is to be bound here for now: the kubelet does not have the agent's devices yet, or soon will not have them any more,
-    /// and would refuse for good what comes. In the format only while it is so.
+    /// No more pods may be bound to this node for now: the kubelet does not know the agent's devices yet, or is about to lose
+    /// them, and would permanently refuse each new pod. Omitted from the JSON if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unschedulable: bool,
-    /// Why containers get none of the driver's libraries, or wrong ones, and what to type on the node. In the format only while it is so.
+    /// Why containers get no driver libraries, or the wrong ones, and what to type on the node. Omitted from the JSON if all is well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver_trouble: Option<String>,
-    /// The GPUs, those that failed or were lost among them.
+    /// The GPUs, including failed and lost ones.
     pub gpus: Vec<Gpu>,
 }
 
-/// One GPU of an [`Inventory`].
+/// One GPU, or one MIG device, of an [`Inventory`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {
-    /// NVML's UUID, `GPU-…`: the only name that survives reboots and renumbering.
+    /// NVML's UUID, `GPU-…`: the only identifier that survives reboots and renumbering.
     pub uuid: String,
-    /// `gpu`, or `mig` for an instance of one.
+    /// `gpu`, or `mig` for a MIG device.
     #[serde(default = "kind_gpu")]
     pub kind: String,
-    /// UUID of the GPU that a MIG instance belongs to.
+    /// For a MIG device, the UUID of its GPU.
     #[serde(default)]
     pub parent: Option<String>,
-    /// NVML index: position in PCI order.
+    /// NVML's index: the position in PCI order, from 0.
     pub index: u32,
-    /// Minor number: `/dev/nvidia<minor>`.
+    /// Minor number of the device node `/dev/nvidia<minor>`.
     pub minor: u32,
-    /// PCI bus id, `0000:81:00.0`.
+    /// PCI bus id, such as `0000:81:00.0`; empty if unknown.
     #[serde(default)]
     pub pci: String,
-    /// Product name.
+    /// Product name, such as `NVIDIA A100-SXM4-40GB`; empty if unknown.
     #[serde(default)]
     pub model: String,
-    /// CUDA compute capability, `8.0`; empty if unknown.
+    /// CUDA compute capability, such as `8.0`; empty if unknown.
     #[serde(default)]
     pub cc: String,
-    /// Streaming multiprocessors; 0 if unknown.
+    /// Number of streaming multiprocessors; 0 if unknown.
     #[serde(default)]
     pub sms: u32,
     /// Highest SM clock in MHz; 0 if unknown.
     #[serde(default, rename = "clockMHz")]
     pub clock_mhz: u32,
-    /// Memory bandwidth in GB/s (10⁹ bytes); 0 if unknown. In the format only where it is known: older agents do not write it.
+    /// Memory bandwidth in GB/s (10⁹ bytes per second); 0 if unknown. Omitted from the JSON if 0, as older agents do.
     #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
     pub bandwidth_gbs: u32,
-    /// Memory in all, in MiB.
+    /// Total memory in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
-    /// Kept back from sharing (`--reserve-memory`), in MiB.
+    /// Memory in MiB that is kept back from sharing (`--reserve-memory`).
     #[serde(default, rename = "reserveMiB")]
     pub reserve: MiB,
-    /// Units that the GPU offers: (total − reserve) / unit, rounded down.
+    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down.
     pub units: u64,
-    /// Held by containers whose pod object is gone, in MiB; not to be given again yet.
+    /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     #[serde(default, rename = "heldMiB")]
     pub held: MiB,
-    /// NUMA node, if the platform says.
+    /// NUMA node; `None` if the platform does not report it.
     #[serde(default)]
     pub numa: Option<u32>,
     /// Whether work may be placed on it.
     pub health: Health,
-    /// Why not, `XID 79`.
+    /// Why `health` is not `ok`, such as `XID 79`.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Connections to other GPUs of the node.
+    /// Connections to the node's other GPUs.
     #[serde(default)]
     pub links: Vec<Link>,
 }
@@ -109,30 +110,35 @@ fn kind_gpu() -> String {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
-    /// Usable.
+    /// Usable for new work.
     #[default]
     Ok,
-    /// Present, but broken ("XID 79").
+    /// Present but broken, for example after XID 79.
     Failed,
-    /// Known from before, not there any more.
+    /// In an earlier inventory, but no longer present.
     Lost,
 }
 
-/// A connection: `["GPU-…","nvlink",12]`; kind `nvlink`, or the nearest common ancestor on the PCI bus: `same-board`,
-/// `single-switch`, `multi-switch`, `host-bridge`, `node`, `system`; the number is that of NVLinks, else 0.
+/// A connection to another GPU: the other GPU's UUID, the kind, and the number of NVLinks, as in `["GPU-…","nvlink",12]`.
+///
+/// The kind is `nvlink` or the nearest common ancestor on the PCI bus: `same-board`, `single-switch`, `multi-switch`,
+/// `host-bridge`, `node`, or `system`. The number is 0 unless the kind is `nvlink`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link(pub String, pub String, pub u32);
 
 impl Inventory {
-    /// Reads the annotation. Refuses duplicate UUIDs and more units than a GPU's memory holds, since
-    /// both would let memory be promised twice, and what is beyond [`crate::limits`].
+    /// Parse the annotation.
+    ///
+    /// # Errors
+    /// The text is not an inventory of version 1 or exceeds [`crate::limits`], two GPUs have the same UUID, or a GPU offers more
+    /// units than its memory holds. The last two would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let inventory: Inventory = crate::parse_versioned(WHAT, text, INVENTORY_BYTES)?;
         inventory.check_limits().map_err(|text| Error::invalid(WHAT, text))?;
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
-                return Err(Error::invalid(WHAT, format!("GPU {} is there twice", quoted(&gpu.uuid))));
+                return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -140,7 +146,7 @@ impl Inventory {
                     return Err(Error::invalid(
                         WHAT,
                         format!(
-                            "GPU {} offers {} units of {} but has {}",
+                            "GPU {} offers {} units of {} but has only {} of memory",
                             quoted(&gpu.uuid),
                             gpu.units,
                             inventory.unit,
@@ -197,43 +203,43 @@ impl Inventory {
         Ok(())
     }
 
-    /// The annotation's text: one line of JSON.
+    /// Return the annotation's text: one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an inventory has only string keys and numbers")
     }
 
-    /// Units of all GPUs, whatever their health: what the node's capacity of gpu-mem must be
-    /// for the inventory to be valid.
+    /// Return the sum of the units of all GPUs, including failed and lost ones. The inventory is only valid if the node's
+    /// capacity of gpu-mem equals this sum.
     pub fn total_units(&self) -> u64 {
         self.gpus.iter().fold(0, |sum, gpu| sum.saturating_add(gpu.units))
     }
 
-    /// The node's unit, then the others in which pods of this node may ask.
+    /// Return the node's unit, then the other units in which pods on this node may have made their requests.
     pub fn units(&self) -> impl Iterator<Item = MemoryUnit> {
         std::iter::once(self.unit).chain(self.other_units.iter().copied())
     }
 
-    /// How much memory of a GPU pods may have together. Without other units that is what it offers; a pod that was bound in a finer unit may have a part that the present unit
-    /// rounds off.
+    /// Return how much memory of a GPU all pods together may hold. Without other units, that is the memory that the GPU
+    /// offers. A pod that was bound in a finer unit may hold part of the remainder that the present unit rounds off.
     pub fn capacity(&self, gpu: &Gpu) -> MiB {
         let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
         let most = others.chain([self.unit.memory(gpu.units)]).flatten().max();
         most.unwrap_or(MiB::ZERO)
     }
 
-    /// The GPU with this UUID.
+    /// Return the GPU with this UUID.
     pub fn gpu(&self, uuid: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 }
 
 impl Gpu {
-    /// Units that it would offer in this unit.
+    /// Return the number of units that the GPU would offer if the unit were `unit`.
     pub fn units_of(&self, unit: MemoryUnit) -> u64 {
         unit.units_in(self.total.saturating_sub(self.reserve))
     }
 
-    /// Memory that may be shared: the units' worth, without what pods without an object still hold.
+    /// Return the memory that may be allocated: the memory of the GPU's units minus what departed pods still hold.
     pub fn shareable(&self, unit: MemoryUnit) -> MiB {
         unit.memory(self.units).unwrap_or(MiB::ZERO).saturating_sub(self.held)
     }
@@ -311,7 +317,7 @@ mod tests {
         }
     }
 
-    /// 16 GPUs, each with NVLinks and a place on the PCI bus to each other; and 8 of which each was exchanged seven times.
+    /// 16 GPUs, each with an NVLink and a PCI entry for every other GPU; and 8 GPUs, each of which was replaced seven times.
     #[test]
     fn the_largest_machines_are_read() {
         for inventory in [of(16, 30), of(64, 0), of(8, 14)] {
@@ -382,7 +388,7 @@ mod tests {
             let error = Inventory::parse(&inventory.to_json()).expect_err(part).to_string();
             assert!(error.contains(part) && error.len() < 800, "{error}");
         }
-        // What serde_json says repeats what it did not expect.
+        // serde_json's error repeats an unexpected string in full.
         let text = TEXT.replacen("\"ok\"", &format!("\"{}\"", long()), 1);
         let error = Inventory::parse(&text).expect_err("no health").to_string();
         assert!(error.len() < 800, "{} bytes", error.len());

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::{ContainerKind, ContainerRequest, Held, Pod, PodRequest};
 
-/// What of a pod is kept, however often this is applied. Which container asks for how much is read until the pod is bound: from then on only the sum is, and what the pod holds of
-/// each GPU. Of a pod that asks for nothing no container is read at all.
+/// Reduce a pod to what the ledger keeps; applying this again changes nothing. The requests of the single containers are needed
+/// only until the pod is bound. From then on, their sum and what the pod holds of each GPU are enough. For a pod that requests
+/// nothing, no container is kept.
 pub fn kept(mut pod: Pod) -> Pod {
     let asks = pod
         .request
@@ -28,7 +29,7 @@ pub fn kept(mut pod: Pod) -> Pod {
     pod
 }
 
-/// A container that asks for what all of them do; a second one where that is more than can be counted.
+/// Return one container that requests as much as all of them; two if the sum is more than can be counted.
 fn sums(request: &PodRequest) -> Vec<ContainerRequest> {
     let units = request.effective_units();
     let one = ContainerRequest {

@@ -1,24 +1,28 @@
-//! gpushare's pod annotations (research/gpushare.md section 1.2), written beside ours so that either half of the
-//! old stack can read what we did, and read where ours are absent.
+//! gpushare's pod annotations, and its ConfigMaps that name unhealthy GPUs.
+//!
+//! Divvy writes gpushare's annotations in addition to its own, so that gpushare's scheduler extender, device plugin, and
+//! `inspect` command can read Divvy's allocations. Divvy reads them on pods that do not have its own annotation. Source:
+//! AliyunContainerService/gpushare-scheduler-extender, `pkg/utils/const.go` and `pkg/utils/pod.go`; see
+//! `docs/compatibility/gpushare.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::limits::{ALLOCATION_BYTES, NODE_GPUS, quoted};
 use crate::{Error, names};
 
-/// What gpushare's annotations say of a pod.
+/// The allocation that gpushare's annotations on a pod describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LegacyAllocation {
-    /// GPU index → units, in ascending order of index. From `ALIYUN_COM_GPU_MEM_IDX` and `…_POD`, or summed over
-    /// containers from `scheduler.framework.gpushare.allocation`, which takes precedence.
+    /// GPU index → units, in ascending order of index. `scheduler.framework.gpushare.allocation`, summed over containers, takes
+    /// precedence over `ALIYUN_COM_GPU_MEM_IDX` with `ALIYUN_COM_GPU_MEM_POD`.
     pub gpus: BTreeMap<u32, u64>,
 }
 
 impl LegacyAllocation {
-    /// Reads the annotations. `Ok(None)`: there are none, or the pod is marked as not placed (negative index).
+    /// Parse the annotations. `Ok(None)` means that the pod has none of them, or that a negative index marks it as not placed.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<LegacyAllocation>, Error> {
         if let Some(text) = annotations.get(names::GPUSHARE_ALLOCATION) {
-            // What is too long is refused and not passed over: the pod may have what it says.
+            // Refuse a text that is too long instead of ignoring it: the pod may really hold that memory.
             if text.len() > ALLOCATION_BYTES {
                 return Err(Error::too_long(names::GPUSHARE_ALLOCATION, text.len(), ALLOCATION_BYTES));
             }
@@ -44,7 +48,10 @@ impl LegacyAllocation {
         let index =
             u32::try_from(index).map_err(|_| Error::invalid(names::ALIYUN_IDX, format!("{index} is not a GPU's index")))?;
         let Some(units) = annotations.get(names::ALIYUN_POD) else {
-            return Err(Error::invalid(names::ALIYUN_POD, "missing beside ALIYUN_COM_GPU_MEM_IDX"));
+            return Err(Error::invalid(
+                names::ALIYUN_POD,
+                "missing, although ALIYUN_COM_GPU_MEM_IDX is set",
+            ));
         };
         Ok(Some(LegacyAllocation {
             gpus: BTreeMap::from([(index, number(names::ALIYUN_POD, units)?)]),
@@ -52,8 +59,8 @@ impl LegacyAllocation {
     }
 }
 
-/// `{"<container>":{"<gpu>":<units>}}` summed over containers; `None` if it is not that, or empty
-/// (the old `inspect` ignores it then, too).
+/// Parse `{"<container>":{"<gpu>":<units>}}` and sum the units over containers; `None` if the text does not have this form or
+/// names no GPU. gpushare's `inspect` ignores such a text as well.
 pub fn parse_allocation(text: &str) -> Option<BTreeMap<u32, u64>> {
     let containers: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_str(text).ok()?;
     let mut gpus = BTreeMap::new();
@@ -64,10 +71,10 @@ pub fn parse_allocation(text: &str) -> Option<BTreeMap<u32, u64>> {
     (!gpus.is_empty()).then_some(gpus)
 }
 
-/// The five annotations that gpushare's extender writes at bind for a pod on one GPU.
+/// Return the five annotations that gpushare's extender writes at bind for a pod on one GPU.
 ///
-/// `units_per_gpu` is what the old plugin calls DEV: the units of the chosen GPU; `assume_time_ns` is Unix time in
-/// nanoseconds.
+/// `units_per_gpu` is the value of `ALIYUN_COM_GPU_MEM_DEV`: the units of the chosen GPU. `assume_time_ns` is in nanoseconds since
+/// the Unix epoch.
 pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_time_ns: u64) -> BTreeMap<String, String> {
     BTreeMap::from([
         (names::ALIYUN_ASSIGNED.to_owned(), "false".to_owned()),
@@ -78,23 +85,23 @@ pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_t
     ])
 }
 
-/// What a pod has on several GPUs, index → units, in the form of [`names::GPUSHARE_ALLOCATION`]. Who reads that sums it up over containers, so the
-/// pod's total stands under the first one.
+/// Format a pod's shares of several GPUs, index → units, as [`names::GPUSHARE_ALLOCATION`]. Readers of this annotation sum the units
+/// over containers, so the pod's total is written under the first container.
 pub fn allocation_text(gpus: &BTreeMap<u32, u64>) -> String {
     let gpus: Vec<String> = gpus.iter().map(|(index, units)| format!("\"{index}\":{units}")).collect();
     format!("{{\"0\":{{{}}}}}", gpus.join(","))
 }
 
-/// Namespace of the ConfigMaps that name unhealthy GPUs.
+/// Namespace of gpushare's ConfigMaps that name unhealthy GPUs.
 pub const UNHEALTHY_NAMESPACE: &str = "kube-system";
 
-/// The node that a ConfigMap of this name speaks of: `unhealthy-gpu-<node>`.
+/// Return the node that a ConfigMap is about, from its name `unhealthy-gpu-<node>`; `None` for any other name.
 pub fn unhealthy_gpus_node(config_map: &str) -> Option<&str> {
     config_map.strip_prefix("unhealthy-gpu-").filter(|node| !node.is_empty())
 }
 
-/// The indices in `data.gpus` of such a ConfigMap, `0,2`. What is no index is left out: gpushare's own reader takes it
-/// for GPU 0.
+/// Parse the GPU indices in `data.gpus` of such a ConfigMap, such as `0,2`. Skip anything that is not an index; gpushare's own
+/// reader treats it as GPU 0.
 pub fn unhealthy_gpus(text: &str) -> BTreeSet<u32> {
     text.split(',').filter_map(|index| index.trim().parse().ok()).collect()
 }
@@ -178,7 +185,7 @@ mod tests {
         );
         check(
             &[(names::ALIYUN_IDX, "0")],
-            Err("ALIYUN_COM_GPU_MEM_POD: missing beside ALIYUN_COM_GPU_MEM_IDX"),
+            Err("ALIYUN_COM_GPU_MEM_POD: missing, although ALIYUN_COM_GPU_MEM_IDX is set"),
         );
         check(
             &[(names::ALIYUN_IDX, "4294967296"), (names::ALIYUN_POD, "1")],

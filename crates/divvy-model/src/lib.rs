@@ -1,10 +1,10 @@
-//! The values that flow between Divvy's programs, and their text forms.
+//! The values that Divvy's programs exchange, and their text forms.
 //!
-//! Nothing here does I/O, reads a clock or draws a random number: every function is a function of its
-//! arguments. The wire formats are those that DESIGN.md section 15 (ours) and the gpushare
-//! projects (theirs) fix; ARCHITECTURE.md says which program writes which.
+//! Nothing here does I/O, reads a clock, or draws a random number: every result depends only on the
+//! arguments. `docs/design/formats.md` defines Divvy's own formats; the gpushare projects define the
+//! formats in [`legacy`]. ARCHITECTURE.md says which program writes which format.
 //!
-//! All formats of ours carry `"v":1`. Unknown fields are ignored, an unknown `v` is refused.
+//! Each of Divvy's own formats has the field `"v":1`. Readers ignore unknown fields and refuse an unknown `v`.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,8 @@ pub use request::{ContainerKind, ContainerRequest, PodRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use xid::xid_is_fatal;
 
-/// Parses one of our JSON formats of at most this many bytes: checks `"v":1` before anything else is looked at.
+/// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check `"v":1` before any other field:
+/// a newer format may have fields that this version would misread.
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {
     #[derive(serde::Deserialize)]
     struct Version {

@@ -1,52 +1,54 @@
-//! Limits on what tenants, nodes and other schedulers write, and on how much of it is repeated in a message.
+//! Limits on values that tenants, nodes, and other schedulers write, and on how much of such a value a message repeats.
 //!
-//! The API server accepts 256 KiB of annotations per object. Every one of them reaches the extender, and those of bound pods reach an agent with
-//! a memory limit of 64 MiB, so each value is checked against these limits before it is parsed. The admission policies of the Helm chart use the
-//! same numbers: a user sees the refusal when the pod is created, and not when it waits for a node.
+//! The API server accepts 256 KiB of annotations per object. All of them reach the extender, and those of bound pods reach an agent
+//! with a memory limit of 64 MiB. Therefore Divvy checks each value against these limits before it parses the value. The Helm chart's
+//! admission policies use the same numbers, so that a user sees the refusal when the pod is created and not while it waits for a node.
 
 use std::borrow::Cow;
 
-/// Bytes of one annotation in which a pod says which GPUs it takes.
+/// Most bytes of one annotation with a pod's rules for its GPUs.
 pub const RULE_BYTES: usize = 1024;
-/// Patterns in `divvy.dev/gpu-model`. Each one is compared with every product of the cluster.
+/// Most patterns in `divvy.dev/gpu-model`. The extender compares each pattern with each product in the cluster.
 pub const RULE_PATTERNS: usize = 32;
-/// UUIDs in `divvy.dev/gpu-uuid`: as many as a pod can have GPUs.
+/// Most UUIDs in `divvy.dev/gpu-uuid`: the largest number of GPUs that a pod can have.
 pub const RULE_UUIDS: usize = 16;
-/// Bytes of a product's name, of a UUID, and of a pattern for either: the size of NVML's own buffers (`NVML_DEVICE_NAME_V2_BUFFER_SIZE` and
-/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE` in nvml.h).
+/// Most bytes of a product name, a UUID, or a pattern for product names: the size of NVML's own buffers
+/// (`NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE` in nvml.h).
 pub const DEVICE_TEXT_BYTES: usize = 96;
 
-/// Bytes of a bound pod's labels, required podAntiAffinity terms and host ports that are kept to answer `divvy why`. Pods have some hundred.
+/// Most bytes of a bound pod's labels, required podAntiAffinity terms, and host ports that are kept for `divvy why`. Typical pods have
+/// a few hundred.
 pub const POD_RULES_BYTES: usize = 16 << 10;
 
-/// Shares in an allocation: containers times GPUs. A pod whose containers need more is not placed.
+/// Most shares in an allocation: containers times GPUs. A pod that needs more is not placed.
 pub const ALLOCATION_SHARES: usize = 256;
-/// Bytes of an annotation that says which GPUs a pod got. An allocation with [`ALLOCATION_SHARES`] shares and the longest names has less.
+/// Most bytes of an annotation with a pod's allocation. An allocation with [`ALLOCATION_SHARES`] shares and the longest names is smaller.
 pub const ALLOCATION_BYTES: usize = 64 << 10;
 
-/// GPUs of a node, by its inventory or by `aliyun.com/gpu-count`. The largest machines have 16; GPUs that were lost stay in the inventory.
+/// Most GPUs of a node, in its inventory or by `aliyun.com/gpu-count`. The largest machines have 16, but the inventory keeps lost GPUs.
 pub const NODE_GPUS: usize = 64;
-/// Links of one GPU: to each other GPU the NVLinks, and the nearest place on the PCI bus.
+/// Most links of one GPU: for each other GPU, one entry for NVLinks and one for the nearest common ancestor on the PCI bus.
 pub const GPU_LINKS: usize = 2 * NODE_GPUS;
-/// Different product names in one inventory. Machines have one or two.
+/// Most different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;
-/// Units in which a node's living containers were granted memory, beside the present one. An operator changes it once or twice.
+/// Most units, besides the present one, in which a node's running containers were granted memory. Administrators change the unit once
+/// or twice.
 pub const OTHER_UNITS: usize = 8;
-/// Bytes of an inventory. One of 16 GPUs that are all connected has 34 KiB.
+/// Most bytes of an inventory. The inventory of 16 fully connected GPUs has 34 KiB.
 pub const INVENTORY_BYTES: usize = 64 << 10;
-/// Bytes of the reason why a GPU is not well. The agent cuts it; a longer one is not an agent's.
+/// Most bytes of the reason why a GPU is unhealthy. The agent truncates the reason, so a longer one is not from an agent.
 pub const REASON_BYTES: usize = 256;
-/// Bytes of what is wrong with a node's driver files, with what to type. The agent cuts it.
+/// Most bytes of the text that says what is wrong with a node's driver files and what to type. The agent truncates the text.
 pub const DRIVER_TROUBLE_BYTES: usize = 768;
-/// Bytes of the short texts in an inventory: versions, PCI addresses, kinds of links.
+/// Most bytes of each short text in an inventory: versions, PCI addresses, kinds of links.
 pub const SHORT_TEXT_BYTES: usize = 96;
 
-/// Bytes of a value that are repeated in an error.
+/// Most bytes of a value that an error repeats.
 pub const QUOTED_BYTES: usize = 100;
-/// Bytes of an error's text. Errors are kept with the object that has them, and repeated in events.
+/// Most bytes of an error's text. Divvy keeps an error with the object that caused it and repeats the error in events.
 pub const ERROR_BYTES: usize = 600;
 
-/// The beginning of a text, with `…` if something was cut off.
+/// Return at most `most` bytes of a text, cut between characters. Append `…` if something was cut off.
 pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
@@ -56,9 +58,9 @@ pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(cut)
 }
 
-/// A value in quotes, with control characters escaped, for an error: at most about [`QUOTED_BYTES`] of it.
+/// Return a value in quotes for an error, with control characters escaped and cut off after about [`QUOTED_BYTES`].
 pub fn quoted(value: &str) -> String {
-    // Escaping makes a text longer, never shorter.
+    // Escaping never makes a text shorter, so cut before escaping.
     let most = value.floor_char_boundary(QUOTED_BYTES.min(value.len()));
     let escaped = value[..most].escape_debug().to_string();
     let cut = shortened(&escaped, QUOTED_BYTES);

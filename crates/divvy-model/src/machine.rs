@@ -1,113 +1,114 @@
-//! The machine description: which nodes a simulated cluster has, and which GPUs they have. One format for
-//! `divvy demo --nodes` and for the simulated NVML library (DESIGN.md section 15).
+//! The machine description: a TOML file that lists the nodes of a simulated cluster and their GPUs. `divvy demo --nodes`
+//! and the simulated NVML library read the same format.
 
 use serde::Deserialize;
 
 use crate::Error;
 
-/// A whole description.
+/// A parsed machine description.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machines {
     /// Format version, 1.
     pub v: u32,
-    /// The nodes, in order.
+    /// The nodes, in the order of the file.
     #[serde(default, rename = "node")]
     pub nodes: Vec<MachineNode>,
 }
 
-/// One node.
+/// One simulated node.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineNode {
     /// The node's name.
     pub name: String,
-    /// Its InternalIP; made up when absent.
+    /// The node's InternalIP; generated if absent.
     #[serde(default)]
     pub address: Option<String>,
-    /// Driver version; `550.54.15` when absent.
+    /// Driver version; `550.54.15` if absent.
     #[serde(default = "default_driver")]
     pub driver: String,
-    /// CPU cores that pods can ask for.
+    /// CPU cores that pods can request; 16 if absent.
     #[serde(default = "default_cpus")]
     pub cpus: u32,
-    /// Main memory that pods can ask for, in MiB.
+    /// Main memory that pods can request, in MiB; 65536 if absent.
     #[serde(default = "default_memory")]
     pub memory_mib: u64,
-    /// Its GPUs, in PCI order; none is a node without GPUs.
+    /// The node's GPUs, in PCI order; may be empty.
     #[serde(default, rename = "gpu")]
     pub gpus: Vec<MachineGpu>,
 }
 
-/// One GPU. What is absent gets the value of a healthy idle card.
+/// One simulated GPU. Absent fields get the values of a healthy, idle GPU.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineGpu {
-    /// Product name.
+    /// Product name, such as `NVIDIA A100-SXM4-40GB`.
     pub model: String,
-    /// Made from node and index when absent, the same at every reading.
+    /// UUID; if absent, derived from the node's name and the index, so that each read yields the same UUID.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// Memory in all, in MiB.
+    /// Total memory in MiB.
     pub memory_mib: u64,
-    /// Minor number; the index when absent.
+    /// Minor number; the index if absent.
     #[serde(default)]
     pub minor: Option<u32>,
-    /// PCI bus id `0000:81:00.0`; made from the index when absent.
+    /// PCI bus id, such as `0000:81:00.0`; derived from the index if absent.
     #[serde(default)]
     pub pci: Option<String>,
-    /// Compute capability; `8.0` when absent.
+    /// CUDA compute capability; `8.0` if absent.
     #[serde(default = "default_cc")]
     pub cc: String,
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors; 108 if absent.
     #[serde(default = "default_sms")]
     pub sms: u32,
-    /// Highest SM clock in MHz.
+    /// Highest SM clock in MHz; 1410 if absent.
     #[serde(default = "default_clock")]
     pub clock_mhz: u32,
-    /// Highest memory clock in MHz; when absent the driver does not say it.
+    /// Highest memory clock in MHz; if absent, the simulated driver does not report it.
     #[serde(default)]
     pub memory_clock_mhz: Option<u32>,
-    /// Width of the memory bus in bits; when absent the driver does not say it, as before version 495.
+    /// Width of the memory bus in bits; if absent, the simulated driver does not report it, like drivers before version 495.
     #[serde(default)]
     pub memory_bus_bits: Option<u32>,
-    /// NUMA node; none when absent.
+    /// NUMA node; unknown if absent.
     #[serde(default)]
     pub numa: Option<u32>,
-    /// Temperature in °C.
+    /// Temperature in °C; 35 if absent.
     #[serde(default = "default_temperature")]
     pub temperature: u32,
-    /// Utilisation in percent.
+    /// Utilization in percent; 0 if absent.
     #[serde(default)]
     pub utilization: u32,
-    /// Connections: `[index of the other GPU, kind, count]` with the kinds of [`crate::Link`].
+    /// Connections: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
     #[serde(default)]
     pub links: Vec<(u32, String, u32)>,
-    /// Processes on it.
+    /// Processes that use the GPU.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
-    /// MIG devices into which it is divided, in NVML's order. Absent: MIG is not to be had; empty: it is on, and nothing can run on the GPU.
+    /// MIG devices into which the GPU is divided, in NVML's order. Absent: the GPU does not support MIG. Empty: MIG is enabled but there
+    /// are no MIG devices, so nothing can run on the GPU.
     #[serde(default)]
     pub mig: Option<Vec<MachineMig>>,
 }
 
-/// A MIG device.
+/// One simulated MIG device.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineMig {
-    /// Number of its GPU instance.
+    /// ID of the GPU instance.
     pub gpu_instance: u32,
-    /// Number of its compute instance.
+    /// ID of the compute instance within the GPU instance.
     pub compute_instance: u32,
 }
 
-/// A process on a GPU.
+/// A process that uses a simulated GPU.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineProcess {
-    /// Process number on the host.
+    /// PID on the host.
     pub pid: u32,
-    /// Memory used, in MiB.
+    /// GPU memory that the process uses, in MiB.
     pub used_mib: u64,
 }
 
@@ -134,7 +135,7 @@ fn default_temperature() -> u32 {
 }
 
 impl Machines {
-    /// Reads a description; says line and column of what is wrong.
+    /// Parse a description. The error names the line and column of the first mistake, or the node that is wrong.
     pub fn parse(text: &str) -> Result<Machines, Error> {
         const WHAT: &str = "machine description";
         let machines: Machines = toml::from_str(text).map_err(|error| Error::invalid(WHAT, error.to_string()))?;
@@ -151,7 +152,7 @@ impl Machines {
                 return Err(Error::invalid(
                     WHAT,
                     format!(
-                        "node {i} is named {:?}; a node's name is lower-case letters, digits, '-' and '.'",
+                        "node {i} is named {:?}; write a name of lower-case letters, digits, '-' and '.'",
                         node.name
                     ),
                 ));
@@ -169,7 +170,11 @@ impl Machines {
                 if let Some((other, ..)) = gpu.links.iter().find(|(other, ..)| *other as usize >= node.gpus.len()) {
                     return Err(Error::invalid(
                         WHAT,
-                        format!("node {} has a link to GPU {other}, and {} GPUs", node.name, node.gpus.len()),
+                        format!(
+                            "node {} has a link to GPU {other}, but only {} GPUs",
+                            node.name,
+                            node.gpus.len()
+                        ),
                     ));
                 }
             }
@@ -177,14 +182,14 @@ impl Machines {
         Ok(machines)
     }
 
-    /// The node of this name.
+    /// Return the node with this name.
     pub fn node(&self, name: &str) -> Option<&MachineNode> {
         self.nodes.iter().find(|node| node.name == name)
     }
 }
 
 impl MachineNode {
-    /// UUID of the GPU at this index: as given, or made from the node's name and the index.
+    /// Return the UUID of the GPU at this index: the given one, or one derived from the node's name and the index.
     pub fn gpu_uuid(&self, index: usize) -> String {
         if let Some(uuid) = self.gpus.get(index).and_then(|gpu| gpu.uuid.clone()) {
             return uuid;
@@ -192,7 +197,7 @@ impl MachineNode {
         self.made_uuid("GPU", &index.to_string())
     }
 
-    /// UUID of a GPU's MIG device: made from the node's name and both indices.
+    /// Return the UUID of a GPU's MIG device, derived from the node's name and both indices.
     pub fn mig_uuid(&self, gpu: usize, mig: usize) -> String {
         self.made_uuid("MIG", &format!("{gpu}:{mig}"))
     }
@@ -209,13 +214,13 @@ impl MachineNode {
         )
     }
 
-    /// Minor number of the GPU at this index.
+    /// Return the minor number of the GPU at this index.
     pub fn gpu_minor(&self, index: usize) -> u32 {
         let own = u32::try_from(index).unwrap_or(u32::MAX);
         self.gpus.get(index).and_then(|gpu| gpu.minor).unwrap_or(own)
     }
 
-    /// PCI bus id of the GPU at this index, `0000:81:00.0`.
+    /// Return the PCI bus id of the GPU at this index, such as `0000:81:00.0`.
     pub fn gpu_pci(&self, index: usize) -> String {
         let made = || format!("0000:{:02x}:00.0", (0x80 + index) & 0xff);
         self.gpus.get(index).and_then(|gpu| gpu.pci.clone()).unwrap_or_else(made)

@@ -8,21 +8,21 @@ use crate::Error;
 
 /// An amount of memory in MiB (2^20 bytes).
 ///
-/// Arithmetic is checked or saturating by name; there is no `+` that could overflow.
+/// Each operation is checked or saturating, as its name says. There is no operator `+` that could overflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MiB(pub u64);
 
 impl MiB {
-    /// Nothing.
+    /// 0 MiB.
     pub const ZERO: MiB = MiB(0);
 
-    /// Whole MiB in this many bytes, rounded down as NVML's totals are by every plugin.
+    /// Convert bytes to whole MiB, rounded down, as all device plugins round NVML's totals.
     pub const fn from_bytes(bytes: u64) -> MiB {
         MiB(bytes >> 20)
     }
 
-    /// The sum, or `None` on overflow.
+    /// Return the sum, or `None` on overflow.
     pub const fn checked_add(self, other: MiB) -> Option<MiB> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(MiB(sum)),
@@ -30,19 +30,19 @@ impl MiB {
         }
     }
 
-    /// The sum, at most `u64::MAX`: for totals where "too much" is the right answer to overflow.
+    /// Return the sum, or `u64::MAX` on overflow, for totals where an overflow means "too much".
     pub const fn saturating_add(self, other: MiB) -> MiB {
         MiB(self.0.saturating_add(other.0))
     }
 
-    /// The difference, at least zero.
+    /// Return the difference, or zero if `other` is larger.
     pub const fn saturating_sub(self, other: MiB) -> MiB {
         MiB(self.0.saturating_sub(other.0))
     }
 }
 
 impl fmt::Display for MiB {
-    /// `4096 MiB`
+    /// Format as `4096 MiB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} MiB", self.0)
     }
@@ -51,9 +51,14 @@ impl fmt::Display for MiB {
 impl FromStr for MiB {
     type Err = Error;
 
-    /// `512MiB`, `2GiB`, or `0`.
+    /// Parse `512MiB`, `2GiB`, or `0`.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::invalid("amount of memory", format!("{text:?} is not one; write it as 512MiB or 2GiB"));
+        let wrong = || {
+            Error::invalid(
+                "amount of memory",
+                format!("{text:?} is not an amount of memory; write it as 512MiB or 2GiB"),
+            )
+        };
         let (digits, factor) = match (text.strip_suffix("MiB"), text.strip_suffix("GiB")) {
             (Some(digits), _) => (digits, 1),
             (_, Some(digits)) => (digits, 1024),
@@ -72,9 +77,9 @@ impl FromStr for MiB {
     }
 }
 
-/// How much memory one unit of `aliyun.com/gpu-mem` is: a whole number of MiB, one for the whole cluster.
+/// The size of one unit of `aliyun.com/gpu-mem`: a whole number of MiB, the same for the whole cluster.
 ///
-/// Written `GiB` (the default), `MiB`, or a chunk such as `256MiB` or `2GiB`.
+/// Its text form is `GiB` (the default), `MiB`, or a multiple such as `256MiB` or `2GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MemoryUnit(NonZeroU64);
@@ -85,7 +90,7 @@ impl MemoryUnit {
     /// 1 MiB.
     pub const MIB: MemoryUnit = MemoryUnit(NonZeroU64::MIN);
 
-    /// A unit of this many MiB; `None` for zero.
+    /// Make a unit of this many MiB; `None` for zero.
     pub const fn new(mib: u64) -> Option<MemoryUnit> {
         match NonZeroU64::new(mib) {
             Some(mib) => Some(MemoryUnit(mib)),
@@ -93,17 +98,17 @@ impl MemoryUnit {
         }
     }
 
-    /// MiB in one unit.
+    /// Return the number of MiB in one unit.
     pub const fn mib(self) -> u64 {
         self.0.get()
     }
 
-    /// Whole units in this much memory, rounded down (16384 MiB is 16 GiB, 15109 MiB is 14).
+    /// Return the number of whole units in an amount of memory, rounded down: with GiB, 16384 MiB is 16 units and 15109 MiB is 14.
     pub const fn units_in(self, memory: MiB) -> u64 {
         memory.0 / self.0.get()
     }
 
-    /// Memory of this many units, or `None` on overflow.
+    /// Return the memory of this many units, or `None` on overflow.
     pub const fn memory(self, units: u64) -> Option<MiB> {
         match units.checked_mul(self.0.get()) {
             Some(mib) => Some(MiB(mib)),

@@ -1,20 +1,21 @@
 use serde::{Deserialize, Serialize};
 
-/// What the driver's library says of a part of a GPU that is divided (NVML, "Multi Instance GPU Management"). In what `divvy-probe` answers.
+/// A MIG device: one part of a divided GPU, as NVML describes it ("Multi Instance GPU Management") and `divvy-probe` reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigDevice {
-    /// NVML's index among the MIG devices of the GPU, which may leave numbers out.
+    /// NVML's index among the GPU's MIG devices. The indices may have gaps.
     pub index: u32,
-    /// `MIG-…`
+    /// NVML's UUID, `MIG-…`.
     pub uuid: String,
-    /// GPU instance.
+    /// ID of the GPU instance.
     pub gi: u32,
-    /// Compute instance.
+    /// ID of the compute instance within the GPU instance.
     pub ci: u32,
 }
 
 impl MigDevice {
-    /// The parts of a GPU whose MIG is on; none where it is off, or the driver knows no MIG. `mode` is whether it is on now, and after a reset.
+    /// Return a GPU's MIG devices if MIG is enabled, else `None`. `mode` is whether MIG is enabled now and whether it will be
+    /// after a reset; `None` if the driver does not support MIG.
     pub fn of(mode: Option<(bool, bool)>, parts: &[MigDevice]) -> Option<&[MigDevice]> {
         mode.is_some_and(|(is_on, _)| is_on).then_some(parts)
     }

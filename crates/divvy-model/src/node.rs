@@ -1,34 +1,34 @@
 use crate::{Error, Inventory};
 
-/// The few fields of a node that Divvy reads.
+/// The fields of a Kubernetes node that Divvy reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// metadata.uid
+    /// `metadata.uid`.
     pub uid: String,
-    /// metadata.name
+    /// `metadata.name`.
     pub name: String,
-    /// First InternalIP.
+    /// The first address of type InternalIP.
     pub address: Option<String>,
-    /// status.capacity of gpu-mem, in units; 0 when absent.
+    /// `status.capacity` of gpu-mem, in units; 0 if absent.
     pub capacity_units: u64,
-    /// status.capacity of gpu-count; 0 when absent.
+    /// `status.capacity` of gpu-count; 0 if absent.
     pub capacity_gpus: u64,
-    /// status.capacity of [`crate::names::WHOLE_GPU`], which is another plugin's; 0 when absent.
+    /// `status.capacity` of [`crate::names::WHOLE_GPU`], which NVIDIA's device plugin advertises; 0 if absent.
     pub whole_gpus: u64,
-    /// status.nodeInfo.containerRuntimeVersion, `containerd://2.1.4`.
+    /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: Option<String>,
-    /// status.allocatable of gpu-mem, in units: without the units of failed GPUs.
+    /// `status.allocatable` of gpu-mem, in units. It excludes the units of failed GPUs.
     pub allocatable_units: u64,
-    /// status.allocatable of gpu-count.
+    /// `status.allocatable` of gpu-count; 0 if absent.
     pub allocatable_gpus: u64,
-    /// status.allocatable of CPU, in thousandths of a core.
+    /// `status.allocatable` of CPU, in thousandths of a core.
     pub cpu_milli: u64,
-    /// status.allocatable of main memory, in bytes.
+    /// `status.allocatable` of main memory, in bytes.
     pub memory_bytes: u64,
-    /// status.allocatable of pods.
+    /// `status.allocatable` of pods: the most pods that the node may run.
     pub pods: u64,
-    /// spec.unschedulable (cordoned).
+    /// `spec.unschedulable`: the node is cordoned.
     pub unschedulable: bool,
-    /// Annotation `divvy.dev/inventory`; `None` when absent.
+    /// The parsed annotation `divvy.dev/inventory`; `None` if absent, an error if it cannot be read.
     pub inventory: Option<Result<Inventory, Error>>,
 }

@@ -3,88 +3,89 @@ use std::collections::BTreeMap;
 use crate::legacy::LegacyAllocation;
 use crate::{Allocation, Error, PodRequest};
 
-/// A pod's identity. Everything that Divvy keeps is keyed by [`Pod::uid`]; this is for messages and calls.
+/// A pod's namespace and name, for messages and API calls. Divvy keys all state by [`Pod::uid`], because names are reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodKey {
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
 }
 
 impl std::fmt::Display for PodKey {
-    /// `namespace/name`
+    /// Format as `namespace/name`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }
 }
 
-/// A pod's phase.
+/// A pod's phase: a summary of the states of its containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Not started.
+    /// Not all containers have started, or the pod is not bound.
     #[default]
     Pending,
-    /// At least one container runs or is restarting.
+    /// At least one container is running or restarting.
     Running,
-    /// Every container ended well.
+    /// Every container ended with exit code 0.
     Succeeded,
-    /// Every container ended, at least one badly.
+    /// Every container ended, at least one of them with an error.
     Failed,
-    /// The node does not answer.
+    /// The node does not report the pod's state.
     Unknown,
 }
 
-/// The few fields of a pod that Divvy reads.
+/// The fields of a Kubernetes pod that Divvy reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// metadata.uid
+    /// `metadata.uid`.
     pub uid: String,
-    /// metadata.namespace
+    /// `metadata.namespace`.
     pub namespace: String,
-    /// metadata.name
+    /// `metadata.name`.
     pub name: String,
-    /// spec.nodeName, if bound.
+    /// `spec.nodeName`; `None` if the pod is not bound.
     pub node: Option<String>,
-    /// status.phase
+    /// `status.phase`.
     pub phase: Phase,
-    /// metadata.deletionTimestamp is set. Its containers may still run.
+    /// `metadata.deletionTimestamp` is set. The pod's containers may still run.
     pub deleting: bool,
-    /// Some container's status says `running` (in a terminal phase, too: a node that was given up).
+    /// At least one container's status is `running`. This can be true even in a terminal phase, if the control plane has given
+    /// up the node.
     pub container_running: bool,
-    /// What it asks for.
+    /// The pod's request for GPU memory.
     pub request: PodRequest,
-    /// Its effective CPU request in thousandths of a core.
+    /// Effective CPU request in thousandths of a core.
     pub cpu_milli: u64,
-    /// Its effective memory request in bytes.
+    /// Effective request for main memory in bytes.
     pub memory_bytes: u64,
-    /// spec.priority: pods with a lower one may be evicted for it.
+    /// `spec.priority`: kube-scheduler may evict pods with a lower priority to make room for this pod.
     pub priority: i32,
-    /// status.nominatedNodeName of a pod that is not bound: it has preempted pods there and waits until they have ended.
+    /// `status.nominatedNodeName` of a pod that is not bound: kube-scheduler has preempted pods on this node, and the pod waits until
+    /// they have ended.
     pub nominated: Option<Box<str>>,
-    /// What it holds, by its annotations.
+    /// What the pod holds according to its annotations.
     pub held: Held,
-    /// A container that asks for GPU memory and sets `NVIDIA_VISIBLE_DEVICES` itself, and to what. It has no effect.
+    /// The name of a container that requests GPU memory but sets `NVIDIA_VISIBLE_DEVICES` in its own spec, and the value. The
+    /// variable has no effect.
     pub own_visible: Option<Box<(String, String)>>,
 }
 
-/// What a pod holds, by its annotations.
+/// What a pod holds according to its annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Held {
-    /// No allocation was written.
+    /// No annotation of Divvy or gpushare.
     #[default]
     Nothing,
-    /// Divvy's annotation.
+    /// Divvy's annotation `divvy.dev/allocation`.
     Allocation(Allocation),
-    /// Only gpushare's annotations: a GPU index and units, to be resolved against the node.
+    /// Only gpushare's annotations: GPU indices and units. The caller resolves them against the node's GPUs.
     Legacy(LegacyAllocation),
-    /// There is an annotation that cannot be read, and no gpushare one beside it. It holds nothing; PreStart refuses; an
-    /// event says so.
+    /// There is an annotation, but neither Divvy's nor gpushare's is readable. The pod holds nothing, the agent refuses its
+    /// containers at PreStartContainer, and an event reports the error.
     Unreadable(Error),
 }
 
 impl Held {
-    /// Reads a pod's annotations: ours first, else gpushare's (DESIGN.md section 8, "Inventory").
+    /// Read a pod's annotations: Divvy's if it is readable, else gpushare's.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Held {
         let ours = annotations.get(crate::names::ALLOCATION).map(|text| Allocation::parse(text));
         let error = match ours {
@@ -102,7 +103,7 @@ impl Held {
 }
 
 impl Pod {
-    /// Namespace and name.
+    /// Return the pod's namespace and name.
     pub fn key(&self) -> PodKey {
         PodKey {
             namespace: self.namespace.clone(),
@@ -110,8 +111,8 @@ impl Pod {
         }
     }
 
-    /// Whether its containers have ended for good: only then is its memory free again. A deletion that
-    /// was asked for is not an end (research/reliability.md R5).
+    /// Report whether the pod's containers have ended permanently. Only then is the pod's memory free again. A deletion timestamp is
+    /// not enough, because the processes run on until the kubelet has killed them (R5 in `docs/compatibility/races.md`).
     pub fn ended(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed) && !self.container_running
     }

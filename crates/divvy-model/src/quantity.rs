@@ -1,22 +1,24 @@
 use crate::Error;
 use crate::limits::quoted;
 
-/// Parses a Kubernetes Quantity and gives it in thousandths of `1`, rounded up (away from zero for
-/// positive values), as `resource.Quantity.MilliValue()` does.
+/// Parse a Kubernetes Quantity and return it in thousandths of `1`, rounded up, as `resource.Quantity.MilliValue()` does.
 ///
 /// Grammar: apimachinery `pkg/api/resource/quantity.go`: a decimal number, then a binary suffix (`Ki` … `Ei`),
-/// a decimal one (`n` `u` `m` `k` `M` `G` `T` `P` `E`) or an exponent (`e3`, `E-2`).
-/// Negative and overflowing values are refused: none of ours can be negative.
+/// a decimal suffix (`n` `u` `m` `k` `M` `G` `T` `P` `E`), or an exponent (`e3`, `E-2`).
+///
+/// # Errors
+/// The text does not match the grammar, is negative, or exceeds `i64::MAX`. No quantity that Divvy reads can be negative.
 pub fn quantity_milli(text: &str) -> Result<u64, Error> {
     scaled(text, 3)
 }
 
-/// Parses a Kubernetes Quantity and gives its value, fractions rounded up, as `resource.Quantity.Value()` does.
+/// Parse a Kubernetes Quantity and return its value, rounded up, as `resource.Quantity.Value()` does. The errors are those of
+/// [`quantity_milli`].
 pub fn quantity_value(text: &str) -> Result<u64, Error> {
     scaled(text, 0)
 }
 
-/// As [`quantity_value`], for callers that treat a wrong quantity as zero with a warning of their own.
+/// Parse as [`quantity_value`] does and drop the error, for callers that treat an invalid quantity as zero and log their own warning.
 pub fn parse_quantity(text: &str) -> Option<u64> {
     quantity_value(text).ok()
 }
@@ -54,7 +56,7 @@ fn scaled(text: &str, thousandths: u32) -> Result<u64, Error> {
             let digits = exponent
                 .strip_prefix(['e', 'E'])
                 .ok_or_else(|| wrong("has an unknown suffix"))?;
-            // i32 parsing takes a sign; the bound keeps the arithmetic below small.
+            // Parsing an i32 accepts a sign; the range keeps the loops below short.
             match digits.parse::<i32>() {
                 Ok(value) if (-40..=40).contains(&value) => (0, value),
                 _ => return Err(wrong("has an exponent that is not a number between -40 and 40")),

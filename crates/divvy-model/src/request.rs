@@ -5,43 +5,46 @@ use serde::{Deserialize, Serialize};
 use crate::limits::ALLOCATION_SHARES;
 use crate::{Error, GpuRules, names};
 
-/// When a container of a pod runs, as far as its requests go.
+/// The phase of a pod in which a container runs, which decides how its request counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContainerKind {
-    /// An init container that ends before the next one starts.
+    /// An init container that ends before the next container starts.
     Init,
-    /// An init container with `restartPolicy: Always`: runs on beside the others (KEP-753).
+    /// An init container with `restartPolicy: Always`: it keeps running alongside the later containers (KEP-753).
     Sidecar,
-    /// An ordinary container.
+    /// A container of `spec.containers`.
     App,
 }
 
-/// What one container asks for.
+/// The request of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRequest {
     /// The container's name.
     pub name: String,
-    /// When it runs.
+    /// The phase in which the container runs.
     pub kind: ContainerKind,
     /// `aliyun.com/gpu-mem`, in units.
     pub units: u64,
-    /// `aliyun.com/gpu-count`; has no effect on what the container gets.
+    /// `aliyun.com/gpu-count`. It has no effect on what the container gets.
     pub gpu_count: u64,
 }
 
-/// What a pod asks for: its containers in the order in which the kubelet admits them, init containers
-/// in spec order first, then the others.
+/// A pod's request. The containers are in the order in which the kubelet admits them: init containers in spec order first,
+/// then the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRequest {
-    /// The containers. One that asks for nothing makes no difference, and objects of the API server are read without those.
+    /// The containers. A container without a request makes no difference; pods from the API server are read without such containers.
     pub containers: Vec<ContainerRequest>,
-    /// Which GPUs it takes, by its annotations; `None`: any. An error is a pod that goes nowhere.
+    /// The rules in the pod's annotations; `None` means that any GPU is accepted. With an error, the pod fits on no node.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
 impl PodRequest {
-    /// Containers in the kubelet's order, and what the pod's annotations say of the GPUs that it takes.
+    /// Make a request from the containers in the kubelet's order and the rules in the pod's annotations.
+    ///
+    /// Rules that the containers cannot meet, and a request whose allocation would be too large to read, become an error in
+    /// [`PodRequest::rules`].
     pub fn new(containers: Vec<ContainerRequest>, rules: Option<Result<GpuRules, Error>>) -> PodRequest {
         let rules = rules.map(|rules| rules.and_then(|rules| rules.can_spread(&containers).map(|()| rules)));
         let mut request = PodRequest {
@@ -54,7 +57,7 @@ impl PodRequest {
         request
     }
 
-    /// Whether the allocation would be one that agents read.
+    /// Check that the allocation of this request would be within the limits that agents enforce.
     fn can_be_written(&self) -> Result<(), Error> {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.map_or(1, GpuRules::spread_over);
@@ -65,15 +68,15 @@ impl PodRequest {
         Err(Error::invalid(
             names::ALLOCATION,
             format!(
-                "it would need a share of each GPU for each container that asks for {}, and holds at most {ALLOCATION_SHARES}; {containers} containers \
-                 and {gpus} GPUs need more: divide the pod",
+                "it needs one share per GPU for each container that requests {}, and may have at most {ALLOCATION_SHARES} shares; {containers} \
+                 containers on {gpus} GPUs need more: split the pod",
                 names::GPU_MEM
             ),
         ))
     }
 
-    /// What is still of use when the pod has its GPUs: of its rules only over how many GPUs the memory is spread, from which policies learn what
-    /// pods ask for. The rest is up to [`crate::limits::RULE_BYTES`] of text for each annotation, and nobody reads it any more.
+    /// Drop the rules of a pod that has its GPUs, except the number of GPUs: placement policies learn from it what pods request. The
+    /// other rules are no longer needed and may take up to [`crate::limits::RULE_BYTES`] of text per annotation.
     pub fn forget_rules_but_count(&mut self) {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.and_then(|rules| rules.gpus);
@@ -85,25 +88,27 @@ impl PodRequest {
         });
     }
 
-    /// Whether any container asks for shared GPU memory.
+    /// Report whether any container requests shared GPU memory.
     pub fn wants_memory(&self) -> bool {
         self.containers.iter().any(|container| container.units > 0)
     }
 
-    /// The containers that ask for shared GPU memory, in the kubelet's order.
+    /// Return the containers that request shared GPU memory, in the kubelet's order.
     pub fn memory_containers(&self) -> impl Iterator<Item = &ContainerRequest> {
         self.containers.iter().filter(|container| container.units > 0)
     }
 
-    /// The pod's effective request of gpu-mem in units, by Kubernetes' formula; `None` on overflow.
+    /// Return the pod's effective request for gpu-mem in units, by Kubernetes' formula ([`PodRequest::effective`]); `None` on overflow.
     pub fn effective_units(&self) -> Option<u64> {
         self.effective(|container| container.units)
     }
 
-    /// Kubernetes' formula for a pod's effective request of one resource (`PodRequests` in
-    /// component-helpers `resource/helpers.go`, KEP-753): sidecars run from their place in the order
-    /// on, so an init container runs beside those *before* it, and the app containers beside all:
-    /// `max(Σ app + Σ sidecars, max over init i (request i + Σ sidecars before i))`. `None` on overflow.
+    /// Compute a pod's effective request for one resource by Kubernetes' formula (`PodRequests` in component-helpers
+    /// `resource/helpers.go`, KEP-753); `None` on overflow.
+    ///
+    /// A sidecar runs from its place in the order until the pod ends. So an init container runs alongside the sidecars *before*
+    /// it, and the app containers run alongside all sidecars:
+    /// `max(Σ app + Σ sidecars, max over init i (request i + Σ sidecars before i))`.
     pub fn effective(&self, request: impl Fn(&ContainerRequest) -> u64) -> Option<u64> {
         let mut sidecars: u64 = 0;
         let mut init_peak: u64 = 0;
@@ -154,7 +159,7 @@ mod tests {
         check(&[(Init, 1), (App, 4)], Some(4));
         check(&[(Init, 4), (Init, 6), (App, 5)], Some(6));
         check(&[(Sidecar, 2), (App, 3)], Some(5));
-        // The order counts: an init container runs beside the sidecars that were started before it.
+        // The order matters: an init container runs alongside the sidecars that started before it.
         check(&[(Sidecar, 2), (Init, 4), (App, 1)], Some(6));
         check(&[(Init, 4), (Sidecar, 2), (App, 1)], Some(4));
         check(&[(Init, 2), (Sidecar, 1), (App, 3), (App, 1)], Some(5));
@@ -183,10 +188,10 @@ mod tests {
         assert_eq!(error(1, &[3]), "");
         assert_eq!(
             error(2, &[4, 3]),
-            "divvy.dev/gpus: \"2\" was found, but the 3 units of aliyun.com/gpu-mem that container c1 asks for cannot be spread evenly over 2 GPUs; ask \
-             for 2 or 4"
+            "divvy.dev/gpus: \"2\" was found, but the 3 units of aliyun.com/gpu-mem that container c1 requests cannot be spread evenly over 2 GPUs; \
+             request 2 or 4"
         );
-        assert!(error(4, &[3]).ends_with("ask for 4"), "{}", error(4, &[3]));
+        assert!(error(4, &[3]).ends_with("request 4"), "{}", error(4, &[3]));
     }
 
     #[test]
@@ -213,10 +218,10 @@ mod tests {
         assert_eq!((error(256, None), error(16, Some(16))), (String::new(), String::new()));
         assert_eq!(
             error(17, Some(16)),
-            "divvy.dev/allocation: it would need a share of each GPU for each container that asks for aliyun.com/gpu-mem, and holds at most 256; 17 \
-             containers and 16 GPUs need more: divide the pod"
+            "divvy.dev/allocation: it needs one share per GPU for each container that requests aliyun.com/gpu-mem, and may have at most 256 \
+             shares; 17 containers on 16 GPUs need more: split the pod"
         );
-        assert!(error(257, None).contains("257 containers and 1 GPUs"), "{}", error(257, None));
+        assert!(error(257, None).contains("257 containers on 1 GPUs"), "{}", error(257, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which GPUs a pod wants, by its annotations (DESIGN.md section 5): beside how much of one, which is in its containers' limits.
+//! The rules in a pod's annotations that say which GPUs the pod accepts. (How much memory it requests is in its containers' limits.)
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,40 +6,40 @@ use std::fmt;
 use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
 use crate::{ContainerRequest, Error, MiB, names, quantity_value};
 
-/// What a pod's annotations say of the GPUs that it takes. The default takes any.
+/// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuRules {
-    /// Over how many GPUs its memory is spread evenly; `None`: one.
+    /// The number of GPUs over which the pod's memory is spread evenly; `None` means one.
     pub gpus: Option<u32>,
-    /// Products.
+    /// The products that the pod accepts.
     pub models: ModelRule,
-    /// Only GPUs with at least this much memory in all.
+    /// The least total memory that a GPU must have.
     pub least_memory: MiB,
-    /// Only these GPUs, by UUID; empty: any.
+    /// UUIDs of the only GPUs that the pod accepts; if empty, it accepts any.
     pub uuids: Vec<String>,
-    /// Of those that fit, which first.
+    /// The preference among the GPUs that fit.
     pub prefer: Option<Prefer>,
 }
 
-/// The most GPUs that a pod may have its memory on; no node that policies are asked about is taken for larger.
+/// The largest number of GPUs over which a pod's memory may be spread. Placement policies use the same limit.
 pub const MOST_GPUS: u32 = 16;
 
 /// A preference among GPUs that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Prefer {
-    /// The most FP16 operations per second times memory bandwidth, by an estimate.
+    /// The highest estimate of FP16 operations per second times memory bandwidth.
     Fastest,
-    /// The most memory in all.
+    /// The most total memory.
     MostMemory,
-    /// The least memory in all.
+    /// The least total memory.
     LeastMemory,
 }
 
 impl Prefer {
-    /// All of them.
+    /// All preferences.
     pub const ALL: [Prefer; 3] = [Prefer::Fastest, Prefer::MostMemory, Prefer::LeastMemory];
 
-    /// As users write it.
+    /// Return the annotation's value for this preference.
     pub fn name(self) -> &'static str {
         match self {
             Prefer::Fastest => "fastest",
@@ -49,29 +49,30 @@ impl Prefer {
     }
 }
 
-/// Products that are allowed and denied, by patterns.
+/// Patterns of GPU products that a pod accepts and rejects.
 ///
-/// A pattern is compared with the end of a product's name, from the start of any of its words on: `A100*` and `NVIDIA A100*` match
-/// `NVIDIA A100-SXM4-40GB`, `T4` matches `Tesla T4`, `RTX 3080` does not match `NVIDIA GeForce RTX 3080 Ti`. `*` stands for any text; upper and
-/// lower case are the same, and so are a space and a dash, as feature discovery writes it in labels.
+/// A pattern must match a product's name from the start of some word to the end of the name: `A100*` and `NVIDIA A100*` match
+/// `NVIDIA A100-SXM4-40GB`, `T4` matches `Tesla T4`, but `RTX 3080` does not match `NVIDIA GeForce RTX 3080 Ti`. `*` stands for any
+/// text. Case does not matter. A space equals a dash, because NVIDIA's GPU feature discovery writes dashes in its labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelRule {
-    /// One of these must match, if there are any.
+    /// At least one of these must match, unless the list is empty.
     allow: Vec<Pattern>,
-    /// None of these may.
+    /// None of these may match.
     deny: Vec<Pattern>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Pattern {
-    /// As its user wrote it.
+    /// As the user wrote it.
     written: String,
-    /// As it is compared.
+    /// In the form in which it is compared ([`normal`]).
     normal: String,
 }
 
 impl ModelRule {
-    /// Whether GPUs of this product may be taken. Of one that is not known nobody can say so, and it may not.
+    /// Report whether the rule accepts GPUs of this product. A GPU of unknown product (an empty name) is only accepted if there are no
+    /// patterns.
     pub fn allows(&self, product: &str) -> bool {
         if self.allow.is_empty() && self.deny.is_empty() {
             return true;
@@ -88,20 +89,20 @@ impl ModelRule {
         let mut rule = ModelRule::default();
         let patterns = text.split(',').count();
         if patterns > RULE_PATTERNS {
-            return Err(format!("it has {patterns} patterns and may have {RULE_PATTERNS}"));
+            return Err(format!("it has {patterns} patterns, but at most {RULE_PATTERNS} are allowed"));
         }
         for part in text.split(',').map(str::trim) {
             let (pattern, list) = match part.strip_prefix('!') {
                 Some(pattern) => (pattern.trim(), &mut rule.deny),
                 None => (part, &mut rule.allow),
             };
-            // No product has one in its name, and what is asked for is shown to others.
+            // No product name contains these characters, and messages show the patterns to other users.
             if pattern.is_empty() || pattern.contains('!') || pattern.contains(char::is_control) {
-                return Err(format!("{} is no pattern", quoted(part)));
+                return Err(format!("{} is not a pattern", quoted(part)));
             }
             if pattern.len() > DEVICE_TEXT_BYTES {
                 return Err(format!(
-                    "a pattern has {} bytes and may have {DEVICE_TEXT_BYTES}",
+                    "a pattern has {} bytes, but at most {DEVICE_TEXT_BYTES} are allowed",
                     pattern.len()
                 ));
             }
@@ -115,8 +116,8 @@ impl ModelRule {
 }
 
 impl fmt::Display for ModelRule {
-    /// To be read after "a GPU", "GPUs" or "no GPU": `of a product like A100*, but not A100-PCIE*`, `other than T4`; nothing where any product is
-    /// taken.
+    /// Format as a phrase that follows "a GPU", "GPUs", or "no GPU": `of a product like A100*, but not A100-PCIE*`,
+    /// `other than T4`. Write nothing if any product is accepted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |patterns: &[Pattern]| {
             let written: Vec<&str> = patterns.iter().map(|pattern| pattern.written.as_str()).collect();
@@ -131,13 +132,16 @@ impl fmt::Display for ModelRule {
     }
 }
 
-/// Names are compared as feature discovery writes them, but for upper and lower case.
+/// Return the form in which names are compared: lower case, and with dashes for spaces as in the labels of GPU feature discovery.
 fn normal(text: &str) -> String {
     text.to_ascii_lowercase().replace(' ', "-")
 }
 
-/// Both are [`normal`]. Tenants write patterns and nodes write names, so the time grows with the sum of their lengths and not with the product,
-/// whatever they are: the parts between the stars are found one after the other, and the first place of each leaves the most for the next.
+/// Report whether a pattern matches a name. Both must be in [`normal`] form.
+///
+/// Tenants choose the patterns and nodes choose the names, so the running time must stay linear in the sum of their lengths.
+/// Therefore the parts between the stars are searched for from left to right. The first match of each part is always the best
+/// one, because it leaves the most text for the next part.
 fn is_match(pattern: &str, name: &str) -> bool {
     let is_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
     let Some((first, rest)) = pattern.split_once('*') else {
@@ -159,23 +163,27 @@ fn is_match(pattern: &str, name: &str) -> bool {
 }
 
 impl GpuRules {
-    /// Reads a pod's annotations. `None`: it has none of these.
+    /// Parse the rules in a pod's annotations. `None` means that the pod has none.
     ///
     /// # Errors
-    /// A value that cannot be read, and a key of ours that means nothing for pods: the sentence says what was found, what is allowed, and
-    /// has an example.
+    /// A value cannot be read, or a key with Divvy's prefix is not one of [`names::POD_KEYS`]. The error says what was found, what is
+    /// allowed, and gives an example.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<GpuRules>, Error> {
         let ours = annotations
             .range(names::PREFIX.to_owned()..)
             .take_while(|(key, _)| key.starts_with(names::PREFIX));
         let mut rules: Option<GpuRules> = None;
         for (key, value) in ours {
-            // Values of keys that are nobody's rule are not looked at.
+            // The value of an unknown key is neither checked nor repeated.
             let what = names::POD_KEYS.into_iter().find(|known| known == key);
             if let Some(what) = what.filter(|_| value.len() > RULE_BYTES) {
                 return Err(Error::invalid(
                     what,
-                    format!("{} has {} bytes and may have {RULE_BYTES}", quoted(value), value.len()),
+                    format!(
+                        "{} has {} bytes; at most {RULE_BYTES} are allowed",
+                        quoted(value),
+                        value.len()
+                    ),
                 ));
             }
             let value = value.trim();
@@ -220,8 +228,8 @@ impl GpuRules {
                         return wrong(
                             names::GPU_UUID,
                             &format!(
-                                "at most {RULE_UUIDS} GPUs are named by their UUIDs of at most {DEVICE_TEXT_BYTES} bytes, separated by commas, as kubectl \
-                                 inspect gpushare -o json shows them: \"GPU-…\""
+                                "write at most {RULE_UUIDS} UUIDs of GPUs, each of at most {DEVICE_TEXT_BYTES} bytes, separated by commas, as \
+                                 kubectl inspect gpushare -o json shows them: \"GPU-…\""
                             ),
                         );
                     }
@@ -230,7 +238,7 @@ impl GpuRules {
                 names::GPU_CORES => {
                     return wrong(
                         names::GPU_CORES,
-                        "shares of compute are not limited by this version of Divvy; take the annotation away, or use a whole GPU",
+                        "this version of Divvy cannot limit shares of compute; remove the annotation, or use a whole GPU",
                     );
                 }
                 _ => {
@@ -248,15 +256,15 @@ impl GpuRules {
         Ok(rules)
     }
 
-    /// Over how many GPUs the pod's memory is spread.
+    /// Return the number of GPUs over which the pod's memory is spread, at least 1.
     pub fn spread_over(&self) -> u64 {
         u64::from(self.gpus.unwrap_or(1).max(1))
     }
 
-    /// Whether what each container asks for can be spread evenly over the GPUs.
+    /// Check that the request of each container can be spread evenly over the GPUs.
     ///
     /// # Errors
-    /// A container for which it cannot: who it is, and what it could ask for.
+    /// The units of some container are not a multiple of the number of GPUs. The error names the container and the nearest multiples.
     pub fn can_spread(&self, containers: &[ContainerRequest]) -> Result<(), Error> {
         let gpus = self.spread_over();
         match containers.iter().find(|container| !container.units.is_multiple_of(gpus)) {
@@ -267,8 +275,8 @@ impl GpuRules {
                 Err(Error::invalid(
                     names::GPUS,
                     format!(
-                        "\"{gpus}\" was found, but the {units} units of {} that container {name} asks for cannot be spread evenly over {gpus} GPUs; \
-                         ask for {or_less}{}",
+                        "\"{gpus}\" was found, but the {units} units of {} that container {name} requests cannot be spread evenly over {gpus} GPUs; \
+                         request {or_less}{}",
                         names::GPU_MEM,
                         below.saturating_add(gpus)
                     ),
@@ -277,19 +285,20 @@ impl GpuRules {
         }
     }
 
-    /// Whether a GPU may be taken, whatever is free on it.
+    /// Report whether the rules accept a GPU, regardless of the free memory on it. `total` is the GPU's total memory; `uuid` is `None` if
+    /// unknown.
     pub fn allow(&self, product: &str, total: MiB, uuid: Option<&str>) -> bool {
         self.allow_any_product(total, uuid) && self.models.allows(product)
     }
 
-    /// As [`GpuRules::allow`], but for the product, which is the same for many GPUs.
+    /// Check everything that [`GpuRules::allow`] checks except the product. Callers check the product once for many equal GPUs.
     pub fn allow_any_product(&self, total: MiB, uuid: Option<&str>) -> bool {
         total >= self.least_memory
             && (self.uuids.is_empty() || uuid.is_some_and(|uuid| self.uuids.iter().any(|wanted| wanted == uuid)))
     }
 }
 
-/// Rounded up to MiB. A size below 1 MiB is refused: its suffix was forgotten.
+/// Parse `>=40Gi` and round the size up to MiB. Refuse a size below 1 MiB: the user has forgotten the suffix.
 fn least_memory(text: &str) -> Result<MiB, &'static str> {
     const MIB: u64 = 1 << 20;
     let quantity = text.strip_prefix(">=").map(str::trim);
@@ -300,7 +309,7 @@ fn least_memory(text: &str) -> Result<MiB, &'static str> {
     }
 }
 
-/// `80 GiB` where it is a whole number of them, else `81559 MiB`.
+/// Format as `80 GiB` if the size is a whole number of GiB, else as `81559 MiB`.
 fn size(memory: MiB) -> String {
     match memory.0 {
         mib if mib.is_multiple_of(1024) => format!("{} GiB", mib / 1024),
@@ -309,7 +318,8 @@ fn size(memory: MiB) -> String {
 }
 
 impl fmt::Display for GpuRules {
-    /// To be read after "a GPU": `of a product like A100* and with 40 GiB or more in all`; nothing where any GPU is taken.
+    /// Format as a phrase that follows "a GPU": `of a product like A100* and with 40 GiB or more in all`. Write nothing if any GPU
+    /// is accepted.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if self.least_memory > MiB::ZERO {
@@ -322,7 +332,7 @@ impl fmt::Display for GpuRules {
         let and = match self.models.deny.is_empty() {
             _ if models.is_empty() || rest.is_empty() => "",
             true => " and ",
-            // Else what follows reads as if it were denied, too.
+            // Without the comma, the rest would read as part of what is denied.
             false => ", and ",
         };
         write!(f, "{models}{and}{rest}")
@@ -374,7 +384,7 @@ mod tests {
         check("*", " ", false);
     }
 
-    /// As patterns are defined: from the start of some word to the end, a star for any text.
+    /// The definition of a pattern, without regard to running time: from the start of some word to the end, with a star for any text.
     fn by_definition(pattern: &[u8], name: &[u8]) -> bool {
         fn whole(pattern: &[u8], name: &[u8]) -> bool {
             match (pattern.split_first(), name.split_first()) {
@@ -411,29 +421,29 @@ mod tests {
             (
                 "divvy.dev/gpu-model",
                 list(125_000, "a"),
-                "has 249999 bytes and may have 1024",
+                "has 249999 bytes; at most 1024 are allowed",
             ),
             (
                 "divvy.dev/gpu-model",
                 list(RULE_PATTERNS + 1, "a"),
-                "it has 33 patterns and may have 32",
+                "it has 33 patterns, but at most 32 are allowed",
             ),
             (
                 "divvy.dev/gpu-model",
                 "a".repeat(DEVICE_TEXT_BYTES + 1),
-                "a pattern has 97 bytes and may have 96",
+                "a pattern has 97 bytes, but at most 96 are allowed",
             ),
-            ("divvy.dev/gpu-model", "!".repeat(1024), "is no pattern"),
-            ("divvy.dev/gpu-uuid", list(RULE_UUIDS + 1, "GPU-1"), "at most 16 GPUs"),
+            ("divvy.dev/gpu-model", "!".repeat(1024), "is not a pattern"),
+            ("divvy.dev/gpu-uuid", list(RULE_UUIDS + 1, "GPU-1"), "at most 16 UUIDs"),
             ("divvy.dev/gpu-uuid", "g".repeat(DEVICE_TEXT_BYTES + 1), "at most 96 bytes"),
             (
                 "divvy.dev/gpu-memory",
                 format!(">={}", "0".repeat(250_000)),
-                "bytes and may have 1024",
+                "bytes; at most 1024 are allowed",
             ),
-            ("divvy.dev/gpus", "1".repeat(250_000), "bytes and may have 1024"),
+            ("divvy.dev/gpus", "1".repeat(250_000), "bytes; at most 1024 are allowed"),
             ("divvy.dev/gpu-prefer", "\u{202e}".repeat(300), "fastest, most-memory"),
-            ("divvy.dev/gpu-cores", "9".repeat(250_000), "not limited by this version"),
+            ("divvy.dev/gpu-cores", "9".repeat(250_000), "cannot limit shares of compute"),
         ] {
             let error = read(&[(key, &value)]).expect_err(key);
             assert!(error.starts_with(key) && error.contains(part), "{error}");
@@ -503,8 +513,8 @@ mod tests {
             ),
             ("divvy.dev/gpus", "17", &["from 1 to 16"]),
             ("divvy.dev/gpus", "two", &["\"two\" was found"]),
-            ("divvy.dev/gpu-model", "A100*,,T4", &["\"\" is no pattern", "\"!T4\""]),
-            ("divvy.dev/gpu-model", "!!T4", &["\"!!T4\" is no pattern"]),
+            ("divvy.dev/gpu-model", "A100*,,T4", &["\"\" is not a pattern", "\"!T4\""]),
+            ("divvy.dev/gpu-model", "!!T4", &["\"!!T4\" is not a pattern"]),
             ("divvy.dev/gpu-memory", "40Gi", &["\"40Gi\" was found", "\">=40Gi\""]),
             ("divvy.dev/gpu-memory", ">=much", &["write >= and the size", "\">=40Gi\""]),
             (
@@ -520,7 +530,11 @@ mod tests {
                 &["\"best\" was found", "fastest, most-memory or least-memory"],
             ),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
-            ("divvy.dev/gpu-cores", "30", &["not limited by this version"]),
+            (
+                "divvy.dev/gpu-cores",
+                "30",
+                &["this version of Divvy cannot limit shares of compute"],
+            ),
             (
                 "divvy.dev/gpu-modell",
                 "T4",

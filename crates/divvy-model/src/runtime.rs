@@ -1,18 +1,20 @@
-//! What a node's container runtime does with CDI names, as far as its version says: `status.nodeInfo.containerRuntimeVersion`.
+//! Whether a node's container runtime supports CDI, judged by its version in `status.nodeInfo.containerRuntimeVersion`.
 
-/// Whether a container gets what a CDI name stands for.
+/// Whether a container runtime injects the devices that CDI device names stand for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cdi {
-    /// It does, or nothing is known that speaks against it.
+    /// The runtime injects them, or nothing is known to the contrary.
     Yes,
-    /// Only where somebody has switched it on (containerd 1.7: `enable_cdi`).
+    /// The runtime injects them only if an administrator has enabled CDI (containerd 1.7: `enable_cdi`).
     IfEnabled,
-    /// It ignores CDI names: containers would start without a GPU.
+    /// The runtime ignores CDI device names: containers would start without a GPU.
     No,
 }
 
-/// Reads `containerd://1.7.24`. containerd has CDI since 1.7, off by default, and on since 2.0 (its releases' notes); Docker behind cri-dockerd passes
-/// no CDI names on. Of others nothing is claimed.
+/// Judge a runtime version such as `containerd://1.7.24`.
+///
+/// containerd has supported CDI since 1.7, disabled by default, and has enabled it by default since 2.0 (release notes). With
+/// cri-dockerd, Docker does not receive the CDI device names. Any other runtime is assumed to support CDI.
 pub fn cdi(version: &str) -> Cdi {
     let Some((runtime, version)) = version.split_once("://") else {
         return Cdi::Yes;
@@ -30,7 +32,8 @@ pub fn cdi(version: &str) -> Cdi {
     }
 }
 
-/// What is wrong with a runtime, and what to do about it, to be read after "node n1: "; `None` if nothing is.
+/// Describe why a runtime does not support CDI and what to do about it; `None` if it does. The text continues a line that
+/// starts with "node n1: ".
 pub fn without_cdi(version: &str) -> Option<String> {
     match cdi(version) {
         Cdi::Yes => None,
@@ -40,7 +43,7 @@ pub fn without_cdi(version: &str) -> Option<String> {
              containerd, and start the agent with --device-list-strategy cdi; or upgrade to containerd 2"
         )),
         Cdi::No => Some(format!(
-            "its container runtime {version} knows no CDI, so containers would start without their GPU; upgrade to containerd 2"
+            "its container runtime {version} does not support CDI, so containers would start without their GPU; upgrade to containerd 2"
         )),
     }
 }

@@ -1,13 +1,14 @@
-//! Which XIDs say that a GPU is broken.
+//! Which XIDs (the NVIDIA driver's error codes) mean that a GPU is broken.
 
-/// XIDs that a program causes and that leave the GPU usable for the next one: 13 graphics engine exception, 31 memory
-/// page fault, 43 a stopped channel, 45 preemptive cleanup, 68 video processor exception, 109 context switch timeout.
+/// XIDs that a program causes and after which the GPU still works for other programs: 13 graphics engine exception, 31 memory
+/// page fault, 43 stopped channel, 45 preemptive cleanup, 68 video processor exception, 109 context switch timeout.
 ///
-/// Source: NVIDIA k8s-device-plugin, internal/rm/health.go (`ignoredXids`), after NVIDIA's XID catalogue,
-/// <https://docs.nvidia.com/deploy/xid-errors/>; research/nvidia-device-plugin.md section 2.6.
+/// Source: NVIDIA/k8s-device-plugin, `internal/rm/health.go` (`ignoredXids`), which follows NVIDIA's XID catalog,
+/// <https://docs.nvidia.com/deploy/xid-errors/>.
 const CAUSED_BY_PROGRAMS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
-/// Whether this XID makes the GPU unfit for new work. Unknown XIDs do: a new driver's errors are not assumed harmless.
+/// Report whether this XID makes the GPU unfit for new work. Unknown XIDs count as fatal: the errors of a newer driver
+/// may not be harmless.
 pub fn xid_is_fatal(xid: u64) -> bool {
     !CAUSED_BY_PROGRAMS.contains(&xid)
 }

@@ -1,12 +1,13 @@
-//! What an OCI hook reads in a container's image and of its runtime, and what it makes of it: as values, for the program that opens the files.
+//! The logic of an OCI hook without input and output: it parses what the container runtime and the image provide, and computes what to write.
+//! The program `divvy-hook` opens the files.
 //!
 //! - [`arguments`]: the command line
-//! - [`compat`]: for which drivers an image's own libcuda is made
-//! - [`libraries`]: names of libraries, and the list of folders of musl's loader
-//! - [`params`]: the driver's parameters, with which its libraries make no device nodes
-//! - [`profile`]: which GPUs EGL sees
-//! - [`soname`]: the name by which programs ask for a library
-//! - [`state`]: the container's state, and its configuration
+//! - [`compat`]: the drivers that an image's own libcuda supports
+//! - [`libraries`]: names of libraries, and the directory list of musl's loader
+//! - [`params`]: driver parameters that stop the driver's libraries from creating device nodes
+//! - [`profile`]: the GPUs that EGL sees
+//! - [`soname`]: the name that programs use for a library
+//! - [`state`]: the container's state and configuration
 
 pub mod arguments;
 pub mod compat;

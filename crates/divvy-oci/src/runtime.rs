@@ -1,22 +1,24 @@
-//! What an OCI runtime that stands in front of runc or crun decides: which of its calls create a container, what that container asks for,
-//! and what its `config.json` becomes.
+//! The decisions of an OCI runtime that wraps runc or crun: which of its calls create a container, what that container requests, and how the
+//! container's `config.json` changes.
 //!
-//! - [`call`]: the command line as runc and crun read it
-//! - [`settings`]: NVIDIA's `config.toml`, read unchanged
-//! - [`edit`]: that file as a text, with settings set
-//! - [`request`]: which devices a container asks for, by annotation, mount or environment
-//! - [`require`]: what an image requires of the driver
-//! - [`plan`]: what decides about its devices, and the edits of its configuration
-//! - [`extras`]: what it asks for beside GPUs
-//! - [`live`]: CDI specs that are made when a container is created
-//! - [`legacy`]: what `nvidia-container-cli` is called with
-//! - [`bundle`]: a `config.json` that is edited in place: what is not touched stays as it was, to the byte
+//! - [`call`]: the command line, parsed as runc and crun parse it
+//! - [`devices`]: which devices a container gets
+//! - [`settings`]: the settings in NVIDIA's `config.toml`
+//! - [`edit`]: changes to the text of that file
+//! - [`request`]: the devices that a container requests by annotation, mount, or environment variable
+//! - [`require`]: the driver that an image requires
+//! - [`plan`]: the source of a container's devices, and the edits of the container's configuration
+//! - [`extras`]: what a container requests besides GPUs
+//! - [`live`]: CDI specs that are generated when a container is created
+//! - [`legacy`]: the arguments of `nvidia-container-cli`
+//! - [`bundle`]: a `config.json` that is edited in place: everything that is not edited stays the same, byte for byte
 //!
-//! Sources: research of NVIDIA's Container Toolkit 1.20.0 and of the CDI specification 1.1.0; the differences that are meant are named where
-//! they are made.
+//! The behavior follows NVIDIA's Container Toolkit 1.20.0 (<https://github.com/NVIDIA/nvidia-container-toolkit>) and the CDI specification
+//! 1.1.0 (<https://github.com/cncf-tags/container-device-interface>). Comments name each intended difference where the code makes it.
 
 pub mod bundle;
 pub mod call;
+pub mod devices;
 pub mod edit;
 pub mod extras;
 pub mod legacy;

@@ -1,5 +1,5 @@
-//! How long it takes to choose several of 16 GPUs: the worst that was found for each number of GPUs, over machines with many sets that are worth
-//! the same, which are the hard ones.
+//! Measures how long it takes to choose several of 16 GPUs: the slowest case found for each number of GPUs, among machines with
+//! many sets of equal worth, which are the hard ones.
 //!
 //! `cargo run --release -p divvy-placement --example topology`
 
@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 const GPUS: usize = 16;
 
-/// What this thread has used of a processor, in microseconds.
+/// Return the processor time of this thread in microseconds.
 fn now() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
@@ -59,7 +59,7 @@ fn main() {
         ),
         ("grid".to_owned(), machine(|a, b| u32::from(a / 4 == b / 4 || a % 4 == b % 4))),
     ];
-    // A generator of its own (SplitMix64): the same machines every time.
+    // A separate generator (SplitMix64), so that the machines are the same every time.
     let mut state = 0_u64;
     let mut random = move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -82,7 +82,7 @@ fn main() {
     println!("{:>5} {:>10}  (microseconds)", "GPUs", "most");
     for count in 1..=GPUS {
         let worst = machines.iter().map(|(name, topology)| {
-            // The least of three: what else the machine does is not meant.
+            // The least of three measurements, to exclude other work on the machine.
             let micros = (0..3).map(|_| {
                 let started = now();
                 std::hint::black_box(topology.choose(&candidates, count));

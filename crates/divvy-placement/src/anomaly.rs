@@ -4,48 +4,46 @@ use divvy_model::{Error, Held, MiB, PodKey};
 
 use crate::Ledger;
 
-/// Something in the ledger that should not be. None of these is repaired here; each takes nothing it should not and is
-/// to be counted and shown.
+/// A contradiction in the ledger. The ledger repairs none of them. No anomaly takes more memory than it should; the extender
+/// counts and shows each one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Anomaly {
-    /// More is allocated on a GPU than it has.
+    /// The pods on a GPU are allocated more memory than the GPU offers.
     Overcommitted {
-        /// The node.
+        /// The node's name.
         node: String,
-        /// The GPU's index.
+        /// The GPU's NVML index.
         index: u32,
-        /// What it has, without what vanished pods hold.
+        /// The memory that the GPU offers, without the memory that containers of departed pods hold.
         capacity: MiB,
-        /// What is allocated.
+        /// The memory that is allocated on the GPU.
         used: MiB,
     },
-    /// A live pod's GPU is not on its node: replaced, or the annotation is of another making.
+    /// A pod that has not ended holds memory of a GPU that its node does not list. The GPU was replaced, or another program wrote
+    /// the annotation.
     UnknownGpu {
-        /// The pod.
         pod: PodKey,
-        /// Its node.
+        /// The name of the pod's node.
         node: String,
-        /// UUID or index.
+        /// The GPU as the annotation names it: a UUID or an index.
         gpu: String,
-        /// What it says it holds there.
+        /// The memory that the annotation says the pod holds there.
         memory: MiB,
     },
-    /// A live pod's annotations cannot be read. It holds nothing, and its containers will not be started.
+    /// The annotations of a pod that has not ended cannot be read. The pod holds nothing, and its containers will not be started.
     Unreadable {
-        /// The pod.
         pod: PodKey,
-        /// Its node.
+        /// The name of the pod's node.
         node: String,
-        /// What is wrong.
+        /// Why the annotations cannot be read.
         error: Error,
     },
-    /// A live pod asks for GPU memory and was bound past the extender: nothing is booked for it.
+    /// A pod that has not ended requests GPU memory, but it was bound without the extender, so nothing is counted for it.
     NotAllocated {
-        /// The pod.
         pod: PodKey,
-        /// Its node.
+        /// The name of the pod's node.
         node: String,
-        /// Units that it asks for.
+        /// The number of units that the pod requests.
         units: u64,
     },
 }
@@ -60,7 +58,7 @@ impl fmt::Display for Anomaly {
                 used,
             } => write!(
                 f,
-                "GPU {index} of node {node} has {capacity} to give but {used} are allocated; no more is placed there until pods end"
+                "GPU {index} of node {node} offers {capacity}, but {used} are allocated; Divvy places nothing more there until pods end"
             ),
             Anomaly::UnknownGpu { pod, node, gpu, memory } => write!(
                 f,
@@ -71,7 +69,7 @@ impl fmt::Display for Anomaly {
             }
             Anomaly::NotAllocated { pod, node, units } => write!(
                 f,
-                "pod {pod} asks for {units} units of GPU memory but was bound to node {node} past the extender, so no GPU was allocated; \
+                "pod {pod} asks for {units} units of GPU memory but was bound to node {node} without the extender, so no GPU was allocated; \
                  check that kube-scheduler's configuration names the extender, then delete the pod"
             ),
         }
@@ -79,7 +77,7 @@ impl fmt::Display for Anomaly {
 }
 
 impl Ledger {
-    /// Everything that should not be, in order of node, then GPU, then pod UID.
+    /// List all anomalies, ordered by node name, then GPU, then pod UID.
     pub fn anomalies(&self) -> Vec<Anomaly> {
         let mut found = Vec::new();
         for view in self.nodes() {

@@ -11,28 +11,28 @@ use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health,
 use crate::products::{Product, Taste};
 use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, multi_gpu};
 
-/// What a pod asks for, as far as placement goes: memory on one GPU, or as much on each of several.
+/// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// Units of gpu-mem in all, by Kubernetes' effective formula.
+    /// The number of units in total, by Kubernetes' formula for the effective request of a pod.
     pub units: u64,
-    /// Of so many GPUs of one node; at least one.
+    /// The number of GPUs of one node; at least 1.
     pub gpus: usize,
-    /// How much of each of them, in MiB; `None` if that is more than can be counted.
+    /// The memory of each GPU; `None` if it is more than can be counted.
     pub memory: Option<MiB>,
-    /// Which GPUs it takes; `None`: any.
+    /// The rules that say which GPUs the pod accepts; `None` if it accepts any.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
-    /// The pod that asks; `None`: nothing that is kept for nominated pods is kept from it.
+    /// The requesting pod; `None` if memory kept for nominated pods shall count as free.
     pub asker: Option<Arc<Asker>>,
 }
 
 impl Ask {
-    /// This many units of one GPU in a cluster with this unit.
+    /// Create a request for this many units of one GPU, in a cluster with this unit.
     pub fn new(units: u64, unit: MemoryUnit) -> Ask {
         Ask::spread(units, 1, unit)
     }
 
-    /// As [`Ask::new`], spread over so many GPUs; rounded up, if it cannot be spread evenly.
+    /// Create a request as [`Ask::new`] does, spread evenly over this many GPUs; rounded up.
     fn spread(units: u64, gpus: usize, unit: MemoryUnit) -> Ask {
         let gpus = gpus.max(1);
         Ask {
@@ -44,7 +44,7 @@ impl Ask {
         }
     }
 
-    /// What a pod asks for. More than can be counted is `u64::MAX` units, which fit nowhere.
+    /// Read the request of a pod. A request that is more than can be counted becomes `u64::MAX` units, which fit nowhere.
     pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
         let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
@@ -54,8 +54,8 @@ impl Ask {
         }
     }
 
-    /// As [`Ask::of`]; what is kept for pods that are nominated to a node ([`crate::Nominated`]) is kept from this pod, as far as its priority
-    /// is not higher.
+    /// Read the request of a pod as [`Ask::of`] does. Memory kept for nominated pods ([`crate::Nominated`]) is not free for this
+    /// pod, unless its priority is higher.
     pub fn of_pod(pod: &Pod, unit: MemoryUnit) -> Ask {
         Ask {
             asker: Some(Arc::new(Asker {
@@ -66,12 +66,12 @@ impl Ask {
         }
     }
 
-    /// Its rules, if it has any that can be read.
+    /// Return the pod's rules, if it has any that can be read.
     pub fn rules(&self) -> Option<&GpuRules> {
         self.rules.as_deref()?.as_ref().ok()
     }
 
-    /// Whether it takes this GPU, whatever is free on it.
+    /// Report whether the pod accepts this GPU, regardless of what is free on it.
     pub fn takes(&self, gpu: &GpuState) -> bool {
         match self.rules.as_deref() {
             None => true,
@@ -86,7 +86,7 @@ impl Ask {
         self.rules().is_none_or(|rules| rules.models.allows(product))
     }
 
-    /// How much: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`.
+    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`.
     pub fn amount(&self) -> String {
         let s = if self.units == 1 { "" } else { "s" };
         match self.memory {
@@ -96,8 +96,8 @@ impl Ask {
         }
     }
 
-    /// The rules in words, to be read after "a GPU"; `None` if any is taken. Long ones are cut: the text is repeated for each node that the pod
-    /// does not take.
+    /// Describe the rules in words that follow "a GPU"; `None` if the pod accepts any GPU. Long texts are shortened, because the
+    /// text is repeated for each node that does not match.
     pub fn wanted(&self) -> Option<String> {
         let text = self.rules()?.to_string();
         (!text.is_empty()).then(|| shortened(&text, WANTED_BYTES).into_owned())
@@ -105,7 +105,7 @@ impl Ask {
 }
 
 impl fmt::Display for Ask {
-    /// `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`
+    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
         match self.wanted() {
@@ -116,63 +116,65 @@ impl fmt::Display for Ask {
     }
 }
 
-/// The GPUs that were chosen.
+/// The chosen GPUs of a node, and the memory that the pod gets there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// One, or as many as were asked for, in ascending order of index.
+    /// The chosen GPUs, as many as requested, in ascending order of index.
     pub gpus: Vec<ChosenGpu>,
-    /// Units that the pod gets in all.
+    /// The number of units that the pod gets in total.
     pub units: u64,
-    /// What it gets of each GPU, in MiB.
+    /// The memory that the pod gets of each GPU.
     pub memory: MiB,
 }
 
 /// A GPU of a [`Choice`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenGpu {
-    /// Its UUID, where it is known.
+    /// The GPU's UUID; `None` if it is not known.
     pub uuid: Option<String>,
-    /// Its index.
+    /// The GPU's NVML index.
     pub index: u32,
 }
 
 /// Why a node does not take a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no such node, or it has not been seen yet.
+    /// There is no such node, or the extender has not seen it yet.
     UnknownNode,
-    /// The node's GPUs are offered to nobody.
+    /// The node's GPUs are not offered to any pod.
     Unusable(Unusable),
-    /// No single GPU that it takes has that much left.
+    /// None of the GPUs that the pod accepts has enough memory free.
     NoGpuFits,
-    /// Not as many of the GPUs that it takes as it asks for have that much left.
+    /// Fewer GPUs than requested, among those that the pod accepts, have enough memory free.
     TooFewFit(Ask),
-    /// It takes none of the node's GPUs, or not as many as it asks for, whatever is free there.
+    /// The pod accepts none of the node's GPUs, or fewer than it requests, regardless of free memory.
     NoGpuTaken(Ask),
-    /// It asks for several GPUs, and the node is known by gpushare's capacities only, whose plugin gives a container one GPU.
+    /// The pod requests several GPUs, but the node is known only by gpushare's capacities, and gpushare's device plugin gives a
+    /// container one GPU.
     OneGpuOnly,
-    /// Which GPUs it takes cannot be read.
+    /// The pod's rules cannot be read.
     Unreadable(Error),
-    /// The request is larger than any number of MiB that can be written.
+    /// The request is more MiB than can be counted.
     Uncountable(Ask),
 }
 
-/// Bytes of a pod's rules in a refusal.
+/// The maximum length in bytes of a pod's rules in a refusal.
 const WANTED_BYTES: usize = 100;
 
-/// Bytes of a refusal in filter's answer, which has one for each node: whatever pod and node say, kube-scheduler gets less than 2 MB for 5,000.
+/// The maximum length in bytes of a refusal in filter's answer. The answer has one refusal per node, so kube-scheduler receives
+/// less than 2 MB for 5,000 nodes, whatever the pod and the nodes contain.
 const FILTER_TEXT_BYTES: usize = 300;
 
 impl Refusal {
-    /// The text for the extender's `FailedNodes`: gpushare's own two sentences where gpushare would refuse, to the letter,
-    /// since people and tools look for them.
+    /// Return the text for the extender's `FailedNodes`. Where gpushare would refuse, this is gpushare's own sentence, character
+    /// for character, because people and tools search for it.
     pub fn filter_message(&self, node: &str) -> String {
         self.filter_text(node).into_owned()
     }
 
-    /// As [`Refusal::filter_message`], without a copy where the text does not name the node.
+    /// Return the text of [`Refusal::filter_message`], without copying it if it does not name the node.
     pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
         let text = self.whole_text(node);
         match text.len() > FILTER_TEXT_BYTES {
@@ -188,7 +190,7 @@ impl Refusal {
             Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
             Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
             Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
-            // The same for all nodes: kube-scheduler counts them.
+            // The text is the same for all nodes, so that kube-scheduler counts them together.
             Refusal::NoGpuTaken(ask) if ask.gpus > 1 => {
                 let wanted = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
@@ -206,7 +208,7 @@ impl Refusal {
 }
 
 impl Ledger {
-    /// To ask of many nodes whether this pod may go there.
+    /// Prepare to check many nodes for one pod.
     pub fn question<'a>(&'a self, ask: &'a Ask, uid: &'a str) -> Question<'a> {
         Question {
             ledger: self,
@@ -218,13 +220,13 @@ impl Ledger {
         }
     }
 
-    /// [`Question::fits`] of one node.
+    /// Check one node with [`Question::fits`].
     pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
         self.question(ask, uid).fits(node)
     }
 
-    /// What is reserved for a pod on a node, the last first, if it could be given to the pod now: its GPUs are there, are well, and
-    /// have room for it beside what others hold.
+    /// Return what is reserved for a pod on a node, the most recent first, if the pod could get it now: the GPUs are there and
+    /// healthy, and have room for it next to what other pods hold.
     pub fn reserved_and_good(&self, uid: &str, node: &str) -> Option<&Held> {
         let reservation = self.reservation(uid, node)?;
         let view = self.node(node)?;
@@ -244,8 +246,9 @@ impl Ledger {
         reservation.possible().find(good)
     }
 
-    /// Chooses the GPU of a node: the one with the least left that is enough, of equals the lowest index; as
-    /// gpushare does (research/gpushare.md 3.4). Of several GPUs those that work best together. A GPU that failed or is lost is never chosen.
+    /// Choose the GPU of a node: the one with the least memory left that is enough, on a tie the one with the lowest index, as
+    /// gpushare does (`docs/compatibility/gpushare.md`). If several GPUs are requested, choose those that work best together. A
+    /// GPU that failed or is lost is never chosen.
     pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
         let taste = Taste::of(ask);
@@ -254,7 +257,8 @@ impl Ledger {
         Ok(chosen(state, &positions, ask, memory))
     }
 
-    /// As [`Ledger::choose`], but the GPUs at these positions of [`NodeState::gpus`], if they are as many as are asked for, each has room and is well.
+    /// Choose the GPUs at these positions of [`NodeState::gpus`], if they are as many as requested and each of them is healthy
+    /// and has room.
     pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
         let taste = Taste::of(ask);
@@ -276,7 +280,7 @@ impl Ledger {
     }
 }
 
-/// A pod that looks for a node: what is known of it is looked up once.
+/// A pod that needs a node. What is known about the pod is looked up once for all nodes.
 #[derive(Debug, Clone)]
 pub struct Question<'a> {
     ledger: &'a Ledger,
@@ -288,11 +292,11 @@ pub struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// Whether the pod may go to a node, for filter: advisory, nothing is reserved. What is already reserved or bound for it on
-    /// this node is its own, and fits while it is good.
+    /// Report whether the pod may go to a node, for filter. The answer is advisory: nothing is reserved. What is already reserved
+    /// or bound for the pod on this node is its own, and fits as long as it is good.
     ///
-    /// A pod that asks for no memory fits every node that there is. Of a node that is offered one number is looked at, which was
-    /// counted when the node changed.
+    /// A pod that requests no memory fits every known node. For a node that is offered, this mostly compares one number, which
+    /// was counted when the node changed.
     pub fn fits(&self, node: &str) -> Result<(), Refusal> {
         let view = self.ledger.known(node)?;
         if self.ask.units == 0 || self.bound == Some(node) {
@@ -317,7 +321,7 @@ impl Question<'_> {
     }
 }
 
-/// The node's GPUs if they are offered at all, and what is asked of one.
+/// Return the node's GPUs if they are offered at all, and the memory requested of each.
 fn offered<'a>(view: &NodeView<'a>, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = view.state().ok_or(Refusal::UnknownNode)?;
@@ -336,7 +340,7 @@ fn offered<'a>(view: &NodeView<'a>, taste: &Taste<'_>) -> Result<(&'a NodeState,
     Ok((state, ask.memory.ok_or_else(|| Refusal::Uncountable(ask.clone()))?))
 }
 
-/// There are too few with room.
+/// Return the refusal for too few GPUs with room.
 fn short(ask: &Ask) -> Refusal {
     match ask.gpus {
         1 => Refusal::NoGpuFits,
@@ -344,7 +348,7 @@ fn short(ask: &Ask) -> Refusal {
     }
 }
 
-/// The GPUs of a node for a pod, in ascending order of position.
+/// Choose the GPUs of a node for a pod, as positions in ascending order.
 pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
     let (state, _) = offered(view, taste)?;
     let positions = match taste.ask().gpus {
@@ -354,7 +358,7 @@ pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>) -> Result<Vec<usize>,
     positions.ok_or_else(|| short(taste.ask()))
 }
 
-/// Of the GPUs with room those that are preferred, of these the one with the least left, of equals the lowest index.
+/// Choose, among the GPUs with room, the most preferred; on a tie the one with the least left, then the lowest index.
 fn best_fit(view: &NodeView<'_>, taste: &Taste<'_>) -> Option<usize> {
     let gpus = view.state()?.gpus.iter().enumerate();
     gpus.filter_map(|(position, gpu)| {
@@ -380,7 +384,8 @@ impl NodeView<'_> {
         multi_gpu::best(self, taste, positions)
     }
 
-    /// How much a pod likes the GPU at this position, the higher the more; `None` if it does not take it, or finds no room there.
+    /// Return how much a pod likes the GPU at this position: higher is better. `None` if the pod does not accept the GPU, or if
+    /// the GPU has no room.
     pub fn liking(&self, position: usize, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
         let state = self.state()?;
@@ -408,9 +413,9 @@ fn chosen(state: &NodeState, positions: &[usize], ask: &Ask, memory: MiB) -> Cho
 }
 
 impl Choice {
-    /// What is to be written on the pod: of each GPU as much, for the pod and for each of its containers. On a node that is known only by
-    /// gpushare's capacities the GPU has no name but its index, so gpushare's form is all that can be said truthfully; either side can resolve
-    /// that later.
+    /// Return the allocation to write to the pod: the same amount of each GPU, for the pod and for each of its containers. On a
+    /// node known only by gpushare's capacities, a GPU has no name other than its index, so gpushare's form is all that can be
+    /// written truthfully. Either side can resolve the index later.
     pub fn held(&self, request: &PodRequest, unit: MemoryUnit) -> Held {
         let count = self.gpus.len().max(1) as u64;
         let uuids: Option<Vec<&String>> = self.gpus.iter().map(|gpu| gpu.uuid.as_ref()).collect();
@@ -419,7 +424,7 @@ impl Choice {
             return Held::Legacy(LegacyAllocation { gpus: gpus.collect() });
         };
         let containers = request.memory_containers().map(|container| {
-            // Not more than the pod's, which was countable.
+            // This is not more than the pod's share, which was countable.
             let memory = unit.memory(container.units.div_ceil(count)).unwrap_or(self.memory);
             let share = |uuid: &&String| ContainerShare {
                 uuid: (*uuid).clone(),

@@ -5,45 +5,45 @@ use divvy_model::{Health, Held, MiB, Pod, PodKey};
 use crate::ledger::Usage;
 use crate::{Ask, Ledger, NodeState, Source};
 
-/// A pod whose object vanished while a container of it was last seen running: force-deleted, most likely. Its containers
-/// end soon, but not at once, and the node's agent needs a moment until it says what they hold (`heldMiB`). Until then this
-/// memory is not given again.
+/// A departed pod: its object vanished while one of its containers was last seen running, most likely because it was
+/// force-deleted. Its containers end soon, but not at once, and the node's agent needs a moment until it reports the memory that
+/// they hold (`heldMiB`). Until then, this memory is not granted again.
 ///
-/// It counts until the agent's word covers all that such pods have on the GPU, until the node's object goes, or until the
-/// caller's time limit ([`Ledger::age_departed`]), whichever comes first. A pod that was deleted gracefully had its containers
-/// ended before its object went, and none of this applies. It lives in this ledger alone: a ledger that is built anew knows
-/// nothing of it, and then `heldMiB` and the agent's own check before a container starts stand between.
+/// The memory is kept until the agent reports at least as much as all departed pods had on the GPU, until the node's object is
+/// gone, or until the caller's time limit ([`Ledger::age_departed`]), whichever comes first. A pod that was deleted gracefully is
+/// not affected, because its containers ended before its object was removed. Departed pods exist only in this ledger. A ledger
+/// that is built again does not know them; then `heldMiB` and the arbiter (the agent's last check before a container starts)
+/// prevent a double grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Departed {
-    /// The pod.
     pub pod: PodKey,
-    /// Where it was bound.
+    /// The node to which the pod was bound.
     pub node: String,
-    /// What it held.
+    /// What the pod held.
     pub held: Held,
-    /// Since when, by the caller's clock in nanoseconds; `None` until the caller has said what time it is.
+    /// When the pod departed, by the caller's clock in nanoseconds; `None` until the next call of [`Ledger::age_departed`].
     pub since_ns: Option<u64>,
 }
 
-/// Memory of a GPU that is kept for a [`Departed`] pod, and is all that keeps a request from it.
+/// Memory of a GPU that is kept for a [`Departed`] pod, if only this memory prevents a request from fitting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFor {
-    /// The GPU's index.
+    /// The GPU's NVML index.
     pub index: u32,
-    /// The pod with the largest share.
+    /// The departed pod with the largest share of the GPU.
     pub pod: PodKey,
-    /// Its share.
+    /// The memory kept for this pod.
     pub memory: MiB,
 }
 
 impl Ledger {
-    /// Pods that vanished while a container was last seen running, and whose memory is still kept, by UID.
+    /// Return the departed pods whose memory is still kept, ordered by UID.
     pub fn departed(&self) -> impl Iterator<Item = (&str, &Departed)> {
         self.departed.iter().map(|(uid, departed)| (uid.as_str(), departed))
     }
 
-    /// It is `now_ns`, by a clock that never goes back: who departed since the last call begins to count now, and those who have
-    /// counted for `limit_ns` count no more. Gives how many began.
+    /// Advance the time to `now_ns`, by a clock that never goes back. Pods that departed since the last call start to age now.
+    /// Pods that have aged for `limit_ns` are dropped. Return the number of pods that started to age.
     pub fn age_departed(&mut self, now_ns: u64, limit_ns: u64) -> u64 {
         let mut began = 0;
         let mut over = Vec::new();
@@ -64,7 +64,8 @@ impl Ledger {
         began
     }
 
-    /// If a request does not fit on a node, but would if nothing were kept for pods that departed: whose memory that is.
+    /// If a request does not fit on a node, but would fit if nothing were kept for departed pods, return the pod whose memory is
+    /// in the way.
     pub fn kept_from(&self, node: &str, ask: &Ask) -> Option<KeptFor> {
         let view = self.node(node)?;
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
@@ -91,7 +92,7 @@ impl Ledger {
         })
     }
 
-    /// The pod's object has vanished.
+    /// Record that the pod's object has vanished.
     pub(crate) fn depart(&mut self, pod: Pod) {
         let Some(node) = pod.node.clone().filter(|_| pod.container_running) else {
             return;
@@ -99,7 +100,7 @@ impl Ledger {
         if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
             return;
         }
-        // Of a node that is gone nothing is given anyway.
+        // A node that is gone grants nothing anyway.
         let Some(entry) = self.nodes.get_mut(&node).filter(|entry| entry.state.is_some()) else {
             return;
         };
@@ -123,15 +124,15 @@ impl Ledger {
         }
     }
 
-    /// The node is another one, or none.
+    /// Drop all departed pods of a node that was deleted or replaced.
     pub(crate) fn let_all_go(&mut self, node: &str) {
         for uid in self.nodes.get(node).map(|entry| entry.departed.clone()).unwrap_or_default() {
             self.let_go(&uid);
         }
     }
 
-    /// Lets those go of whom the node's agent has spoken: it says that at least as much is held as they had, so it counts them
-    /// itself from now on, until their containers have ended.
+    /// Drop the departed pods that the node's agent has reported: if it reports at least as much held memory as they had, it
+    /// counts them itself from now on, until their containers have ended.
     pub(crate) fn hear_of_departed(&mut self, node: &str) {
         while let Some(entry) = self.nodes.get(node).filter(|entry| !entry.departed.is_empty()) {
             let Some(state) = &entry.state else {
@@ -157,7 +158,7 @@ impl Ledger {
         }
     }
 
-    /// What is kept for these pods, as far as it goes to GPUs.
+    /// Return what is kept for these pods, as far as it is on GPUs of the node.
     pub(crate) fn kept(&self, state: &NodeState, departed: &BTreeSet<String>) -> Usage {
         let mut kept = Usage {
             gpus: vec![MiB::ZERO; state.gpus.len()],
@@ -169,7 +170,7 @@ impl Ledger {
         kept
     }
 
-    /// UID, name and share of those for whom memory of a GPU is kept, the largest share first, then by name.
+    /// Return UID, name, and share of the departed pods for which memory of a GPU is kept: largest share first, then by name.
     pub(crate) fn departed_of(&self, node: &str, position: usize) -> Vec<(String, PodKey, MiB)> {
         let Some(entry) = self.nodes.get(node) else {
             return Vec::new();

@@ -5,18 +5,18 @@ use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
 use crate::ledger::Part;
 use crate::{Ask, Ledger, NodeView, Refusal, Source};
 
-/// What one node has to say to one request: every number that the decision was made from.
+/// What one node answers to one request: every number that the decision was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeReport {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// What was asked.
+    /// The request.
     pub ask: Ask,
-    /// The decision; on success the indices of the GPUs that would be chosen now, none for a pod without GPU.
+    /// The decision. On success, the indices of the GPUs that would be chosen now; empty for a pod that requests no GPU memory.
     pub verdict: Result<Vec<u32>, Refusal>,
-    /// What the node's GPUs were read from; `None` if the node is not known.
+    /// Where the description of the node's GPUs comes from; `None` if the node is not known.
     pub source: Option<Source>,
-    /// The unit in which the cluster counts.
+    /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
     /// The GPUs in ascending order of index.
     pub gpus: Vec<GpuReport>,
@@ -25,45 +25,44 @@ pub struct NodeReport {
 /// One GPU of a [`NodeReport`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuReport {
-    /// NVML's UUID, where it is known.
+    /// NVML's UUID; `None` if it is not known.
     pub uuid: Option<String>,
-    /// Its index.
+    /// The NVML index.
     pub index: u32,
     /// Product name; empty if unknown.
     pub model: String,
-    /// What it offers in all.
+    /// The memory that the GPU offers to pods.
     pub capacity: MiB,
-    /// What it has in all.
+    /// The memory that the GPU has in total.
     pub total: MiB,
-    /// What is left for this pod, whatever the GPU's health: without what is kept for nominated pods.
+    /// The memory that is free for this pod, regardless of the GPU's health. Memory kept for nominated pods is not included.
     pub free: MiB,
-    /// Held by containers whose pod object is gone.
+    /// The memory that containers still hold although their pod object is gone.
     pub held: MiB,
     /// Whether work may be placed on it.
     pub health: Health,
-    /// Why not, `XID 79`.
+    /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
-    /// Whether the pod takes it, whatever is free: by the rules of its annotations.
+    /// Whether the rules in the pod's annotations allow this GPU, regardless of its free memory.
     pub taken: bool,
     /// Whether the request fits here.
     pub fits: bool,
-    /// Who holds the rest, largest share first, then by name.
+    /// The pods that hold memory: largest share first, then by name.
     pub holders: Vec<Holder>,
-    /// For whom memory is kept though the object is gone, in the same order. What is [`held`](GpuReport::held) may be theirs: the larger of
-    /// the two counts.
+    /// The departed pods whose memory is still kept, in the same order. The memory in [`held`](GpuReport::held) may be theirs, so
+    /// only the larger of the two amounts counts.
     pub departed: Vec<DepartedHolder>,
-    /// Pods that are nominated to the node and for which memory of the GPU is kept from this pod; the highest priority first.
+    /// The pods nominated to the node for which memory of this GPU is kept from the requesting pod; highest priority first.
     pub nominated: Vec<NominatedHolder>,
 }
 
-/// A pod that waits until its victims have ended ([`crate::Nominated`]).
+/// A nominated pod: it waits until its victims have ended ([`crate::Nominated`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NominatedHolder {
-    /// The pod.
     pub pod: PodKey,
-    /// Its priority.
+    /// The priority of the pod.
     pub priority: i32,
-    /// What is kept for it.
+    /// The memory that is kept for the pod on this GPU.
     pub memory: MiB,
 }
 
@@ -78,14 +77,12 @@ impl fmt::Display for NominatedHolder {
     }
 }
 
-/// A pod that is gone, and whose container was last seen running ([`crate::Departed`]).
+/// A departed pod: its object is gone, and its container was last seen running ([`crate::Departed`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DepartedHolder {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
     pub uid: String,
-    /// What is kept.
+    /// The memory that is kept for the pod on this GPU.
     pub memory: MiB,
 }
 
@@ -96,33 +93,31 @@ impl fmt::Display for DepartedHolder {
     }
 }
 
-/// A pod with a share of a GPU.
+/// A pod that holds memory of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
     pub uid: String,
-    /// Its share.
+    /// The memory that the pod holds on this GPU.
     pub memory: MiB,
-    /// What it is about.
+    /// Why the pod holds the memory.
     pub kind: HolderKind,
 }
 
-/// Why a pod holds memory.
+/// Why a pod holds memory of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HolderKind {
-    /// It is bound here.
+    /// The pod is bound to the node.
     Bound,
-    /// It is being deleted; its containers have not ended yet.
+    /// The pod is being deleted, and its containers have not ended yet.
     Deleting,
-    /// It is being bound.
+    /// The memory is reserved: the pod's Binding is not confirmed yet.
     Reserved,
 }
 
 fn unwell(health: Health, reason: Option<&str>) -> String {
     let word = match health {
-        Health::Ok => return "is well".to_owned(),
+        Health::Ok => return "is healthy".to_owned(),
         Health::Failed => "failed",
         Health::Lost => "is lost",
     };
@@ -130,7 +125,8 @@ fn unwell(health: Health, reason: Option<&str>) -> String {
 }
 
 impl fmt::Display for GpuReport {
-    /// `GPU 1 has 4096 of 16384 MiB free`, `GPU 2 failed (XID 79)`; with what is kept for pods that are gone.
+    /// Format the GPU's state, for example `GPU 1 has 4096 of 16384 MiB free` or `GPU 2 failed (XID 79)`, followed by the memory
+    /// kept for departed and nominated pods.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.taken {
             let product = if self.model.is_empty() {
@@ -140,14 +136,14 @@ impl fmt::Display for GpuReport {
             };
             return write!(
                 f,
-                "GPU {} ({product}, {} in all) is not what it wants",
+                "GPU {} ({product}, {} in all) does not match the pod's rules",
                 self.index, self.total
             );
         }
         if self.health == Health::Ok {
             write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?;
             for (i, departed) in self.departed.iter().enumerate() {
-                write!(f, "{}{departed}", if i == 0 { " and still keeps that of " } else { " and " })?;
+                write!(f, "{}{departed}", if i == 0 { " and still counts " } else { " and " })?;
             }
             for nominated in &self.nominated {
                 write!(f, " and keeps {nominated}")?;
@@ -160,7 +156,7 @@ impl fmt::Display for GpuReport {
 }
 
 impl fmt::Display for Holder {
-    /// `default/a 10240 MiB`, `default/b 4096 MiB (being deleted)`
+    /// Format the holder, for example `default/a 10240 MiB` or `default/b 4096 MiB (being deleted)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.pod, self.memory)?;
         match self.kind {
@@ -172,11 +168,11 @@ impl fmt::Display for Holder {
 }
 
 impl fmt::Display for NodeReport {
-    /// The answer in one line: `node n1 has no GPU with 8 units (8192 MiB) free: GPU 0 has …, GPU 1 has …`.
+    /// Format the answer in one line: `node n1 has no GPU with 8 units (8192 MiB) free: GPU 0 has …, GPU 1 has …`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let node = &self.node;
         match &self.verdict {
-            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: no GPU memory was asked for"),
+            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: the pod asks for no GPU memory"),
             Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
@@ -184,7 +180,7 @@ impl fmt::Display for NodeReport {
             Err(Refusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
             Err(Refusal::OneGpuOnly) => write!(
                 f,
-                "node {node} is served by gpushare's device plugin, which gives a container one GPU; several need Divvy's agent there"
+                "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"
             ),
             Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_) | Refusal::TooFewFit(_)) => {
                 match self.ask.wanted() {
@@ -194,7 +190,7 @@ impl fmt::Display for NodeReport {
                         let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
                         write!(
                             f,
-                            "node {node}: {fit} of {taken} GPUs{rules} have {memory} free, {} are needed: ",
+                            "node {node}: {fit} of {taken} GPUs{rules} have {memory} free, but {} are needed: ",
                             self.ask.gpus
                         )?;
                     }
@@ -210,7 +206,7 @@ impl fmt::Display for NodeReport {
     }
 }
 
-/// `GPU 1`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`
+/// Format a list of GPU indices: `GPU 1`, `GPUs 0 and 1`, `GPUs 0, 1 and 2`.
 pub fn gpu_list(indices: &[u32]) -> String {
     let names: Vec<String> = indices.iter().map(u32::to_string).collect();
     match names.as_slice() {
@@ -221,35 +217,35 @@ pub fn gpu_list(indices: &[u32]) -> String {
 }
 
 impl NodeReport {
-    /// On how many GPUs there is room, of how many that the pod takes.
+    /// Return the number of GPUs with room, and the number of GPUs that the pod's rules allow.
     pub fn fitting(&self) -> (usize, usize) {
         let taken = self.gpus.iter().filter(|gpu| gpu.taken);
         (taken.clone().filter(|gpu| gpu.fits).count(), taken.count())
     }
 }
 
-/// Where a bound pod is and what it holds there.
+/// The node of a bound pod, and the memory that the pod holds there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodReport {
-    /// Its node.
+    /// The name of the pod's node.
     pub node: String,
-    /// Its shares; empty if it holds nothing that can be read.
+    /// The pod's shares; empty if the pod holds nothing that Divvy can read.
     pub shares: Vec<PodShare>,
 }
 
 /// A bound pod's share of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodShare {
-    /// UUID, or index where only that is written, as the pod's annotations name the GPU.
+    /// The GPU as the pod's annotations name it: a UUID, or an index where only that is written.
     pub gpu: String,
-    /// UUID, index and product of the node's GPU; `None` if the node has no such GPU.
+    /// UUID, index, and product of the node's GPU; `None` if the node has no such GPU.
     pub known: Option<(Option<String>, u32, String)>,
-    /// Its memory there.
+    /// The memory that the pod holds on this GPU.
     pub memory: MiB,
 }
 
 impl Ledger {
-    /// Explains what a node says to a request.
+    /// Explain what a node answers to a request.
     pub fn explain(&self, node: &str, ask: &Ask) -> NodeReport {
         let verdict = match self.choose(node, ask) {
             Err(refusal) if refusal == Refusal::UnknownNode || ask.units > 0 => Err(refusal),
@@ -268,7 +264,7 @@ impl Ledger {
         }
     }
 
-    /// Explains what every node says to a request, by name of the node.
+    /// Explain what each known node answers to a request, ordered by node name.
     pub fn explain_all(&self, ask: &Ask) -> Vec<NodeReport> {
         self.nodes()
             .filter(|view| view.state().is_some())
@@ -276,7 +272,7 @@ impl Ledger {
             .collect()
     }
 
-    /// Where a pod is bound and what it holds there. `None` while it is not bound.
+    /// Return where a pod is bound and what it holds there; `None` while the pod is not bound.
     pub fn whereabouts(&self, pod: &Pod) -> Option<PodReport> {
         let node = pod.node.clone()?;
         let shares = self
@@ -301,8 +297,8 @@ impl Ledger {
 }
 
 impl NodeView<'_> {
-    /// Who holds what of the GPU at this position, largest share first, then by name. Shares of GPUs that the node does not
-    /// have are not among them (see [`crate::Anomaly`]).
+    /// List the pods that hold memory of the GPU at this position: largest share first, then by name. Shares of GPUs that the
+    /// node does not have are not included (see [`crate::Anomaly`]).
     pub fn holders(&self, position: usize) -> Vec<Holder> {
         let Some(state) = self.state() else {
             return Vec::new();

@@ -7,53 +7,54 @@ use crate::pods::{ByUid, Pods};
 use crate::products::Products;
 use crate::{Departed, GpuState, NodeState, NodeView, Nominated};
 
-/// Nodes, pods and the allocations that are being written, and what each GPU has left.
+/// Nodes, pods, and the allocations that are being written, and what is free on each GPU.
 ///
-/// Updated in place, event by event. Nothing is counted by differences: what a node's GPUs have left is counted anew from
-/// the pods that are known for it whenever one of them changes, so that a missed, repeated or merged event cannot leave
-/// anything behind (research/reliability.md R14). Pods are keyed by UID (R7).
+/// The ledger is updated in place, event by event. It never counts by differences: whenever a pod of a node changes, what is free
+/// on the node's GPUs is counted again from all pods known for it. So a missed, repeated, or merged event cannot leave an error
+/// behind (`docs/compatibility/races.md`, R14). Pods are identified by UID (R7).
 ///
-/// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone; that deletion was
-/// asked for frees nothing (R5). What containers of vanished pods still hold is in the inventory (`heldMiB`); until that says
-/// so it is kept here ([`Departed`]).
+/// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone. A request to delete it
+/// frees nothing (R5). Memory that containers of departed pods still hold is in the inventory (`heldMiB`). Until the inventory
+/// reports it, the ledger keeps it ([`Departed`]).
 #[derive(Debug, Clone)]
 pub struct Ledger {
     unit: MemoryUnit,
     pub(crate) pods: Pods,
-    /// By hash: filter looks every node of the cluster up. What goes through all of them goes by name ([`Ledger::nodes`]).
+    /// Hashed by name, because filter looks up every node of the cluster. To iterate in order of the names, use
+    /// [`Ledger::nodes`].
     pub(crate) nodes: HashMap<String, Entry>,
     products: Products,
-    /// Indices of GPUs that gpushare's ConfigMaps call unhealthy, by node, whether the node is known or not.
+    /// By node: the indices of GPUs that gpushare's ConfigMaps call unhealthy, even if the node is not known.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
-    /// UID → node → what is being written. More than one node only while the outcome of a bind is unknown.
+    /// UID → node → the reservation. A pod has reservations on several nodes only while the outcome of a bind is unknown.
     reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
-    /// Pods that vanished while a container was last seen running, by UID.
+    /// Departed pods by UID.
     pub(crate) departed: BTreeMap<String, Departed>,
-    /// Pods that the API server said are gone before their own event came; states of them that come late count for nothing.
+    /// Pods that the API server reported as gone before their own event arrived. Later states of these pods are ignored.
     buried: Buried,
-    /// Nodes whose count is out of date within one update.
+    /// Nodes that must be counted again before the current update ends.
     pub(crate) dirty: BTreeSet<String>,
-    /// (version, name) of nodes with a GPU of which more is booked than it has, so that each is looked at once per change.
+    /// (version, name) of the nodes with an overbooked GPU, so that each is examined once per change.
     overbooked: BTreeSet<(u64, String)>,
-    /// Version → name, so that what has changed since some version can be gone through.
+    /// Version → node name, to iterate over the changes since a version.
     versions: BTreeMap<u64, String>,
     last_version: u64,
-    /// The version at which a node was last forgotten.
+    /// The version at which the last node was forgotten.
     last_gone: u64,
     last_arrival: u64,
 }
 
-/// All that is known under one node's name.
+/// Everything known about one node name.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Entry {
     pub(crate) state: Option<NodeState>,
-    /// Pod → how many pods had come to nodes when this one came here.
+    /// Pod → its arrival number, which is higher the later the pod came to this node.
     pub(crate) pods: BTreeMap<ByUid, u64>,
     pub(crate) reserved: BTreeSet<String>,
     pub(crate) departed: BTreeSet<String>,
-    /// UIDs of the pods that kube-scheduler has nominated to this node.
+    /// The UIDs of the pods nominated to this node.
     pub(crate) nominated: BTreeSet<String>,
-    /// What is kept for them, the highest priority first.
+    /// The GPUs kept for the nominated pods, highest priority first.
     pub(crate) nominated_to: Vec<Nominated>,
     pub(crate) usage: Usage,
     pub(crate) version: u64,
@@ -61,7 +62,8 @@ pub(crate) struct Entry {
 
 impl Entry {
     pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
-        // What the agent says is held may be what these hold: as much as the larger of the two.
+        // The memory that the agent reports as held may be the memory of these departed pods, so only the larger of the two
+        // counts.
         let departed = self.usage.departed.get(position).copied().unwrap_or(MiB::ZERO);
         self.free_beside_and_kept(position, own, departed)
             .saturating_sub(self.usage.departed_anywhere)
@@ -72,7 +74,7 @@ impl Entry {
         self.free_in_time(position, own).saturating_sub(held.max(kept))
     }
 
-    /// Free memory once the containers of deleted pods have ended.
+    /// Return the memory that is free once the containers of deleted pods have ended.
     pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
         let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
         self.gpu(position)
@@ -94,7 +96,7 @@ impl Entry {
     }
 }
 
-/// The last so many UIDs that were buried: enough to outlast any watch that lags, and bounded.
+/// The UIDs buried most recently: enough to outlast any watch that lags, and bounded.
 #[derive(Debug, Clone, Default)]
 struct Buried {
     uids: BTreeSet<String>,
@@ -125,15 +127,15 @@ impl Buried {
 /// What is taken on a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Per GPU, in the order of [`NodeState::gpus`].
+    /// Memory taken per GPU, in the order of [`NodeState::gpus`].
     pub(crate) gpus: Vec<MiB>,
-    /// Allocated on GPUs of a node whose GPUs' UUIDs are not known, so that it may be on any of them.
+    /// Memory allocated on a node whose GPUs' UUIDs are not known. It may be on any of its GPUs.
     pub(crate) anywhere: MiB,
-    /// Per GPU, kept for pods that departed.
+    /// Memory kept per GPU for departed pods.
     pub(crate) departed: Vec<MiB>,
-    /// The same on a node whose GPUs' UUIDs are not known.
+    /// Memory kept for departed pods on a node whose GPUs' UUIDs are not known.
     pub(crate) departed_anywhere: MiB,
-    /// The most that one GPU that is well has left.
+    /// The most memory that is free on one healthy GPU.
     pub(crate) most_free: MiB,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
@@ -141,7 +143,7 @@ pub(crate) struct Usage {
     pub(crate) oddities: Oddities,
 }
 
-/// How many of a node's live pods have what [`crate::Anomaly`] describes.
+/// How many of a node's pods that have not ended have each kind of [`crate::Anomaly`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Oddities {
     pub(crate) unknown_gpu: u64,
@@ -149,41 +151,40 @@ pub(crate) struct Oddities {
     pub(crate) not_allocated: u64,
 }
 
-/// An allocation that was promised to a pod and is not seen in its annotations yet.
+/// An allocation that was promised to a pod and is not seen in the pod's annotations yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reservation {
-    /// The pod.
     pub pod: PodKey,
-    /// What is being written on it.
+    /// The allocation that is being written to the pod.
     pub held: Held,
-    /// What was written on it for this node before, without an answer: it may be carried out yet, in place of `held`. Booked like
-    /// `held`, so that whichever is carried out was not promised to anybody else.
+    /// Allocations that were written for this node before, without an answer. One of them may still take effect instead of
+    /// `held`. Each of them counts like `held`, so that whichever takes effect was not promised to another pod.
     pub earlier: Vec<Held>,
-    /// How far the write is.
+    /// The progress of the write.
     pub standing: Standing,
-    /// When it was last written, by the caller's clock in nanoseconds; the ledger does not look at it.
+    /// When the allocation was last written, by the caller's clock in nanoseconds. The ledger itself does not use it.
     pub since_ns: u64,
 }
 
 impl Reservation {
-    /// All that may turn out to be written on the pod, the last first.
+    /// Return all allocations that may take effect, the most recent first.
     pub fn possible(&self) -> impl Iterator<Item = &Held> {
         std::iter::once(&self.held).chain(self.earlier.iter().rev())
     }
 }
 
-/// How far the write of a reservation is.
+/// The progress of a reservation's write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Sent, no answer yet.
+    /// The Binding was sent, and there is no answer yet.
     InFlight,
-    /// Done; the pod's own event has not come yet.
+    /// The Binding took effect; the pod's own event has not arrived yet.
     Bound,
-    /// No answer came; it may have been done or may be done yet.
+    /// No answer arrived. The Binding may have taken effect, or may still do so.
     Doubt,
 }
 
-/// A share of a node's GPU that somebody holds: position in [`NodeState::gpus`], or `None` when there is no such GPU.
+/// A share of a node's GPU that a pod holds. The position is in [`NodeState::gpus`], or `None` if the node has no such GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The GPU's position in [`NodeState::gpus`]; `None` if the node has no such GPU.
@@ -195,7 +196,7 @@ pub struct Part {
 }
 
 impl Ledger {
-    /// An empty ledger of a cluster that counts gpu-mem in this unit.
+    /// Create an empty ledger for a cluster that counts gpu-mem in this unit.
     pub fn new(unit: MemoryUnit) -> Ledger {
         Ledger {
             unit,
@@ -215,12 +216,12 @@ impl Ledger {
         }
     }
 
-    /// The cluster's unit of gpu-mem.
+    /// Return the cluster's unit of gpu-mem.
     pub fn unit(&self) -> MemoryUnit {
         self.unit
     }
 
-    /// The node, with what is taken on it; also one that is known only because pods say they are on it.
+    /// Return the node with what is taken on it, even if it is known only because pods say that they are on it.
     pub fn node<'a>(&'a self, name: &str) -> Option<NodeView<'a>> {
         let (name, entry) = self.nodes.get_key_value(name)?;
         Some(NodeView {
@@ -230,14 +231,14 @@ impl Ledger {
         })
     }
 
-    /// All nodes by name.
+    /// Return all nodes, ordered by name.
     pub fn nodes(&self) -> impl Iterator<Item = NodeView<'_>> {
         let mut nodes: Vec<_> = self.nodes_in_any_order().collect();
         nodes.sort_unstable_by_key(|view| view.name);
         nodes.into_iter()
     }
 
-    /// For sums.
+    /// Return all nodes in any order, for sums.
     pub(crate) fn nodes_in_any_order(&self) -> impl Iterator<Item = NodeView<'_>> {
         self.nodes.iter().map(|(name, entry)| NodeView {
             ledger: self,
@@ -246,64 +247,65 @@ impl Ledger {
         })
     }
 
-    /// The pod with this UID.
+    /// Return the pod with this UID.
     pub fn pod(&self, uid: &str) -> Option<&Pod> {
         self.pods.get(uid)
     }
 
-    /// The pod that has this name now.
+    /// Return the pod that has this name now.
     pub fn pod_named(&self, key: &PodKey) -> Option<&Pod> {
         self.pods.named(key)
     }
 
-    /// How many pods are known.
+    /// Return the number of known pods.
     pub fn pod_count(&self) -> usize {
         self.pods.len()
     }
 
-    /// All pods, by UID.
+    /// Return all pods, ordered by UID.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
     }
 
-    /// A pod is there, in this state. False if nothing changed. A pod without a UID cannot be told from others and is left
-    /// out (no API server sends one).
+    /// Record the current state of a pod, and report whether anything changed. A pod without a UID cannot be told from others and
+    /// is ignored (no API server sends one).
     ///
-    /// A pod that has a node confirms or refutes all its reservations: a binding is final. Another pod under the same
-    /// name ends the earlier one, since names are unique.
+    /// A pod that has a node confirms or refutes all its reservations, because a binding is final. A new pod with the same name
+    /// ends the previous one, because names are unique.
     pub fn apply_pod(&mut self, pod: Pod) -> bool {
         let changed = self.link_pod(pod);
         self.settle();
         changed
     }
 
-    /// The pod with this UID is gone, and its reservations with it. If a container of it was last seen running its memory is kept
-    /// for a while ([`Departed`]).
+    /// Record that the pod with this UID is gone, together with its reservations. If one of its containers was last seen running,
+    /// its memory is kept for a while ([`Departed`]).
     pub fn delete_pod(&mut self, uid: &str) -> bool {
         let changed = self.unlink_pod(uid);
         self.settle();
         changed
     }
 
-    /// The API server, asked directly, said that the pod with this UID is gone; its events may come late. As
-    /// [`Ledger::delete_pod`], and states of it that come later count for nothing: UIDs do not return.
+    /// Record that the API server, in answer to a direct request, reported the pod as gone. Its events may arrive late: besides
+    /// deleting the pod as [`Ledger::delete_pod`] does, this makes the ledger ignore later states of it. UIDs are never reused.
     pub fn bury_pod(&mut self, uid: &str) {
         self.buried.add(uid);
         self.delete_pod(uid);
     }
 
-    /// Whether states of the pod with this UID count for nothing ([`Ledger::bury_pod`]).
+    /// Report whether states of the pod with this UID are ignored ([`Ledger::bury_pod`]).
     pub fn is_buried(&self, uid: &str) -> bool {
         self.buried.uids.contains(uid)
     }
 
-    /// The API server, asked directly, showed the pod with this UID after all: it counts again from its next state on.
+    /// Record that the API server, in answer to a direct request, returned the pod with this UID after all. From its next state
+    /// on, it counts again.
     pub fn unbury_pod(&mut self, uid: &str) {
         self.buried.remove(uid);
     }
 
-    /// Exactly these pods are there. Those known before and not among them are gone, as by [`Ledger::delete_pod`]; reservations of pods never seen
-    /// stay, since such a pod may be younger than the list.
+    /// Replace all pods by these. Pods that are not among them are gone, as by [`Ledger::delete_pod`]. Reservations of pods that
+    /// were never seen stay, because such a pod may be younger than the list.
     pub fn replace_pods(&mut self, pods: impl IntoIterator<Item = Pod>) {
         let mut gone: BTreeSet<String> = self.pods.uids().map(str::to_owned).collect();
         for pod in pods {
@@ -316,7 +318,7 @@ impl Ledger {
         self.settle();
     }
 
-    /// A node is there, in this state. False if nothing changed that matters here.
+    /// Record the current state of a node, and report whether anything changed that the ledger uses.
     pub fn apply_node(&mut self, node: &Node) -> bool {
         let mut state = NodeState::read(node, self.unit);
         if let Some(indices) = self.unhealthy.get(&node.name) {
@@ -339,8 +341,8 @@ impl Ledger {
         true
     }
 
-    /// Somebody calls the GPUs of these indices on a node unhealthy, and no others there: no work is placed on them. Pods that
-    /// are there stay.
+    /// Set the indices of a node's GPUs that are called unhealthy from outside. No pod is placed on them. Pods that are there
+    /// stay.
     pub fn name_unhealthy(&mut self, node: &str, indices: BTreeSet<u32>) {
         if let Some(state) = self.nodes.get_mut(node).and_then(|entry| entry.state.as_mut()) {
             state.name_unhealthy(&indices);
@@ -353,7 +355,7 @@ impl Ledger {
         };
     }
 
-    /// Exactly these nodes have GPUs that somebody calls unhealthy.
+    /// Replace all GPUs that are called unhealthy from outside, for all nodes.
     pub fn replace_unhealthy(&mut self, named: impl IntoIterator<Item = (String, BTreeSet<u32>)>) {
         let named: BTreeMap<String, BTreeSet<u32>> = named.into_iter().collect();
         let before: Vec<String> = self.unhealthy.keys().cloned().collect();
@@ -365,8 +367,8 @@ impl Ledger {
         }
     }
 
-    /// The node is gone. Pods that say they are on it stay known: they count again when a node of this name appears. Nothing is
-    /// kept any more for those that departed from it.
+    /// Record that a node is gone. Pods that say they are on it stay known, and count again when a node with this name appears.
+    /// Nothing is kept any longer for departed pods of the node.
     pub fn delete_node(&mut self, name: &str) -> bool {
         self.let_all_go(name);
         let Some(entry) = self.nodes.get_mut(name) else {
@@ -380,7 +382,7 @@ impl Ledger {
         known
     }
 
-    /// Exactly these nodes are there.
+    /// Replace all nodes by these.
     pub fn replace_nodes<'a>(&mut self, nodes: impl IntoIterator<Item = &'a Node>) {
         let mut gone: BTreeSet<String> = self.nodes.keys().cloned().collect();
         for node in nodes {
@@ -392,14 +394,14 @@ impl Ledger {
         }
     }
 
-    /// Adds a reservation that another ledger has, without counting anything.
+    /// Add a reservation of another ledger, without counting anything.
     pub(crate) fn book_as_it_is(&mut self, uid: &str, node: &str, reservation: Reservation) {
         let of_pod = self.reservations.entry(uid.to_owned()).or_default();
         of_pod.insert(node.to_owned(), reservation);
     }
 
-    /// Books what is about to be written on a pod, or changes how far that is. Ignored for a pod that is known to be bound:
-    /// what it holds is known better then.
+    /// Add a reservation for what is about to be written to a pod, or change it. This is ignored for a pod that is known to be
+    /// bound, because what such a pod holds is known better.
     pub fn reserve(&mut self, uid: &str, node: &str, reservation: Reservation) {
         if self.pods.get(uid).is_some_and(|pod| pod.node.is_some()) {
             return;
@@ -413,7 +415,7 @@ impl Ledger {
         self.settle();
     }
 
-    /// Notes how far the write of a reservation is, if there still is one.
+    /// Update the progress of a reservation's write, if the reservation still exists.
     pub fn set_standing(&mut self, uid: &str, node: &str, standing: Standing, since_ns: u64) {
         if let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) {
             reservation.standing = standing;
@@ -421,7 +423,7 @@ impl Ledger {
         }
     }
 
-    /// The API server has carried this write out. None of the others will be: a binding is final.
+    /// Record that this write took effect. None of the other writes will, because a binding is final.
     pub fn confirm(&mut self, uid: &str, node: &str, held: &Held, since_ns: u64) {
         if let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) {
             reservation.held = held.clone();
@@ -433,7 +435,7 @@ impl Ledger {
         }
     }
 
-    /// The last write will not be carried out; those before it still may.
+    /// Record that the last write will not take effect. The writes before it still may.
     pub fn withdraw(&mut self, uid: &str, node: &str, since_ns: u64) {
         let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) else {
             return;
@@ -452,19 +454,19 @@ impl Ledger {
         self.settle();
     }
 
-    /// Gives a reservation back, with all that may have been written. False if there was none.
+    /// Drop a reservation with everything that may have been written. Report whether there was one.
     pub fn release(&mut self, uid: &str, node: &str) -> bool {
         let released = self.unreserve(uid, node);
         self.settle();
         released
     }
 
-    /// What is being written on this pod for this node.
+    /// Return the pod's reservation on this node.
     pub fn reservation(&self, uid: &str, node: &str) -> Option<&Reservation> {
         self.reservations.get(uid)?.get(node)
     }
 
-    /// All reservations as (UID, node, reservation).
+    /// Return all reservations as (UID, node, reservation).
     pub fn reservations(&self) -> impl Iterator<Item = (&str, &str, &Reservation)> {
         self.reservations.iter().flat_map(|(uid, nodes)| {
             nodes
@@ -473,17 +475,17 @@ impl Ledger {
         })
     }
 
-    /// Where something is being written on this pod.
+    /// Return the pod's reservations by node.
     pub(crate) fn reservations_of(&self, uid: &str) -> Option<&BTreeMap<String, Reservation>> {
         self.reservations.get(uid)
     }
 
-    /// Whether something is promised to this pod on any node, or it has one.
+    /// Report whether the pod has a reservation on any node, or is bound.
     pub fn is_promised(&self, uid: &str) -> bool {
         self.reservations.contains_key(uid) || self.bound_to(uid).is_some()
     }
 
-    /// The node to which this pod is known to be bound, by its own event or by an answer that came before that.
+    /// Return the node to which the pod is known to be bound, by its own event or by an answer that arrived before it.
     pub fn bound_to(&self, uid: &str) -> Option<&str> {
         if let Some(node) = self.pods.get(uid).and_then(|pod| pod.node.as_deref()) {
             return Some(node);
@@ -537,7 +539,7 @@ impl Ledger {
             self.dirty.insert(node.clone());
             self.unreserve_all(&pod.uid);
         }
-        // A reservation counts the pod's CPU and memory, too.
+        // A reservation also counts the pod's CPU and memory.
         for node in self.reservations.get(&pod.uid).into_iter().flat_map(BTreeMap::keys) {
             self.dirty.insert(node.clone());
         }
@@ -567,7 +569,7 @@ impl Ledger {
         }
     }
 
-    /// The pod is no longer nominated to this node.
+    /// Remove the pod from those nominated to this node.
     fn renounce(&mut self, node: &str, uid: &str) {
         if let Some(entry) = self.nodes.get_mut(node) {
             entry.nominated.remove(uid);
@@ -601,7 +603,7 @@ impl Ledger {
         released
     }
 
-    /// Counts the nodes anew that something changed on, and forgets those of which nothing is left.
+    /// Count again all nodes on which something changed, and forget nodes about which nothing is left to know.
     pub(crate) fn settle(&mut self) {
         for name in std::mem::take(&mut self.dirty) {
             self.hear_of_departed(&name);
@@ -636,24 +638,24 @@ impl Ledger {
         }
     }
 
-    /// Nodes that changed after the one with this version, and have a GPU of which more is booked than it has.
+    /// Return the nodes that changed after this version and have an overbooked GPU.
     pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = NodeView<'_>> {
         let changed = self.overbooked.range((since.saturating_add(1), String::new())..);
         changed.filter_map(|(_, name)| self.node(name))
     }
 
-    /// Nodes that changed after the one with this version, in the order of their versions.
+    /// Return the nodes that changed after this version, in the order of their versions.
     pub fn changed_since(&self, version: u64) -> impl Iterator<Item = NodeView<'_>> {
         let changed = self.versions.range(version.saturating_add(1)..);
         changed.filter_map(|(_, name)| self.node(name))
     }
 
-    /// The version at which a node was last forgotten, which no node has.
+    /// Return the version at which the last node was forgotten. No node has this version.
     pub fn last_gone(&self) -> u64 {
         self.last_gone
     }
 
-    /// The version of the last change of any node.
+    /// Return the version of the last change of any node.
     pub fn version(&self) -> u64 {
         self.last_version
     }
@@ -666,7 +668,7 @@ impl Ledger {
         for pod in entry.pods.keys().filter(|pod| !pod.ended()) {
             usage.add_pod(pod);
             let unknown = self.book_pod(&mut usage, entry.state.as_ref(), pod);
-            // Nothing is said about a node that has not been seen.
+            // A node that has not been seen has no anomalies.
             if entry.state.is_some() {
                 usage.oddities.add(pod, unknown);
             }
@@ -687,21 +689,22 @@ impl Ledger {
         usage
     }
 
-    /// Adds what a bound pod holds to what is taken. Gives the number of GPUs that the node does not have.
+    /// Add what a bound pod holds to what is taken, and return the number of its GPUs that the node does not have.
     fn book_pod(&self, usage: &mut Usage, state: Option<&NodeState>, pod: &Pod) -> u64 {
         state.map_or(0, |state| book_parts(usage, state, &pod.held, self.parts_of(state, pod)))
     }
 
-    /// Adds what is held to what is taken.
+    /// Add an allocation to what is taken.
     pub(crate) fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) {
         if let Some(state) = state {
             book_parts(usage, state, held, self.parts(state, held));
         }
     }
 
-    /// What a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it asks for where that is more. The kubelet gave it
-    /// devices for all of that, so less in the annotations, as somebody may have written it past the extender, frees nothing. A pod that was bound before the unit
-    /// was made larger asks in the former one; the node's agent says which that may be.
+    /// Return what a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it requests if that is
+    /// more. The kubelet gave the pod devices for its whole request, so a smaller amount in the annotations, which some client
+    /// may have written without the extender, frees nothing. A pod that was bound before the unit was made larger requested in
+    /// the former unit; the node's agent reports which units that may be.
     pub(crate) fn parts_of(&self, state: &NodeState, pod: &Pod) -> Vec<Part> {
         let mut parts = self.parts(state, &pod.held);
         if parts.is_empty() || !pod.request.wants_memory() {
@@ -716,7 +719,7 @@ impl Ledger {
         if held < asked && state.former_unit(pod).is_none() {
             let each = MiB(asked.0.div_ceil(parts.len() as u64));
             for part in &mut parts {
-                // A pod that was bound under a larger number of smaller units cannot hold more than there is.
+                // A pod that was bound with a larger number of smaller units cannot hold more than the GPU has.
                 let gpu = part.position.and_then(|position| state.gpus.get(position));
                 part.memory = part.memory.max(gpu.map_or(each, |gpu| each.min(gpu.capacity)));
             }
@@ -724,7 +727,7 @@ impl Ledger {
         parts
     }
 
-    /// What is held, resolved against a node's GPUs.
+    /// Return what an allocation holds, resolved against a node's GPUs.
     pub(crate) fn parts(&self, state: &NodeState, held: &Held) -> Vec<Part> {
         match held {
             Held::Nothing | Held::Unreadable(_) => Vec::new(),
@@ -754,7 +757,7 @@ impl Ledger {
     }
 }
 
-/// Gives the number of GPUs that the node does not have.
+/// Add these parts to what is taken, and return the number of GPUs that the node does not have.
 fn book_parts(usage: &mut Usage, state: &NodeState, held: &Held, parts: Vec<Part>) -> u64 {
     let mut unknown = 0;
     for part in parts {
@@ -763,8 +766,8 @@ fn book_parts(usage: &mut Usage, state: &NodeState, held: &Held, parts: Vec<Part
             continue;
         }
         unknown += 1;
-        // On a node whose UUIDs are not known it may be any GPU. Where they are known, the GPU is not there
-        // any more, and what was on it takes nothing from the others.
+        // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is no longer there, and
+        // what was on it takes nothing from the others.
         if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
             usage.anywhere = usage.anywhere.saturating_add(part.memory);
         }

@@ -1,21 +1,22 @@
-//! Who has what on which GPU, and where there is room: pure functions of values.
+//! Which pod has how much memory of which GPU, and where there is room. Everything here is a pure function of values.
 //!
-//! - [`NodeState`]: one node's GPUs as its inventory or its capacity describes them
-//! - [`Ledger`]: nodes, pods and allocations in flight, updated event by event; what each GPU has left
-//! - [`Ask`], [`Choice`], [`Refusal`]: does it fit, on which GPUs, and why not
-//! - `speed`: how fast a GPU is, by an estimate (`divvy.dev/gpu-prefer: fastest`)
+//! - [`NodeState`]: one node's GPUs, as its inventory or its capacity describes them
+//! - [`Ledger`]: nodes, pods, and allocations that are being written, updated event by event; what is free on each GPU
+//! - [`Ask`], [`Choice`], [`Refusal`]: whether a request fits, on which GPUs, and why not
+//! - `speed`: how fast a GPU is, as an estimate (`divvy.dev/gpu-prefer: fastest`)
 //! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
-//! - [`NodeReport`]: a refusal in full, for `divvy why`, events and error messages
-//! - [`Anomaly`]: what in the ledger should not be; [`Overbooked`]: a GPU that was promised twice, and to whom
-//! - [`Departed`]: a pod that vanished while its container ran, whose memory is not given again at once
-//! - [`Nominated`]: a pod that preempted others, and the GPUs that are kept for it
-//! - [`Victims`]: who would have to go so that a GPU has room
+//! - [`NodeReport`]: a refusal with all its details, for `divvy why`, events, and error messages
+//! - [`Anomaly`]: a contradiction in the ledger; [`Overbooked`]: a GPU whose memory was promised twice, and the pods that it was
+//!   promised to
+//! - [`Departed`]: a departed pod, whose memory is not granted again at once
+//! - [`Nominated`]: a nominated pod, and the GPUs that are kept for it
+//! - [`Victims`]: the pods that must be evicted so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`Taste`]: a pod's rules, compared with each product once
 //! - [`hash`]: hashes that are the same everywhere, for ties
 //!
-//! Nothing here does I/O, reads a clock or draws a random number. All amounts are integers (MiB); sums saturate towards
-//! "taken", differences towards "nothing free", so that no input can make memory appear.
+//! Nothing here does I/O, reads a clock, or draws a random number. All amounts are integers (MiB). Sums saturate toward
+//! "everything is taken", and differences toward "nothing is free", so that no input can make memory appear.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Several GPUs of one node for a pod.
+//! Choosing several GPUs of one node for a pod.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use crate::products::Taste;
 use crate::{Candidate, NodeView};
 
-/// Of the GPUs at these positions as many as are asked for, in ascending order; `None` if not as many have room.
+/// Choose as many of the GPUs at these positions as the pod requests, in ascending order; `None` if too few of them have room.
 ///
-/// First what the pod prefers; then GPUs of one product and size, as far as there are as many; of these what works best together
-/// ([`crate::Topology::choose`]).
+/// What the pod prefers comes first. Next, all GPUs should have the same product and size, if there are enough. Among those, the
+/// set that works best together is chosen ([`crate::Topology::choose`]).
 pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
     let (state, ask) = (view.state()?, taste.ask());
     let with_liking = among
@@ -17,7 +17,7 @@ pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoItera
         .filter_map(|position| Some((view.liking(position, taste)?, position)));
     let mut liked: Vec<(u64, usize)> = with_liking.collect();
     liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
-    // Those that it likes better than the last that it needs are taken whatever they are connected to.
+    // GPUs that the pod prefers over the last one that it needs are taken in any case, regardless of their connections.
     let (least, _) = *liked.get(ask.gpus.checked_sub(1)?)?;
     liked.retain(|(liking, _)| *liking >= least);
     let candidates: Vec<Candidate> = liked

@@ -9,67 +9,67 @@ use crate::hash::rank;
 use crate::products::Product;
 use crate::speed;
 
-/// What is known of one node: its GPUs, and whether and from what they may be offered.
+/// A node's GPUs, and whether and on what basis the extender may offer them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
-    /// The node's name.
     pub name: String,
-    /// The node object's UID; another one under the same name is another node.
+    /// The UID of the node object. A node object with the same name and another UID is a different node.
     pub uid: String,
-    /// What the GPUs below were read from, and whether they may be offered.
+    /// Where the description of the GPUs comes from, and whether they may be offered.
     pub source: Source,
-    /// The GPUs in ascending order of index, those that failed or cannot be offered among them.
+    /// The GPUs in ascending order of index, including those that failed or cannot be offered.
     pub gpus: Vec<GpuState>,
-    /// Units in which pods of this node may ask, beside the cluster's ([`Inventory::other_units`]).
+    /// Units in which pods of this node may request memory, in addition to the cluster's unit ([`Inventory::other_units`]).
     pub other_units: BTreeSet<MemoryUnit>,
-    /// How they are connected, by their positions in the list.
+    /// How the GPUs are connected, by their positions in [`NodeState::gpus`].
     pub topology: Topology,
     /// Allocatable CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Allocatable main memory in bytes.
     pub memory_bytes: u64,
-    /// Allocatable pods.
+    /// The number of pods that the node can take (`status.allocatable.pods`).
     pub pods: u64,
-    /// Cordoned. For policies and reports; whether a cordoned node takes pods is kube-scheduler's decision.
+    /// Whether the node is cordoned. For policies and reports only: kube-scheduler decides whether a cordoned node takes pods.
     pub unschedulable: bool,
 }
 
 /// One GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuState {
-    /// NVML's UUID; `None` on a node that is known only by gpushare's two capacities, where the index is the only name.
+    /// NVML's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
-    /// NVML index.
+    /// The NVML index.
     pub index: u32,
     /// Product name; empty if unknown.
     pub model: String,
-    /// Units that it offers in all (what gpushare calls DEV).
+    /// The number of units that the GPU offers (`DEV` in gpushare).
     pub units: u64,
-    /// Memory that it offers in all: the units' worth.
+    /// The memory that the GPU offers: its units times the size of a unit.
     pub capacity: MiB,
-    /// Memory that pods may have of it together, by the node's inventory even while the kubelet offers something else ([`Inventory::capacity`]): who has been promised no more
-    /// than this will get it.
+    /// The most memory that pods may hold together, by the node's inventory, even while the kubelet offers a different amount
+    /// ([`Inventory::capacity`]). If no more than this is promised, every pod can get its memory.
     pub most: MiB,
-    /// Memory that it has in all; where that is not known, what it offers.
+    /// The memory that the GPU has in total; where that is not known, the memory that it offers.
     pub total: MiB,
-    /// How fast it is, by an estimate: the higher, the faster; 0 if nothing is known of it.
+    /// The GPU's estimated speed: higher is faster, 0 if nothing is known (see the module `speed`).
     pub speed: u64,
-    /// Held by containers whose pod object is gone; not to be given again yet.
+    /// The memory that containers still hold although their pod object is gone. It must not be granted again yet.
     pub held: MiB,
     /// Whether work may be placed on it.
     pub health: Health,
-    /// Why not, `XID 79`.
+    /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
-    /// Of its UUID, so that a pod that names others need not look at the text.
+    /// The hash of the UUID, so that a pod that names other GPUs can be compared without reading the text.
     pub(crate) uuid_hash: u64,
-    /// Its product among those of the ledger; `None` outside of one, or if the ledger knows too many others.
+    /// The number of the GPU's product in the ledger; `None` outside a ledger.
     pub(crate) product: Option<Product>,
-    /// It is well by all else, and only somebody's word keeps work off it ([`crate::Ledger::name_unhealthy`]).
+    /// The GPU is healthy by its inventory; it counts as failed only because it was named unhealthy
+    /// ([`crate::Ledger::name_unhealthy`]).
     pub(crate) only_named: bool,
 }
 
 impl GpuState {
-    /// The higher, the more a pod with this preference likes it; all are alike without one.
+    /// Return how much a pod with this preference likes the GPU: higher is better. Without a preference, all GPUs return 0.
     pub fn preference(&self, prefer: Option<Prefer>) -> u64 {
         match prefer {
             None => 0,
@@ -93,14 +93,14 @@ fn topology(node: &Node, gpus: &[GpuState]) -> Topology {
     Topology::new(&gpus)
 }
 
-/// Where a node's GPUs were read from.
+/// Where the description of a node's GPUs comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A valid annotation `divvy.dev/inventory`: each GPU by its own size.
+    /// A valid annotation `divvy.dev/inventory`, which gives each GPU's own size.
     Inventory,
-    /// Capacity of gpu-mem divided by gpu-count, as gpushare reads a node.
+    /// The capacity of gpu-mem divided by gpu-count, the way gpushare reads a node.
     Division,
-    /// The node is offered to nobody.
+    /// The node's GPUs are not offered to any pod.
     Unusable(Unusable),
 }
 
@@ -109,26 +109,26 @@ pub enum Source {
 pub enum Unusable {
     /// The node has no capacity of gpu-mem.
     NotShared,
-    /// The inventory counts in another unit than the cluster.
+    /// The inventory counts in a different unit than the cluster.
     OtherUnit {
         /// The inventory's unit.
         node: MemoryUnit,
-        /// The cluster's.
+        /// The cluster's unit.
         cluster: MemoryUnit,
     },
-    /// The inventory's units are not the node's capacity: the kubelet has not caught up yet, or another
-    /// plugin took the node over.
+    /// The units of the inventory do not add up to the node's capacity: the kubelet has not caught up yet, or another device
+    /// plugin took over the node.
     UnitsDiffer {
         /// Units of all GPUs of the inventory.
         inventory: u64,
         /// The node's capacity of gpu-mem.
         capacity: u64,
     },
-    /// The agent starts or ends, or the kubelet does: the kubelet would refuse what comes now.
+    /// The agent or the kubelet is starting or stopping: the kubelet would refuse pods that arrive now.
     Unschedulable,
     /// The inventory cannot be read.
     Unreadable(Error),
-    /// No inventory, and the capacity cannot be divided evenly among the GPUs that the node says it has.
+    /// There is no inventory, and the capacity cannot be divided evenly among the node's GPUs.
     Uneven {
         /// The node's capacity of gpu-mem.
         units: u64,
@@ -138,7 +138,7 @@ pub enum Unusable {
 }
 
 impl fmt::Display for Unusable {
-    /// What is wrong and what to do, to be read after "node n1: ".
+    /// Say what is wrong and what to do, as text that follows "node n1: ".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unusable::NotShared => f.write_str("it offers no aliyun.com/gpu-mem (does the Divvy agent run there?)"),
@@ -149,7 +149,7 @@ impl fmt::Display for Unusable {
             Unusable::UnitsDiffer { inventory, capacity } => write!(
                 f,
                 "its inventory lists {inventory} units of gpu-mem but the node's capacity is {capacity}; \
-                 this passes when the kubelet has caught up with the agent, else another device plugin advertises gpu-mem there"
+                 this passes when the kubelet has caught up with the agent; otherwise another device plugin advertises gpu-mem there"
             ),
             Unusable::Unschedulable => f.write_str(
                 "its agent or its kubelet is starting or stopping; this passes when the agent has registered with the kubelet",
@@ -159,7 +159,7 @@ impl fmt::Display for Unusable {
                 f,
                 "it has no annotation divvy.dev/inventory, and its {units} units of gpu-mem cannot be divided evenly among {gpus} GPUs{}",
                 if *gpus > NODE_GPUS as u64 {
-                    format!(" (at most {NODE_GPUS} are believed)")
+                    format!(" (at most {NODE_GPUS} are accepted)")
                 } else {
                     String::new()
                 }
@@ -169,11 +169,11 @@ impl fmt::Display for Unusable {
 }
 
 impl NodeState {
-    /// Reads a node (DESIGN.md section 8, "Inventory"): its inventory while that adds up to the capacity,
-    /// else gpushare's division where it can be trusted.
+    /// Read a node: its inventory if that adds up to the capacity, otherwise gpushare's division if that can be trusted
+    /// (`docs/design/placement.md`).
     ///
-    /// When an inventory does not add up, the division is trusted only if it names as many GPUs, and no GPU is taken
-    /// for larger than the inventory says: so a node that Aliyun's plugin took over goes on, and none is overcommitted
+    /// When an inventory does not add up, the division is trusted only if it has the same number of GPUs, and no GPU counts as
+    /// larger than the inventory says. So a node that Aliyun's device plugin took over keeps working, and no GPU is overcommitted
     /// while the kubelet has not caught up with a change.
     pub fn read(node: &Node, unit: MemoryUnit) -> NodeState {
         let (source, gpus) = match &node.inventory {
@@ -199,7 +199,7 @@ impl NodeState {
         }
     }
 
-    /// GPUs of these indices, and no others, count as failed though they are well.
+    /// Mark the healthy GPUs with these indices as failed, and no others.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
         for gpu in &mut self.gpus {
             if gpu.only_named {
@@ -217,7 +217,7 @@ impl NodeState {
         }
     }
 
-    /// The one of the node's other units in which a bound pod was allocated what it asks for, by the sums.
+    /// Return the unit in which a bound pod was allocated its memory, if the sums show that it is one of the node's other units.
     pub fn former_unit(&self, pod: &Pod) -> Option<MemoryUnit> {
         let Held::Allocation(allocation) = &pod.held else {
             return None;
@@ -227,16 +227,16 @@ impl NodeState {
         others.find(|unit| unit.memory(units) == Some(allocation.total())).copied()
     }
 
-    /// Position in [`NodeState::gpus`] of the GPU with this UUID.
+    /// Return the position in [`NodeState::gpus`] of the GPU with this UUID.
     pub fn by_uuid(&self, uuid: &str) -> Option<usize> {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
     }
 
-    /// Position in [`NodeState::gpus`] of the GPU with this index. Where a card was replaced two have it: then it is the one that is there, as
-    /// for the node's agent.
+    /// Return the position in [`NodeState::gpus`] of the GPU with this index. After a card was replaced, two GPUs have the same
+    /// index. Then the one that is present is meant, as in the node's agent.
     pub fn by_index(&self, index: u32) -> Option<usize> {
         let of_index = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.index == index);
-        // Of equals the first.
+        // On a tie the first.
         let present = of_index.min_by_key(|(_, gpu)| gpu.health == Health::Lost);
         present.map(|(position, _)| position)
     }
@@ -323,8 +323,9 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
     (source, gpus)
 }
 
-/// Units per GPU by gpushare's division. It must come out even, as it does on every node that gpushare's plugin serves: a
-/// remainder means GPUs of different sizes, and an average would promise the small ones too much.
+/// Return the number of units per GPU by gpushare's division. The division must come out even, as it does on every node that
+/// gpushare's plugin serves: a remainder means GPUs of different sizes, and an average would promise too much memory of the small
+/// ones.
 fn divided(node: &Node) -> Result<u64, Unusable> {
     let (units, gpus) = (node.capacity_units, node.capacity_gpus);
     if units == 0 {

@@ -1,13 +1,14 @@
-//! GPUs that are kept for pods which have preempted others and wait until their victims have ended.
+//! GPUs that are kept for nominated pods: pods that have preempted others and wait until their victims have ended.
 //!
-//! kube-scheduler writes the node of such a pod into `status.nominatedNodeName`. For every other pod of equal or lower priority it counts the
-//! nominated pod as if it ran there (`RunFilterPluginsWithNominatedPods`, kube-scheduler's `framework/runtime/framework.go`). It counts sums of a
-//! node; the same rule holds here for each GPU. Otherwise the replacement of a victim takes the GPU that its end made free, and the pod with
-//! the higher priority has to preempt again.
+//! kube-scheduler writes the node of such a pod into `status.nominatedNodeName`. For every other pod of equal or lower priority,
+//! it counts the nominated pod as if it ran there (`RunFilterPluginsWithNominatedPods` in kube-scheduler's
+//! `framework/runtime/framework.go`). kube-scheduler counts sums of a node; here, the same rule holds for each GPU. Otherwise the
+//! replacement of a victim would take the GPU that the victim's end made free, and the pod with the higher priority would have to
+//! preempt again.
 //!
-//! The nominated pods of a node are placed in the order of their priority, by best fit. If a few pods do not all have room that way, a second way is tried: each
-//! pod that takes several GPUs gets those with the most room. The way that serves the more important pods better is used. If only a third way had room for all
-//! of them, nothing is kept for the last.
+//! The nominated pods of a node are placed in the order of their priority, by best fit. If a few pods do not all have room that
+//! way, a second way is tried: each pod that takes several GPUs gets those with the most room. The way that serves the more
+//! important pods better is used. If only a third way had room for all of them, nothing is kept for the last.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -18,64 +19,64 @@ use crate::products::Taste;
 use crate::victims::There;
 use crate::{Ask, Ledger, NodeView, choose};
 
-/// The most nominated pods of one node that are counted, those with the highest priority.
+/// The maximum number of nominated pods of one node that are counted; those with the highest priority.
 const MOST: usize = 64;
 
-/// With more nominated pods than this, only best fit is tried. On a node with hundreds of pods a second way takes milliseconds.
+/// With more nominated pods than this, only best fit is tried. On a node with hundreds of pods, a second way takes milliseconds.
 const FEW: usize = 16;
 
-/// The pod for which room is looked for.
+/// The requesting pod, for which room is searched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asker {
-    /// Its UID.
+    /// The pod's UID.
     pub uid: String,
-    /// Its priority.
+    /// The pod's priority.
     pub priority: i32,
 }
 
-/// A pod that is nominated to a node, and the GPUs that are kept for it there.
+/// A nominated pod, and the GPUs that are kept for it on its node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nominated {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
+    /// The pod's UID.
     pub uid: String,
-    /// Its priority.
+    /// The pod's priority.
     pub priority: i32,
-    /// What is kept on each of the GPUs.
+    /// The memory that is kept on each of the GPUs.
     pub memory: MiB,
-    /// Positions in [`crate::NodeState::gpus`].
+    /// The positions of the GPUs in [`crate::NodeState::gpus`].
     pub(crate) positions: Vec<usize>,
 }
 
 impl Nominated {
-    /// A pod of equal or lower priority may not take what is kept for this one.
+    /// Report whether the requesting pod may not take what is kept for this one, because its priority is equal or lower.
     fn is_kept_from(&self, asker: &Asker) -> bool {
         self.priority >= asker.priority && self.uid != asker.uid
     }
 }
 
 impl NodeView<'_> {
-    /// The pods for which memory of the GPU at this position is kept from the pod that asks, the highest priority first.
+    /// Return the nominated pods for which memory of the GPU at this position is kept from the requesting pod, highest priority
+    /// first.
     pub fn nominated<'s>(&'s self, position: usize, ask: &'s Ask) -> impl Iterator<Item = &'s Nominated> {
         let here = self.entry.nominated_to.iter();
         let here = here.filter(move |nominated| nominated.positions.contains(&position));
         here.filter(|nominated| ask.asker.as_deref().is_some_and(|asker| nominated.is_kept_from(asker)))
     }
 
-    /// Whether anything is kept from the pod that asks.
+    /// Report whether anything is kept from the requesting pod.
     pub(crate) fn keeps_from(&self, ask: &Ask) -> bool {
         let asker = ask.asker.as_deref();
         let mut all = self.entry.nominated_to.iter();
         asker.is_some_and(|asker| all.any(|nominated| nominated.is_kept_from(asker)))
     }
 
-    /// As [`NodeView::free`], less what is kept from the pod that asks.
+    /// Return what is free for the requesting pod: [`NodeView::free`] minus what is kept from it.
     pub(crate) fn free_for(&self, position: usize, ask: &Ask) -> MiB {
         self.free(position).saturating_sub(self.kept_from(position, ask))
     }
 
-    /// What is kept from the pod that asks.
+    /// Return the memory that is kept from the requesting pod.
     pub(crate) fn kept_from(&self, position: usize, ask: &Ask) -> MiB {
         let kept = self.nominated(position, ask).map(|nominated| nominated.memory);
         kept.fold(MiB::ZERO, MiB::saturating_add)
@@ -83,7 +84,7 @@ impl NodeView<'_> {
 }
 
 impl Ledger {
-    /// Finds the GPUs of a node that are kept for the pods nominated to it, one pod after the other.
+    /// Choose the GPUs of a node that are kept for the pods nominated to it, one pod after the other.
     pub(crate) fn keep_for_nominated(&mut self, node: &str) {
         let Some(entry) = self.nodes.get_mut(node) else {
             return;
@@ -93,14 +94,15 @@ impl Ledger {
             return;
         };
         let pods = entry.nominated.iter().filter_map(|uid| self.pods.get(uid));
-        // What is reserved for a pod here is booked already. A reservation on another node is of a bind whose outcome is not known yet.
+        // What is reserved for a pod here is counted already. A reservation on another node belongs to a bind whose outcome is
+        // not known yet.
         let waiting =
             pods.filter(|pod| !pod.deleting && pod.request.wants_memory() && self.reservation(&pod.uid, node).is_none());
         let mut waiting: Vec<Pod> = waiting.cloned().collect();
         if waiting.is_empty() {
             return;
         }
-        // Read once for all nominated pods: reading takes longer than choosing.
+        // Read the node's pods once for all nominated pods: reading takes longer than choosing.
         let pods: Vec<Arc<Pod>> = entry
             .pods
             .keys()
@@ -128,7 +130,7 @@ impl Ledger {
         }
     }
 
-    /// Chooses GPUs for the pods in their order, and returns for each pod when it has room.
+    /// Choose GPUs for the pods in their order, and return for each pod when it has room.
     fn keep_for_each(&mut self, node: &str, here: &[There<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
         if let Some(entry) = self.nodes.get_mut(node) {
             entry.nominated_to.clear();
@@ -150,7 +152,7 @@ impl Ledger {
         found
     }
 
-    /// The GPUs on which the pod has room; else those on which it will have room when its victims have ended.
+    /// Return the GPUs on which the pod has room, or else those on which it will have room when its victims have ended.
     fn kept_positions(&self, node: &str, here: &[There<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
         let Some(view) = self.node(node) else {
             return (Room::Never, Vec::new());
@@ -180,12 +182,12 @@ enum Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Room {
     Never,
-    /// When its victims have ended.
+    /// When the pod's victims have ended.
     ToCome,
     Now,
 }
 
-/// As many GPUs as the pod asks for, those with the most room. The caller has checked that enough of them have room.
+/// Return as many GPUs as the pod requests, those with the most room. The caller has checked that enough GPUs have room.
 fn roomiest(view: &NodeView<'_>, ask: &Ask) -> Vec<usize> {
     let taste = Taste::of(ask);
     let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();

@@ -2,40 +2,39 @@ use divvy_model::{MiB, PodKey};
 
 use crate::{Ledger, NodeView, Source};
 
-/// A GPU of which the pods that are bound to it were promised more than it has. On paper only: the node's agent starts no
-/// container for which there is no memory.
+/// A GPU of which more memory is promised to bound pods than it has. This is only on paper: the node's agent does not start a
+/// container for which no memory is free.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overbooked {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// The GPU's index.
+    /// The GPU's NVML index.
     pub index: u32,
-    /// What it has to give ([`crate::GpuState::most`]).
+    /// The memory that the GPU offers ([`crate::GpuState::most`]).
     pub capacity: MiB,
-    /// What was promised to pods that are bound and have not ended.
+    /// The memory promised to pods that are bound and have not ended.
     pub promised: MiB,
-    /// Those pods, in the order in which they were seen to be bound.
+    /// These pods, in the order in which they were seen to be bound.
     pub pods: Vec<Promise>,
 }
 
 /// A pod's part of an [`Overbooked`] GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Promise {
-    /// The pod.
     pub pod: PodKey,
-    /// Its UID.
     pub uid: String,
-    /// What it was promised.
+    /// The memory promised to the pod.
     pub memory: MiB,
-    /// Some container of it runs.
+    /// Whether a container of the pod runs.
     pub running: bool,
-    /// Its deletion was asked for.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
 }
 
 impl Ledger {
-    /// GPUs promised twice, of nodes that changed after this [`Ledger::version`]; in the order of the changes. Reservations
-    /// do not count: whether they come true is not known yet. Nor does what containers of vanished pods hold: it is soon free.
+    /// Return the overbooked GPUs of nodes that changed after this [`Ledger::version`], in the order of the changes. Reservations
+    /// do not count, because they may not take effect. Memory that containers of departed pods hold does not count either,
+    /// because it will soon be free.
     pub fn overbooked_since(&self, version: u64) -> Vec<Overbooked> {
         self.overbooked_nodes(version).flat_map(|view| of_node(&view)).collect()
     }

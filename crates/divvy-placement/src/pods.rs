@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use divvy_model::{Pod, PodKey};
 
-/// Pods by UID and by name. Each is kept once, whatever the number of ways to find it: a large cluster has tens of thousands.
+/// Pods by UID and by name. Each pod is stored once, however many ways there are to find it: a large cluster has tens of
+/// thousands.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pods {
     by_uid: BTreeSet<ByUid>,
@@ -22,7 +23,7 @@ impl Pods {
         self.by_uid.get(uid).map(|found| &found.0)
     }
 
-    /// The pod that has this name now.
+    /// Return the pod that has this name now.
     pub(crate) fn named(&self, key: &PodKey) -> Option<&Pod> {
         self.by_name.get(key as &dyn Named).map(|found| &*found.0)
     }
@@ -35,12 +36,12 @@ impl Pods {
         self.by_uid.iter().map(Borrow::borrow)
     }
 
-    /// By UID.
+    /// Return the pods ordered by UID.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Pod> {
         self.by_uid.iter().map(|found| &*found.0)
     }
 
-    /// In place of the pod with this UID, and under this name alone: no other pod has it.
+    /// Add a pod. It replaces the pod with the same UID, and it becomes the only pod with its name.
     pub(crate) fn insert(&mut self, pod: Arc<Pod>) {
         // A pod keeps its name, but this does not rely on it.
         self.remove(&pod.uid);
@@ -58,7 +59,7 @@ impl Pods {
     }
 }
 
-/// A pod, which is found by its UID.
+/// A pod that is found by its UID.
 #[derive(Debug, Clone)]
 pub(crate) struct ByUid(pub(crate) Arc<Pod>);
 
@@ -96,11 +97,11 @@ impl Ord for ByUid {
     }
 }
 
-/// A pod, which is found by its namespace and name.
+/// A pod that is found by its namespace and name.
 #[derive(Debug, Clone)]
 struct ByName(Arc<Pod>);
 
-/// What has a namespace and a name, so that a [`ByName`] is found by a [`PodKey`].
+/// A thing with a namespace and a name, so that a [`ByName`] can be found by a [`PodKey`].
 trait Named {
     fn key(&self) -> (&str, &str);
 }
@@ -185,11 +186,11 @@ mod tests {
         pods.insert(Arc::new(pod("u1", "a", None)));
         pods.insert(Arc::new(pod("u2", "b", None)));
         assert_eq!((named(&pods, "a").as_deref(), pods.get("u2").is_some()), (Some("u1"), true));
-        // In place of the one before.
+        // This replaces the previous state.
         pods.insert(Arc::new(pod("u1", "a", Some("n"))));
         assert_eq!(pods.get("u1").and_then(|pod| pod.node.as_deref()), Some("n"));
         assert_eq!(pods.named(&key("a")).and_then(|pod| pod.node.as_deref()), Some("n"));
-        // Another pod has taken the name: the first one's end takes it from nobody.
+        // Another pod has taken the name, so the end of the first pod must not remove it.
         pods.insert(Arc::new(pod("u3", "a", None)));
         assert_eq!(pods.remove("u1").map(|pod| pod.uid.clone()).as_deref(), Some("u1"));
         assert_eq!(named(&pods, "a").as_deref(), Some("u3"));

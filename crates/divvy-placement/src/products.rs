@@ -1,4 +1,5 @@
-//! The products of the cluster's GPUs by number, so that a pod's rules are held against each product once per question and not against each GPU.
+//! Numbers for the products of the cluster's GPUs, so that a pod's rules are evaluated once per product and question, not once
+//! per GPU.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -6,12 +7,12 @@ use std::collections::BTreeMap;
 use crate::hash::rank;
 use crate::{Ask, GpuState};
 
-/// Number of a product while some GPU of it is known.
+/// The number of a product, valid while some GPU of it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Product(u16);
 
 impl Product {
-    /// Of all products beyond [`Products::MOST`].
+    /// The number of all products beyond [`Products::MOST`].
     const UNKNOWN: Product = Product(u16::MAX);
 
     pub(crate) fn is_unknown(self) -> bool {
@@ -22,17 +23,17 @@ impl Product {
 /// The products that GPUs of the ledger's nodes have now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Products {
-    /// Name → number, and how many GPUs have it.
+    /// Name → number, and the number of GPUs with this product.
     known: BTreeMap<String, (Product, usize)>,
     unused: Vec<Product>,
 }
 
 impl Products {
-    /// More than any cluster has. Nodes write the names, so there could be as many as GPUs; a GPU of one more is one of an unknown product, which
-    /// no pod takes that names products.
+    /// The maximum number of products; more than any cluster has. Nodes write the names, so there could be as many as GPUs. A GPU
+    /// beyond this limit has an unknown product, and pods that name products do not accept it.
     pub(crate) const MOST: usize = 512;
 
-    /// Notes a node's GPUs, and numbers their products.
+    /// Count a node's GPUs, and set the numbers of their products.
     pub(crate) fn add(&mut self, gpus: &mut [GpuState]) {
         for gpu in gpus {
             gpu.product = Some(self.hold(&gpu.model));
@@ -47,18 +48,18 @@ impl Products {
         if self.known.len() >= Self::MOST {
             return Product::UNKNOWN;
         }
-        // Numbers that are not in use are in `unused`, so that the next one is the count.
+        // Released numbers are in `unused`, so the next new number is the count.
         let next = u16::try_from(self.known.len()).map_or(Product::UNKNOWN, Product);
         let product = self.unused.pop().unwrap_or(next);
         self.known.insert(name.to_owned(), (product, 1));
         product
     }
 
-    /// A node's GPUs are gone.
+    /// Remove a node's GPUs from the counts.
     pub(crate) fn remove(&mut self, gpus: &[GpuState]) {
         for gpu in gpus {
             let known = self.known.get_mut(&gpu.model);
-            // One that was unknown when it came is not counted, though its product may be known since.
+            // A GPU whose product was unknown when it was added is not counted, even if its product is known by now.
             if let Some((product, count)) = known.filter(|(product, _)| gpu.product == Some(*product)) {
                 *count -= 1;
                 if *count == 0 {
@@ -70,14 +71,14 @@ impl Products {
     }
 }
 
-/// A pod that looks at many GPUs: of each product it is found out once whether the pod takes it. Only for one moment of one ledger, since numbers
-/// of products that are gone are given again.
+/// A pod's rules, for comparing them with many GPUs: for each product, it caches whether the pod accepts it. Valid only for one
+/// moment of one ledger, because the numbers of unused products are reused.
 #[derive(Debug, Clone)]
 pub struct Taste<'a> {
     ask: &'a Ask,
-    /// By number of the product.
+    /// By product number: whether the pod accepts the product; `None` if not evaluated yet.
     takes: Vec<Cell<Option<bool>>>,
-    /// With their hashes, in order, to be looked up; empty: any.
+    /// The UUIDs that the pod names, with their hashes, sorted for binary search; empty if any GPU is accepted.
     uuids: Vec<(u64, &'a str)>,
 }
 
@@ -107,7 +108,7 @@ impl<'a> Taste<'a> {
         alike.map(|(_, uuid)| Some(*uuid)).any(|uuid| uuid == gpu.uuid.as_deref())
     }
 
-    /// As [`Ask::takes`].
+    /// Report whether the pod accepts this GPU, as [`Ask::takes`] does.
     pub(crate) fn takes(&self, gpu: &GpuState) -> bool {
         let Some(rules) = self.ask.rules() else {
             return self.ask.rules.is_none();

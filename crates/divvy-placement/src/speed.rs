@@ -1,24 +1,27 @@
-//! How fast a GPU is, for `divvy.dev/gpu-prefer: fastest`: an estimate from what its driver says.
+//! How fast a GPU is, for `divvy.dev/gpu-prefer: fastest`: an estimate from what its driver reports.
 //!
-//! Training and inference are limited by matrix products or by memory, so the estimate is their product: dense FP16 operations with FP32
-//! accumulation, times memory bandwidth. GPUs are ranked by it as by the geometric mean of the two. It is computed once, when a node is read.
+//! Training and inference are limited by matrix products or by memory. So the estimate is the product of the two: dense FP16
+//! operations with FP32 accumulation, times memory bandwidth. This ranks GPUs like the geometric mean of both. It is computed
+//! once, when a node is read.
 //!
-//! - Operations: multiprocessors × clock × operations of one multiprocessor per clock. The latter are those of NVIDIA's whitepapers for V100
-//!   (7.0), Turing (7.5), A100 (8.0), GA102 (8.6), Ada (8.9), H100 (9.0), Blackwell (10.x) and RTX Blackwell (12.x). Where there are no tensor
-//!   cores it is FP32, or FP16 where that is twice as fast. A few products have less than their generation ([`limited`]).
-//! - Memory bandwidth: bus width and memory clock, read by the probe. An agent older than that, and a driver older than 495, do not tell it: then it
-//!   is what GPUs of the generation usually have for their operations, so that nodes of both kinds can be compared.
+//! - Operations: multiprocessors × clock × operations of one multiprocessor per clock. The latter are from NVIDIA's whitepapers
+//!   for V100 (7.0), Turing (7.5), A100 (8.0), GA102 (8.6), Ada (8.9), H100 (9.0), Blackwell (10.x), and RTX Blackwell (12.x).
+//!   Where there are no tensor cores, it is FP32, or FP16 where that is twice as fast. A few products have less than their
+//!   generation ([`limited`]).
+//! - Memory bandwidth: bus width and memory clock, read by the probe. An older agent, and a driver older than 495, do not report
+//!   it. Then it is estimated from the operations by the usual ratio of the generation, so that nodes of both kinds can be
+//!   compared.
 //!
 //! `tests/it/speed.rs` compares the ranking with published figures.
 
 use divvy_model::Gpu;
 
-/// What a multiprocessor can do.
+/// The performance of a generation of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Generation {
-    /// FP16 operations per clock.
+    /// FP16 operations of one multiprocessor per clock.
     per_clock: u64,
-    /// Operations for each byte of memory bandwidth, of a usual product.
+    /// Operations per byte of memory bandwidth, for a usual product.
     per_byte: u64,
 }
 
@@ -27,14 +30,14 @@ impl Generation {
         Generation { per_clock, per_byte }
     }
 
-    /// Of a generation that is not known here: newer ones have tensor cores, too.
+    /// The values for a generation that is not known here. Newer generations have tensor cores as well.
     const NEWER: Generation = Generation::new(1024, 300);
 
     fn has_tensor_cores(self) -> bool {
         self.per_clock >= 1024
     }
 
-    /// By compute capability.
+    /// Return the generation by compute capability.
     fn of(cc: &str, words: &Words<'_>) -> Option<Generation> {
         let (major, minor) = cc.split_once('.').unwrap_or((cc, "0"));
         let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
@@ -42,7 +45,7 @@ impl Generation {
             (..=2, _) => Generation::new(64, 30),
             (3, _) => Generation::new(384, 30),
             (4..=6, _) => Generation::new(256, 30),
-            // TU116 and TU117 have Turing's compute capability and no tensor cores.
+            // TU116 and TU117 have Turing's compute capability but no tensor cores.
             (7, 5) if words.any(&["GTX", "MX450", "MX550", "T400", "T500", "T550", "T600", "T1000", "T1200"]) => {
                 Generation::new(256, 30)
             }
@@ -73,10 +76,11 @@ impl<'a> Words<'a> {
     }
 }
 
-/// By what the operations of a product with tensor cores are divided, by its name.
+/// Return the divisor for the operations of a product with tensor cores, by its name.
 ///
-/// Those of GeForce cards accumulate in FP32 at half the rate (whitepapers of Turing, GA102, Ada and RTX Blackwell). L40 has by its data sheet half of
-/// what L40S has with as many multiprocessors. L20 and H20 are sold with half of that rate, and a quarter of H100's.
+/// GeForce cards accumulate in FP32 at half the rate (whitepapers of Turing, GA102, Ada, and RTX Blackwell). By its data sheet,
+/// L40 has half of what L40S has, with the same number of multiprocessors. L20 is sold with half the rate of its generation, and
+/// H20 with a quarter of H100's.
 fn limited(words: &Words<'_>) -> u64 {
     match () {
         () if words.any(&["GeForce", "L40", "L20"]) => 2,
@@ -85,10 +89,10 @@ fn limited(words: &Words<'_>) -> u64 {
     }
 }
 
-/// The clock that a GPU usually reaches, of the highest that it can be set to, as a fraction.
+/// Return the clock that a GPU usually reaches, as a fraction (numerator, denominator) of the highest clock that can be set.
 ///
-/// Of cards for data centres the two are one. The driver says 2,100 MHz of an RTX 3090 (data sheet: 1,695), 3,105 of an RTX 4090 (2,520); and the
-/// same of laptops, which reach less.
+/// For data center cards, the two are equal. The driver reports 2,100 MHz for an RTX 3090 (data sheet: 1,695) and 3,105 MHz for
+/// an RTX 4090 (2,520). It reports the same for laptop GPUs, which reach less.
 fn usual_clock(words: &Words<'_>) -> (u64, u64) {
     match () {
         () if words.any(&["Laptop", "Mobile", "Q"]) => (2, 3),
@@ -97,11 +101,11 @@ fn usual_clock(words: &Words<'_>) -> (u64, u64) {
     }
 }
 
-/// Where the driver does not say how many multiprocessors there are, and at which clock.
+/// Assumed values for a GPU whose driver does not report the number of multiprocessors and the clock.
 const USUAL_SMS: u64 = 50;
 const USUAL_CLOCK_MHZ: u64 = 1500;
 
-/// The higher, the faster; 0 if nothing is known. Numbers that no GPU has saturate.
+/// Return the estimate: higher is faster, 0 if nothing is known. Numbers larger than those of any real GPU saturate.
 pub(crate) fn of(gpu: &Gpu) -> u64 {
     let words = Words::of(&gpu.model);
     let generation = Generation::of(&gpu.cc, &words);
@@ -110,7 +114,7 @@ pub(crate) fn of(gpu: &Gpu) -> u64 {
     // In millions per second.
     let operations = match generation {
         None if gpu.cc.is_empty() && bandwidth == 0 => return 0,
-        // What memory could feed.
+        // As many operations as the memory could feed.
         None if bandwidth > 0 => bandwidth.saturating_mul(Generation::NEWER.per_byte * 1000),
         _ => {
             let (part, whole) = usual_clock(&words);

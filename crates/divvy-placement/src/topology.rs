@@ -1,7 +1,8 @@
 //! How the GPUs of a node are connected, and which of them work best together.
 //!
-//! The scale is that of NVIDIA's own device plugin (research: its aligned allocation policy): a pair of GPUs is worth 100 for each NVLink between
-//! them, and 10 to 60 by how near they are on the PCI bus. A set is worth the sum of its pairs.
+//! The scale is that of NVIDIA's device plugin (the best-effort policy of github.com/NVIDIA/go-gpuallocator): a pair of GPUs is
+//! worth 100 for each NVLink between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
+//! pairs.
 
 mod exact;
 mod greedy;
@@ -14,25 +15,25 @@ use divvy_model::{Link, MiB};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
     gpus: usize,
-    /// Row by row; empty where nothing is known of any pair.
+    /// The worth of each pair, row by row; empty if nothing is known about any pair.
     pairs: Vec<u32>,
 }
 
 /// A GPU that could be chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its position.
+    /// The GPU's position in [`crate::NodeState::gpus`].
     pub position: usize,
-    /// What is left there.
+    /// The memory that is free on the GPU.
     pub free: MiB,
-    /// It has to be among the chosen.
+    /// Whether the GPU must be among the chosen ones.
     pub must: bool,
 }
 
-/// More between two GPUs than any machine has: the number comes from an annotation.
+/// The maximum number of NVLinks of a pair that counts; more than any machine has. The number comes from an annotation.
 const MOST_NVLINKS: u32 = 1000;
 
-/// What one connection of a pair is worth; nothing if its kind is not known.
+/// Return what one connection of a pair is worth; 0 if its kind is not known.
 fn worth(Link(_, kind, count): &Link) -> u32 {
     match kind.as_str() {
         "nvlink" => 100 * (*count).min(MOST_NVLINKS),
@@ -47,15 +48,15 @@ fn worth(Link(_, kind, count): &Link) -> u32 {
 }
 
 impl Topology {
-    /// Of GPUs by UUID with their links. It is enough that one of a pair names the other.
+    /// Build the table from the UUID and the links of each GPU. It is enough if one GPU of a pair names the other.
     pub fn new(gpus: &[(&str, &[Link])]) -> Topology {
         let mut topology = Topology::default();
         if gpus.iter().all(|(_, links)| links.is_empty()) {
             return topology;
         }
         topology.gpus = gpus.len();
-        // What either of a pair says: their NVLinks, and the nearest place on the PCI bus that both share. Each link is looked at once: a node
-        // may write thousands.
+        // Per pair: the worth of the NVLinks, and of the closest shared place on the PCI bus, as reported by either GPU. Each
+        // link is read once, because a node may write thousands.
         let mut said = vec![(0, 0); gpus.len() * gpus.len()];
         let positions: BTreeMap<&str, usize> = gpus.iter().enumerate().map(|(at, (uuid, _))| (*uuid, at)).collect();
         for (a, (_, links)) in gpus.iter().enumerate() {
@@ -74,7 +75,7 @@ impl Topology {
         topology
     }
 
-    /// What this pair is worth; zero where nothing is known.
+    /// Return what a pair is worth; 0 if nothing is known about it.
     pub fn pair(&self, a: usize, b: usize) -> u32 {
         match a < self.gpus && b < self.gpus {
             true => self.pairs.get(a * self.gpus + b).copied().unwrap_or(0),
@@ -82,7 +83,7 @@ impl Topology {
         }
     }
 
-    /// What these GPUs are worth together: the sum over their pairs.
+    /// Return what these GPUs are worth together: the sum over their pairs.
     pub fn worth(&self, gpus: &[usize]) -> u32 {
         let pairs = gpus
             .iter()
@@ -91,12 +92,15 @@ impl Topology {
         pairs.fold(0, |sum, (a, b)| sum.saturating_add(self.pair(a, b)))
     }
 
-    /// So many of the candidates, in ascending order of position: those that are worth most together; of equals those after which the other
-    /// candidates can be divided into the best sets of this size (one of them smaller, if they do not divide evenly); of equals those with the least
-    /// left; of equals the lowest positions. `None` if there are not as many, or more that have to be chosen.
+    /// Choose `count` of the candidates, in ascending order of position; `None` if there are too few, or if more than `count`
+    /// must be chosen.
     ///
-    /// Exact up to 16 candidates; of more it takes a good set, by what can be reached by exchanging one GPU at a time, and does not look at how the
-    /// others can be divided but at what ties them to the chosen.
+    /// The chosen set is worth the most. On a tie, the other candidates can be divided into the best sets of this size (one of
+    /// them smaller, if they do not divide evenly). Then the chosen GPUs have the least memory left. Then they have the lowest
+    /// positions.
+    ///
+    /// The result is exact for up to 16 candidates. With more, it is a good set that cannot be improved by exchanging one GPU;
+    /// instead of how the others can be divided, it then counts how strongly they are connected to the chosen ones.
     pub fn choose(&self, candidates: &[Candidate], count: usize) -> Option<Vec<usize>> {
         let mut candidates = candidates.to_vec();
         candidates.sort_unstable_by_key(|candidate| candidate.position);
@@ -112,7 +116,7 @@ impl Topology {
         Some(chosen.into_iter().map(|at| candidates[at].position).collect())
     }
 
-    /// Whether all pairs of the candidates are worth the same.
+    /// Report whether all pairs of the candidates are worth the same.
     fn is_even(&self, candidates: &[Candidate]) -> bool {
         if self.pairs.is_empty() {
             return true;
@@ -130,7 +134,7 @@ impl Topology {
     }
 }
 
-/// By what is left alone, as places in the list, in ascending order.
+/// Choose by free memory only. Return indices into the list of candidates, in ascending order.
 fn least_left(candidates: &[Candidate], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_unstable_by_key(|at| (!candidates[*at].must, candidates[*at].free, *at));

@@ -9,24 +9,24 @@ pub struct Totals {
     pub inventory: u64,
     /// Nodes whose GPUs are read from gpushare's capacities.
     pub division: u64,
-    /// Nodes that are offered to nobody.
+    /// Nodes whose GPUs are not offered to any pod.
     pub unusable: u64,
-    /// Nodes that only pods say are there.
+    /// Nodes known only because pods say that they are on them.
     pub unknown: u64,
-    /// [`Anomaly::Overcommitted`](crate::Anomaly::Overcommitted)
+    /// The number of [`Anomaly::Overcommitted`](crate::Anomaly::Overcommitted).
     pub overcommitted: u64,
-    /// [`Anomaly::UnknownGpu`](crate::Anomaly::UnknownGpu)
+    /// The number of [`Anomaly::UnknownGpu`](crate::Anomaly::UnknownGpu).
     pub unknown_gpu: u64,
-    /// [`Anomaly::Unreadable`](crate::Anomaly::Unreadable)
+    /// The number of [`Anomaly::Unreadable`](crate::Anomaly::Unreadable).
     pub unreadable: u64,
-    /// [`Anomaly::NotAllocated`](crate::Anomaly::NotAllocated)
+    /// The number of [`Anomaly::NotAllocated`](crate::Anomaly::NotAllocated).
     pub not_allocated: u64,
-    /// Memory promised beyond what GPUs have.
+    /// Memory promised beyond what the GPUs have.
     pub overcommit: MiB,
 }
 
 impl Ledger {
-    /// A sum over the nodes. What each has is counted when the node changes; no pod is looked at here.
+    /// Sum up the nodes. What each node contributes is counted when the node changes; no pod is read here.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for view in self.nodes_in_any_order() {

@@ -5,34 +5,37 @@ use divvy_model::{Health, MiB, Pod};
 use crate::products::Taste;
 use crate::{Ask, Ledger, NodeState, NodeView, Source};
 
-/// Pods without which a GPU, or several of a node, have room for another one.
+/// The pods that must go so that a GPU, or several GPUs of a node, have room for another pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Victims<'a> {
-    /// The GPUs' indices, ascending.
+    /// The NVML indices of the GPUs, ascending.
     pub indices: Vec<u32>,
-    /// Their positions in [`crate::NodeState::gpus`].
+    /// The positions of the GPUs in [`crate::NodeState::gpus`].
     pub(crate) positions: Vec<usize>,
-    /// The pods; none if there is room already.
+    /// The pods that must go; empty if there is room already.
     pub pods: Vec<&'a Pod>,
 }
 
-/// How dear victims are: the highest priority among them, how many, how much memory they have there.
+/// The price of victims: the highest priority among them, their number, and the memory that they have there. Lower is better.
 type Price = (Option<i64>, usize, MiB);
 
-/// Free memory of the GPU at a position, if this much of what is allocated there were free, too.
+/// Returns the free memory of the GPU at a position, as if the given amount of allocated memory were free as well.
 type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
 
 impl Ledger {
-    /// Which pods of a node are to be evicted so that one GPU, or as many as it asks for, has room for a pod, when kube-scheduler, which knows sums only, proposes these UIDs; as UIDs, in
-    /// the order of the node's pods. `None`: there is no room whoever of lower priority goes.
+    /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed` holds
+    /// the UIDs that kube-scheduler proposes, which knows only sums. Return the UIDs to evict, sorted; `None` if there is no room
+    /// even without all pods of lower priority.
     ///
-    /// Those proposed are enough where they can be: kube-scheduler has seen to disruption budgets for them. Else all pods of lower priority count. The
-    /// fewest of the lowest priority are taken. One that was proposed and has no GPU memory here is kept: it is in the way for another reason. So are
-    /// as many of the others as the sums of CPU, main memory and pods need; and all, where no reason for any can be seen.
+    /// If the proposed pods are enough, only they are considered, because kube-scheduler has checked their PodDisruptionBudgets.
+    /// Otherwise, all pods of lower priority are. Among these, the fewest pods with the lowest priority are taken. A proposed pod
+    /// without GPU memory on this node stays a victim, because it is in the way for another reason. So do as many of the other
+    /// proposed pods as CPU, main memory, and the number of pods require; and all of them, if there is no visible reason for any.
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
         let ask = Ask::of_pod(pod, self.unit());
-        // A node has hundreds of pods at most, and kube-scheduler names hundreds of nodes: nothing here grows with the square of the pods.
+        // A node has at most hundreds of pods, but kube-scheduler names hundreds of nodes. So nothing here grows with the square
+        // of the number of pods.
         let is_proposed: BTreeSet<&str> = proposed.iter().map(String::as_str).collect();
         let here = self.there(view.state(), view.pods());
         let (of_proposed, others): (Vec<&There<'_>>, Vec<&There<'_>>) =
@@ -60,7 +63,7 @@ impl Ledger {
             gone.push(next);
         }
         let mut uids: Vec<String> = gone.iter().map(|pod| pod.uid.clone()).collect();
-        // Of those that are not known here yet nothing can be said.
+        // Proposed pods that are not known here yet cannot be judged, so they stay victims.
         uids.extend(proposed.iter().filter(|uid| !known.contains(uid.as_str())).cloned());
         if uids.is_empty() {
             uids.extend(proposed.iter().cloned());
@@ -69,7 +72,8 @@ impl Ledger {
         Some(uids)
     }
 
-    /// The pods of lower priority that would have to go for a pod to have room on GPUs of a node, whatever else is in its way there.
+    /// Return the pods of lower priority that would have to go so that a pod has room on GPUs of a node, regardless of other
+    /// obstacles there.
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
         let here = self.there(view.state(), view.pods());
@@ -77,8 +81,9 @@ impl Ledger {
         self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
     }
 
-    /// Positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come first: pods that are being deleted,
-    /// then deleted pods whose containers still run, then pods of lower priority. `here`: the node's pods.
+    /// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come
+    /// first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority. `here`
+    /// holds the node's pods.
     pub(crate) fn room_to_come<'a>(&self, view: &NodeView<'a>, here: &[There<'a>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
         let go = here
             .iter()
@@ -92,7 +97,7 @@ impl Ledger {
         victims.map(|victims| victims.positions)
     }
 
-    /// Pods of a node, with what each holds of which GPU.
+    /// Return pods of a node with what each holds of which GPU.
     pub(crate) fn there<'a>(&self, state: Option<&NodeState>, pods: impl IntoIterator<Item = &'a Pod>) -> Vec<There<'a>> {
         let there = |pod: &'a Pod| {
             let mut shares: Vec<(usize, MiB)> = Vec::new();
@@ -110,13 +115,14 @@ impl Ledger {
         pods.into_iter().map(there).collect()
     }
 
-    /// Of all GPUs the one with the cheapest victims among the candidates; of several one after the other, as who goes for one may make room on others.
+    /// Choose the GPU with the cheapest victims among the candidates. If several GPUs are requested, choose one after another,
+    /// because a victim on one GPU may also free memory on others.
     fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
         let free = |position, own| view.free_beside(position, own);
         self.fewest_where(view, ask, &free, candidates)
     }
 
-    /// `free` does not subtract what is kept for nominated pods.
+    /// As [`Ledger::fewest`], with a function for the free memory. `free` must not subtract what is kept for nominated pods.
     fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
         let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
         if ask.gpus > 1 && state.source != Source::Inventory {
@@ -124,14 +130,14 @@ impl Ledger {
         }
         ask.memory?;
         let taste = Taste::of(ask);
-        // It does not depend on which pods leave.
+        // What is kept does not depend on which pods leave.
         let kept: Vec<MiB> = (0..state.gpus.len()).map(|position| view.kept_from(position, ask)).collect();
         let free = |position: usize, own: MiB| free(position, own).saturating_sub(kept[position]);
         let mut open: Vec<usize> = (0..state.gpus.len())
             .filter(|position| state.gpus[*position].health == Health::Ok && taste.takes(&state.gpus[*position]))
             .collect();
         let mut positions = Vec::new();
-        // Those that go, by their places among the candidates, and what they hold of each GPU.
+        // The victims so far, by their indices among the candidates, and the memory that they free on each GPU.
         let mut gone: Vec<usize> = Vec::new();
         let mut freed = vec![MiB::ZERO; state.gpus.len()];
         let mut candidates_on: Vec<Vec<(usize, MiB)>> = vec![Vec::new(); state.gpus.len()];
@@ -190,7 +196,7 @@ impl There<'_> {
     }
 }
 
-/// Keeps those that need not go any more since others do, the dearest first.
+/// Remove victims that are not needed any longer because others go, the most expensive first.
 fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_>], gone: &mut Vec<usize>) {
     let held = |position: usize, gone: &[usize]| {
         let held = gone.iter().map(|at| candidates[*at].held_at(position));
@@ -205,7 +211,7 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_
     });
     for at in order {
         let others: Vec<usize> = gone.iter().filter(|other| **other != at).copied().collect();
-        // Elsewhere nothing changes by this one.
+        // On the other GPUs, this victim changes nothing.
         let mut here = positions
             .iter()
             .filter(|position| candidates[at].held_at(**position) > MiB::ZERO);
@@ -215,7 +221,8 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_
     }
 }
 
-/// The pods that have to leave a GPU. `here`: the candidates with memory there. `room`: whether the GPU has room when that much memory is freed.
+/// Return the pods that must leave a GPU. `here` holds the candidates with memory there. `room` reports whether the GPU has room
+/// when that much memory is freed.
 fn fewest_on_one(
     room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,
@@ -226,7 +233,7 @@ fn fewest_on_one(
     }
     let uid = |at: usize| candidates[at].pod.uid.as_str();
     here.sort_by_key(|(dearness, _, at)| (*dearness, uid(*at)));
-    // Nobody dearer than need be.
+    // Find the lowest priority that is enough, so that no victim is more expensive than necessary.
     let mut sum = MiB::ZERO;
     let last = here.iter().find(|(_, held, _)| {
         sum = sum.saturating_add(*held);
@@ -234,7 +241,7 @@ fn fewest_on_one(
     });
     let most = last?.0;
     here.retain(|(dearness, ..)| *dearness <= most);
-    // The largest first are the fewest; in place of the last the smallest that is enough.
+    // Taking the largest first needs the fewest victims. For the last one, the smallest that is enough is taken.
     here.sort_by_key(|(dearness, held, at)| (std::cmp::Reverse(*held), *dearness, uid(*at)));
     let mut sum = MiB::ZERO;
     let mut taken = 0;
@@ -251,12 +258,12 @@ fn fewest_on_one(
     Some((price, chosen.into_iter().map(|(.., at)| at).collect()))
 }
 
-/// A pod that is being deleted anyway costs nothing.
+/// Return the price of one victim: its priority. A pod that is being deleted anyway costs nothing.
 fn dearness(pod: &Pod) -> i64 {
     if pod.deleting { i64::MIN } else { i64::from(pod.priority) }
 }
 
-/// CPU, main memory and pods that are taken on a node when some are gone and the pod is there.
+/// CPU, main memory, and number of pods taken on a node, if some pods are gone and the new pod is there.
 struct Sums {
     cpu_milli: u64,
     memory_bytes: u64,

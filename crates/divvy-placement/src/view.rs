@@ -12,42 +12,43 @@ pub struct NodeView<'a> {
 }
 
 impl<'a> NodeView<'a> {
-    /// The node's name.
+    /// Return the node's name.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The node; `None` while only pods that say they are on it are known.
+    /// Return the node's state; `None` while only pods that say they are on the node are known.
     pub fn state(&self) -> Option<&'a NodeState> {
         self.entry.state.as_ref()
     }
 
-    /// Rises with every change of this node, its pods or its reservations; never repeats within one ledger.
+    /// Return a number that increases with every change of this node, its pods, or its reservations. It never repeats within one
+    /// ledger.
     pub fn version(&self) -> u64 {
         self.entry.version
     }
 
-    /// Allocated on the GPU at this position of [`NodeState::gpus`], by pods and reservations.
+    /// Return the memory of the GPU at this position of [`NodeState::gpus`] that is allocated to pods and reservations.
     pub fn used(&self, position: usize) -> MiB {
         self.entry.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO)
     }
 
-    /// The most that is left on one GPU that is well.
+    /// Return the most memory that is free on one healthy GPU.
     pub fn most_free(&self) -> MiB {
         self.entry.usage.most_free
     }
 
-    /// Left on the GPU at this position, whatever its health; zero, never less, when more is allocated than there is.
+    /// Return the free memory of the GPU at this position, regardless of its health; 0 if more is allocated than it has.
     pub fn free(&self, position: usize) -> MiB {
         self.free_beside(position, MiB::ZERO)
     }
 
-    /// As [`NodeView::free`], as if this much of what is allocated there were not.
+    /// Return the free memory as [`NodeView::free`] does, as if `own` were not allocated there.
     pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
         self.entry.free_beside(position, own)
     }
 
-    /// As [`NodeView::free`], as if nothing were kept for pods that departed.
+    /// Return the free memory as [`NodeView::free`] does, as if nothing were kept for departed pods.
     pub(crate) fn free_without_departed(&self, position: usize) -> MiB {
         self.entry.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
     }
@@ -57,7 +58,8 @@ impl<'a> NodeView<'a> {
         self.state().map_or_else(Vec::new, |state| self.ledger.parts_of(state, pod))
     }
 
-    /// Kept for pods that departed from the GPU at this position ([`crate::Departed`]): UID, name, share; the largest first.
+    /// Return what is kept for departed pods on the GPU at this position ([`crate::Departed`]) as (UID, name, share), largest
+    /// share first.
     pub fn departed(&self, position: usize) -> Vec<(String, PodKey, MiB)> {
         if self.entry.departed.is_empty() {
             return Vec::new();
@@ -65,8 +67,8 @@ impl<'a> NodeView<'a> {
         self.ledger.departed_of(self.name, position)
     }
 
-    /// Memory promised beyond what the node's GPUs have, in all. Not zero only when a capacity shrank under its pods or
-    /// somebody else wrote allocations.
+    /// Return the memory promised beyond what the node's GPUs have, summed over the GPUs. It is greater than 0 only if a capacity
+    /// shrank under its pods, or if another client wrote allocations.
     pub fn overcommitted(&self) -> MiB {
         let Some(state) = &self.entry.state else {
             return MiB::ZERO;
@@ -79,18 +81,20 @@ impl<'a> NodeView<'a> {
             .fold(MiB::ZERO, MiB::saturating_add)
     }
 
-    /// Requested CPU in thousandths of a core, main memory in bytes and number of the node's pods that have not ended.
+    /// Return what the node's pods that have not ended request: CPU in thousandths of a core, main memory in bytes, and the
+    /// number of pods.
     pub fn requested(&self) -> (u64, u64, u64) {
         let usage = &self.entry.usage;
         (usage.cpu_milli, usage.memory_bytes, usage.pods)
     }
 
-    /// The pods bound here that have not ended, by UID.
+    /// Return the pods bound here that have not ended, ordered by UID.
     pub fn pods(&self) -> impl Iterator<Item = &'a Pod> {
         self.arrivals().map(|(_, pod)| pod)
     }
 
-    /// As [`NodeView::pods`], each with a number that is higher the later the pod was seen to be bound here.
+    /// Return the pods of [`NodeView::pods`], each with its arrival number, which is higher the later the pod was seen to be
+    /// bound here.
     pub(crate) fn arrivals(&self) -> impl Iterator<Item = (u64, &'a Pod)> {
         let pods = self.entry.pods.iter().map(|(pod, arrival)| (*arrival, &*pod.0));
         pods.filter(|(_, pod)| !pod.ended())
@@ -100,7 +104,7 @@ impl<'a> NodeView<'a> {
         self.entry.usage.oddities
     }
 
-    /// The reservations here, by UID.
+    /// Return the reservations on this node, ordered by UID.
     pub fn reserved(&self) -> impl Iterator<Item = (&'a str, &'a Reservation)> {
         let (ledger, name) = (self.ledger, self.name);
         self.entry

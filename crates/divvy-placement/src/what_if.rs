@@ -1,4 +1,4 @@
-//! A part of the ledger of its own, on which a change is tried.
+//! A separate part of the ledger, on which a change can be tried.
 
 use std::sync::Arc;
 
@@ -6,25 +6,26 @@ use divvy_model::{Health, MiB};
 
 use crate::{Ask, Ledger};
 
-/// How close a node comes to a request. Only GPUs that the pod takes count.
+/// How close a node comes to a request. Only GPUs that the pod accepts count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// The most that one GPU has free; where the pod asks for K GPUs, what K of them have free at least.
+    /// The most memory that is free on one GPU; if the pod requests K GPUs, the most that is free on each of K GPUs.
     pub free: MiB,
-    /// What all GPUs have free together.
+    /// The memory that is free on all GPUs together.
     pub sum: MiB,
-    /// The same as `free` if nobody held anything, and GPUs that failed were well.
+    /// The value of `free` if no pod held anything and failed GPUs were healthy.
     pub size: MiB,
-    /// GPUs with enough free.
+    /// The number of GPUs with enough memory free.
     pub fitting: usize,
-    /// GPUs that the pod takes.
+    /// The number of GPUs that the pod accepts.
     pub taken: usize,
-    /// GPUs of those that failed or are lost.
+    /// The number of these GPUs that failed or are lost.
     pub unwell: usize,
 }
 
 impl Ledger {
-    /// How close a node comes to a request, whatever it is that keeps the pod from it. Of a node that is not known everything is zero.
+    /// Report how close a node comes to a request, regardless of what else keeps the pod away. For an unknown node, everything is
+    /// 0.
     pub fn room(&self, node: &str, ask: &Ask) -> Room {
         let Some((view, state)) = self.node(node).and_then(|view| Some((view, view.state()?))) else {
             return Room::default();
@@ -52,8 +53,9 @@ impl Ledger {
         room
     }
 
-    /// A ledger of one node: its GPUs, its pods, and what is reserved, kept and nominated there. About that node it gives the same answers as this
-    /// one, and what is changed in it changes nothing here. Of a node that is not known it is empty.
+    /// Copy one node into a ledger of its own: its GPUs, its pods, and what is reserved, kept, and nominated there. About this
+    /// node, the copy gives the same answers as this ledger; changing the copy does not change this ledger. For an unknown node,
+    /// the copy is empty.
     pub fn only(&self, node: &str) -> Ledger {
         let mut part = Ledger::new(self.unit());
         let Some(entry) = self.nodes.get(node) else {
@@ -83,14 +85,14 @@ impl Ledger {
         part
     }
 
-    /// The pod with this UID has ended with all its containers, and its object is gone.
+    /// Record that the pod with this UID has ended with all its containers, and that its object is gone.
     pub fn end_pod(&mut self, uid: &str) {
         self.delete_pod(uid);
         self.let_go(uid);
         self.settle();
     }
 
-    /// The containers of a node's deleted pods have ended.
+    /// Record that the containers of a node's deleted pods have ended.
     pub fn end_leftovers(&mut self, node: &str) {
         self.let_all_go(node);
         let gpus = self.nodes.get_mut(node).and_then(|entry| entry.state.as_mut());

@@ -1,5 +1,6 @@
-//! One decision at three sizes of clusters. Warm: a pod ends, another comes, as in a cluster that has been in use to the full for long. Cold: the
-//! first decision of a process that has just seen such a cluster. `examples/latency.rs` prints the percentiles.
+//! One decision, for three sizes of clusters. Warm: one pod ends and another arrives, as in a cluster that has been full for a
+//! long time. Cold: the first decision of a process that has just read such a cluster. `examples/latency.rs` prints the
+//! percentiles.
 
 #![allow(missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Percentiles of one decision, with what it takes to learn of the pod and of its placement, at three sizes of clusters; and the first decision of a
-//! process that has just seen such a cluster.
+//! Prints the percentiles of the time for one decision, including learning about the pod and about its placement, for three sizes
+//! of clusters; and the time for the first decision of a process that has just read such a cluster.
 //!
 //! `cargo run --release -p divvy-placement --example latency -- [POLICY [DECISIONS [NODES]]]`
 
@@ -12,7 +12,7 @@ use cluster::Cluster;
 use divvy_policy::Policy;
 use rustix::time::{ClockId, clock_gettime};
 
-/// What this thread has used of a processor, in microseconds: what others do on the machine does not count.
+/// Return the processor time of this thread in microseconds. Other work on the machine does not count.
 fn now() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3

@@ -1,15 +1,16 @@
-//! The policies that FGD's authors compare with, with their program's rounding (research/fgd.md section 1). Scores are whole points from
-//! 0 to 100; a part of a GPU comes from the GPU with the least left that is enough.
+//! The baseline policies that FGD's authors compare FGD with, with the rounding of their program
+//! (github.com/hkust-adsl/kubernetes-scheduler-simulator). Scores are integers from 0 to 100. A part of a GPU comes from the GPU
+//! with the least left that is enough.
 
 use super::rule::{Kept, Place, Rule};
 use super::state::View;
 
-/// CPU of the largest node of the published cluster, in thousandths of a core.
+/// The CPU of the largest node of the published cluster, in thousandths of a core.
 const MOST_CPU: i64 = 128_000;
-/// GPU of the largest node of the published cluster, in thousandths of a GPU.
+/// The GPU capacity of the largest node of the published cluster, in thousandths of a GPU.
 const MOST_GPU: i64 = 8_000;
 
-/// Least CPU and GPU left, half each.
+/// Prefers the node with the least CPU and GPU capacity left; both count half.
 #[derive(Debug)]
 pub(crate) struct BestFit;
 
@@ -22,7 +23,7 @@ impl Rule for BestFit {
     }
 }
 
-/// Smallest product of what is asked for and what is left.
+/// Prefers the node with the smallest dot product of the request and what is left.
 #[derive(Debug)]
 pub(crate) struct DotProduct;
 
@@ -36,7 +37,7 @@ impl Rule for DotProduct {
     }
 }
 
-/// GPUs in use before free GPUs of nodes in use before free nodes.
+/// Prefers GPUs in use, then free GPUs of nodes in use, then free nodes.
 #[derive(Debug)]
 pub(crate) struct GpuPacking;
 
@@ -62,7 +63,7 @@ impl Rule for GpuPacking {
     }
 }
 
-/// Pods of one size beside pods of the same size.
+/// Prefers nodes that already have pods of the same size.
 #[derive(Debug)]
 pub(crate) struct GpuClustering;
 
@@ -89,13 +90,13 @@ impl Rule for GpuClustering {
     }
 }
 
-/// Thousandths of GPUs that the node has left.
+/// Return what is left of the node's GPUs, in thousandths of a GPU.
 fn left(place: &Place<'_>) -> i64 {
     let total = place.state.total() * 1000 / u64::from(place.shape.gpu_size.max(1));
     i64::try_from(total).unwrap_or(i64::MAX)
 }
 
-/// Thousandths of GPUs that the pod takes.
+/// Return what the pod takes, in thousandths of a GPU.
 fn asked(place: &Place<'_>) -> i64 {
     i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,50 @@
-//! Divvy's own policy: expected stranding, scarcity and slot pressure (docs/placement.md; research/placement.md, "ES").
+//! Divvy's own policy: it places a pod where the placement makes the least GPU capacity useless for the pods that usually follow.
 //!
-//! A place costs what a pod there would do to the node: how much more GPU is stranded when the usual pods come after it ([`sequences`]),
-//! what the GPU's product is worth to those who can use no other ([`mixture::scarcity`]), and which places for large or choosy pods it takes
-//! away ([`pressure`]). All in millionths of a thousandth of a GPU; compared in steps of ten thousandths.
+//! All amounts here are thousandths of a GPU ("milli"), stored in millionths of that ([`MICRO`]). Lower costs are better, and a
+//! negative cost is a gain. A placement costs the sum of three terms:
+//!
+//! 1. **Stranding** ([`sequences`]): how much more of the node's free GPU capacity ends up unusable. The usual pods are offered
+//!    to the node, one after another, until none fits; what is still free then is stranded.
+//! 2. **Scarcity** ([`mixture::scarcity`]): half the price of the GPU's product, times what the pod takes. The price is high if
+//!    pods that can use no other product ask for much of this one.
+//! 3. **Slot pressure** ([`pressure`]): the value of the places that the placement takes away from pods with several GPUs and
+//!    from pods that may use only some products.
+//!
+//! # Example
+//!
+//! A node has two GPUs and plenty of CPU. GPU 0 has 900 free and GPU 1 has 500. All pods that the policy has learned from took
+//! 500 of one GPU. Now a pod arrives that takes 300.
+//!
+//! ```text
+//!            free now         pod on GPU 0       pod on GPU 1
+//! GPU 0      900  #.........  600  ####......    900  #.........
+//! GPU 1      500  #####....   500  #####.....    200  ########..
+//! stranded   400              100                600
+//! ```
+//!
+//! - Now, the usual pods would take 500 of GPU 1 and 500 of GPU 0 (the fullest GPU that fits comes first). 400 of GPU 0 stay
+//!   stranded.
+//! - With the pod on GPU 0, they would take 500 of both. 100 of GPU 0 stay stranded, which is 300 less: the stranding is -300.
+//! - With the pod on GPU 1, they would take 500 of GPU 0 only. 400 of GPU 0 and 200 of GPU 1 stay stranded, which is 200 more: the
+//!   stranding is 200.
+//! - If the cluster has one kind of node, every pod can use every GPU, and the price of the product is 1. The scarcity is half of
+//!   300 on both GPUs: 150.
+//! - The slot pressure is 0. The only places that matter here are for a pod that takes two whole GPUs, and this node has none,
+//!   before or after.
+//!
+//! So GPU 0 costs -300 + 150 = -150 and GPU 1 costs 200 + 150 = 350. GPU 0 wins, although `best-fit` would fill GPU 1. The node's
+//! cost is that of its best GPU. Costs are compared in steps of 10 ([`STEP`]), so this node has -15 steps.
+//!
+//! # Two settings
+//!
+//! While pods do not end, a cluster fills up, and every mistake stays. Slot pressure counts half, and its prices are squared, so
+//! that places are nearly free until they become rare.
+//!
+//! Once pods end ([`turnover`]), capacity is used again and again, and it also matters what cannot be used right now. Then
+//! stranding counts for three tenths, FGD's fragments and a tenth of the unplaced capacity are added ([`waste`]), and slot
+//! pressure counts in full, with prices that are not squared.
+//!
+//! `docs/design/placement.md` describes the policy and its results.
 
 pub(super) mod mixture;
 mod pressure;
@@ -25,7 +67,7 @@ use sequences::{Draw, SEQUENCES, Sequences};
 use turnover::Turnover;
 pub(super) use waste::{Waste, micro};
 
-/// Costs are compared in steps of this.
+/// The step in which costs are compared: 10 thousandths of a GPU. Smaller differences are noise of the sequences.
 const STEP: i64 = 10 * MICRO;
 
 #[derive(Debug)]
@@ -33,9 +75,9 @@ pub(crate) struct Divvy {
     mixture: Mixture,
     classes: Vec<(Demand, u64)>,
     draw: Option<Draw>,
-    /// The shapes and how many nodes have each.
+    /// Each shape, and the number of nodes that have it.
     shapes: Vec<(Shape, u64)>,
-    /// By number of the shape: which of `sequences` and of `waste` is its own.
+    /// By shape number: the index of the shape's entry in `sequences` and in `waste`. Shapes that see the same pods share one.
     sequence_of: Vec<usize>,
     sequences: Vec<Sequences>,
     waste: Vec<Waste>,
@@ -43,24 +85,24 @@ pub(crate) struct Divvy {
     scarcity: Vec<i64>,
     pressure: Pressure,
     states: Known,
-    /// Arrivals until the prices of places are looked at again.
+    /// The number of arrivals until the prices of places are computed again.
     until_refresh: u64,
     nodes: u64,
     idle_milli: u64,
-    /// Scarcity and pressure are to be made anew.
+    /// Whether scarcity and pressure must be computed again, because the nodes or the mix have changed.
     reprice: bool,
-    /// Rises when all costs have changed.
+    /// Incremented when all costs change: prices or the mix are new.
     epoch: u32,
-    /// Rises when states have other numbers.
+    /// Incremented when the numbers of states change, because the table of states was cleared.
     generation: u32,
-    /// States that were evaluated.
+    /// The number of states evaluated so far, as a measure of work.
     work: u64,
     limits: Limits,
-    /// Few pods have been seen yet.
+    /// Whether only a few pods have been seen ([`Mixture::is_young`]).
     young: bool,
 }
 
-/// What is known of states, by number.
+/// What is known about node states. Each state has a number, its index in `states`.
 #[derive(Debug, Default)]
 struct Known {
     numbers: HashMap<State, u32, BuildHasherDefault<Mixer>>,
@@ -70,9 +112,9 @@ struct Known {
 #[derive(Debug)]
 struct Worth {
     state: State,
-    /// What stays of it whatever the prices, in millionths of a thousandth of a GPU.
+    /// The cost of the state apart from prices (stranding, and waste if pods end), in millionths of a thousandth of a GPU.
     idle: i64,
-    /// What its places are worth, and in which epoch they were.
+    /// The value of the state's places, and the epoch in which it was computed.
     places: i64,
     epoch: u32,
 }
@@ -103,11 +145,12 @@ impl Divvy {
         }
     }
 
-    /// From now on the mix is as it was learnt to be.
+    /// Take over the mix that was learned so far, and drop everything that depends on the old one.
     fn fit(&mut self) {
         self.classes = self.mixture.fit();
         self.young = self.mixture.is_young();
-        // A pod without GPU strands GPU only by its CPU; at half its frequency the sequences foresee best (research/placement.md section 5).
+        // A pod without a GPU strands GPU capacity only by its CPU. Counting such pods at half their frequency predicted best:
+        // weights of 0, 0.25, 0.75, and 1 were all worse in simulations of openb.
         let weights: Vec<u64> = self
             .classes
             .iter()
@@ -124,7 +167,7 @@ impl Divvy {
         self.inventory_changed();
     }
 
-    /// Scarcity and pressure hang on what there is.
+    /// Note that scarcity and pressure, which depend on the nodes, must be computed again.
     fn inventory_changed(&mut self) {
         (self.reprice, self.until_refresh) = (true, 0);
     }
@@ -152,7 +195,7 @@ impl Divvy {
         self.epoch += 1;
     }
 
-    /// The number of a state, of which then all is known that does not hang on prices.
+    /// Return the number of a state, after computing everything about it that does not depend on prices.
     fn know(&mut self, state: &State) -> u32 {
         if let Some(number) = self.states.numbers.get(state) {
             return *number;
@@ -169,7 +212,7 @@ impl Divvy {
                     stranded
                 }
             }
-            // Nothing is known of what comes: all that is left is worth the same.
+            // Nothing has been learned yet: all that is free counts as stranded.
             None => {
                 let milli = state.total() * 1000 / u64::from(shape.gpu_size.max(1));
                 i64::try_from(milli).unwrap_or(i64::MAX).saturating_mul(MICRO)
@@ -186,7 +229,7 @@ impl Divvy {
         number
     }
 
-    /// As [`Divvy::know`], of the state in which the place is now.
+    /// Return the number of the state in which the node is now, as [`Divvy::know`].
     fn before(&mut self, place: &Place<'_>) -> u32 {
         if let Some(noted) = self.noted(place) {
             return noted.number;
@@ -195,7 +238,7 @@ impl Divvy {
         self.note(place, number).number
     }
 
-    /// What is known of the state in which the place is now.
+    /// Return what is noted about the node's current state; `None` if the state was never evaluated.
     fn noted(&self, place: &Place<'_>) -> Option<Noted> {
         let noted = place.noted.get();
         if noted.generation == self.generation {
@@ -216,7 +259,8 @@ impl Divvy {
         noted
     }
 
-    /// How much the fragments of a node grow, in millionths of a thousandth of a GPU. A pod of a new class asks this of all nodes.
+    /// Return by how much the node's fragments would grow, in millionths of a thousandth of a GPU. A pod of a new class needs
+    /// this for all nodes, so the fragments before are noted with the state.
     fn growth(&self, place: &Place<'_>, waste: &Waste) -> i64 {
         let mut noted = place.noted.get();
         if noted.fragments_generation != self.generation {
@@ -227,7 +271,7 @@ impl Divvy {
         waste.growth(place, noted.fragments)
     }
 
-    /// What a state costs: the less stranded and the more places, the better.
+    /// Return the cost of a state: lower if less is stranded, and if it has more valuable places.
     fn cost_of(&mut self, number: u32) -> i64 {
         let known = &mut self.states.states[number as usize];
         if known.epoch != self.epoch {
@@ -308,7 +352,7 @@ impl Rule for Divvy {
     }
 
     fn wants_states(&self) -> bool {
-        // Where what is known of states is forgotten when it is too much.
+        // `states` is also the place where the table of states is cleared when it is too large.
         self.until_refresh == 0 || self.states.states.len() > self.limits.states
     }
 
@@ -361,7 +405,7 @@ impl Rule for Divvy {
         let mut least: Option<(i64, usize)> = None;
         for (at, after) in kept.after[..usize::from(kept.count)].iter().enumerate() {
             let cost = self.cost_of(*after);
-            // The fullest GPU comes last, and is taken of equals.
+            // The fullest GPU comes last and wins a tie.
             if least.is_none_or(|(least, _)| cost <= least) {
                 least = Some((cost, at));
             }
@@ -382,7 +426,7 @@ impl Rule for Divvy {
     fn guess(&mut self, place: &Place<'_>) -> i64 {
         let own = self.sequence_of.get(place.number()).copied();
         let guess = match (self.noted(place), own) {
-            // At best no GPU is idle in vain any more, and no place of worth is lost.
+            // At best, the placement leaves nothing stranded and takes away no valuable place.
             (Some(before), _) => -before.idle,
             (None, Some(own)) => self.growth(place, &self.waste[own]),
             (None, None) => 0,
@@ -391,7 +435,8 @@ impl Rule for Divvy {
     }
 
     fn effort(&self) -> (u64, u64) {
-        // While a cluster fills up each mistake stays; when pods end it is gone soon, and somebody waits for the answer.
+        // While a cluster fills up, every mistake stays, so a decision may take longer. When pods end, a mistake is gone soon;
+        // and with `hurry`, a caller waits.
         if self.limits.hurry || self.turnover.pods_end() {
             (12, 2)
         } else {
@@ -426,7 +471,7 @@ impl Rule for Divvy {
         for level in place.state.levels(place.amount).take(Kept::MOST) {
             let after = self.candidate(place, Some(level));
             let cost = self.cost_of(after);
-            // The fullest GPU comes last, and wins of equals.
+            // The fullest GPU comes last and wins a tie.
             if best.is_none_or(|(least, _)| cost <= least) {
                 best = Some((cost, level));
             }
@@ -435,19 +480,21 @@ impl Rule for Divvy {
     }
 }
 
-/// Of places that cost the same the one is taken where a GPU is shared that is shared already, then one on a node in use: what is whole stays
-/// whole for pods of a kind that never came, and for who wants to take the node away. Not while a cluster whose pods are known only fills up: there
-/// all of it is opened in the end. `at`: which of the levels the pod gets.
+/// Return the tie-breaker between nodes of equal cost: 0 for a GPU that is already shared, and one more each for a GPU that the
+/// pod would open and for an empty node. So whole GPUs and nodes stay whole, for kinds of pods that have not arrived yet and for
+/// an administrator or autoscaler that wants to remove a node. This does not apply while a cluster with a known mix only fills
+/// up, because then all of it is opened in the end. `at` is the index of the level (the free amount of the chosen GPU) that the
+/// pod gets.
 fn opens(place: &Place<'_>, at: usize) -> i64 {
     let empty = place.state.whole(place.shape) == u32::from(place.shape.gpus);
     let fresh = !place.takes_part() || (at == 0 && place.state.left[0] == place.shape.gpu_size);
     i64::from(empty) + i64::from(fresh)
 }
 
-/// One more than the most that [`opens`] says.
+/// One more than the largest value of [`opens`], so that the cost in steps always outweighs it.
 const OPENS: i64 = 3;
 
-/// In whole steps, rounded up.
+/// Convert a cost to whole steps, rounded up.
 fn step(cost: i64) -> i64 {
     cost.saturating_add(STEP - 1).div_euclid(STEP)
 }

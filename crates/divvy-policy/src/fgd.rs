@@ -1,5 +1,7 @@
-//! Fragmentation Gradient Descent (Weng et al., "Beware of Fragmentation", USENIX ATC 2023), with the published program's rounding
-//! (research/fgd.md section 1): the score is how much the fragmentation falls, through a sigmoid, in whole points from 0 to 100.
+//! Fragmentation Gradient Descent (Weng et al., "Beware of Fragmentation", USENIX ATC 2023), with the rounding of the published
+//! program (`plugin/fgd_score.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator). The score is the decrease of the
+//! fragmentation, through a sigmoid, as an integer from 0 to 100. The rounding matters: without it, the published results do not
+//! come out.
 
 use super::fragments::Fragments;
 use super::rule::{Kept, Place, Rule};
@@ -10,7 +12,7 @@ use super::{Mix, Shape};
 pub(crate) struct Fgd {
     typical: Mix,
     epoch: u32,
-    /// By number of the shape.
+    /// By shape number: the fragments on such nodes.
     fragments: Vec<Fragments>,
 }
 
@@ -35,7 +37,7 @@ impl Fgd {
 
 impl Rule for Fgd {
     fn view(&self) -> View {
-        // Of GPUs with the same score the first is taken, so it matters which has how much left.
+        // On a tie, the first GPU is taken, so the policy must see which GPU has how much left.
         View {
             positions: true,
             kinds: false,
@@ -83,10 +85,10 @@ impl Rule for Fgd {
     }
 }
 
-/// The score when nothing changes.
+/// The score when the fragmentation does not change.
 const EVEN: i64 = 50;
 
-/// Whole points of `100 / (1 + exp(-fall / unit))`: at least k points mean that `fall / unit` is at least ln(k / (100 - k)).
+/// Return `100 / (1 + exp(-fall / unit))`, rounded down. The result is at least k if `fall / unit` is at least ln(k / (100 - k)).
 fn points(fall: i64, unit: i128) -> i64 {
     if unit == 0 {
         return EVEN;
@@ -100,7 +102,7 @@ fn points(fall: i64, unit: i128) -> i64 {
     i64::try_from(reached).unwrap_or(EVEN)
 }
 
-/// ln(k / (100 - k)) in 1e-12, rounded down, for k from 51 to 99.
+/// The values of ln(k / (100 - k)) in 1e-12, rounded down, for k from 51 to 99.
 const LOGITS: [u64; 49] = [
     40_005_334_613,
     80_042_707_673,
@@ -160,7 +162,7 @@ mod tests {
     #[test]
     fn points_are_the_sigmoid_rounded_down() {
         for tenths in -800..=800 {
-            // Half a step off every tenth, so that no float is near a whole point.
+            // Slightly off every tenth, so that no float is close to an integer.
             let fall = tenths * 100 + 3;
             let exact = 100.0 / (1.0 + (-(fall as f64) / 10_000.0).exp());
             assert_eq!(points(fall, 10_000), exact.floor() as i64, "{fall}");

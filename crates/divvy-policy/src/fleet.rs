@@ -13,36 +13,40 @@ use super::{
 use crate::mixer::Mixer;
 use divvy_placement::{Ask, Choice, Ledger, NodeView, Taste};
 
-/// A ledger's nodes under a policy. A change of a node costs what that node costs; a node with GPUs of several products is several
-/// nodes of the [`Placer`], of which the best counts.
+/// The nodes of a ledger under a policy.
 ///
-/// It has an opinion and no more: whether a pod fits is what the ledger says.
+/// It follows the ledger: a change updates only the changed node, and no request starts from scratch. A node with
+/// GPUs of several products is several nodes in the [`Placer`], one per group of identical GPUs, and the best of them counts.
+///
+/// The fleet only ranks nodes. The ledger decides whether a pod fits.
 #[derive(Debug)]
 pub struct Fleet {
     placer: Placer,
     models: Models,
-    /// The version of the ledger that was taken in.
+    /// The ledger's version that the fleet has read.
     seen: u64,
     nodes: HashMap<String, Groups, BuildHasherDefault<Mixer>>,
-    /// For FGD, which does not learn by itself.
+    /// The mix of requests for FGD, which does not learn on its own.
     history: Mixture,
-    /// How many groups are of which kind.
+    /// The number of groups of each kind.
     kinds: BTreeMap<Kind, usize>,
     limits: Limits,
 }
 
-/// What a policy keeps tables for. Nodes write products and sizes, so there could be as many kinds as GPUs.
+/// A kind of group: GPU product, GPU size, and the base-2 logarithm of the CPU. A policy keeps tables for each kind. Nodes write
+/// their own products and sizes, so there could be as many kinds as GPUs.
 type Kind = (Model, u32, u32);
 
 fn kind_of(shape: &Shape) -> Kind {
-    // Machines of about as many cores are alike.
+    // Machines with about the same number of cores are alike.
     (shape.model, shape.gpu_size, shape.cpu_milli.checked_ilog2().unwrap_or(0))
 }
 
-/// A node's.
+/// The groups of a node.
 #[derive(Debug)]
 struct Groups {
-    /// Of a node with one, as almost all are: a request names thousands of nodes, and each look elsewhere is a look at memory that is far away.
+    /// The number of the only group, which almost all nodes have. A request names thousands of nodes, and reading it from here
+    /// avoids a cache miss for each.
     only: Option<NodeId>,
     all: Vec<Group>,
 }
@@ -57,39 +61,39 @@ impl Groups {
     }
 }
 
-/// GPUs of a node that are alike.
+/// A group of identical GPUs of a node.
 #[derive(Debug)]
 struct Group {
-    /// `None`: it is of a kind beyond [`Limits::kinds`], and the ledger's best fit holds.
+    /// The group's number in the placer; `None` if its kind exceeds [`Limits::kinds`]. Then the ledger's best fit applies.
     id: Option<NodeId>,
     shape: Shape,
     positions: Vec<usize>,
 }
 
-/// What a pod would cost on some nodes.
+/// The costs of a pod on some nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ranking {
-    /// In the order of the question; `None` where the policy sees no room.
+    /// The costs, in the order of the nodes in the request; `None` where the policy sees no room.
     pub costs: Vec<Option<Cost>>,
-    /// The best one's position.
+    /// The position of the best node.
     pub best: Option<usize>,
 }
 
-/// What a pod would cost on a node, in full.
+/// The cost of a pod on a node in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// The GPUs, by their positions in [`divvy_placement::NodeState::gpus`].
+    /// The GPUs that the pod would get, by their positions in [`crate::NodeState::gpus`].
     pub gpus: Vec<usize>,
-    /// In what the policy counts: lower is better.
+    /// The cost in the policy's own unit: lower is better.
     pub cost: i64,
-    /// What that is made of.
+    /// The terms of the cost; empty if the policy has only one number.
     pub terms: Vec<Term>,
 }
 
 impl Fleet {
-    /// No node, and nothing learnt.
+    /// Create a fleet without nodes that has learned nothing.
     pub fn new(policy: Policy, limits: Limits) -> Fleet {
         Fleet {
             placer: Placer::with_limits(policy, limits),
@@ -102,12 +106,12 @@ impl Fleet {
         }
     }
 
-    /// The policy.
+    /// Return the policy.
     pub fn policy(&self) -> Policy {
         self.placer.policy()
     }
 
-    /// Takes in what has changed in the ledger since the last time; always the same ledger.
+    /// Read what has changed in the ledger since the last call. It must always be the same ledger.
     pub fn follow(&mut self, ledger: &Ledger) {
         if self.seen == ledger.version() {
             return;
@@ -142,7 +146,7 @@ impl Fleet {
         }
     }
 
-    /// Nodes write the names of products: those that no GPU has any more must not keep others out.
+    /// Forget products that no GPU has any longer. Nodes write these names, and unused ones must not keep new ones out.
     fn forget_unused_models(&mut self) {
         let groups = self.nodes.values().flat_map(|groups| &groups.all);
         self.models
@@ -181,7 +185,7 @@ impl Fleet {
         }
     }
 
-    /// A pod came; to be told once of each.
+    /// Learn from a pod that arrived. Call this once for each pod.
     pub fn arrived(&mut self, pod: &Pod, ledger: &Ledger) {
         let Some(demand) = learnt_from(pod, ledger) else { return };
         match self.policy() {
@@ -194,7 +198,7 @@ impl Fleet {
         }
     }
 
-    /// The pods that the ledger knows are all that is known of what pods ask for.
+    /// Learn from the pods that the ledger knows, and forget everything learned before.
     pub fn learn(&mut self, ledger: &Ledger) {
         let mix: Mix = ledger
             .pods()
@@ -206,27 +210,27 @@ impl Fleet {
         self.placer.set_mix(&mix);
     }
 
-    /// Whether pods end; see [`Placer::say_whether_pods_end`].
+    /// Set whether pods end; see [`Placer::say_whether_pods_end`].
     pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
         self.placer.say_whether_pods_end(said);
     }
 
-    /// Looks at how the nodes stand now; see [`Placer::refresh`].
+    /// Read the current states of all nodes; see [`Placer::refresh`].
     pub fn refresh(&mut self) {
         self.placer.refresh();
     }
 
-    /// What the pod would cost on these nodes.
+    /// Rank these nodes for a pod.
     ///
-    /// Of a pod with rules only GPUs count that it takes, and where it prefers some, only nodes with room on the best of these; the others have no
-    /// cost. One that asks for several GPUs gets those of one product and size, which are what the policies know; where that is possible nowhere, a
-    /// node is best on which it can have different ones.
+    /// If a pod has rules, only the GPUs that it accepts count. If it prefers some GPUs, only nodes with room on the most
+    /// preferred ones get a cost. A pod that asks for several GPUs gets GPUs of one product and size, because the policies know
+    /// no other sets. If no node has enough of those, the best node is one on which the pod can have different GPUs.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
     {
         let mut ids: Vec<NodeId> = Vec::new();
-        // Position of the node for each id.
+        // For each id, the position of its node.
         let mut of: Vec<u32> = Vec::new();
         let mut count: u32 = 0;
         let mut most = 0;
@@ -279,15 +283,16 @@ impl Fleet {
         Ranking { costs, best }
     }
 
-    /// The GPUs that a pod gets on a node: the policy's, as far as the ledger agrees that the pod takes them and that they have room; else those that
-    /// fit best. `None` if it has no room.
+    /// Choose the GPUs for a pod on a node: those of the policy, if the ledger agrees that the pod accepts them and that they
+    /// have room; otherwise the best fit. `None` if the node has no room.
     pub fn choose(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Choice> {
         let positions = self.gpus(pod, ask, node, ledger);
         let chosen = positions.and_then(|positions| ledger.choose_at(node, &positions, ask).ok());
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
-    /// The GPUs of a node that are best for a pod, by their positions in [`divvy_placement::NodeState::gpus`]; `None` if the policy sees no room.
+    /// Return the policy's choice of GPUs on a node, by their positions in [`crate::NodeState::gpus`]; `None` if the policy sees
+    /// no room.
     pub fn gpus(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Vec<usize>> {
         let demand = demand_of(pod, ask)?;
         let view = ledger.node(node)?;
@@ -297,8 +302,8 @@ impl Fleet {
         self.positions(&view, &taste, decision)
     }
 
-    /// All nodes that the policy sees room on, on a GPU that the pod takes, the best first: what it prefers, then what costs least. Each is looked at by
-    /// itself, so that this takes its time.
+    /// List all nodes on which the policy sees room on a GPU that the pod accepts, the best first: what the pod prefers, then the
+    /// least cost. Each node is evaluated separately, so this is slow.
     pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<Offer> {
         let Some(demand) = demand_of(pod, ask) else {
             return Vec::new();
@@ -327,12 +332,13 @@ impl Fleet {
             };
             offers.push((Reverse(liking), cost.amount, rank(view.name()), offer));
         }
-        // Of equals the first by name, as the ledger has them.
+        // On a tie, the first by name, because the ledger lists the nodes by name.
         offers.sort_by_key(|(liking, cost, rank, _)| (*liking, *cost, *rank));
         offers.into_iter().map(|(.., offer)| offer).collect()
     }
 
-    /// How much a pod likes the GPUs with room that it likes best on a node, and the groups that they are in; `None` if there are none.
+    /// Return how much a pod likes the most preferred GPUs with room on a node, and the groups that contain such GPUs; `None` if
+    /// there are none.
     fn liked(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, Vec<NodeId>)> {
         let groups = &self.nodes.get(view.name())?.all;
         let likings = groups
@@ -344,8 +350,10 @@ impl Fleet {
         Some((most, ids.collect()))
     }
 
-    /// The GPUs of a decision. Those of a group are alike to the policy, not always to the pod: where it likes another one better, that; and of several
-    /// those that work best together.
+    /// Translate a decision to positions in [`crate::NodeState::gpus`].
+    ///
+    /// To the policy, the GPUs of a group are alike, but not always to the pod: if the pod prefers another GPU, it gets that one.
+    /// Of several GPUs, it gets those that work best together.
     fn positions(&self, view: &NodeView<'_>, taste: &Taste<'_>, decision: Decision) -> Option<Vec<usize>> {
         let ask = taste.ask();
         let mut groups = self.nodes.get(view.name())?.all.iter();
@@ -362,8 +370,8 @@ impl Fleet {
 }
 
 impl Group {
-    /// How much a pod likes the best of its GPUs that it takes and that has room, or the least liked of as many as it needs; `None` if there are not
-    /// as many.
+    /// Return how much a pod likes the best GPU of the group that it accepts and that has room; for a pod that needs K GPUs, the
+    /// K-th best. `None` if there are fewer.
     fn liking(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
         if ask.memory.is_none_or(|memory| view.most_free() < memory) {
@@ -371,7 +379,7 @@ impl Group {
         }
         let mut likings = self.positions.iter().filter_map(|position| view.liking(*position, taste));
         if ask.rules().is_none_or(|rules| rules.prefer.is_none()) {
-            // All are alike.
+            // Without a preference, all GPUs are alike.
             return likings.nth(ask.gpus - 1);
         }
         if ask.gpus == 1 {
@@ -386,19 +394,20 @@ impl Group {
 fn group_rank(name: &str, number: usize) -> u64 {
     match number {
         0 => rank(name),
-        // No node's name has a slash.
+        // The name of a node never contains a slash.
         number => rank(&format!("{name}/{number}")),
     }
 }
 
-/// What is exact before what is guessed, then the lower.
+/// Return the better of two costs: an exact cost before a guess, then the lower amount.
 fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
     let key = |cost: &Cost| (!cost.exact, cost.amount);
     [one, other].into_iter().flatten().min_by_key(key)
 }
 
-/// What a pod that came says of those to come. Pods without GPU say nothing: they may be daemons of every node, or go elsewhere. CPU is
-/// rounded up to two digits, so that there are few classes whatever people write.
+/// Return what a pod teaches about the pods to come. Pods without a GPU teach nothing: they may be DaemonSet pods of every node,
+/// or go to nodes without GPUs. CPU is rounded up to two significant digits, so that there are few classes, however exactly users
+/// write their requests.
 fn learnt_from(pod: &Pod, ledger: &Ledger) -> Option<Demand> {
     let ask = Ask::of(&pod.request, ledger.unit());
     let demand = demand_of(pod, &ask).filter(|demand| demand.gpus > 0)?;

@@ -2,8 +2,8 @@ use super::fragments::Fragments;
 use super::state::View;
 use super::{Free, Mix, Shape};
 
-/// FGD's measure of a cluster: the idle GPU that the pods of a mix cannot use, weighted by how frequent they are (research/fgd.md section 1).
-/// For reports; policies keep their own sums.
+/// FGD's measure of a cluster's fragmentation: the idle GPU capacity that the pods of a mix cannot use, weighted by how frequent
+/// they are. Used in reports; policies keep their own sums.
 #[derive(Debug, Clone)]
 pub struct Fragmentation {
     mix: Mix,
@@ -11,18 +11,18 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// For this mix; as published: [`Mix::typical`] of a whole list.
+    /// Create the measure for a mix. The published measure uses [`Mix::typical`] of a whole list.
     pub fn of(mix: Mix) -> Fragmentation {
         let shapes = Vec::new();
         Fragmentation { mix, shapes }
     }
 
-    /// Of all these nodes together, in thousandths of GPUs. Zero for a mix without pods.
+    /// Return the fragmentation of all these nodes together, in thousandths of a GPU. It is 0 for a mix without pods.
     pub fn milli<'a>(&mut self, nodes: impl Iterator<Item = (&'a Shape, &'a Free)>) -> u64 {
         if self.mix.total() == 0 {
             return 0;
         }
-        // Amounts of one shape are whole numbers over the same divisor; they are rounded down once a shape.
+        // The amounts of one shape are integers over the same divisor. They are rounded down once per shape.
         let mut sums: Vec<i128> = Vec::new();
         for (shape, free) in nodes.filter(|(shape, _)| shape.gpus > 0) {
             let number = self.shapes.iter().position(|(known, _)| known == shape).unwrap_or_else(|| {
@@ -80,7 +80,7 @@ mod tests {
             let mut fragmentation = Fragmentation::of(pods.iter().collect());
             fragmentation.milli([(&shape, &free), (&shape, &free)].into_iter())
         };
-        // 300 on each of two nodes is too little for half a GPU; whole GPUs find the other one.
+        // 300 on each of two nodes is too little for half a GPU. Whole GPUs fit on the other GPU.
         assert_eq!(milli(&[half]), 600);
         assert_eq!(milli(&[whole, half]), 600);
         let large = Demand { gpus: 2, ..whole };

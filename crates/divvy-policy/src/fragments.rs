@@ -1,25 +1,33 @@
-//! FGD's measure of fragmentation: the idle GPU of a node that the pods of a mix cannot use (research/fgd.md section 1), in the
-//! form that costs one look-up per GPU (section 4 there).
+//! FGD's measure of fragmentation: the idle GPU capacity of a node that the pods of a mix cannot use (`NodeGpuShareFragAmount` in
+//! `pkg/utils/frag.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator).
+//!
+//! For one class of pods, all idle capacity of a node is a fragment if no such pod fits there, by CPU, product, or GPUs.
+//! Otherwise only the GPUs with less left than such a pod takes are fragments. The measure is the mean over the mix.
+//!
+//! A loop over all classes would be slow. But for pods that take one GPU or a part of one, whether they can use a GPU depends
+//! only on the node's free CPU and on what is left of that GPU. So a table (`content`) holds, for each pair of CPU and amount,
+//! how many pods are satisfied with both, and the measure costs one lookup per GPU.
 
 use super::{Demand, Mix, Shape, State};
 
-/// Weighted idle GPU that a mix cannot use, for nodes with one kind of GPU. Exact: sums of counts times amounts.
+/// The fragments of nodes with one kind of GPU. The result is exact: a sum of counts times amounts.
 #[derive(Debug, Clone)]
 pub(crate) struct Fragments {
-    /// All pods of the mix.
+    /// The number of pods in the mix.
     pods: i64,
-    /// CPU demands of pods with one GPU or a part of one, ascending.
+    /// The distinct CPU requests of pods with one GPU or a part of one, ascending.
     cpus: Vec<u32>,
-    /// Their amounts, ascending.
+    /// The distinct amounts that these pods take of a GPU, ascending.
     amounts: Vec<u32>,
-    /// By number of CPU demands that are met, then of amounts that are: how many pods are content with both.
+    /// The table: by the number of CPU requests that are met, then by the number of amounts that are met, how many pods are
+    /// satisfied with both.
     content: Vec<i64>,
-    /// Pods with several GPUs: the demand, the amount, how many.
+    /// The classes with several GPUs: the demand, the amount of each GPU, and the number of pods.
     several: Vec<(Demand, u32, i64)>,
 }
 
 impl Fragments {
-    /// For nodes whose GPUs are of this shape's product and size.
+    /// Build the table for nodes whose GPUs have this shape's product and size.
     pub(crate) fn of(mix: &Mix, shape: &Shape) -> Fragments {
         let allowed = |(demand, count): (&Demand, u64)| {
             let amount = demand.amount(shape).filter(|_| demand.gpus > 0)?;
@@ -54,12 +62,12 @@ impl Fragments {
         }
     }
 
-    /// All pods of the mix: what a fragmentation is to be divided by.
+    /// Return the number of pods in the mix, by which an amount must be divided.
     pub(crate) fn pods(&self) -> i64 {
         self.pods
     }
 
-    /// Sum over the mix of idle GPU that the pod cannot use, in what the GPUs count.
+    /// Return the sum over the pods of the mix of the idle capacity that each cannot use, in the unit of [`Shape::gpu_size`].
     pub(crate) fn amount(&self, state: &State) -> i64 {
         let mut useful = 0;
         if !self.amounts.is_empty() {

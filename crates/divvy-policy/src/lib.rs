@@ -1,12 +1,12 @@
-//! Which node, and which of its GPUs: the policies, on a description of nodes that holds nothing but numbers.
+//! The placement policies: they choose a node for a pod, and GPUs of that node. They work on a numeric description of the nodes.
 //!
-//! The extender and the simulator run these same functions; [`from_ledger`] describes the extender's nodes in these terms. All decisions are
-//! made in integers, so they are the same on every machine.
+//! The extender and the simulator run these same functions; [`from_ledger`] describes the extender's nodes in these terms. All
+//! decisions use integers only, so they are the same on every machine.
 //!
-//! - [`Shape`], [`Free`]: what a node has when it is empty, and what is left
-//! - [`Demand`]: what a pod asks for; [`Mix`]: how often which is asked for
+//! - [`Shape`], [`Free`]: what a node has when it is empty, and what is free on it now
+//! - [`Demand`]: what a pod requests; [`Mix`]: how often each kind of request occurs
 //! - [`Policy`]: the policies by name
-//! - [`Placer`]: nodes under a policy; decides, and keeps what it found out
+//! - [`Placer`]: nodes under a policy; it decides, and caches the costs that it computed
 //! - [`Fleet`]: a ledger's nodes in a placer, kept up to date
 
 #![forbid(unsafe_code)]
@@ -21,9 +21,11 @@ mod fragments;
 mod mapping;
 mod mix;
 mod mixer;
+mod model;
 mod placer;
 mod rf;
 mod rule;
+mod shape;
 mod slots;
 mod spread;
 mod state;
@@ -31,43 +33,47 @@ mod state;
 use std::fmt;
 use std::str::FromStr;
 
-pub use demand::{Demand, Model, ModelSet, Models, Share};
+pub use demand::{Demand, Share};
 pub use divvy_placement::hash::rank;
 pub use fleet::{Fleet, Offer, Ranking};
 pub use fragmentation::Fragmentation;
 pub use mapping::{GpuGroup, demand_of, from_ledger};
 pub use mix::Mix;
+pub use model::{Model, ModelSet, Models};
 pub use placer::{Cost, Decision, NodeId, Placer};
 use rule::Rule;
+pub use shape::{MOST_GPUS, Shape};
 use state::State;
-pub use state::{Free, GpuSet, MOST_GPUS, Shape};
+pub use state::{Free, GpuSet};
 
-/// A part of what a place costs.
+/// One summand of the cost of a placement, for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
-    /// What it is.
+    /// The summand's name: `stranding`, `scarcity`, or `slot pressure`.
     pub name: &'static str,
-    /// How much, in thousandths of a GPU; less than nothing is good.
+    /// The cost in thousandths of a GPU; a negative number is a gain.
     pub milli: i64,
 }
 
-/// How much a [`Placer`] remembers. What it forgets it finds out again.
+/// How much a [`Placer`] caches. It computes again what it has dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Costs of nodes for classes of pods, of about 60 bytes each.
+    /// The number of cached costs, one per class of pods and node state; about 60 bytes each.
     pub costs: usize,
-    /// What is stranded on a node in some state, of about 200 bytes each.
+    /// The number of node states for which the stranded amount is cached; about 200 bytes each.
     pub states: usize,
-    /// Classes of pods that are learnt: the most frequent.
+    /// The number of classes of pods that are learned. Only the most frequent ones are kept.
     pub classes: usize,
-    /// Kinds of GPUs, by product and size, that a [`Fleet`] has an opinion on. Tables are kept for each, of a size that goes with the classes.
+    /// The number of kinds of nodes, by GPU product, GPU size, and rough CPU size, that a [`Fleet`] ranks. Each kind needs tables
+    /// whose size grows with the number of classes.
     pub kinds: usize,
-    /// Somebody waits for each answer: a decision looks at few states that it does not know, also while a cluster fills up.
+    /// Whether a caller waits for each answer. A decision then evaluates only a few unknown states, even while a cluster fills
+    /// up.
     pub hurry: bool,
 }
 
 impl Default for Limits {
-    /// For a program that does nothing else: at most about 300 MiB.
+    /// Return the limits for a program that does nothing else: at most about 300 MiB.
     fn default() -> Limits {
         Limits {
             costs: 1 << 20,
@@ -80,7 +86,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For a server of 5,000 nodes that is to stay small: at most about 40 MiB.
+    /// The limits for a server that must stay small with 5,000 nodes: at most about 40 MiB.
     pub const SMALL: Limits = Limits {
         costs: 1 << 18,
         states: 1 << 16,
@@ -90,32 +96,34 @@ impl Limits {
     };
 }
 
-/// A policy for placement.
+/// A placement policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
-    /// Any node that fits, any GPU that fits: by a hash of the pod's number and the node's rank.
+    /// Any node that fits and any GPU that fits, by a hash of the pod's number and the node's rank.
     Random,
-    /// The node with the least CPU and GPU left; within it the GPU with the least left, as gpushare does.
+    /// The node with the least CPU and GPU memory left; within the node, the GPU with the least memory left, as in gpushare.
     BestFit,
-    /// The smallest product of what is asked for and what is left (Tetris, SIGCOMM 2014).
+    /// The smallest dot product of the request and what is left (Tetris, SIGCOMM 2014).
     DotProduct,
-    /// GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
+    /// First GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
     GpuPacking,
-    /// The emptiest GPU, of equals the one on the node with the most GPU left: for those who would rather share with nobody.
+    /// The emptiest GPU; on a tie, the node with the most GPU memory left. For users whose pods should share a GPU as little as
+    /// possible.
     Spread,
-    /// Pods of one size beside pods of the same size (Gandiva, OSDI 2018).
+    /// Pods of one size next to pods of the same size (Gandiva, OSDI 2018).
     GpuClustering,
-    /// Fragmentation Gradient Descent (USENIX ATC 2023), to the last rounding.
+    /// Fragmentation Gradient Descent (USENIX ATC 2023), exact to the last rounding.
     Fgd,
-    /// FGD's fragments, places that are lost, and a price for scarce products (research/fgd.md section 3).
+    /// FGD's fragments, plus the places that are lost for each class of pods, plus a price for scarce products (the module `rf`).
     Rf,
-    /// Divvy's own: expected stranding, scarcity and slot pressure, from what it saw arrive. The default.
+    /// Divvy's own policy, the default: expected stranding, scarcity, and slot pressure, learned from the pods that arrived (the
+    /// module `divvy`).
     #[default]
     Divvy,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies, in the order in which documents and error messages list them.
     pub const ALL: [Policy; 9] = [
         Policy::Random,
         Policy::BestFit,
@@ -128,7 +136,7 @@ impl Policy {
         Policy::Divvy,
     ];
 
-    /// As users write it.
+    /// Return the name that users write, for example `best-fit`.
     pub fn name(self) -> &'static str {
         match self {
             Policy::Random => "random",
@@ -145,7 +153,7 @@ impl Policy {
 
     fn rule(self, limits: Limits) -> Box<dyn Rule> {
         match self {
-            // Random does not ask it.
+            // The policy `random` does not use its rule.
             Policy::Random | Policy::BestFit => Box::new(baselines::BestFit),
             Policy::Spread => Box::new(spread::Spread),
             Policy::DotProduct => Box::new(baselines::DotProduct),
@@ -164,7 +172,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// No policy has this name.
+/// The error for a name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownPolicy(String);
 

@@ -1,26 +1,27 @@
-//! The extender's nodes in the policies' terms.
+//! Describes the extender's nodes in the policies' terms.
 
 use divvy_model::{Health, MiB, Pod};
 
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use divvy_placement::{Ask, NodeView, Source};
 
-/// GPUs of one node that are alike, for a [`crate::Placer`]. All groups of a node share its CPU and main memory: each is told
-/// all that the node has left.
+/// A group of identical GPUs of one node, which a [`crate::policy::Placer`] treats as a node of its own. All groups of a node share
+/// its CPU and main memory: each group is described with everything that is free on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroup {
-    /// What they, and the node, have when nothing runs there.
+    /// What the GPUs and the node have when nothing runs there.
     pub shape: Shape,
-    /// What is left.
+    /// What is free now.
     pub free: Free,
-    /// Their places in [`divvy_placement::NodeState::gpus`], by their positions here.
+    /// For each position in this group, the GPU's position in [`crate::NodeState::gpus`].
     pub positions: Vec<usize>,
 }
 
-/// A node of the ledger: its GPUs that may be given, those of one product and size together, at most [`MOST_GPUS`] in a group. Amounts are
-/// MiB, exactly what the ledger counts, so what fits here fits there. Empty for a node that is not offered.
+/// Describe a node of the ledger: its healthy GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group. Amounts
+/// are in MiB, exactly as the ledger counts, so what fits here fits there. The result is empty for a node that is not offered.
 ///
-/// The ledger stays what decides whether a pod fits: it knows more (reservations of the pod's own, named GPUs).
+/// The ledger still decides whether a pod fits, because it knows more: the pod's own reservations, and the GPUs that its rules
+/// name.
 pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
     let Some(state) = view.state().filter(|state| !matches!(state.source, Source::Unusable(_))) else {
         return Vec::new();
@@ -63,7 +64,7 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
     groups
 }
 
-/// Adds a pod to the counts by kind.
+/// Add a pod to the counts by kind.
 fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     let parts = view.parts(pod);
     for group in groups {
@@ -80,12 +81,12 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     }
 }
 
-/// What a pod asks for, in these terms; `None` for more memory than can be counted.
+/// Describe a pod's request in these terms; `None` if its memory is more than can be counted.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
     let memory = u32::try_from(ask.memory?.0).ok()?;
     Some(Demand {
         cpu_milli: clamp(pod.cpu_milli),
-        // Rounded up, as what is left is rounded down.
+        // Rounded up, because free memory is rounded down.
         memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
         gpus: if memory > 0 { u8::try_from(ask.gpus).ok()? } else { 0 },
         share: Share::Memory(memory),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::Demand;
 
-/// How often each class of pods is asked for. Pods that differ in main memory only are of one class.
+/// How often each class of pods occurs. Pods that differ only in main memory belong to the same class.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mix {
     counts: BTreeMap<Demand, u64>,
@@ -10,29 +10,30 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// No pod was seen.
+    /// Create an empty mix.
     pub fn new() -> Mix {
         Mix::default()
     }
 
-    /// One more.
+    /// Add one pod.
     pub fn add(&mut self, demand: &Demand) {
         *self.counts.entry(demand.class()).or_default() += 1;
         self.total += 1;
     }
 
-    /// All pods.
+    /// Return the number of pods.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// The classes and how many pods each has, in the order of their demands.
+    /// Return the classes with their numbers of pods, in the order of their demands.
     pub fn classes(&self) -> impl Iterator<Item = (&Demand, u64)> {
         self.counts.iter().map(|(demand, count)| (demand, *count))
     }
 
-    /// The classes that FGD calls typical: the most frequent, of equals the larger first, until they are 95 % of all pods
-    /// (research/fgd.md section 1).
+    /// Return the classes that FGD calls typical: the most frequent ones, on a tie the larger ones, until they make up 95 % of
+    /// all pods (`GetTypicalPods` in the simulator that was published with FGD,
+    /// github.com/hkust-adsl/kubernetes-scheduler-simulator).
     pub fn typical(&self) -> Mix {
         let classes = self.by_frequency();
         let mut typical = Mix::new();
@@ -46,7 +47,7 @@ impl Mix {
         typical
     }
 
-    /// So many classes at most: the most frequent, of equals the larger.
+    /// Return at most this number of classes: the most frequent ones, on a tie the larger ones.
     pub fn most_frequent(self, classes: usize) -> Mix {
         match self.counts.len() > classes {
             true => self.by_frequency().into_iter().take(classes).collect(),

@@ -2,7 +2,7 @@
 
 use std::hash::Hasher;
 
-/// For tables of states: fast, and no order of theirs is ever looked at.
+/// A fast hasher for tables of states. It need not resist attacks, and the order of such a table is never used.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Mixer(u64);
 

@@ -16,23 +16,23 @@ pub use among::Cost;
 use costs::NO_FIT;
 use rows::Rows;
 
-/// A node of a [`Placer`].
+/// The number of a node in a [`Placer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
 impl NodeId {
-    /// Small and dense: the numbers of removed nodes are given again.
+    /// Return the number as an index. The numbers are small and dense: the number of a removed node is reused.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Where a pod is to go.
+/// Where a pod should go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
-    /// The node.
+    /// The number of the chosen node.
     pub node: NodeId,
-    /// Its GPUs, by position.
+    /// The chosen GPUs of the node, by position.
     pub gpus: GpuSet,
 }
 
@@ -44,10 +44,22 @@ struct Node {
     slot: u32,
 }
 
-/// Chooses nodes and GPUs by a policy, and remembers what it has found out.
+/// Chooses nodes and GPUs by a policy, and caches what it has computed.
 ///
-/// What it answers depends on the nodes with their ranks, on what they have left and on the mix; not on the order in which all that was
-/// told. Changes cost what the changed node costs; a decision costs what has changed since the last one for the same class of pods.
+/// A decision depends only on the nodes with their ranks, on what is free on them, and on the mix of requests; it does not depend
+/// on the order in which these were reported. A change takes as much work as the changed node needs. A decision takes as much
+/// work as the changes since the last decision for the same class of pods need.
+///
+/// # How a decision stays cheap
+///
+/// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot (`Slots`): their cost is computed once.
+/// - Each class of pods has a row (`Rows`) with a cost for each slot. Slots keep a log of changes, and `catch_up` reads what
+///   the row has not seen yet.
+/// - A cost is exact, or only guessed: `Rule::guess` is cheap, `Rule::cost` may not be. After a change of all prices, the old
+///   exact costs become guesses.
+/// - `evaluate` replaces guesses by exact costs, the most promising first, until the best known cost is exact and no guess is
+///   below it, or until the effort for one decision is spent. Guesses mostly lie below the cost, so a place whose guess is higher
+///   than a known cost is rarely the best one. A few other guesses are replaced in turn, so that none stays wrong forever.
 #[derive(Debug)]
 pub struct Placer {
     policy: Policy,
@@ -59,26 +71,26 @@ pub struct Placer {
     unused: Vec<u32>,
     slots: Slots,
     rows: Rows,
-    /// When there are so many shapes, those that no node has any more are forgotten.
+    /// The number of shapes from which on shapes without nodes are dropped.
     most_shapes: usize,
 }
 
-/// So few shapes are not worth a look at which of them are in use.
+/// With this number of shapes or fewer, it does not pay to search for unused ones.
 const FEW_SHAPES: usize = 256;
 
-/// So few guesses are replaced at once.
+/// This number of guesses or fewer are replaced at once.
 const FEW: usize = 48;
 
-/// Guesses that are looked at in each decision though they do not look promising.
+/// The number of guesses that each decision examines in turn although they do not look promising.
 const TURN: usize = 32;
 
 impl Placer {
-    /// No node yet, and nothing known of what pods ask for.
+    /// Create a placer without nodes that knows nothing about what pods request.
     pub fn new(policy: Policy) -> Placer {
         Placer::with_limits(policy, Limits::default())
     }
 
-    /// As [`Placer::new`], and remembers no more than this.
+    /// Create a placer as [`Placer::new`] does, with these limits for its caches.
     pub fn with_limits(policy: Policy, limits: Limits) -> Placer {
         let rule = policy.rule(limits);
         Placer {
@@ -95,18 +107,18 @@ impl Placer {
         }
     }
 
-    /// The policy that it chooses by.
+    /// Return the policy.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// A node comes. `rank`: of nodes that are worth the same the one with the lowest is chosen, so no two should have the same;
-    /// see [`crate::rank`].
+    /// Add a node. Of nodes with equal cost, the one with the lowest `rank` is chosen, so no two nodes should have the same; see
+    /// [`crate::policy::rank`].
     pub fn add(&mut self, shape: Shape, free: Free, rank: u64) -> NodeId {
         let number = self.shape_number(shape);
         let id = self.unused.pop().unwrap_or_else(|| {
             self.nodes.push(None);
-            // No cluster has four thousand million nodes.
+            // No cluster has four billion nodes.
             u32::try_from(self.nodes.len() - 1).unwrap_or(u32::MAX)
         });
         self.rule.joined(number as usize);
@@ -120,7 +132,7 @@ impl Placer {
         NodeId(id)
     }
 
-    /// A node goes. Its number is given again.
+    /// Remove a node. Its number will be reused.
     pub fn remove(&mut self, node: NodeId) {
         if let Some(gone) = self.nodes.get_mut(node.index()).and_then(Option::take) {
             self.slots.remove(gone.slot, gone.rank, node.0);
@@ -129,7 +141,7 @@ impl Placer {
         }
     }
 
-    /// A node has this left now, whatever it had before.
+    /// Set what is free on a node, regardless of what was free before.
     pub fn set(&mut self, node: NodeId, free: Free) {
         let Some(there) = self.nodes.get_mut(node.index()).and_then(Option::as_mut) else {
             return;
@@ -142,7 +154,7 @@ impl Placer {
         }
     }
 
-    /// As [`Placer::set`], and the difference was taken by pods, or given back by them.
+    /// Set what is free on a node as [`Placer::set`] does, and count the difference as taken or released by pods.
     pub fn moved(&mut self, node: NodeId, free: Free) {
         let Some((shape, before)) = self.node(node) else { return };
         let sum = |free: &Free| free.gpus.iter().map(|left| u64::from(*left)).sum::<u64>();
@@ -158,19 +170,19 @@ impl Placer {
         }
     }
 
-    /// What a node has when it is empty, and what it has left.
+    /// Return what a node has when it is empty, and what is free on it.
     pub fn node(&self, node: NodeId) -> Option<(&Shape, &Free)> {
         let there = self.nodes.get(node.index())?.as_ref()?;
         Some((&self.shapes[there.shape as usize], &there.free))
     }
 
-    /// All nodes, in the order of their numbers.
+    /// Return all nodes, in the order of their numbers.
     pub fn nodes(&self) -> impl Iterator<Item = (&Shape, &Free)> {
         let nodes = self.nodes.iter().flatten();
         nodes.map(|node| (&self.shapes[node.shape as usize], &node.free))
     }
 
-    /// A pod starts there. False, and nothing changes, if it does not fit.
+    /// Place a pod. If it does not fit there, change nothing and return false.
     pub fn take(&mut self, demand: &Demand, decision: Decision) -> bool {
         let Some((shape, free)) = self.node(decision.node) else {
             return false;
@@ -184,7 +196,7 @@ impl Placer {
         taken
     }
 
-    /// A pod that was there has ended.
+    /// Release what a pod had that has ended.
     pub fn give_back(&mut self, demand: &Demand, decision: Decision) {
         if let Some((shape, free)) = self.node(decision.node) {
             let (shape, mut free) = (*shape, *free);
@@ -194,35 +206,37 @@ impl Placer {
         }
     }
 
-    /// This is what pods ask for, as far as anybody knows; whatever was known before is forgotten.
+    /// Set the mix of requests, and forget what was known about it before.
     pub fn set_mix(&mut self, mix: &Mix) {
         self.rule.set_mix(mix, &self.shapes);
     }
 
-    /// Whether pods end and their room is used again, or the cluster only fills up. `None`, as it is at first: a policy that cares sees for
-    /// itself, from how much GPU is given back for how much is taken.
+    /// Set by hand whether pods end and their capacity is used again, or whether the cluster only fills up. With `None`, the
+    /// default, a policy that distinguishes the two cases measures how much GPU capacity is released in relation to how much is
+    /// taken.
     pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
         self.rule.say_whether_pods_end(said);
     }
 
-    /// A pod came, which a policy that learns may learn from. To be told once of each pod, before it is decided on.
+    /// Report the arrival of a pod to policies that learn. Call this once for each pod, before the decision about it.
     pub fn arrived(&mut self, demand: &Demand) {
         self.rule.arrived(&demand.class());
     }
 
-    /// Looks at how the nodes stand now. Policies with prices do so by themselves every so many arrivals.
+    /// Let the rule read the current states of all nodes. Policies with prices do this automatically after a number of arrivals.
     pub fn refresh(&mut self) {
         self.rule.states(&mut self.slots.states());
     }
 
-    /// Does now what the next decision would have to wait for: the look at how the nodes stand, if it is due.
+    /// Do now what the next decision would have to do first: read the states of all nodes, if that is due.
     pub fn prepare(&mut self) {
         if self.rule.wants_states() {
             self.refresh();
         }
     }
 
-    /// Forgets the shapes that no node has any more, once they are more than the others. A node can publish another shape every second.
+    /// Drop the shapes that no node has any longer, once they outnumber the others. A node can publish another shape every
+    /// second, so their number must be bounded.
     pub fn forget_unused_shapes(&mut self) {
         if self.shapes.len() <= self.most_shapes {
             return;
@@ -256,7 +270,8 @@ impl Placer {
         self.rule.set_shapes(&shapes);
     }
 
-    /// The best place for a pod; `None` if it fits nowhere. `pod`: any number of its own; only the policy `random` looks at it.
+    /// Choose the best place for a pod; `None` if it fits nowhere. `pod` is a number of the pod's own, which only the policy
+    /// `random` uses.
     pub fn decide(&mut self, demand: &Demand, pod: u64) -> Option<Decision> {
         if self.policy == Policy::Random {
             return self.decide_randomly(demand, pod);
@@ -267,7 +282,7 @@ impl Placer {
         self.catch_up(row, &class);
         self.evaluate(row, &class);
         let node = self.least(row, demand).or_else(|| {
-            // Main memory is short on all nodes whose costs are known.
+            // All nodes with a known cost lack main memory, which is not part of a node's state.
             self.evaluate_all(row, &class);
             self.least(row, demand)
         })?;
@@ -286,7 +301,7 @@ impl Placer {
         number
     }
 
-    /// Takes in what has changed since this class was last asked for.
+    /// Bring a row up to date with the changes since the last decision for its class.
     fn catch_up(&mut self, number: usize, class: &Demand) {
         let row = &mut self.rows[number];
         for shape in &self.shapes[row.amounts.len()..] {
@@ -299,7 +314,7 @@ impl Placer {
         row.kept.resize(slots, Kept::default());
         if row.epoch != self.rule.epoch() {
             row.epoch = self.rule.epoch();
-            // What was right is a good guess.
+            // A cost that was exact before is a good guess.
             row.guesses += row.guessed.take_from(&mut row.exact);
         }
         let mut look = |slot: usize| {
@@ -334,7 +349,8 @@ impl Placer {
         row.changes = self.slots.changes();
     }
 
-    /// Replaces guesses by what is right: all if they are few; else the most promising until the best is right, and a few others in turn.
+    /// Replace guesses by exact costs. If there are few, replace all of them; otherwise the most promising ones until the best is
+    /// exact, and a few others in turn.
     fn evaluate(&mut self, number: usize, class: &Demand) {
         if self.rows[number].guesses <= FEW || !self.rule.is_dear() {
             self.evaluate_all(number, class);
@@ -357,7 +373,7 @@ impl Placer {
         self.evaluate_in_turn(number, class, in_turn);
     }
 
-    /// Replaces a few guesses that do not look promising.
+    /// Replace a few guesses that do not look promising.
     fn evaluate_in_turn(&mut self, number: usize, class: &Demand, work: u64) {
         let until = self.rule.work() + work;
         let slots = self.rows[number].guessed.len();
@@ -410,7 +426,7 @@ impl Placer {
         cost
     }
 
-    /// Of the nodes with memory enough the one with the least cost, of equals the one with the lowest rank.
+    /// Return the node with the least cost that has enough main memory; on a tie, the one with the lowest rank.
     fn least(&self, row: usize, demand: &Demand) -> Option<NodeId> {
         let costs = &self.rows[row].exact;
         let enough = |(_, node): &(u64, u32)| {
@@ -420,7 +436,7 @@ impl Placer {
         let best_of = |slot: usize| self.slots.get(slot).nodes().find(enough);
         let least = Some(costs.least()).filter(|cost| *cost != NO_FIT)?;
         let best = costs.with(least).filter_map(best_of).min().or_else(|| {
-            // Memory is short on all of the best.
+            // All of the best nodes lack main memory.
             let best = costs.known().filter_map(|(slot, cost)| Some((cost, best_of(slot)?))).min()?;
             Some(best.1)
         });
@@ -445,7 +461,7 @@ impl Placer {
         there.free.gpus_for(class, amount, level)
     }
 
-    /// Every node that fits, and every GPU there that does, with the same chance.
+    /// Choose one of the nodes that fit, each with the same chance, and one of its GPUs that fit, each with the same chance.
     fn decide_randomly(&self, demand: &Demand, pod: u64) -> Option<Decision> {
         let fitting = self
             .nodes

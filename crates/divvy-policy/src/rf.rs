@@ -1,5 +1,6 @@
-//! Robust fragmentation: FGD's fragments, what is left beyond the places that pods of each class would find, and a price for products that somebody
-//! needs (research/fgd.md section 3). To compare with: of what was published or tried before Divvy's own, the best where pods end.
+//! Robust fragmentation (`rf`): FGD's fragments, plus a tenth of the unplaced capacity, plus a price for scarce products (the
+//! module `divvy`, whose parts it shares). A policy to compare with: where pods end, it was the best of what was published or
+//! tried before `divvy`.
 
 use super::divvy::{MICRO, Waste, micro, scarcity};
 use super::fragments::Fragments;
@@ -7,19 +8,19 @@ use super::rule::{Kept, Place, Rule};
 use super::state::State;
 use super::{Demand, Mix, Shape};
 
-/// Costs are compared in steps of this.
+/// The step in which costs are compared: 20 thousandths of a GPU.
 const STEP: i64 = 20 * MICRO;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rf {
-    /// The classes that are most of the pods, by which fragments are measured, and all of them.
+    /// The typical classes, by which fragments are measured.
     typical: Mix,
     classes: Vec<(Demand, u64)>,
-    /// By number: the shape and how many nodes have it, what is wasted on it, and its price.
+    /// By shape number: the shape and the number of nodes that have it; the waste; the price.
     shapes: Vec<(Shape, u64)>,
     waste: Vec<(Fragments, Waste)>,
     scarcity: Vec<i64>,
-    /// Prices are to be made anew.
+    /// Whether the prices must be computed again.
     reprice: bool,
     epoch: u32,
 }
@@ -53,7 +54,7 @@ impl Rf {
         self.waste(place, &after)
     }
 
-    /// The least that is wasted, and the level; of equals the fullest GPU, which comes last.
+    /// Return the least waste over the GPUs, and the level of that GPU; on a tie the fullest GPU, which comes last.
     fn least(&self, place: &Place<'_>) -> Option<(i64, u32)> {
         let levels = place.state.levels(place.amount);
         let wastes = levels.map(|level| (self.waste_after(place, Some(level)), level));

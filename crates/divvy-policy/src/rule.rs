@@ -4,15 +4,15 @@ use std::fmt;
 use super::state::{State, View};
 use super::{Demand, Mix, Shape, Term};
 
-/// A pod that would fit on a node in some state.
+/// A node state, and a pod that fits there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) demand: &'a Demand,
-    /// What the pod takes of each GPU.
+    /// The amount that the pod takes of each GPU, in the unit of [`Shape::gpu_size`].
     pub(crate) amount: u32,
     pub(crate) shape: &'a Shape,
     pub(crate) state: &'a State,
-    /// What the rule noted of the state the last time, whatever the pod was.
+    /// What the rule has noted about the state, for any pod.
     pub(crate) noted: &'a Cell<Noted>,
 }
 
@@ -21,109 +21,114 @@ impl Place<'_> {
         self.demand.is_part(self.shape, self.amount)
     }
 
-    /// The shape's.
+    /// Return the shape's number.
     pub(crate) fn number(&self) -> usize {
         self.state.shape as usize
     }
 }
 
-/// How a policy values places. A function of the place and of what was told since it was made: never of the order in which it was asked.
+/// The part of a policy that computes costs.
+///
+/// A cost must be a function of the place and of what was reported to the rule since it was created. It must not depend on the
+/// order in which costs are computed, because the placer decides which costs it computes, and when.
 pub(crate) trait Rule: fmt::Debug + Send {
-    /// What it must see of a node.
+    /// Return what the rule must see of a node beyond the free amounts.
     fn view(&self) -> View {
         View::default()
     }
 
-    /// This is what pods ask for from now on, whatever came before.
+    /// Replace the mix of requests.
     fn set_mix(&mut self, _mix: &Mix, _shapes: &[Shape]) {}
 
-    /// A pod of this class came.
+    /// Record the arrival of a pod of this class.
     fn arrived(&mut self, _class: &Demand) {}
 
-    /// Whether pods end; `None`: it is to see for itself.
+    /// Set whether pods end; `None` lets the rule measure it.
     fn say_whether_pods_end(&mut self, _said: Option<bool>) {}
 
-    /// So many thousandths of GPUs were taken.
+    /// Record that pods took this many thousandths of a GPU.
     fn taken(&mut self, _milli: u64) {}
 
-    /// So many were given back.
+    /// Record that pods released this many thousandths of a GPU.
     fn given_back(&mut self, _milli: u64) {}
 
-    /// There is a new shape; shapes are numbered in the order of these calls.
+    /// Add a shape. Shapes are numbered in the order of these calls.
     fn add_shape(&mut self, _shape: &Shape) {}
 
-    /// From now on the shapes are these, numbered in this order, with so many nodes of each; whatever came before.
+    /// Replace all shapes by these, numbered in this order, with the number of nodes of each.
     fn set_shapes(&mut self, _shapes: &[(Shape, u64)]) {}
 
-    /// A node of this shape came.
+    /// Record a new node of this shape.
     fn joined(&mut self, _shape: usize) {}
 
-    /// A node of this shape went.
+    /// Record that a node of this shape was removed.
     fn left(&mut self, _shape: usize) {}
 
-    /// Whether it wants to see how the nodes stand before the next decision.
+    /// Report whether the rule must read the states of the nodes before the next decision.
     fn wants_states(&self) -> bool {
         false
     }
 
-    /// The states of the nodes, and how many nodes are in each.
+    /// Read the states of the nodes, with the number of nodes in each.
     fn states(&mut self, _states: &mut dyn Iterator<Item = (&State, usize)>) {}
 
-    /// Changes when costs that were asked for before are no longer right.
+    /// Return the epoch. When it changes, all costs computed before are out of date.
     fn epoch(&self) -> u32 {
         0
     }
 
-    /// Lower is better. Asked only where the pod fits. `kept`: what was found out the last time, about the same place.
+    /// Return the cost of a place: lower is better. Called only where the pod fits. `kept` is what the rule has kept about this
+    /// place from the last call.
     fn cost(&mut self, place: &Place<'_>, kept: &mut Kept) -> i64;
 
-    /// Whether costs are so dear that only the promising are to be asked for.
+    /// Report whether costs are so expensive that they should be computed only for promising places.
     fn is_dear(&self) -> bool {
         false
     }
 
-    /// About the cost, rather too little than too much, and cheap to know.
+    /// Return a cheap estimate of the cost, which should rather be too low than too high.
     fn guess(&mut self, _place: &Place<'_>) -> i64 {
         0
     }
 
-    /// For one decision: how much [`Rule::work`] at most among the most promising places, once one cost is known, and among others in turn.
+    /// Return the limits of [`Rule::work`] for one decision: first for the most promising places once one cost is known, second
+    /// for other places in turn.
     fn effort(&self) -> (u64, u64) {
         (u64::MAX / 2, 0)
     }
 
-    /// Rises with what is dear.
+    /// Return the amount of expensive work done so far.
     fn work(&self) -> u64 {
         0
     }
 
-    /// What the cost is made of, for people. Empty: it is one number.
+    /// Return the terms of the cost, for people; empty if the cost is a single number.
     fn terms(&mut self, _place: &Place<'_>) -> Vec<Term> {
         Vec::new()
     }
 
-    /// For a pod that takes a part of a GPU: how much must be left of the GPU that it gets. `None`: the least that is enough.
+    /// Return how much must be free on the GPU for a pod that takes a part of one; `None` for the least that is enough.
     fn level(&mut self, _place: &Place<'_>) -> Option<u32> {
         None
     }
 }
 
-/// What a rule notes beside a state in which nodes are, so as not to search for it.
+/// What a rule notes next to a state, so that it does not have to search for the state in its tables.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Noted {
-    /// What it is of; 0: nothing is noted.
+    /// The generation for which `number` and `idle` are valid; 0 if nothing is noted.
     pub(crate) generation: u32,
     pub(crate) number: u32,
     pub(crate) idle: i64,
-    /// FGD's fragments in that state, and what they are of.
+    /// FGD's fragments of the state, valid for `fragments_generation`.
     pub(crate) fragments: i64,
     pub(crate) fragments_generation: u32,
 }
 
-/// Numbers that a rule keeps with a place.
+/// The numbers of states that a rule keeps for a place: the node's state before the placement, and after each possible placement.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Kept {
-    /// What they are numbers of; 0: nothing is kept.
+    /// The generation for which the numbers are valid; 0 if nothing is kept.
     pub(crate) generation: u32,
     pub(crate) before: u32,
     pub(crate) after: [u32; Kept::MOST],

@@ -6,39 +6,40 @@ use super::rule::Noted;
 use super::state::State;
 use crate::mixer::Mixer;
 
-/// The states in which nodes are now, each with its nodes: what is known of a state is known of all of them.
+/// The states in which nodes are now, each with its nodes. Nodes in the same state cost the same for every pod, so what is
+/// computed for a state is valid for all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
-    /// Slots without nodes.
+    /// Slots that have no nodes and can be reused.
     unused: Vec<u32>,
     by_state: HashMap<State, u32, BuildHasherDefault<Mixer>>,
-    /// Slots that got another state or lost theirs, in order; what came before `log_start` is forgotten.
+    /// Slots that got another state or lost their state, in the order of the changes. Changes before `log_start` are forgotten.
     log: Vec<u32>,
     log_start: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// `None`: no node is in it.
+    /// The state; `None` while no node is in the slot.
     pub(crate) state: Option<State>,
-    /// How often it got another state.
+    /// The number of changes of the state.
     pub(crate) version: u32,
-    /// The rule's.
+    /// What the rule has noted about the state.
     pub(crate) noted: Cell<Noted>,
-    /// The highest rank first, so that the lowest can be taken off the end.
+    /// The nodes as (rank, number), highest rank first, so that the lowest can be popped off the end.
     nodes: Vec<(u64, u32)>,
 }
 
 impl Slot {
-    /// The nodes, the lowest rank first.
+    /// Return the nodes as (rank, number), lowest rank first.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, u32)> {
         self.nodes.iter().rev().copied()
     }
 }
 
 impl Slots {
-    /// How many slots there are, used or not.
+    /// Return the number of slots, used or not.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
@@ -47,7 +48,7 @@ impl Slots {
         &self.slots[slot]
     }
 
-    /// Puts a node where its state is. Which slot that is.
+    /// Add a node to the slot of its state, and return the slot's number.
     pub(crate) fn insert(&mut self, state: State, rank: u64, node: u32) -> u32 {
         let slot = match self.by_state.get(&state) {
             Some(slot) => *slot,
@@ -59,7 +60,7 @@ impl Slots {
         slot
     }
 
-    /// Takes a node out of the slot in which it is.
+    /// Remove a node from its slot.
     pub(crate) fn remove(&mut self, slot: u32, rank: u64, node: u32) {
         let there = &mut self.slots[slot as usize];
         let at = there.nodes.partition_point(|other| *other > (rank, node));
@@ -85,7 +86,7 @@ impl Slots {
                 noted: Cell::default(),
                 nodes: Vec::new(),
             });
-            // No cluster has four thousand million nodes, and there are no more slots than nodes.
+            // No cluster has four billion nodes, and there are no more slots than nodes.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let there = &mut self.slots[slot as usize];
@@ -106,18 +107,19 @@ impl Slots {
         self.log.push(slot);
     }
 
-    /// How many changes there were in all.
+    /// Return the total number of changes so far.
     pub(crate) fn changes(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
-    /// Slots that changed after so many changes, some of them several times; `None` if that is too long ago.
+    /// Return the slots that changed since the given number of changes, some of them several times; `None` if the log does not
+    /// reach back that far.
     pub(crate) fn changed_since(&self, changes: u64) -> Option<&[u32]> {
         let from = changes.checked_sub(self.log_start)?;
         self.log.get(usize::try_from(from).ok()?..)
     }
 
-    /// The states of the nodes, and how many nodes are in each.
+    /// Return the states of the nodes, and the number of nodes in each.
     pub(crate) fn states(&self) -> impl Iterator<Item = (&State, usize)> {
         self.slots
             .iter()

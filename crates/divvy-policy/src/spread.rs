@@ -1,12 +1,13 @@
-//! The emptiest first: for those who would rather have a GPU to themselves than a cluster that holds more.
+//! The policy `spread`: the emptiest GPU first, for users who want a GPU to themselves rather than a cluster that holds more
+//! pods.
 
 use super::rule::{Kept, Place, Rule};
 
-/// Of the GPU that the pod would get as much left as can be; of equals the node of which the largest part is left.
+/// Prefers the GPU with the most left; on a tie, the node of which the largest part is left.
 #[derive(Debug)]
 pub(crate) struct Spread;
 
-/// A whole, in which parts are compared.
+/// The number that stands for a whole, in which parts are compared.
 const WHOLE: u64 = 10_000;
 
 fn part(left: u64, of: u64) -> i64 {
@@ -21,7 +22,7 @@ impl Rule for Spread {
             return -part(u64::from(place.state.cpu_milli), u64::from(shape.cpu_milli));
         }
         let node = part(place.state.total(), size * u64::from(shape.gpus));
-        // A pod that wants several GPUs wants them whole.
+        // A pod that asks for several GPUs gets whole ones.
         let gpu = match place.takes_part() {
             true => part(u64::from(place.state.left.iter().copied().max().unwrap_or(0)), size),
             false => 0,

@@ -1,26 +1,7 @@
-use super::{Demand, Model};
-
-/// The most GPUs that a node may have here.
-pub const MOST_GPUS: usize = 16;
-
-/// What a node has when it is empty. Its GPUs are alike: a node with different ones is described as several
-/// ([`crate::from_ledger`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Shape {
-    /// The GPUs' product.
-    pub model: Model,
-    /// How many GPUs, at most [`MOST_GPUS`].
-    pub gpus: u8,
-    /// What one GPU has, in what the source counts: 1000 in traces, MiB in the ledger.
-    pub gpu_size: u32,
-    /// CPU in thousandths of a core.
-    pub cpu_milli: u32,
-    /// Main memory in MiB.
-    pub memory_mib: u32,
-}
+use super::{Demand, MOST_GPUS, Shape};
 
 impl Shape {
-    /// All of it.
+    /// Return the free amounts of an empty node.
     pub fn empty(&self) -> Free {
         let mut gpus = [0; MOST_GPUS];
         gpus.iter_mut()
@@ -35,12 +16,12 @@ impl Shape {
     }
 }
 
-/// GPUs of one node, by position: bit i is the GPU at position i.
+/// A set of GPUs of one node: bit i stands for the GPU at position i.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuSet(pub u16);
 
 impl GpuSet {
-    /// The positions in ascending order.
+    /// Return the positions in ascending order.
     pub fn positions(self) -> impl Iterator<Item = usize> {
         (0..MOST_GPUS).filter(move |position| self.has(*position))
     }
@@ -54,21 +35,22 @@ impl GpuSet {
     }
 }
 
-/// What a node has left.
+/// What is free on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Free {
     /// CPU in thousandths of a core.
     pub cpu_milli: u32,
     /// Main memory in MiB.
     pub memory_mib: u32,
-    /// Of each GPU by position, in what [`Shape::gpu_size`] counts; zero beyond the last.
+    /// By position: what is free on each GPU, in the unit of [`Shape::gpu_size`]; 0 after the last GPU.
     pub gpus: [u32; MOST_GPUS],
-    /// How many pods with a part of a GPU are there, and how many with 1, 2 … 16 GPUs; only GPU clustering looks at it.
+    /// The number of pods on the node by kind: index 0 counts pods with a part of a GPU, index n pods with n GPUs. Only GPU
+    /// clustering uses it.
     pub kinds: [u16; MOST_GPUS + 1],
 }
 
 impl Free {
-    /// Whether the pod fits, memory included.
+    /// Report whether the pod fits, including main memory.
     pub fn fits(&self, shape: &Shape, demand: &Demand) -> bool {
         self.memory_mib >= demand.memory_mib
             && demand
@@ -76,8 +58,8 @@ impl Free {
                 .is_some_and(|amount| fits(self.cpu_milli, &self.gpus, demand, amount))
     }
 
-    /// Those with the least left that is enough, of equals the first. `level`: only GPUs with exactly this much left.
-    /// `None` if there are not as many as asked for.
+    /// Return the GPUs with the least left that is enough; on a tie the first. With `level`, only GPUs on which exactly this
+    /// amount is free. `None` if there are fewer than the pod requests.
     pub fn gpus_for(&self, demand: &Demand, amount: u32, level: Option<u32>) -> Option<GpuSet> {
         let mut chosen = GpuSet::default();
         for _ in 0..demand.gpus {
@@ -90,7 +72,7 @@ impl Free {
         Some(chosen)
     }
 
-    /// Puts a pod there. False, and nothing is taken, if it does not fit on these GPUs.
+    /// Place a pod on these GPUs. If it does not fit, take nothing and return false.
     pub fn take(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) -> bool {
         let Some(amount) = demand.amount(shape) else {
             return false;
@@ -109,7 +91,7 @@ impl Free {
         true
     }
 
-    /// Takes a pod away that was put there; never more comes free than the node has.
+    /// Remove a pod that was placed here. No more becomes free than the node has.
     pub fn give_back(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) {
         let Some(amount) = demand.amount(shape) else {
             return;
@@ -124,7 +106,7 @@ impl Free {
         }
     }
 
-    /// What the policies look at.
+    /// Return the state that the policies work with. `shape` is the shape's number.
     pub(crate) fn state(&self, shape: u32, view: View) -> State {
         let mut left = self.gpus;
         let mut kinds = 0;
@@ -144,19 +126,20 @@ impl Free {
     }
 }
 
-/// What a policy must see of a node beyond how much is left of how many GPUs.
+/// What a policy must see of a node in addition to the free amounts of its GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct View {
-    /// Which GPU has how much left; else the GPUs come sorted, the fullest last.
+    /// Which GPU has how much left. If false, the GPUs are sorted by what is left, the fullest last.
     pub(crate) positions: bool,
-    /// Which kinds of pods are there.
+    /// Which kinds of pods are on the node.
     pub(crate) kinds: bool,
 }
 
-/// A node as a policy sees it; nodes in equal states are worth the same. Main memory is not in it.
+/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state: no policy uses it, and
+/// fewer nodes would share a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct State {
-    /// Number of its [`Shape`].
+    /// The number of the node's [`Shape`].
     pub(crate) shape: u32,
     pub(crate) kinds: u32,
     pub(crate) cpu_milli: u32,
@@ -168,19 +151,20 @@ impl State {
         fits(self.cpu_milli, &self.left, demand, amount)
     }
 
-    /// Sum over the GPUs.
+    /// Return the sum of what is left over all GPUs.
     pub(crate) fn total(&self) -> u64 {
         self.left.iter().map(|left| u64::from(*left)).sum()
     }
 
-    /// GPUs of which nothing is taken.
+    /// Return the number of GPUs of which nothing is taken.
     pub(crate) fn whole(&self, shape: &Shape) -> u32 {
         let gpus = &self.left[..usize::from(shape.gpus).min(MOST_GPUS)];
         let whole = gpus.iter().filter(|left| **left == shape.gpu_size).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
-    /// With the pod on GPUs of which this much is left each, or on those with the least left that is enough. The pod must fit.
+    /// Return the state after a placement: on GPUs with exactly `level` left, or without `level` on those with the least left
+    /// that is enough. The pod must fit.
     pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> State {
         let mut after = *self;
         after.cpu_milli = self.cpu_milli.saturating_sub(demand.cpu_milli);
@@ -192,7 +176,7 @@ impl State {
             }
             return after;
         }
-        // As many as are asked for at once: the least first, of equals the first.
+        // Take all GPUs at once: those with the least left, and on a tie the first.
         let mut gpus = [(u32::MAX, MOST_GPUS); MOST_GPUS];
         let mut count = 0;
         for (position, left) in self.left.iter().enumerate().filter(|(_, left)| fitting(**left)) {
@@ -206,9 +190,9 @@ impl State {
         after
     }
 
-    /// With the GPUs in order of what is left, the fullest last.
+    /// Return the state with the GPUs sorted by what is left, the fullest last.
     pub(crate) fn sorted(mut self) -> State {
-        // Nearly sorted already.
+        // Insertion sort: the GPUs are nearly sorted already.
         for end in 1..MOST_GPUS {
             let mut at = end;
             while at > 0 && self.left[at - 1] < self.left[at] {
@@ -219,7 +203,7 @@ impl State {
         self
     }
 
-    /// Amounts left on GPUs that have enough, each once, in order of position.
+    /// Return the distinct amounts left on GPUs that have enough, in order of position.
     pub(crate) fn levels(&self, amount: u32) -> impl Iterator<Item = u32> {
         self.left
             .iter()

@@ -28,10 +28,10 @@ pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8
     }
 }
 
-/// Plain on a terminal, JSON otherwise: the one is read by people, the other by collectors.
+/// Start the log on standard error: text for people on a terminal, JSON for log collectors otherwise.
 fn log(filter: Option<&str>) -> anyhow::Result<()> {
-    // kube's own lines say again, without the address, what our errors say.
-    // Levels by module and nothing finer: filters by span and field would cost a regular expression engine.
+    // kube's own log lines repeat our errors, but without the address.
+    // Only levels per module: filters by span and field would need a regular expression engine, which makes the program larger.
     let filter: Targets = filter
         .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_agent_core=info,divvy_kube=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
         .parse()

@@ -1,14 +1,16 @@
-//! What `divvy-runtime` adds to the start of a container: with and without a GPU, beside the same start without it, all in turn in one run.
+//! A benchmark of the time that `divvy-runtime` adds to the start of a container, with and without a GPU. All variants, including the start
+//! without `divvy-runtime`, take turns in one run.
 //!
 //! ```text
 //! cargo build --profile runtime --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
 //! cargo run --release -p divvy-runtime --example starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
 //! ```
 //!
-//! With `DIVVY_NVIDIA_CTK`, a folder of NVIDIA's programs, its `nvidia-container-runtime` is started in the same turns.
+//! If `DIVVY_NVIDIA_CTK` names a directory of NVIDIA's programs, its `nvidia-container-runtime` takes part as well.
 //!
-//! First in front of a program that ends at once, which shows what is added and little else; then, as root and where there is one, in front of runc,
-//! which makes a container. The driver's own time is not in the row `jit-cdi`: what stands for the probe says at once what it knows.
+//! The first table uses a low-level runtime that ends at once, so that it shows little but the added time. The second table uses runc, if the
+//! user is root and runc is installed. The row `jit-cdi` does not contain the driver's own time, because a stand-in for the probe answers at
+//! once.
 
 #![allow(
     clippy::print_stdout,
@@ -25,18 +27,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// A way to start a container.
+/// One variant of a container start.
 struct Row {
     name: &'static str,
     program: PathBuf,
-    /// `config.json` as it is before each start.
+    /// The text of `config.json` before each start.
     config: String,
-    /// `config.toml`.
+    /// The text of `config.toml`.
     settings: &'static str,
     times: Vec<Duration>,
 }
 
-/// A spec as `divvy cdi generate` writes one for eight GPUs: a hundred mounts.
+/// Write a spec like that of `divvy cdi generate` for eight GPUs, with a hundred mounts.
 fn spec(folder: &Path) {
     fs::write(folder.join("driver-file"), "").unwrap();
     let node = |name: &str| json!({"path": format!("/dev/{name}"), "hostPath": "/dev/null"});
@@ -53,7 +55,7 @@ fn spec(folder: &Path) {
     fs::write(folder.join("cdi/nvidia.json"), spec.to_string()).unwrap();
 }
 
-/// A driver's root for `jit-cdi`, and what stands for the probe. Whether its device nodes could be made.
+/// Write a driver's root and a stand-in for the probe, for mode `jit-cdi`. Report whether the device nodes could be created.
 fn driver(folder: &Path) -> bool {
     let libraries = folder.join("driver/usr/lib64");
     fs::create_dir_all(&libraries).unwrap();
@@ -84,7 +86,7 @@ fn driver(folder: &Path) -> bool {
 
 fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
     let (config, toml) = (folder.join("bundle/config.json"), folder.join("config.toml"));
-    // A few first that do not count, for the caches' sake.
+    // The first five starts only warm the caches.
     for start in 0..starts + 5 {
         for row in rows.iter_mut() {
             fs::write(&config, &row.config).unwrap();
@@ -107,7 +109,7 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
             let ended = command.status().unwrap();
             let lasted = from.elapsed();
             assert!(ended.success(), "{} does not start: {ended}", row.name);
-            // Engines create and then start; NVIDIA's puts nothing into one that is made by `run`.
+            // Engines call `create` and then `start`. NVIDIA's runtime adds nothing to a container of `run`.
             let mut delete = Command::new(low_level);
             delete.arg("--root").arg(folder.join("state")).args(["delete", "--force"]);
             let deleted = delete.arg(format!("divvy-starts-{}", std::process::id())).status().unwrap();
@@ -153,14 +155,16 @@ const JIT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true
 fn main() {
     let mut words = std::env::args().skip(1);
     let (Some(programs), Ok(starts)) = (words.next(), words.next().map_or(Ok(200), |word| word.parse::<usize>())) else {
-        eprintln!("starts FOLDER [STARTS]: FOLDER has divvy-runtime and divvy-hook, built for size; STARTS of each kind (200)");
+        eprintln!(
+            "usage: starts DIR [STARTS]: DIR contains divvy-runtime and divvy-hook, built for size; each variant starts STARTS times (200)"
+        );
         return;
     };
-    let programs = fs::canonicalize(programs).expect("the folder of divvy-runtime");
+    let programs = fs::canonicalize(programs).expect("the directory of divvy-runtime");
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     fs::create_dir_all(folder.join("bundle/rootfs")).unwrap();
-    // Static, so it is all that the image needs.
+    // The program is static, so the image needs nothing else.
     fs::copy(programs.join("divvy-hook"), folder.join("bundle/rootfs/program")).expect("divvy-hook");
     spec(folder);
     let has_nodes = driver(folder);
@@ -193,16 +197,16 @@ fn main() {
         };
         let ours = programs.join("divvy-runtime");
         let mut rows = vec![
-            row("alone", low_level, "void", CDI),
-            row("behind divvy-runtime, no GPU", &ours, "void", CDI),
-            row("behind divvy-runtime, a GPU of a CDI spec", &ours, "0", CDI),
+            row("without divvy-runtime", low_level, "void", CDI),
+            row("divvy-runtime, no GPU", &ours, "void", CDI),
+            row("divvy-runtime, a GPU of a CDI spec", &ours, "0", CDI),
         ];
         if has_nodes {
-            rows.push(row("behind divvy-runtime, jit-cdi", &ours, "0", JIT));
+            rows.push(row("divvy-runtime, jit-cdi", &ours, "0", JIT));
         }
         if let Some(theirs) = &theirs {
-            rows.push(row("behind nvidia-container-runtime, no GPU", theirs, "void", CDI));
-            rows.push(row("behind nvidia-container-runtime, a GPU of it", theirs, "0", CDI));
+            rows.push(row("nvidia-container-runtime, no GPU", theirs, "void", CDI));
+            rows.push(row("nvidia-container-runtime, a GPU of a CDI spec", theirs, "0", CDI));
         }
         measure(&mut rows, folder, low_level, starts);
     }

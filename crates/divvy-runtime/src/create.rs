@@ -1,4 +1,4 @@
-//! A container is to be created.
+//! The preparation of a container's configuration before the real runtime creates the container.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use divvy_oci::runtime::{extras, legacy};
 use crate::error::{Error, Log};
 use crate::{files, low_level, probe};
 
-/// Puts into its configuration what the container is to have. One that asks for nothing stays as it is, to the byte.
+/// Add the container's devices to its `config.json`. The file of a container that requests nothing stays the same, byte for byte.
 pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(), Error> {
     let path = Path::new(call.bundle.as_deref().unwrap_or(".".as_ref())).join("config.json");
     let file = |what| {
@@ -39,7 +39,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     let edits = match decides {
         Decides::Nobody => return alone(bundle, &path, settings),
         Decides::Specs(plan) => {
-            // What is not given cannot be asked for wrongly.
+            // Extras are not available here, so an invalid request for them is only a warning.
             if extras::extras(&container, settings).map_or(true, |(extras, _)| extras != Extras::default()) {
                 log.warning(ONLY_LIVE);
             }
@@ -69,7 +69,7 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     bundle.apply(&edits, files::device).map_err(of_bundle)?;
     files::replace(&path, &bundle.text()).map_err(file("written"))?;
     log.info(&format!(
-        "{}: {} device nodes, {} mounts, {} variables and {} hooks put in",
+        "{}: added {} device nodes, {} mounts, {} variables and {} hooks",
         path.display(),
         edits.device_nodes.len(),
         edits.mounts.len(),
@@ -79,7 +79,8 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     Ok(())
 }
 
-/// A container that gets nothing. A hook of NVIDIA's that an engine put there would give it what is refused here, or what its pod was not allocated.
+/// Handle a container that gets no devices. Remove NVIDIA's hook if an engine added it: the hook would give the container devices that are
+/// refused here, or that its pod was not allocated.
 fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Error> {
     let removed = settings.mode != Mode::Legacy
         && bundle.remove_legacy_hooks().map_err(|source| Error::Bundle {
@@ -96,23 +97,23 @@ fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Err
     }
 }
 
-const ONLY_LIVE: &str = "What the container asks for beside GPUs (IMEX channels, NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY, NVIDIA_NVSWITCH) is had where \
-                         its GPUs come from the driver of this moment (mode \"jit-cdi\"), and these come from CDI specs";
+const ONLY_LIVE: &str = "Ignoring the request for IMEX channels, NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY or NVIDIA_NVSWITCH: they are available only if \
+                         the container's GPUs come from the driver (mode \"jit-cdi\"), but these GPUs come from CDI specs";
 
-/// Refuses an image whose programs this driver cannot run: what it says is read in the error, not in a log of CUDA's.
+/// Refuse an image whose requirements the driver does not meet. This error is easier to find and to understand than CUDA's later failure.
 fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
     match require::expressions(container, settings) {
         Ok(expressions) => Ok(require::check(&expressions, facts)?),
-        // An image of its own sense of what a version is; NVIDIA's program would refuse it.
+        // Some images use CUDA_VERSION in their own way. NVIDIA's program would refuse them.
         Err(error @ require::Error::CudaVersion(_)) => {
-            log.warning(&format!("{error}; what it requires of the driver is not looked at"));
+            log.warning(&format!("{error}; the image's requirements on the driver are not checked"));
             Ok(())
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// The GPUs of this moment.
+/// Return the GPUs that the driver reports now, and the facts about them.
 fn live(log: &Log, settings: &Settings, container: &Container) -> Result<(Registry, Facts), Error> {
     let (extras, ignored) = extras::extras(container, settings).map_err(plan::Error::from)?;
     let said = probe::ask(settings)?;
@@ -144,8 +145,8 @@ pub(crate) fn ldconfig() -> &'static str {
     settings::ldconfig(|path| Path::new(path).exists())
 }
 
-/// The hook that calls `nvidia-container-cli` once the container has a process and a root; and, where that is asked for, the one that puts the image's
-/// own libcuda in front.
+/// Return the hook that calls `nvidia-container-cli` once the container has a process and a root. If the settings request it, also return the
+/// hook that lets the loader prefer the image's own libcuda.
 fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
     let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::Error::Legacy)?;
     let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCli)?;
@@ -158,7 +159,7 @@ fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Set
             hook_name: stage.to_owned(),
             path: files::beside("divvy-hook")?.to_string_lossy().into_owned(),
             args,
-            // Without one some runtimes hand on their own.
+            // Some runtimes pass their own environment to a hook that has none.
             env: vec!["PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
             ..Hook::default()
         })

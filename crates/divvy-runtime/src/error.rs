@@ -1,5 +1,5 @@
-//! What can be in the way, and who is told: the caller by standard error, and the engine by the log that it asked runc for, from which the
-//! text comes into a pod's events.
+//! The errors of this program and where they are reported: to the caller on standard error, and to the engine in the log file that it names
+//! for runc. The engine copies the text from there into the pod's events.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -12,101 +12,101 @@ use divvy_oci::runtime::{bundle, live, plan, require, settings};
 use serde_json::json;
 use thiserror::Error as ThisError;
 
-/// Why a container was not created.
+/// A reason why a container was not created.
 #[derive(Debug, ThisError)]
 pub(crate) enum Error {
-    /// The command line.
+    /// The command line is wrong.
     #[error("{0}")]
     Call(call::Error),
     /// Standard output is closed.
     #[error("the version cannot be printed: {0}")]
     Output(std::io::Error),
-    /// A file.
+    /// A file operation failed.
     #[error("{path} cannot be {what}: {source}", path = path.display())]
     File {
-        /// Read, written.
+        /// The operation as a participle: `read`, `written`, or `found`.
         what: &'static str,
-        /// Which.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// `config.toml`.
+    /// `config.toml` is invalid.
     #[error("{path}: {source}", path = path.display())]
     Settings {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         source: settings::Error,
     },
-    /// No runc, no crun.
+    /// Neither runc nor crun was found.
     #[error(
-        "error locating runtime: no runtime binary found from candidate list: [{list}]; install one (Debian: runc), or name it in \
+        "error locating runtime: no runtime binary found from candidate list: [{list}]; install one (Debian: runc), or set \
          nvidia-container-runtime.runtimes of {path}",
         list = .0.join(" "), path = settings::PATH
     )]
     NoRuntime(Vec<String>),
-    /// The container's configuration.
+    /// The container's configuration is invalid, or an edit cannot be applied.
     #[error("{path}: {source}", path = path.display())]
     Bundle {
-        /// `config.json`.
+        /// The path of `config.json`.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         source: bundle::Error,
     },
-    /// What the container asks for cannot be given.
+    /// The container cannot get what it requests.
     #[error(transparent)]
     Plan(#[from] plan::Error),
-    /// The driver cannot run what the image has.
+    /// The driver does not meet the image's requirements.
     #[error(transparent)]
     Require(#[from] require::Error),
-    /// The driver was asked, and says nothing useful.
+    /// The driver could not be queried.
     #[error(
-        "the driver was asked for this machine's GPUs, and {program}: {why}. Devices that CDI specs describe are had without it: nvidia.com/gpu=0 in \
-         place of 0, or nvidia-container-runtime.mode = \"cdi\" in {path}",
+        "this machine's GPUs could not be read from the driver: {program}: {why}. Devices in CDI specs do not need the driver: request nvidia.com/gpu=0 \
+         instead of 0, or set nvidia-container-runtime.mode = \"cdi\" in {path}",
         program = program.display(), path = settings::PATH
     )]
     Probe {
-        /// Its path.
+        /// The path of the probe.
         program: PathBuf,
-        /// What it says, or what became of it.
+        /// The probe's own error, or how it ended.
         why: String,
     },
-    /// What it says makes no spec.
+    /// No spec can be made from the probe's output.
     #[error(transparent)]
     Live(#[from] live::Error),
-    /// A program of Divvy's own.
-    #[error("{0} is not there; it comes with divvy-runtime and belongs beside it")]
+    /// A program that belongs to Divvy is missing.
+    #[error("{0} does not exist; it comes with divvy-runtime and must be in the same directory")]
     NotBeside(PathBuf),
-    /// Mode legacy without NVIDIA's program.
+    /// Mode `legacy` is set, but NVIDIA's program is missing.
     #[error(
-        "nvidia-container-cli, which mode \"legacy\" calls, is not at {0}; install libnvidia-container-tools, name it in nvidia-container-cli.path of \
-         {path}, or set nvidia-container-runtime.mode to \"auto\", which does without", path = settings::PATH
+        "mode \"legacy\" needs nvidia-container-cli, but it is not at {0}; install libnvidia-container-tools, set nvidia-container-cli.path in \
+         {path}, or set nvidia-container-runtime.mode to \"auto\", which does not need it", path = settings::PATH
     )]
     NoCli(String),
-    /// The hook without NVIDIA's program.
+    /// The hook is called, but NVIDIA's program is missing.
     #[error(
-        "nvidia-container-cli, which gives GPUs to a container that starts with runc alone (docker run --gpus), is not at {0}; make divvy-runtime Docker's \
-         default runtime, with which --gpus does without it: sudo divvy configure docker --set-default --restart; or install libnvidia-container-tools, or \
-         name the program in nvidia-container-cli.path of {path}", path = settings::PATH
+        "docker run --gpus with runc needs nvidia-container-cli, but it is not at {0}; make divvy-runtime Docker's \
+         default runtime, which does not need it: sudo divvy configure docker --set-default --restart; or install libnvidia-container-tools, or \
+         set nvidia-container-cli.path in {path}", path = settings::PATH
     )]
     NoCliForHook(String),
-    /// What a container runtime says to a hook on standard input.
+    /// The input of the hook is wrong.
     #[error(
-        "the container's state on standard input {0}; a container runtime calls this program, with the container's state there"
+        "the container's state on standard input {0}; only a container runtime should call this program, with the container's state as its input"
     )]
     State(String),
     /// The real runtime did not start.
     #[error("{runtime} could not be run: {source}", runtime = runtime.display())]
     Exec {
-        /// Its path.
+        /// The path of the program.
         runtime: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
 
-/// Where lines go: to the file that the engine asked runc for, and to one of our own (`nvidia-container-runtime.debug`).
+/// The destinations of log lines: the file that the engine names for runc, and the runtime's own file (`nvidia-container-runtime.debug`).
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     engine: Option<PathBuf>,
@@ -124,26 +124,26 @@ impl Log {
         }
     }
 
-    /// From here on there is our own file, too.
+    /// Add the runtime's own log file, as the settings name it.
     pub(crate) fn also(&mut self, settings: &Settings) {
         self.own = settings.debug.as_ref().map(PathBuf::from);
         self.level = settings.log_level;
     }
 
-    /// Why nothing was created; on standard error, too.
+    /// Report why no container was created, on standard error and in both log files.
     pub(crate) fn error(&self, program: &str, error: &Error) {
         let text = format!("{program}: {error}");
-        // Nobody is left to be told if that fails.
+        // If this fails, there is no other place to report it.
         let _ = writeln!(std::io::stderr(), "{text}");
         self.say(Level::Error, &text);
     }
 
-    /// What somebody should know about a container that is created.
+    /// Log a problem with a container that is created nevertheless.
     pub(crate) fn warning(&self, text: &str) {
         self.say(Level::Warning, text);
     }
 
-    /// What was done; in our own file alone, since engines show all that is in theirs.
+    /// Log a change. Only the runtime's own file gets it, because engines show every line of theirs to the user.
     pub(crate) fn info(&self, text: &str) {
         if self.level >= Level::Info
             && let Some(path) = &self.own
@@ -154,7 +154,7 @@ impl Log {
 
     fn say(&self, level: Level, text: &str) {
         if let Some(path) = &self.engine {
-            // The file of the engine, which finds out by itself.
+            // The file belongs to the engine, which notices itself if it cannot be written.
             let _ = append(path, &self.line(level, text));
         }
         if level <= self.level
@@ -164,7 +164,7 @@ impl Log {
         }
     }
 
-    /// A log that cannot be written is nobody's reason not to start a container.
+    /// Write to the runtime's own log file. If that fails, the container starts anyway, and the engine's log gets a warning.
     fn in_own(&self, path: &Path, level: Level, text: &str) {
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         let written = folder.and_then(|()| append(path, &self.line(level, text)));
@@ -177,7 +177,7 @@ impl Log {
         }
     }
 
-    /// As runc writes its own.
+    /// Format a line as runc formats its log lines.
     fn line(&self, level: Level, text: &str) -> String {
         let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let level = level.as_str();

@@ -1,4 +1,4 @@
-//! What is read and written.
+//! The files that this program reads and writes.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -12,13 +12,13 @@ use rustix::fs::OFlags;
 
 use crate::error::Error;
 
-/// Of a file that somebody else writes. A `config.json` of a thousand mounts has a tenth of it.
+/// The size limit, in bytes, of a file that another program writes. A `config.json` with a thousand mounts reaches a tenth of it.
 const MOST: u64 = 16 * 1024 * 1024;
 
-/// Names another `config.toml`.
+/// The environment variable that names another `config.toml`.
 const BY_VARIABLE: &str = "NVIDIA_CTK_CONFIG_FILE_PATH";
 
-/// `config.toml`, or what is assumed without one.
+/// Read the settings from `config.toml`. Return the defaults if the file does not exist.
 pub(crate) fn settings() -> Result<Settings, Error> {
     let by_variable = std::env::var_os(BY_VARIABLE).map(PathBuf::from);
     let of_user = std::env::var_os("XDG_CONFIG_HOME").map(|home| Path::new(&home).join("nvidia-container-runtime/config.toml"));
@@ -30,7 +30,7 @@ pub(crate) fn settings() -> Result<Settings, Error> {
     }
 }
 
-/// For NVIDIA's hook, to which a file that is named and not there is an error.
+/// Read the settings as NVIDIA's hook does: a file that a flag or variable names must exist.
 pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<Settings, Error> {
     let by_variable = || {
         std::env::var_os(BY_VARIABLE)
@@ -51,7 +51,7 @@ fn settings_of(path: PathBuf) -> Result<Settings, Error> {
     }
 }
 
-/// A program that lies beside this one.
+/// Return the path of a program in this program's directory.
 pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe().map_err(|source| Error::File {
         what: "found",
@@ -65,7 +65,7 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// A text, whole or not at all. Whoever opened a pipe would wait for somebody who writes into it, and so would the container.
+/// Read a text file up to the size limit. A named pipe is refused: opening it would wait for a writer, and the container would wait as well.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = File::options()
@@ -73,13 +73,13 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
         .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
         .open(path)?;
     if file.metadata()?.file_type().is_fifo() {
-        return Err(io::Error::other("it is a pipe, and not a file"));
+        return Err(io::Error::other("it is a pipe, not a file"));
     }
     read_all(file, &mut text)?;
     Ok(text)
 }
 
-/// To the end, if that comes.
+/// Read to the end; an error if the input exceeds the size limit.
 pub(crate) fn read_all(from: impl io::Read, text: &mut String) -> io::Result<()> {
     from.take(MOST + 1).read_to_string(text)?;
     match text.len() as u64 > MOST {
@@ -88,7 +88,7 @@ pub(crate) fn read_all(from: impl io::Read, text: &mut String) -> io::Result<()>
     }
 }
 
-/// Puts a text in the place of a file, with its mode and owner: whole, or not at all.
+/// Replace a file atomically. The new file keeps the mode and the owner of the old one.
 pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let old = fs::metadata(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -102,13 +102,13 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
         fs::rename(&beside, path)
     })();
     if written.is_err() {
-        // It is in nobody's way, but nobody else would remove it.
+        // The temporary file does no harm, but no other program would remove it.
         let _ = fs::remove_file(&beside);
     }
     written
 }
 
-/// The CDI specs of these folders, the later the stronger. A folder that is not there has none.
+/// Read the CDI specs in these directories, in order of increasing priority. A directory that does not exist is skipped.
 pub(crate) fn specs(folders: &[String]) -> Result<Registry, Error> {
     let mut found = Vec::new();
     for (priority, folder) in folders.iter().enumerate() {
@@ -132,7 +132,7 @@ pub(crate) fn specs(folders: &[String]) -> Result<Registry, Error> {
     Ok(Registry::new(found))
 }
 
-/// The device at a path, as it is: no link is followed.
+/// Return the device node at a path without following a symbolic link.
 pub(crate) fn device(path: &str) -> Result<Device, String> {
     let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
     let kind = found.file_type();
@@ -143,7 +143,7 @@ pub(crate) fn device(path: &str) -> Result<Device, String> {
         () => return Err("it is not a device".to_owned()),
     };
     let number = found.rdev();
-    // As glibc's gnu_dev_major and gnu_dev_minor.
+    // The same bits as in glibc's gnu_dev_major and gnu_dev_minor.
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & 0xffff_f000);
     let minor = (number & 0xff) | ((number >> 12) & 0xffff_ff00);
     Ok(Device {

@@ -1,11 +1,15 @@
-//! NVIDIA's `nvidia-container-runtime-hook`: what this program is when it is called by that name.
+//! A replacement for NVIDIA's `nvidia-container-runtime-hook`. This program acts as that hook when it is called by its name.
 //!
-//! Docker (to 28) has `--gpus` where a program of this name is in dockerd's `PATH`. It then writes `NVIDIA_VISIBLE_DEVICES` itself and adds
-//! `nvidia-container-runtime-hook prestart` to the container's hooks. In front of runc this is where the GPUs come from, by `nvidia-container-cli`; `divvy-runtime` takes
-//! the hook out in every mode but `legacy`, and gives the GPUs itself. Flags, commands and statuses are those of NVIDIA's program (toolkit 1.20.0, written with Go's
-//! `flag`): a flag may have one dash or two, and none counts behind the command.
+//! Docker up to version 28 supports `--gpus` only if a program with this name is in dockerd's `PATH`. Docker then writes
+//! `NVIDIA_VISIBLE_DEVICES` itself and adds `nvidia-container-runtime-hook prestart` to the container's hooks. If runc creates the container,
+//! this hook adds the GPUs by means of `nvidia-container-cli`. If `divvy-runtime` creates the container, it adds the GPUs itself, and removes
+//! the hook in every mode except `legacy`.
 //!
-//! It runs with the host's rights and with dockerd's variables. It opens nothing below the container's root, and hands on no variable.
+//! Flags, commands, and exit statuses are those of NVIDIA's program (toolkit 1.20.0, which uses Go's package `flag`): a flag may have one or
+//! two dashes, and flags after the command do not count.
+//!
+//! The hook runs with the host's privileges and with dockerd's environment variables. It opens nothing below the container's root, and passes
+//! none of these variables on.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -20,23 +24,23 @@ use divvy_oci::runtime::{legacy, plan};
 use crate::error::{Error, Log};
 use crate::{create, files, low_level};
 
-/// What programs of the machine need for an environment.
+/// The `PATH` for a program of the host, which gets no other variable by default.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The program as which this one was called, if that is NVIDIA's hook.
+/// Return the name by which this program was called, if it is a name of NVIDIA's hook.
 pub(crate) fn name() -> Option<&'static str> {
     let called = PathBuf::from(std::env::args_os().next()?);
     let called = called.file_name()?.to_str()?;
     LEGACY_HOOKS.into_iter().find(|name| *name == called)
 }
 
-/// What was asked for on the command line.
+/// The meaning of the command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Help,
     Version,
     Prestart(Flags),
-    /// A command without an effect.
+    /// A command that does nothing.
     Nothing,
 }
 
@@ -47,10 +51,10 @@ struct Flags {
     version: bool,
 }
 
-/// Does what is asked for. Returns only if nothing is to be done, or something is in the way.
+/// Execute the command. Return only if there is nothing to do, or on an error.
 pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
     let say = |text: &str| {
-        // Nobody is left to be told if that fails.
+        // If this fails, there is no other place to report it.
         let _ = writeln!(std::io::stderr(), "{text}");
     };
     match parse(words) {
@@ -91,10 +95,10 @@ pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
 
 fn usage(name: &str) -> String {
     format!(
-        "Gives a container that starts its GPUs, by nvidia-container-cli, as Docker's --gpus asks for. The container's state is read from standard input.\n\n\
+        "Adds the GPUs that Docker's --gpus requests to a starting container, with nvidia-container-cli. Reads the container's state from standard input.\n\n\
          Usage: {name} [-config FILE] [-debug] prestart | poststart | poststop\n       {name} -version\n\n\
-         \x20 -config FILE  Another config.toml\n\
-         \x20 -debug        nvidia-container-cli says what it does\n\
+         \x20 -config FILE  Path of config.toml\n\
+         \x20 -debug        Make nvidia-container-cli log what it does\n\
          \x20 poststart, poststop do nothing"
     )
 }
@@ -130,12 +134,12 @@ fn parse(words: &[OsString]) -> Result<Asked, String> {
         _ if flags.version => Ok(Asked::Version),
         Some("prestart") => Ok(Asked::Prestart(flags)),
         Some("poststart" | "poststop") => Ok(Asked::Nothing),
-        Some(other) => Err(format!("there is no command {other:?}")),
-        None => Err("a command is needed".to_owned()),
+        Some(other) => Err(format!("unknown command {other:?}")),
+        None => Err("no command is given".to_owned()),
     }
 }
 
-/// As Go reads it; none at all is true.
+/// Parse a boolean as Go does. A flag without a value is true.
 fn truth(flag: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
@@ -144,7 +148,7 @@ fn truth(flag: &str, value: Option<&str>) -> Result<bool, String> {
     }
 }
 
-/// Becomes `nvidia-container-cli`, if the container asks for GPUs.
+/// Replace this process with `nvidia-container-cli` if the container requests GPUs.
 fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     let mut settings = files::settings_of_hook(flags.config)?;
     log.also(&settings);
@@ -154,7 +158,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     let mut said = String::new();
     files::read_all(std::io::stdin(), &mut said).map_err(|error| Error::State(format!("cannot be read: {error}")))?;
     let state = State::parse(said.as_bytes())
-        .map_err(|error| Error::State(format!("is not what the runtime specification says: {error}")))?;
+        .map_err(|error| Error::State(format!("does not follow the runtime specification: {error}")))?;
     let folder = state.bundle().ok_or_else(|| Error::State("names no bundle".to_owned()))?;
     let path = Path::new(folder).join("config.json");
     let of_bundle = |source| Error::Bundle {
@@ -177,9 +181,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     let root = Path::new(folder).join(bundle.root().map_err(of_bundle)?);
     let words = legacy::words(&container, &wanted, &settings, create::ldconfig()).map_err(plan::Error::Legacy)?;
     if state.pid == 0 {
-        return Err(Error::State(
-            "names no process of the container: this is a prestart hook".to_owned(),
-        ));
+        return Err(Error::State("has no PID, which a prestart hook needs".to_owned()));
     }
     let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCliForHook)?;
     let error = Command::new(&cli)
@@ -219,9 +221,9 @@ mod tests {
             ("-version", Ok(Asked::Version)),
             ("-version=true bogus", Ok(Asked::Version)),
             ("-help", Ok(Asked::Help)),
-            ("bogus", Err("there is no command \"bogus\"".to_owned())),
-            ("-debug", Err("a command is needed".to_owned())),
-            ("-", Err("there is no command \"-\"".to_owned())),
+            ("bogus", Err("unknown command \"bogus\"".to_owned())),
+            ("-debug", Err("no command is given".to_owned())),
+            ("-", Err("unknown command \"-\"".to_owned())),
             ("-x prestart", Err("flag provided but not defined: -x".to_owned())),
             ("-config", Err("flag needs an argument: -config".to_owned())),
             (

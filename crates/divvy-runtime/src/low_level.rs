@@ -1,4 +1,4 @@
-//! The runtime behind this one.
+//! The search for the real OCI runtime and for NVIDIA's program.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,16 +10,17 @@ use divvy_oci::runtime::settings::Cli;
 
 use crate::error::Error;
 
-/// Searched after `PATH`, which engines do not always set.
+/// The directories to search after those in `PATH`, because engines do not always set `PATH`.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// The first of the candidates that is there; one with a slash is a path.
+/// Return the path of the first candidate that exists. A candidate with a slash is a path; any other is a program's name.
 pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
     let found = candidates.iter().find_map(|name| program(name, "/"));
     found.ok_or_else(|| Error::NoRuntime(candidates.to_vec()))
 }
 
-/// NVIDIA's program for mode legacy: where the settings say, or where programs are, below the driver's root first. Else where it was looked for.
+/// Find NVIDIA's program for mode `legacy`: at the path in the settings, or in the usual directories, first below the driver's root. The error
+/// lists the places that were searched.
 pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
     let name = settings
         .path
@@ -42,7 +43,7 @@ fn program(name: &str, root: &str) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
-    // A driver's container has its own.
+    // A driver container has its own copy of the program.
     let below = |folder: &PathBuf| Path::new(root).join(folder.strip_prefix("/").unwrap_or(folder));
     let of_root = folders.iter().map(below).filter(|_| root != "/");
     of_root
@@ -51,13 +52,14 @@ fn program(name: &str, root: &str) -> Option<PathBuf> {
         .find(is_it)
 }
 
-/// A program that may be run, and is not this one: under the name of runc it would call itself for ever.
+/// Report whether the path is an executable program other than this one. If this program is installed as `runc`, it would otherwise execute
+/// itself indefinitely.
 fn is_other_program(path: &Path, own: Option<&Path>) -> bool {
     let executable = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
     executable && path.canonicalize().ok().as_deref() != own
 }
 
-/// Goes on as the real runtime: same words, same environment, its output and its status.
+/// Replace this process with the real runtime, with the same arguments and environment. Return only if that fails.
 pub(crate) fn become_it(runtime: &Path, words: &[OsString]) -> Error {
     let error = Command::new(runtime).arg0(OsStr::new(runtime)).args(words).exec();
     Error::Exec {

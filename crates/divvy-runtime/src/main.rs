@@ -1,9 +1,9 @@
-//! `divvy-runtime`: an OCI runtime that stands in front of runc or crun.
+//! `divvy-runtime`: an OCI runtime that wraps runc or crun.
 //!
-//! Called to create a container it reads the container's `config.json`, puts in the devices that the container is to have, and becomes the real
-//! runtime; called for anything else it becomes the real runtime at once. It opens nothing below the container's root, mounts nothing, and runs
-//! nothing but that runtime, and `divvy-probe` where the driver has to be asked. What it decides is in `divvy_oci::runtime`; here is what is
-//! read, written and executed.
+//! When the call creates a container, this program adds the container's devices to its `config.json` and then executes the real runtime. For
+//! any other call it executes the real runtime at once. It opens nothing below the container's root and mounts nothing. The only programs
+//! that it runs are the real runtime and, if the driver must be queried, `divvy-probe`. The decisions are in `divvy_oci::runtime`; this
+//! crate reads and writes the files and executes the programs.
 
 #![forbid(unsafe_code)]
 
@@ -36,9 +36,9 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns only if something is in the way.
+/// Handle one call. Return only on an error, because success ends in the real runtime.
 fn run(call: &Call, words: &[OsString]) -> (Log, Error) {
-    // A version is asked for by many, and nothing happens that a log should tell.
+    // Many programs query the version, and a version query does nothing that a log should record.
     let mut log = if call.version { Log::default() } else { Log::of(call) };
     let error = go(call, words, &mut log);
     (log, error)
@@ -46,7 +46,7 @@ fn run(call: &Call, words: &[OsString]) -> (Log, Error) {
 
 fn go(call: &Call, words: &[OsString], log: &mut Log) -> Error {
     if call.version {
-        // runc's own follows: engines read that.
+        // The real runtime's version follows, which engines parse.
         let banner = format!(
             "Divvy Container Runtime version {}\nspec: 1.3.0\n\n",
             env!("CARGO_PKG_VERSION")

@@ -1,4 +1,4 @@
-//! `divvy-probe --once`: the one program that loads the driver's library, run as a child for a limited time.
+//! The call of `divvy-probe --once`. Only this child process loads the driver's library, and it runs for a limited time.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use divvy_oci::runtime::settings::Settings;
 
 use crate::error::Error;
 
-/// Initialising a driver starts each of its GPUs. Below the two minutes that a kubelet waits for a container.
+/// The time limit. The driver may have to start every GPU first. The limit stays below the two minutes that the kubelet waits for a container.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Of what it prints. A snapshot of 16 GPUs has a hundredth of it.
+/// The limit on the output, in bytes. A snapshot of 16 GPUs reaches a hundredth of it.
 const MOST: u64 = 4 * 1024 * 1024;
 
-/// What it says of this machine's GPUs.
+/// Return the probe's output, a snapshot of this machine's GPUs.
 pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     let program = match &settings.probe {
         Some(path) => PathBuf::from(path),
@@ -33,7 +33,7 @@ pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     } else if let Some(root) = settings.cli.root.as_deref().filter(|root| Path::new(root) != Path::new("/")) {
         command.args(["--driver-root", root]);
     }
-    // Nothing of the engine's environment is for it, nor for the library that it loads.
+    // Neither the probe nor the library that it loads should see the engine's environment.
     command
         .env_clear()
         .current_dir("/")
@@ -47,11 +47,11 @@ pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     let end = Instant::now() + PATIENCE;
     let all = said.recv_timeout(PATIENCE).ok().zip(status(&mut child, end));
     let Some((said, status)) = all else {
-        // One that hangs in the driver does not even die; nobody waits for it.
+        // A process that hangs in the driver does not even react to SIGKILL, so this program does not wait for its end.
         let _ = child.kill();
         let _ = status(&mut child, Instant::now() + Duration::from_secs(1));
         return Err(failed(format!(
-            "had not answered after {} s: the driver hangs",
+            "did not answer within {} s: the driver hangs",
             PATIENCE.as_secs()
         )));
     };
@@ -66,19 +66,19 @@ pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     }))
 }
 
-/// Reads to the end, beside everything else.
+/// Read to the end in another thread.
 fn collect(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (send, receive) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = from.map(|from| from.take(MOST).read_to_end(&mut bytes));
-        // Who does not wait any more is not told.
+        // Sending fails if the receiver has stopped waiting.
         let _ = read.map(|_| send.send(String::from_utf8_lossy(&bytes).into_owned()));
     });
     receive
 }
 
-/// How it ended, if it does until then.
+/// Return the child's exit status; `None` if it has not ended by `end`.
 fn status(child: &mut Child, end: Instant) -> Option<std::process::ExitStatus> {
     loop {
         match child.try_wait() {

@@ -1,4 +1,4 @@
-//! The body of one request, within limits on time and bytes.
+//! The body of one request, with limits on time and bytes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::time::{Instant, Sleep};
 
 use crate::FREE_BYTES;
 
-/// Frames are put together to pieces of this size: a body that is sent as chunks of one byte would otherwise be kept as one list entry of 32
-/// bytes for each.
+/// Size of the pieces into which frames are combined. Without this, a body that is sent in chunks of one byte would take a list entry of 32 bytes
+/// for each byte.
 const PIECE: usize = 64 << 10;
 
-/// Why a body is not read to its end.
+/// Why a body was not read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stopped {
-    /// [`crate::Limits::body`] is over.
+    /// [`crate::Limits::body`] has passed.
     TooSlow = 1,
     /// [`crate::Share::body_bytes`] is exceeded.
     TooLarge = 2,
@@ -26,7 +26,7 @@ pub(crate) enum Stopped {
     NoMemory = 3,
 }
 
-/// Memory for all bodies together.
+/// The memory for all bodies together.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: AtomicUsize,
@@ -46,7 +46,7 @@ impl Budget {
     }
 }
 
-/// What one request has of the budget, for as long as it is being answered: handlers keep the body until then.
+/// One request's part of the budget. It is held until the request is answered, because handlers keep the body until then.
 #[derive(Debug)]
 pub(crate) struct Account {
     budget: Arc<Budget>,
@@ -63,7 +63,7 @@ impl Account {
         }
     }
 
-    /// Why the body was not read to its end, if that is so.
+    /// Return why the body was not read to its end; `None` if it was, or is still being read.
     pub(crate) fn stopped(&self) -> Option<Stopped> {
         let found = self.stopped.load(Ordering::Relaxed);
         [Stopped::TooSlow, Stopped::TooLarge, Stopped::NoMemory]
@@ -76,7 +76,7 @@ impl Account {
         Error(why)
     }
 
-    /// Takes what is needed for a body that has so many bytes now.
+    /// Take what is needed of the budget for a body of `bytes` bytes so far. Return false if the budget is exhausted.
     fn cover(&self, bytes: usize) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(taken);
@@ -94,7 +94,7 @@ impl Drop for Account {
     }
 }
 
-/// What a handler gets instead of the rest of a body. The caller gets a status that says the same ([`crate::connection`]).
+/// The error that a handler gets instead of the rest of a body. The caller gets an HTTP status with the same meaning ([`crate::connection`]).
 #[derive(Debug)]
 pub(crate) struct Error(Stopped);
 
@@ -103,21 +103,21 @@ impl std::fmt::Display for Error {
         f.write_str(match self.0 {
             Stopped::TooSlow => "the body did not arrive in time",
             Stopped::TooLarge => "the body is too large for this caller",
-            Stopped::NoMemory => "there is no memory left for bodies of requests",
+            Stopped::NoMemory => "all memory for request bodies is in use",
         })
     }
 }
 
 impl std::error::Error for Error {}
 
-/// The body as handlers read it.
+/// A request body with limits, as handlers read it.
 #[derive(Debug)]
 pub(crate) struct Limited {
     inner: Incoming,
     deadline: Pin<Box<Sleep>>,
     largest: usize,
     seen: usize,
-    /// Read, and not in `piece` yet.
+    /// Bytes that have been read but are not in `piece` yet.
     rest: Bytes,
     piece: BytesMut,
     account: Arc<Account>,
@@ -138,13 +138,13 @@ impl Limited {
         }
     }
 
-    /// Moves what was read into the piece; gives the piece when it is full.
+    /// Move bytes into the piece. Return the piece when it is full.
     fn fill(&mut self) -> Option<Bytes> {
         if self.rest.is_empty() {
             return None;
         }
         if self.piece.capacity() == 0 {
-            // Not more than is still to come, and never more than a piece: what is allocated is what the budget counts.
+            // Reserve no more than is still to come and no more than a piece, so that the allocated memory is what the budget counts.
             let more = usize::try_from(self.inner.size_hint().upper().unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
             self.piece = BytesMut::with_capacity(self.rest.len().saturating_add(more).min(PIECE));
         }
@@ -183,7 +183,7 @@ impl Body for Limited {
             };
             match frame {
                 Some(Ok(frame)) => {
-                    // Trailers mean nothing here.
+                    // Skip trailers: they have no meaning here.
                     let Ok(data) = frame.into_data() else { continue };
                     self.seen = self.seen.saturating_add(data.len());
                     let stopped = match self.seen {
@@ -212,7 +212,7 @@ impl Body for Limited {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // That of the inner body does not count what is in `piece`.
+        // The inner body's hint does not count the bytes in `piece`.
         SizeHint::default()
     }
 }

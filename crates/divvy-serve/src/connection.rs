@@ -1,4 +1,4 @@
-//! One connection: its clock, and what is put around each of its requests.
+//! One connection: its timeouts, and the handling that is common to all its requests.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -25,8 +25,8 @@ use crate::body::{Account, Limited, Stopped};
 use crate::table::Phase;
 use crate::{Door, Limits, Opened, Place, Share, TurnedAway};
 
-/// How long a phase may last. An unknown caller connects in order to ask something. A known one may keep a connection in reserve: Go's
-/// http.Transport connects for a request, sends it over another connection that has become free meanwhile, and keeps the new one.
+/// Return how long a phase may last. An unknown caller must send a request soon after it connects. A known caller may keep a connection in
+/// reserve: Go's http.Transport connects for a request, may then send it over another connection that has become free, and keeps the new one.
 fn time_limit(phase: Phase, known: bool, share: &Share, limits: &Limits) -> Duration {
     match phase {
         Phase::Fresh if known => share.idle,
@@ -50,8 +50,8 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
         io,
         place: place.clone(),
     });
-    // Neither hyper's time limit for headers, which begins when the last response ends and so is one for idle connections, too, nor HTTP/2,
-    // which kube-scheduler, the API server, the kubelet and Prometheus do without.
+    // hyper's timeout for headers is not used: it starts when the last response ends, so it would also close idle connections. HTTP/2 is not
+    // served: kube-scheduler, the API server, the kubelet, and Prometheus do not need it.
     let mut connection = pin!(
         http1::Builder::new()
             .max_buf_size(limits.header_bytes)
@@ -73,7 +73,7 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
             }
             return Poll::Ready(());
         }
-        // It changes only while the connection is polled, that is, above.
+        // The phase only changes while the connection is polled, which happened above.
         let Some((phase, since)) = phase() else {
             return Poll::Ready(());
         };
@@ -85,8 +85,8 @@ pub(crate) async fn serve<D: Door>(opened: Opened<D::Io, D::Peer>, place: Place<
             clock.as_mut().reset(ends);
         }
         if clock.as_mut().poll(cx).is_ready() {
-            tracing::debug!(%address, ?phase, "a connection was closed, as its time was over");
-            // To be idle is no fault.
+            tracing::debug!(%address, ?phase, "a connection was closed because of a timeout");
+            // Being idle is not an error of the client.
             if phase != Phase::Idle {
                 hall.door.turned_away(TurnedAway::TooSlow, address);
             }
@@ -111,7 +111,7 @@ async fn answer<D: Door>(
     request: Request<Incoming>,
 ) -> Result<Response<Answering<D>>, Infallible> {
     place.set(Phase::Busy);
-    // Made before anything is waited for, and dropped with the response: then the connection is idle.
+    // Created before the first await, and dropped with the response: then the connection is idle.
     let mut answering = Done(Some(place.clone()));
     let limits = &place.hall.limits;
     let account = Arc::new(Account::new(place.hall.budget.clone()));
@@ -139,7 +139,7 @@ async fn answer<D: Door>(
         place.hall.door.turned_away(TurnedAway::TooSlow, address);
     }
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // The connection is the handler's now, who limits it. It keeps its place until it ends, and no newcomer gets that.
+        // The handler owns the connection now and limits it. The connection keeps its place until it ends.
         answering.0 = None;
     }
     Ok(response.map(|inner| Answering { inner, _done: answering }))
@@ -149,30 +149,32 @@ fn refused(why: Stopped, share: &Share, limits: &Limits) -> Response {
     let (status, text) = match why {
         Stopped::TooSlow => (
             StatusCode::REQUEST_TIMEOUT,
-            format!("the body of the request did not arrive within {:?}; send it again", limits.body),
+            format!(
+                "the body of the request did not arrive within {:?}; send the request again",
+                limits.body
+            ),
         ),
         Stopped::TooLarge => (
             StatusCode::PAYLOAD_TOO_LARGE,
             format!(
-                "the body of the request is larger than {} bytes, which is the most that this server reads from this caller",
+                "the body of the request is larger than {} bytes, the limit for this caller",
                 share.body_bytes
             ),
         ),
         Stopped::NoMemory => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the bodies of the requests that are being read take all the memory that there is for them; send the request again in some seconds"
-                .to_owned(),
+            "all memory for request bodies is in use; send the request again in a few seconds".to_owned(),
         ),
     };
     let mut response = (status, axum::Json(serde_json::json!({ "error": text }))).into_response();
-    // The rest of the body is not read.
+    // The connection cannot be used again, because the rest of the body is not read.
     response
         .headers_mut()
         .insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Marks the connection as idle when it is dropped.
+/// Marks the connection as idle on drop.
 struct Done<D: Door>(Option<Arc<Place<D>>>);
 
 impl<D: Door> Drop for Done<D> {
@@ -183,7 +185,7 @@ impl<D: Door> Drop for Done<D> {
     }
 }
 
-/// The body of a response.
+/// The body of a response. When it is dropped, the connection is idle.
 struct Answering<D: Door> {
     inner: Body,
     _done: Done<D>,
@@ -206,7 +208,7 @@ impl<D: Door> hyper::body::Body for Answering<D> {
     }
 }
 
-/// Notices the first byte of a request.
+/// A stream that detects the first byte of a request.
 struct Watched<D: Door> {
     io: D::Io,
     place: Arc<Place<D>>,

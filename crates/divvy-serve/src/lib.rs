@@ -1,16 +1,16 @@
-//! Serves an axum router over HTTP/1.1 within limits on time, bytes and connections. Any pod of a cluster may be able to connect to the extender
-//! and to the agents, and `axum::serve` has none of these limits.
+//! An HTTP/1.1 server for axum routers with limits on time, bytes, and connections. Any pod of a cluster may be able to connect to the extender and the
+//! agents, and `axum::serve` has none of these limits.
 //!
 //! - [`Limits`]: the numbers, which each program chooses
-//! - [`Door`]: what happens to a connection before its first request (a TLS handshake, or nothing)
-//! - `table`: which connection is accepted and which is closed when a limit is reached, as a function of values
-//! - `connection`: one connection, with its clock
-//! - `body`: one request's body, with its clock and its share of memory
+//! - [`Door`]: the step before a connection's first request (a TLS handshake, or nothing)
+//! - `table`: decides which connection is accepted, and which is closed when a limit is reached; pure values
+//! - `connection`: one connection, with its timeouts
+//! - `body`: one request's body, with its timeout and its share of memory
 //!
-//! **When all places are taken, a new connection is not simply refused**, because then the first client to open many could lock out all others.
-//! Callers that have identified themselves have places reserved for them. Within each class of callers one address has a limited number of places.
-//! When the class is full, the address with the most connections loses the one that has been waiting for its client the longest. A client that
-//! opens one connection for one quick request, such as a kubelet's probe, is therefore answered while others hold as many connections as they can.
+//! **If all places are taken, a new connection is not simply refused.** Otherwise the first client that opens many connections could lock out all
+//! others. Callers that have identified themselves have reserved places. Within each class of callers, one address has a limited number of places.
+//! If the class is full, the address with the most connections loses the connection that has waited longest for its client. So a client that opens
+//! one connection for a quick request, such as a kubelet's probe, is answered even while others hold as many connections as they can.
 
 #![forbid(unsafe_code)]
 
@@ -32,52 +32,52 @@ use tokio_util::task::TaskTracker;
 use body::Budget;
 use table::{Class, Id, Phase, Source, Table, Verdict};
 
-/// After an error of `accept` (too many open files, most likely) before the next try.
+/// Pause after an error of `accept`, which is most likely "too many open files".
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
 
-/// Linux allows no more by default (net.core.somaxconn).
+/// Length of the socket's queue: the most that Linux allows by default (`net.core.somaxconn`).
 const QUEUE: u32 = 4096;
 
-/// So many connections are accepted before those that are there already go on.
+/// Most connections that are accepted in a row before other tasks run.
 const IN_A_ROW: u32 = 16;
 
 /// The limits of one class of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Connections at once.
+    /// Most connections at the same time.
     pub connections: usize,
-    /// Of these from one address (of IPv6: one /64 network, which is what one machine has).
+    /// Most connections from one address at the same time. With IPv6, a /64 network counts as one address, because one machine may have all of it.
     pub per_address: usize,
-    /// How long a connection may be without a request.
+    /// How long a connection may be open without a request.
     pub idle: Duration,
-    /// The largest body of a request.
+    /// Most bytes of a request body.
     pub body_bytes: usize,
 }
 
 /// All limits of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Callers that have identified themselves.
+    /// Limits for callers that have identified themselves.
     pub known: Share,
-    /// All others.
+    /// Limits for all other callers.
     pub unknown: Share,
-    /// Handshakes at once.
+    /// Most handshakes at the same time.
     pub handshakes: usize,
-    /// Of these from one address.
+    /// Most handshakes from one address at the same time.
     pub handshakes_per_address: usize,
-    /// From `accept` to the first byte, where there is a handshake.
+    /// Timeout from `accept` to the first byte, if there is a handshake.
     pub first_byte: Duration,
-    /// From `accept` to the end of the handshake.
+    /// Timeout from `accept` to the end of the handshake.
     pub handshake: Duration,
-    /// From the first byte of a request to the end of its headers. An unknown caller must also send the first byte within this time.
+    /// Timeout from the first byte of a request to the end of its headers. An unknown caller must also send the first byte within this time.
     pub header: Duration,
-    /// From the end of the headers to the end of the body.
+    /// Timeout from the end of the headers to the end of the body.
     pub body: Duration,
-    /// From the end of the headers until the response has been written.
+    /// Timeout from the end of the headers until the response has been written.
     pub request: Duration,
-    /// The largest head of a request; hyper needs 8 KiB at least.
+    /// Most bytes of a request's headers; hyper needs at least 8 KiB.
     pub header_bytes: usize,
-    /// What all bodies together may hold, beyond the first [`FREE_BYTES`] of each.
+    /// Most bytes of all bodies together, not counting the first [`FREE_BYTES`] of each.
     pub bodies_bytes: usize,
 }
 
@@ -87,46 +87,46 @@ pub const FREE_BYTES: usize = 256 << 10;
 /// Why a caller got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnedAway {
-    /// All places of its class or of its address were taken, or a newcomer got its place.
+    /// All places of its class or address were taken, or a newer connection took its place.
     TooMany,
-    /// It did not finish its request, or did not read the response, in time.
+    /// The caller did not finish its request or read the response in time.
     TooSlow,
 }
 
 /// A connection whose handshake is done.
 #[derive(Debug)]
 pub struct Opened<I, P> {
-    /// What is read and written.
+    /// The stream for requests and responses.
     pub io: I,
     /// Whether the caller has identified itself.
     pub known: bool,
-    /// What handlers find in the request's extensions.
+    /// The caller's identity, which handlers find in the request's extensions.
     pub peer: P,
 }
 
-/// What happens to a connection before its first request.
+/// The step before a connection's first request: it turns a TCP stream into the stream for requests, and identifies the caller.
 pub trait Door: Send + Sync + 'static {
-    /// What is read and written afterwards.
+    /// The stream for requests and responses.
     type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
-    /// Who is at the other end; handlers find it in the request's extensions.
+    /// The caller's identity, which handlers find in the request's extensions.
     type Peer: Clone + Send + Sync + 'static;
 
-    /// Whether there is a handshake. Without one, [`Limits::first_byte`] and [`Limits::handshake`] mean nothing.
+    /// Whether there is a handshake. Without one, [`Limits::first_byte`] and [`Limits::handshake`] are not used.
     const HANDSHAKE: bool;
 
-    /// Waits until connections can be served at all. Until then they wait in the socket's queue.
+    /// Wait until connections can be served at all. Until then, they wait in the socket's queue.
     fn ready(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// The handshake. `None`: it failed, and the client has been told if that was possible.
+    /// Perform the handshake. `None` means that it failed; the implementation has answered the client if possible.
     fn open(&self, stream: TcpStream, address: SocketAddr) -> impl Future<Output = Option<Opened<Self::Io, Self::Peer>>> + Send;
 
-    /// A caller got no answer.
+    /// Take in that a caller got no answer, for logs and metrics.
     fn turned_away(&self, _why: TurnedAway, _address: SocketAddr) {}
 }
 
-/// No handshake: every connection is of one class.
+/// A [`Door`] without a handshake: all callers belong to one class.
 #[derive(Debug, Clone, Copy)]
 pub struct Plain {
     /// Whether callers count as known.
@@ -147,10 +147,10 @@ impl Door for Plain {
     }
 }
 
-/// What is kept of each connection: how it is told that a newcomer has its place, and where it comes from.
+/// The data of a connection in the table: the token that is cancelled when a newer connection takes its place, and the client's address.
 type Member = (CancellationToken, SocketAddr);
 
-/// What the connections share.
+/// State that all connections share.
 struct Hall<D> {
     door: D,
     router: Router,
@@ -167,7 +167,7 @@ impl<D> Hall<D> {
     }
 }
 
-/// A place in the table, given back when this is dropped.
+/// A place in the table, which is released on drop.
 struct Place<D: Door> {
     hall: Arc<Hall<D>>,
     id: Id,
@@ -180,7 +180,7 @@ impl<D: Door> Drop for Place<D> {
 }
 
 impl<D: Door> Place<D> {
-    /// `None`: there is no place. `replaced` is cancelled when a newcomer takes this place.
+    /// Take a place; `None` if there is none. `replaced` is cancelled when a newer connection takes this place.
     fn take(hall: &Arc<Hall<D>>, class: Class, address: SocketAddr, replaced: &CancellationToken) -> Option<Place<D>> {
         let source = Source::of(address.ip());
         let mut table = hall.table();
@@ -202,20 +202,20 @@ impl<D: Door> Place<D> {
     }
 }
 
-/// A socket whose queue has room for many clients that connect at once. When it is full, the system drops a client's first packet, and the client
-/// tries again after a second: too late for a probe.
+/// Open a listening socket with a queue for many clients that connect at once. If the queue is full, the operating system drops a client's first
+/// packet, and the client only tries again after a second, which is too late for a probe.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
-    // As TcpListener::bind does: a program that is started again must not wait for connections of the one before it.
+    // As TcpListener::bind does: a restarted program must not wait until the connections of its predecessor have expired.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(QUEUE)
 }
 
-/// Serves until `stop` is cancelled, then until the requests that were begun are answered.
+/// Serve until `stop` is cancelled and the requests that have begun are answered.
 pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limits: Limits, stop: CancellationToken) {
     let hall = Arc::new(Hall {
         table: Mutex::new(Table::new(&limits)),
@@ -247,12 +247,12 @@ pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limi
         tasks.spawn(async move {
             let replaced = CancellationToken::new();
             tokio::select! {
-                () = replaced.cancelled() => tracing::debug!(%address, "a newcomer took the place of this connection"),
+                () = replaced.cancelled() => tracing::debug!(%address, "a newer connection took the place of this one"),
                 () = attend(&hall, stream, address, &replaced) => {}
             }
         });
-        // When many clients connect at once, the first bytes of each are usually there already, and a connection must not count as silent only
-        // because its task has not run yet. After each of them would be too often: the socket's queue must empty faster than it fills.
+        // If many clients connect at once, their first bytes have usually arrived, and a connection must not count as silent only because its
+        // task has not run yet. Yielding after each connection would be too often: the queue must empty faster than it fills.
         accepted_in_a_row = (accepted_in_a_row + 1) % IN_A_ROW;
         if accepted_in_a_row == 0 {
             tokio::task::yield_now().await;
@@ -263,9 +263,9 @@ pub async fn serve<D: Door>(listener: TcpListener, door: D, router: Router, limi
     tasks.wait().await;
 }
 
-/// One connection from `accept` to its end.
+/// Handle one connection from `accept` to its end.
 async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: SocketAddr, replaced: &CancellationToken) {
-    // For latency only.
+    // Ignore the error: this setting only affects latency.
     let _ = stream.set_nodelay(true);
     let opened = if D::HANDSHAKE {
         let Some(place) = Place::take(hall, Class::Shaking, address, replaced) else {
@@ -278,12 +278,12 @@ async fn attend<D: Door>(hall: &Arc<Hall<D>>, stream: TcpStream, address: Socket
                 Ok(_) => return Ok(None),
                 Err(elapsed) => return Err(elapsed),
             }
-            // It is no longer silent: a newcomer takes the place of others first.
+            // The client is no longer silent, so newer connections take the places of others first.
             hall.table().set(place.id, Phase::Busy, Instant::now());
             Ok(hall.door.open(stream, address).await)
         };
         let opened = tokio::select! {
-            // Nothing was asked yet.
+            // The client has not sent a request yet.
             () = hall.stop.cancelled() => return,
             opened = tokio::time::timeout(hall.limits.handshake, handshake) => opened,
         };

@@ -1,23 +1,23 @@
-//! Who is connected, and who makes room for a newcomer. No clock and no sockets: times are given, and what belongs to a connection is a value
-//! that is handed back when it leaves.
+//! The table of connections. It decides which connection is closed to make room for a new one. It has no clock and no sockets: the caller passes
+//! times and, for each connection, a value that is returned when the connection leaves.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::Limits;
 
-/// Which places a connection takes.
+/// The class of a connection, which decides the places that it may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Its handshake is under way.
+    /// The handshake is under way.
     Shaking,
     /// The caller has identified itself.
     Known,
-    /// It has not.
+    /// The caller has not identified itself.
     Unknown,
 }
 
-/// What one machine cannot choose freely: an IPv4 address, or the /64 network of an IPv6 address.
+/// The part of an address that a machine cannot choose freely: an IPv4 address, or the /64 network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Source(IpAddr);
 
@@ -33,29 +33,29 @@ impl Source {
     }
 }
 
-/// What a connection does. All but the last wait for the client.
+/// The state of a connection. In all states but `Busy`, the server waits for the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing was sent yet.
+    /// The client has sent nothing yet.
     Fresh,
-    /// The last request is answered.
+    /// The last request has been answered.
     Idle,
-    /// A request has begun, and its headers are not complete.
+    /// A request has begun, but its headers are not complete.
     Header,
-    /// A request is being answered, or a handshake is being done.
+    /// A request is being answered, or a handshake is under way.
     Busy,
 }
 
 pub(crate) type Id = u64;
 
-/// What to do with a newcomer.
+/// The decision about a new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// There is a place.
     Enter,
-    /// It takes the place of this one.
+    /// The new connection takes the place of this one.
     Replace(Id),
-    /// There is none.
+    /// There is no place.
     Refuse,
 }
 
@@ -74,7 +74,7 @@ struct Places {
     per_source: usize,
 }
 
-/// The connections that there are.
+/// The open connections, and the limits of each class.
 #[derive(Debug)]
 pub(crate) struct Table<T, V> {
     shaking: Places,
@@ -104,12 +104,12 @@ impl<T: Copy + Ord, V> Table<T, V> {
         }
     }
 
-    /// Decides, and changes nothing.
+    /// Decide about a new connection, without changing the table:
     ///
-    /// 1. An address that has all its places makes room among its own connections that wait for it, longest first.
-    /// 2. When the class is full, the address with the most connections makes room, again with the one that has waited longest.
-    /// 3. When no connection of the class waits, a request that is being answered makes room, but only of an address that has more connections
-    ///    than the newcomer's will have.
+    /// 1. If the address has used all its places, it loses the connection that has waited longest for its client.
+    /// 2. If the class is full, the address with the most connections loses the connection that has waited longest.
+    /// 3. If no connection of the class is waiting, a request that is being answered is closed, but only from an address that has more
+    ///    connections than the new connection's address will have.
     pub(crate) fn admit(&self, class: Class, source: Source) -> Verdict {
         let places = match class {
             Class::Shaking => self.shaking,
@@ -127,7 +127,7 @@ impl<T: Copy + Ord, V> Table<T, V> {
                 .min_by_key(|(id, entry)| (entry.since, **id))
                 .map_or(Verdict::Refuse, |(id, _)| Verdict::Replace(*id))
         };
-        // The address with the most connections among those that have one in this state.
+        // The address with the most connections, among the addresses that have a connection in this state.
         let largest = |waiting: bool| {
             of_class()
                 .filter(|(_, entry)| (entry.phase != Phase::Busy) == waiting)
@@ -171,7 +171,7 @@ impl<T: Copy + Ord, V> Table<T, V> {
         }
     }
 
-    /// What the connection does, and since when; `None` when it has left.
+    /// Return the state of a connection, and since when it is in this state; `None` if it has left.
     pub(crate) fn get(&self, id: Id) -> Option<(Phase, T)> {
         self.entries.get(&id).map(|entry| (entry.phase, entry.since))
     }
@@ -216,7 +216,7 @@ mod tests {
         Source::of([10, 0, 0, last].into())
     }
 
-    /// Connections of the class `Unknown`, in the order in which they came: (address, phase).
+    /// Make a table with connections of class `Unknown`, in the order in which they arrived: (address, phase).
     fn with(all: usize, per_address: usize, connections: &[(u8, Phase)]) -> Table<u64, ()> {
         let mut table = table(0, all, per_address);
         for (at, (last, phase)) in connections.iter().enumerate() {
@@ -248,7 +248,7 @@ mod tests {
                 Verdict::Refuse,
             ),
             (
-                "full: the oldest that waits, of who has the most",
+                "full: the oldest that waits, of the address with the most",
                 4,
                 3,
                 vec![(2, Idle), (1, Busy), (1, Fresh), (1, Header)],
@@ -264,7 +264,7 @@ mod tests {
                 Verdict::Replace(2),
             ),
             (
-                "full and all are busy: of who has more than the newcomer will have",
+                "full and all are busy: of an address that has more than the newcomer will have",
                 3,
                 3,
                 vec![(2, Busy), (1, Busy), (1, Busy)],
@@ -272,7 +272,7 @@ mod tests {
                 Verdict::Replace(1),
             ),
             (
-                "full, all are busy, and nobody has more",
+                "full, all are busy, and no address has more",
                 3,
                 3,
                 vec![(1, Busy), (2, Busy), (3, Busy)],
@@ -357,7 +357,7 @@ mod tests {
                                 table.leave(id);
                             }
                             Verdict::Refuse => {
-                                // A newcomer from an address without a connection is refused only when every address has one, busy.
+                                // A newcomer from an address without a connection is only refused if each address has one busy connection.
                                 prop_assert!(count(&table, newcomer) > 0 || largest <= 1);
                                 continue;
                             }

@@ -1,6 +1,7 @@
-//! A whole replay of the published setting: 1,213 nodes, pods that ask for 130 % of their GPU, in a published order.
+//! A complete run of the published setting: 1,213 nodes, pods that request 130 % of their GPU capacity, in a published order.
 //!
-//! `DIVVY_OPENB=FOLDER cargo bench -p divvy-simulator`, with the folder that `tests/it/openb.rs` describes; without it nothing is measured.
+//! `DIVVY_OPENB=DIRECTORY cargo bench -p divvy-simulator`, with the directory that `tests/it/openb.rs` describes. Without it,
+//! nothing is measured.
 
 #![allow(missing_docs, clippy::print_stdout)]
 

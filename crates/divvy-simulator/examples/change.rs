@@ -1,10 +1,10 @@
-//! What happens when a cluster that only filled up becomes one in which pods end, and the other way round:
+//! Shows what happens when a cluster that only filled up becomes one in which pods end, and the reverse:
 //!
 //! `cargo run --release -p divvy-simulator --example change -- NODES.csv[.gz] PODS.csv[.gz] [SEED …]`
 //!
-//! At first pods come all at once until they have asked for all GPU there is. Then they come and end, at a load of 0.97. In the end they come all
-//! at once again until they have asked for 30 % of it. `divvy` sees for itself when pods end; beside it, `divvy` that is told one or the
-//! other from the start.
+//! First, pods arrive all at once until they have requested the cluster's whole GPU capacity. Then they arrive and end, at a load
+//! of 0.97. Finally, they arrive all at once again until they have requested 30 % of the capacity. `divvy` detects whether pods
+//! end; it is compared with runs in which this is set from the start.
 
 #![allow(clippy::print_stdout)]
 
@@ -16,7 +16,7 @@ use divvy_simulator::{Completions, Order, Setting, Trace, turn_over};
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [nodes, pods, seeds @ ..] = &arguments[..] else {
-        panic!("expected are a list of nodes and a list of pods");
+        panic!("the arguments must be a list of nodes and a list of pods");
     };
     let read = |name: &String| fs::read(name).unwrap_or_else(|error| panic!("{name}: {error}"));
     let trace = Trace::read(&read(nodes), &read(pods)).unwrap_or_else(|error| panic!("{error}"));

@@ -8,76 +8,76 @@ use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Error, Setting, Size, Tally, Trace};
 
-/// Pods that come, run for a while and end; one that fits nowhere when it comes is lost.
+/// A simulation in which pods arrive, run for a while, and end. A pod that fits nowhere when it arrives is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completions {
-    /// GPU that is asked for, over what there is, in percent: what would be in use if nothing were ever lost.
+    /// The load: the requested GPU capacity in percent of the cluster's. This is what would be in use if no pod were ever lost.
     pub load_percent: u32,
     /// How long pods run.
     pub lifetimes: Lifetimes,
-    /// Before anything else pods come all at once, until they have asked for so much of the cluster's GPU.
+    /// First, pods arrive all at once until they have requested this percentage of the cluster's GPU capacity.
     pub fill_percent: u32,
-    /// Arrivals before anything is counted.
+    /// The number of arrivals before the counting starts.
     pub warm_up: u64,
-    /// Arrivals that are counted.
+    /// The number of arrivals that are counted.
     pub counted: u64,
-    /// After all else pods come all at once again, until they have asked for so much of the cluster's GPU.
+    /// Finally, pods arrive all at once again until they have requested this percentage of the cluster's GPU capacity.
     pub flood_percent: u32,
-    /// Of the random numbers.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
 /// How long pods run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Lifetimes {
-    /// Exponentially distributed, whatever the pod.
+    /// Exponentially distributed, independent of the pod.
     #[default]
     Exponential,
-    /// In proportion to how long the pod was there in the trace.
+    /// In proportion to how long the pod existed in the trace.
     Trace,
 }
 
-/// What came of it.
+/// The results of a simulation in which pods end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Turnover {
-    /// Thousandths of GPUs times time in use while it was counted. Time is counted in 2^-32 of the mean time between arrivals, in
-    /// [`replay`] in seconds.
+    /// Thousandths of a GPU in use, times time, while the counting was on. The unit of time is 2^-32 of the mean time between
+    /// arrivals, or 1 second in [`replay`].
     pub used: u128,
-    /// The same if all GPUs had been in use.
+    /// The same amount if all GPUs had been in use.
     pub capacity: u128,
-    /// Thousandths of GPUs that were asked for.
+    /// The requested capacity, in thousandths of a GPU.
     pub asked_milli: u64,
-    /// Of those, thousandths that fitted nowhere.
+    /// The part of it that fitted nowhere.
     pub lost_milli: u64,
-    /// Pods that came, and those that were lost, by size.
+    /// The pods that arrived and those that were lost, by size.
     pub by_size: BTreeMap<Size, Tally>,
-    /// Thousandths of GPUs in use after pods had come all at once at first.
+    /// The capacity in use after the pods that arrived all at once in the beginning, in thousandths of a GPU.
     pub filled_milli: u64,
-    /// Thousandths of GPUs in use after pods had come all at once in the end.
+    /// The capacity in use after the pods that arrived all at once in the end, in thousandths of a GPU.
     pub flooded_milli: u64,
-    /// Over the whole run: thousandths of GPUs times time that the placed pods had, pod by pod.
+    /// Over the whole run: thousandths of a GPU times time that the placed pods had, summed pod by pod.
     pub had: u128,
-    /// Over the whole run: thousandths of GPUs times time in use, moment by moment.
+    /// Over the whole run: thousandths of a GPU times time in use, summed moment by moment. It must equal `had`.
     pub used_in_all: u128,
 }
 
 impl Turnover {
-    /// GPU in use, in percent.
+    /// Return the GPU capacity in use, in percent.
     pub fn used_percent(&self) -> f64 {
         100.0 * self.used as f64 / self.capacity.max(1) as f64
     }
 
-    /// GPU that was asked for and lost, in percent.
+    /// Return the requested GPU capacity that was lost, in percent.
     pub fn lost_percent(&self) -> f64 {
         100.0 * self.lost_milli as f64 / self.asked_milli.max(1) as f64
     }
 
-    /// All pods, and those that were lost.
+    /// Return the number of all pods, and of those that were lost.
     pub fn pods(&self) -> Tally {
         self.sum(|_| true)
     }
 
-    /// Pods with 8 GPUs or more.
+    /// Return the same for pods with 8 GPUs or more.
     pub fn large(&self) -> Tally {
         self.sum(|size| size >= Size::Whole(8))
     }
@@ -91,12 +91,12 @@ impl Turnover {
     }
 }
 
-/// A cluster in which pods come and end.
+/// A cluster in which pods arrive and end.
 struct Clock<'a> {
     trace: &'a Trace,
     nodes: Nodes,
     capacity: u128,
-    /// When each ends, its number, its row, where it is.
+    /// The running pods: the end time, the pod's number, its row, and its place.
     running: BinaryHeap<Reverse<(u128, u64, usize, Decision)>>,
     now: u128,
     used_milli: u64,
@@ -120,7 +120,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Time passes; who ends until then, ends.
+    /// Let time pass until this moment, and end the pods whose time is over.
     fn pass(&mut self, until: u128) {
         while let Some(Reverse((end, _, row, decision))) = self.running.peek().copied().filter(|Reverse((end, ..))| *end <= until)
         {
@@ -133,7 +133,7 @@ impl<'a> Clock<'a> {
         self.idle(until);
     }
 
-    /// Time passes in which nothing happens.
+    /// Let time pass in which nothing happens.
     fn idle(&mut self, until: u128) {
         let used = (until - self.now) * u128::from(self.used_milli);
         self.outcome.used_in_all += used;
@@ -144,7 +144,7 @@ impl<'a> Clock<'a> {
         self.now = until;
     }
 
-    /// A pod comes and is to run so long.
+    /// Offer a pod that runs for this time.
     fn offer(&mut self, row: usize, runs: u128) {
         let pod = &self.trace.pods[row];
         let number = self.arrivals;
@@ -162,7 +162,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Pods come all at once until they have asked for so much.
+    /// Offer pods all at once, until they have requested this percentage of the GPU capacity.
     fn burst(&mut self, percent: u32, mut next: impl FnMut() -> (usize, u128)) {
         let most = self.capacity * u128::from(percent) / 100;
         let mut asked = 0;
@@ -174,7 +174,7 @@ impl<'a> Clock<'a> {
     }
 
     fn finish(mut self) -> Turnover {
-        // What still runs has not had all of its time.
+        // Pods that still run have not used all of their time.
         for Reverse((end, _, row, _)) in self.running {
             self.outcome.had -= (end - self.now) * u128::from(self.trace.pods[row].gpu_milli());
         }
@@ -182,11 +182,11 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// Pods of the list come at random, each as likely as any other, in a Poisson stream.
+/// Simulate a Poisson stream of pods, each drawn at random from the list with equal chance.
 ///
 /// # Errors
 ///
-/// When the list asks for no GPU at all, or lifetimes of the trace are wanted and a pod has none.
+/// Fail if the list requests no GPU at all, or if lifetimes of the trace are needed and a pod has none.
 pub fn turn_over(
     trace: &Trace,
     ranks: &[u64],
@@ -194,7 +194,8 @@ pub fn turn_over(
     completions: &Completions,
 ) -> Result<Turnover, Error> {
     let mut clock = Clock::new(trace, ranks, setting.into());
-    // A pod's life in mean times between arrivals is its own measure times this fraction, so that what runs asks for the load.
+    // A pod's lifetime, in mean times between arrivals, is its own measure times this fraction. The fraction is such that the
+    // running pods request the load.
     let weigh = |row: usize| match completions.lifetimes {
         Lifetimes::Exponential => Ok(1),
         Lifetimes::Trace => trace.pods[row].seconds.map(u128::from).ok_or_else(|| no_time(trace, row)),
@@ -213,7 +214,7 @@ pub fn turn_over(
         let row = random.below(trace.pods.len());
         let runs = match completions.lifetimes {
             Lifetimes::Exponential => u128::from(random.exponential()),
-            // Every pod of the list has one: that was looked at.
+            // Every pod of the list has a lifetime: this was checked above.
             Lifetimes::Trace => u128::from(trace.pods[row].seconds.unwrap_or(0)) << 32,
         };
         (row, runs * lifetime / over)
@@ -233,11 +234,11 @@ pub fn turn_over(
     Ok(clock.finish())
 }
 
-/// Pods come and go when the trace says; all of it is counted, until the last one has come.
+/// Simulate the pods at the times in the trace. Everything is counted, until the last pod has arrived.
 ///
 /// # Errors
 ///
-/// When a pod has no times.
+/// Fail if a pod has no times.
 pub fn replay(trace: &Trace, ranks: &[u64], setting: impl Into<Setting>) -> Result<Turnover, Error> {
     let mut clock = Clock::new(trace, ranks, setting.into());
     let mut arrivals = Vec::with_capacity(trace.pods.len());
@@ -262,7 +263,7 @@ fn no_time(trace: &Trace, row: usize) -> Error {
 }
 
 impl Completions {
-    /// As the published measurements were made: exponential lifetimes, 20,000 arrivals before 40,000 that count.
+    /// Return the parameters of the published measurements: exponential lifetimes, and 20,000 arrivals before 40,000 that count.
     pub fn at(load_percent: u32, seed: u64) -> Completions {
         Completions {
             load_percent,

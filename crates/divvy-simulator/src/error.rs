@@ -1,73 +1,73 @@
-/// Why something that was to be read cannot be.
+/// Why an input cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It looks compressed and is not, or not to the end.
-    #[error("{what} cannot be decompressed ({why}); is the file whole? `gzip -t FILE` says so")]
+    /// The data looks compressed, but it is not, or it is cut off.
+    #[error("{what} cannot be decompressed ({why}); check the file with `gzip -t FILE`")]
     Gzip {
-        /// What was to be read.
+        /// What was being read.
         what: String,
-        /// What gzip says.
+        /// What gzip reports.
         why: String,
     },
-    /// It is not a table with the columns that are needed.
-    #[error("{what}: {why}; expected are the columns of openb's {example}")]
+    /// The data is not a table with the required columns.
+    #[error("{what}: {why}; it needs the columns of openb's {example}")]
     Table {
-        /// What was to be read.
+        /// What was being read.
         what: String,
-        /// What is wrong, and in which line.
+        /// What is wrong, and on which line.
         why: String,
-        /// The columns.
+        /// The required columns.
         example: &'static str,
     },
-    /// A number is out of all bounds.
+    /// A number is out of range.
     #[error("{what}, {whose}: {why}")]
     Value {
-        /// What was to be read.
+        /// What was being read.
         what: String,
         /// The node or pod.
         whose: String,
-        /// What was found, what is allowed.
+        /// What was found, and what is allowed.
         why: String,
     },
-    /// It is not an order of arrival for this trace.
+    /// The data is not an order of arrivals for this trace.
     #[error(
-        "{what}: {why}; expected are two lines of numbers: the rows of the pod list (from 0) as they arrive, and the rank of each row of the node list"
+        "{what}: {why}; it needs two lines of numbers: the rows of the pod list (from 0) as they arrive, and the rank of each row of the node list"
     )]
     Order {
-        /// What was to be read.
+        /// What was being read.
         what: String,
         /// What is wrong.
         why: String,
     },
-    /// Times are asked of a list that has none.
+    /// Lifetimes are needed, but the list has no times.
     #[error(
-        "pod {pod} has no times; with --lifetimes trace every row of the pod list needs creation_time and deletion_time, in seconds (openb's lists have \
-         them), and --lifetimes exp needs none"
+        "pod {pod} has no times; with --lifetimes trace, every row of the pod list needs creation_time and deletion_time in seconds, as in \
+         openb's lists; without such columns, use --lifetimes exp"
     )]
     NoTime {
-        /// The first of those pods.
+        /// The first pod without times.
         pod: String,
     },
-    /// A load is asked of pods that cannot make one.
+    /// A load is needed, but the pods cannot produce one.
     #[error(
-        "no pod of the list asks for a GPU for any time, so they cannot load the GPUs; expected are rows with num_gpu and gpu_milli above 0"
+        "no pod of the list asks for a GPU for any time, so they put no load on the GPUs; the list needs rows with num_gpu and gpu_milli above 0"
     )]
     NoGpu,
-    /// There is nothing to place on.
-    #[error("no node of the list has a GPU; expected are rows with gpu above 0")]
+    /// No node has a GPU.
+    #[error("no node of the list has a GPU; the list needs rows with gpu above 0")]
     NoGpuNode,
-    /// A cluster in which nothing is shared.
+    /// No node of the cluster offers shared GPU memory.
     #[error(
-        "no node of the cluster offers aliyun.com/gpu-mem, so there is nothing to place; does the Divvy agent (or gpushare's plugin) run on the GPU nodes? \
-         `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem` shows it"
+        "no node of the cluster offers aliyun.com/gpu-mem, so there is nothing to place; check that the Divvy agent (or gpushare's plugin) runs on \
+         the GPU nodes: `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem`"
     )]
     NoGpuMemory,
-    /// More nodes are to be like one that is not there.
-    #[error("there is no node {name} that more could be like; nodes with GPUs are {names}")]
+    /// Nodes like a given one shall be added, but that node does not exist.
+    #[error("there is no node {name} to copy; nodes with GPUs are {names}")]
     NoSuchNode {
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// Some that there are.
+        /// The names of some existing nodes with GPUs.
         names: String,
     },
 }

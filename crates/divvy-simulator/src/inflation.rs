@@ -6,7 +6,7 @@ use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Order, Setting, Size, Tally, Trace};
 
-/// A mean of percentages, each in whole hundredths of a percent: that is how the published program logs them.
+/// A mean of percentages, each rounded to a hundredth of a percent, because the published program logs them that way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Percent {
     hundredths: u64,
@@ -21,42 +21,42 @@ impl Percent {
         self.count += 1;
     }
 
-    /// In percent; `None` if nothing was counted.
+    /// Return the mean in percent; `None` if nothing was counted.
     pub fn value(&self) -> Option<f64> {
-        // Sums of traces are far below 2^53.
+        // The sums of traces are far below 2^53.
         (self.count > 0).then(|| self.hundredths as f64 / self.count as f64 / 100.0)
     }
 }
 
-/// To the nearest whole number.
+/// Divide, rounded to the nearest integer.
 fn rounded(part: u64, whole: u64) -> u64 {
     (2 * part + whole) / (2 * whole)
 }
 
-/// What came of pods that arrived and never left.
+/// The results of a simulation in which pods arrive and never leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inflation {
-    /// GPU in use while 0 %, 1 %, 2 % … of the cluster's GPU had been asked for, rounded to the nearest percent: the published
-    /// measure. The mean over the arrivals in that percent.
+    /// The GPU capacity in use while 0 %, 1 %, 2 %, … of the cluster's GPU capacity had been requested, rounded to the nearest
+    /// percent. This is the published measure: the mean over the arrivals in that percent.
     pub used: Vec<Percent>,
-    /// By the same percent, where [`Setting::fragments`] asks for it: idle GPU that the list's pods cannot use by FGD's measure, when the first
-    /// pod of that percent had been decided on.
+    /// By the same percent, if [`Setting::fragments`] is set: FGD's fragmentation, that is, the idle GPU capacity that the pods
+    /// of the list cannot use, after the decision about the first pod of that percent.
     pub fragments: Vec<Percent>,
-    /// Thousandths of GPUs in use at the end.
+    /// The capacity in use at the end, in thousandths of a GPU.
     pub used_milli: u64,
-    /// Pods that were placed.
+    /// The number of pods that were placed.
     pub placed: u64,
-    /// Pods that fitted nowhere, and were dropped.
+    /// The number of pods that fitted nowhere and were dropped.
     pub failed: u64,
-    /// The same by size.
+    /// The same numbers by size.
     pub by_size: BTreeMap<Size, Tally>,
-    /// Thousandths of GPUs that had been asked for when the first pod failed.
+    /// The capacity that had been requested when the first pod failed, in thousandths of a GPU.
     pub first_failure_milli: Option<u64>,
 }
 
 impl Inflation {
-    /// GPU in use when so many percent had been asked for; where no pod arrived in just that percent (a small cluster) what was in use
-    /// before. `None` if so much never was.
+    /// Return the GPU capacity in use, in percent, when this percentage had been requested. If no pod arrived in exactly that
+    /// percent, which happens in a small cluster, return what was in use before. `None` if this much was never requested.
     pub fn at(&self, percent: usize) -> Option<f64> {
         let there = self.used.get(percent)?;
         there.value().or_else(|| {
@@ -66,9 +66,9 @@ impl Inflation {
     }
 }
 
-/// Offers the pods to the nodes in this order, one after another; a pod that fits nowhere is dropped.
+/// Offer the pods to the nodes in this order, one after another. A pod that fits nowhere is dropped.
 ///
-/// FGD knows the mix of the whole list from the start, as published; the others know what has arrived.
+/// FGD and `rf` know the mix of the whole list from the start, as published; the other policies know what has arrived.
 pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
     let setting = setting.into();
     let mut nodes = Nodes::new(setting, trace, &order.ranks);

@@ -1,13 +1,14 @@
-//! Traces of clusters, and what becomes of them under the placement policies: the same functions that the extender runs.
+//! Simulation: what becomes of the pods of a recorded cluster under the placement policies, with the same functions that the
+//! extender runs.
 //!
 //! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
-//! - [`Order`]: in which order the pods arrive, and which node comes first of equals
-//! - [`turn_over`], [`replay`]: pods come, run for a while and end: at random, or when the trace says
-//! - [`inflate`]: pods arrive until more is asked for than there is, none leaves; how much is in use on the way
-//! - [`what_if`]: a cluster's own pods, placed anew
-//! - [`report`]: plots and pages of what came of it, as text
+//! - [`Order`]: the order in which the pods arrive, and the order among nodes of equal cost
+//! - [`turn_over`], [`replay`]: pods arrive, run for a while, and end: at random, or when the trace says
+//! - [`inflate`]: pods arrive until they request more than the cluster has, and none leaves; how much is in use on the way
+//! - [`what_if`]: a cluster's own pods, placed again
+//! - [`report`]: plots and pages of the results, as text
 //!
-//! Nothing here opens a file, reads a clock or draws a random number that does not come from a seed.
+//! Nothing here opens a file, reads a clock, or draws a random number that does not come from a seed.
 
 #![forbid(unsafe_code)]
 

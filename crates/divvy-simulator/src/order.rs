@@ -4,21 +4,22 @@ use crate::random::Random;
 use crate::text::decompress;
 use crate::{Error, Trace};
 
-/// In which order the pods of a trace arrive, and which node comes first of nodes that are worth the same.
+/// The order in which the pods of a trace arrive, and the order among nodes of equal cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    /// Rows of the pod list; one may come several times, or never.
+    /// Rows of the pod list, in the order of arrival. A row may occur several times, or never.
     pub arrivals: Vec<usize>,
-    /// By row of the node list; the lowest comes first.
+    /// By row of the node list: the node's rank. On a tie, the node with the lowest rank is chosen.
     pub ranks: Vec<u64>,
 }
 
 impl Order {
-    /// Reads the two lines of an order file, plain or gzip, for this trace.
+    /// Read the two lines of an order file for this trace, plain or compressed with gzip.
     ///
     /// # Errors
     ///
-    /// When it has not two lines of numbers, names a pod that is not there, or has not one rank for each node.
+    /// Fail if the file does not have two lines of numbers, if it names a pod that does not exist, or if it does not have one
+    /// rank for each node.
     pub fn read(bytes: &[u8], trace: &Trace) -> Result<Order, Error> {
         let what = "the order file";
         let wrong = |why: String| Error::Order {
@@ -44,7 +45,7 @@ impl Order {
             let row = usize::try_from(number).ok().filter(|row| *row < pods);
             row.ok_or_else(|| {
                 wrong(format!(
-                    "row {number} is to arrive, and the pod list has {pods} rows (0 to {})",
+                    "row {number} shall arrive, but the pod list has {pods} rows (0 to {})",
                     pods - 1
                 ))
             })
@@ -52,7 +53,7 @@ impl Order {
         let arrivals = arrivals.into_iter().map(row).collect::<Result<_, _>>()?;
         if ranks.len() != trace.nodes.len() {
             return Err(wrong(format!(
-                "it ranks {} nodes, and the node list has {}",
+                "it ranks {} nodes, but the node list has {}",
                 ranks.len(),
                 trace.nodes.len()
             )));
@@ -60,9 +61,10 @@ impl Order {
         Ok(Order { arrivals, ranks })
     }
 
-    /// An order by the published procedure (research/fgd.md section 1), with random numbers of our own: the list in random order, each pod once; then
-    /// pods drawn from it until the next one would ask for more than `percent` of the cluster's GPU in all. If the list alone asks for more, its last
-    /// pods are left out. Nodes stand in random order, too.
+    /// Generate an order by the published procedure (`simulator.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator),
+    /// with other random numbers: the list in random order, each pod once; then pods drawn from it until the next one would
+    /// exceed `percent` of the cluster's GPU capacity. If the list by itself exceeds it, its last pods are dropped. The nodes are
+    /// also in random order.
     pub fn shuffled(trace: &Trace, seed: u64, percent: u32) -> Order {
         let mut random = Random::new(seed);
         let mut arrivals = random.permutation(trace.pods.len());
@@ -74,7 +76,7 @@ impl Order {
             let Some(row) = arrivals.pop() else { break };
             asked -= milli(row);
         }
-        // A list that asks for no GPU never gets there.
+        // A list that requests no GPU never reaches the limit.
         let mut more = !enough && trace.pods.iter().any(|pod| pod.gpu_milli() > 0);
         while more {
             let row = random.below(trace.pods.len());
@@ -89,7 +91,8 @@ impl Order {
         Order { arrivals, ranks }
     }
 
-    /// Ranks by which nodes that are alike stand together, as their names mostly have it: the worst order for policies that leave much to it.
+    /// Return ranks by which nodes with the same hardware follow each other, as it mostly is with node names. This is the worst
+    /// order for policies that leave much to the rank.
     pub fn ranks_by_hardware(trace: &Trace) -> Vec<u64> {
         let mut rows: Vec<usize> = (0..trace.nodes.len()).collect();
         rows.sort_by_key(|row| (trace.nodes[*row].shape, *row));
@@ -100,7 +103,7 @@ impl Order {
         ranks
     }
 
-    /// The ranks that nodes have by their names.
+    /// Return the ranks that the nodes have by their names.
     pub fn ranks_by_name(trace: &Trace) -> Vec<u64> {
         trace.nodes.iter().map(|node| rank(&node.name)).collect()
     }

@@ -1,5 +1,5 @@
-/// Random numbers from a seed, the same on every machine: SplitMix64 (Steele, Lea, Flood; OOPSLA 2014), and exponential variates by von
-/// Neumann's comparisons, which need no logarithm.
+/// Random numbers from a seed, the same on every machine: SplitMix64 (Steele, Lea, Flood; OOPSLA 2014), and exponential variates
+/// by von Neumann's comparison method, which needs no logarithm.
 #[derive(Debug, Clone)]
 pub(crate) struct Random {
     state: u64,
@@ -18,12 +18,12 @@ impl Random {
         value ^ (value >> 31)
     }
 
-    /// Each number below `end` with the same chance, to within one in four thousand million.
+    /// Return a number below `end`, each with the same chance up to one in four billion.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// The numbers below `end` in random order (Fisher and Yates).
+    /// Return the numbers below `end` in random order (Fisher-Yates shuffle).
     pub(crate) fn permutation(&mut self, end: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = (0..end).collect();
         for last in (1..end).rev() {
@@ -33,7 +33,7 @@ impl Random {
         numbers
     }
 
-    /// Exponentially distributed with mean 1, in 2^-32.
+    /// Return an exponentially distributed number with mean 1, in units of 2^-32.
     pub(crate) fn exponential(&mut self) -> u64 {
         let mut whole = 0;
         loop {
@@ -48,7 +48,7 @@ impl Random {
                 last = next;
                 fell += 1;
             }
-            // A run of falling numbers of odd length, the first included, is taken.
+            // A falling run of odd length, including the first number, is accepted.
             if fell % 2 == 0 {
                 return (whole << 32) | (first >> 32);
             }

@@ -1,4 +1,4 @@
-//! Plots and pages as text: SVG without scripts, fonts or anything else from elsewhere, readable on light and on dark ground.
+//! Plots and pages as text: SVG without scripts, fonts, or other external resources, readable on light and dark backgrounds.
 
 mod bars;
 mod lines;
@@ -9,13 +9,13 @@ pub use bars::Bars;
 pub use lines::Lines;
 pub use page::Page;
 
-/// What is drawn of one policy.
+/// The data that is drawn for one policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series<T> {
-    /// Its name.
+    /// The policy's name.
     pub name: String,
-    /// Which of the colours; a policy has the same in all plots.
+    /// The index of the color. A policy has the same color in all plots.
     pub colour: usize,
-    /// What is drawn.
+    /// The values.
     pub values: T,
 }

@@ -3,36 +3,38 @@ use divvy_policy::{Decision, Demand, NodeId, Placer, Policy};
 use crate::Trace;
 use crate::random::Random;
 
-/// Under which policy a trace is replayed, and what the policy is told.
+/// The policy under which a trace is simulated, and what the policy knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
     /// The policy.
     pub policy: Policy,
-    /// A policy that learns sees so many of the arrivals and then no more; `None`: all of them.
+    /// The number of arrivals that a learning policy sees; `None` if it sees all of them.
     pub learn_from: Option<u64>,
-    /// Whether pods end, if the policy is told; `None`: it is to see for itself.
+    /// Whether pods end, if this is set by hand; `None` lets the policy measure it.
     pub pods_end: Option<bool>,
-    /// Whether fragmentation is measured on the way, which costs about as much time as deciding.
+    /// Whether fragmentation is measured, which takes about as much time as deciding.
     pub fragments: bool,
-    /// How the policy's opinion becomes a node.
+    /// How a node is chosen from the policy's costs.
     pub choice: Choice,
 }
 
-/// How a policy's opinion of nodes becomes one of them.
+/// How a node is chosen from the policy's costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The best one, of equals the one with the lowest rank.
+    /// The best node; on a tie, the one with the lowest rank.
     #[default]
     Best,
-    /// Of those that cost the least one by lot, as kube-scheduler draws among equal scores.
+    /// A random one of the nodes with the least cost, as kube-scheduler chooses among equal scores.
     Lot,
-    /// Costs are squeezed to whole scores from 0 for the worst to 10 for the best first, rounded to the nearest: then one of those with
-    /// 10 by lot. What a scheduler extender would do that gives the best node no more than those that are nearly as good.
+    /// Costs are first scaled to integer scores from 0 for the worst node to 10 for the best, rounded to the nearest. Then a
+    /// random one of the nodes with score 10 is chosen. This is what happens with a scheduler extender that gives the best node
+    /// no more than nodes that are nearly as good.
     Scores,
 }
 
 impl From<Policy> for Setting {
-    /// It learns from all, nothing is said to it, fragmentation is not measured, the best node is taken.
+    /// Return the default setting: the policy learns from all arrivals, nothing is set by hand, fragmentation is not measured,
+    /// and the best node is chosen.
     fn from(policy: Policy) -> Setting {
         Setting {
             policy,
@@ -53,7 +55,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// All of them, empty.
+    /// Create the nodes, all empty.
     pub(crate) fn new(setting: Setting, trace: &Trace, ranks: &[u64]) -> Nodes {
         let mut placer = Placer::new(setting.policy);
         placer.say_whether_pods_end(setting.pods_end);
@@ -66,7 +68,7 @@ impl Nodes {
         Nodes { setting, placer, all }
     }
 
-    /// Offers a pod; `None` if it fits nowhere.
+    /// Offer a pod to the nodes, and return its place; `None` if it fits nowhere.
     pub(crate) fn offer(&mut self, demand: &Demand, number: u64) -> Option<Decision> {
         if self.setting.learn_from.is_none_or(|most| number < most) {
             self.placer.arrived(demand);
@@ -75,14 +77,14 @@ impl Nodes {
             Choice::Best => self.placer.decide(demand, number),
             Choice::Lot => self.by_lot(demand, number, |cost, best, _| cost == best),
             Choice::Scores => self.by_lot(demand, number, |cost, best, worst| {
-                // 10 * (worst - cost) / (worst - best) is at least 9.5.
+                // This means that 10 * (worst - cost) / (worst - best) is at least 9.5.
                 20 * (i128::from(cost) - i128::from(best)) <= i128::from(worst) - i128::from(best)
             }),
         }?;
         self.placer.take(demand, decision).then_some(decision)
     }
 
-    /// One of the nodes that are good enough, given their cost, the best one's and the worst one's.
+    /// Choose a random one of the nodes that are good enough, by their cost, the best cost, and the worst cost.
     fn by_lot(&mut self, demand: &Demand, number: u64, good: impl Fn(i64, i64, i64) -> bool) -> Option<Decision> {
         let costs = self.placer.costs_among(demand, number, &self.all);
         let best = costs
@@ -92,7 +94,7 @@ impl Nodes {
             .map(|cost| cost.amount)
             .min()?;
         let worst = costs.iter().flatten().map(|cost| cost.amount).max()?;
-        // What was not worth the time to find out is no better than the best.
+        // A guessed cost counts only if it is worse than the best exact one.
         let there =
             self.all.iter().zip(&costs).filter(|(_, cost)| {
                 cost.is_some_and(|cost| (cost.exact || cost.amount > best) && good(cost.amount, best, worst))

@@ -3,19 +3,19 @@ use std::fmt;
 
 use divvy_policy::{Demand, Share};
 
-/// Pods of one size, as reports count them.
+/// The size of a pod, as reports count it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Size {
     /// CPU and main memory only.
     NoGpu,
     /// A part of one GPU.
     Part,
-    /// So many whole GPUs.
+    /// This number of whole GPUs.
     Whole(u8),
 }
 
 impl Size {
-    /// Of a pod that asks for this, on GPUs that count as 1000.
+    /// Return the size of a pod with this request, on GPUs that count as 1000.
     pub fn of(demand: &Demand) -> Size {
         match demand.gpus {
             0 => Size::NoGpu,
@@ -36,23 +36,23 @@ impl fmt::Display for Size {
     }
 }
 
-/// Pods that came, and those of them that fitted nowhere.
+/// A number of pods that arrived, and of those that fitted nowhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many came.
+    /// The number of pods that arrived.
     pub asked: u64,
-    /// How many of them fitted nowhere.
+    /// The number of these pods that fitted nowhere.
     pub failed: u64,
 }
 
 impl Tally {
-    /// The failed in percent of those that came.
+    /// Return the pods that fitted nowhere, in percent of those that arrived.
     pub fn failed_percent(&self) -> f64 {
         100.0 * self.failed as f64 / self.asked.max(1) as f64
     }
 }
 
-/// Adds one pod to the counts by size.
+/// Add one pod to the counts by size.
 pub(crate) fn count(by_size: &mut BTreeMap<Size, Tally>, demand: &Demand, placed: bool) {
     let tally = by_size.entry(Size::of(demand)).or_default();
     tally.asked += 1;

@@ -3,14 +3,14 @@ use std::io::Read as _;
 
 use crate::Error;
 
-/// More text than any trace has: gzip may hold a thousand times its size.
+/// The maximum amount of text in bytes, more than any trace has. A gzip file may contain a thousand times its size.
 const MOST: u64 = 1 << 30;
 
-/// What is in the bytes of a file, which may be compressed with gzip; `what` is what it is called if that fails.
+/// Return the contents of a file, which may be compressed with gzip. `what` names the file in an error.
 ///
 /// # Errors
 ///
-/// When it is torn, or more than 1 GiB of text.
+/// Fail if the data is cut off, or if it contains more than 1 GiB of text.
 pub fn decompress<'a>(what: &str, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(Cow::Borrowed(bytes));

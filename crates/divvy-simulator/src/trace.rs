@@ -9,27 +9,27 @@ use crate::text::decompress;
 /// A node of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceNode {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// What it has; a GPU counts as 1000.
+    /// What the node has when it is empty; a GPU counts as 1000.
     pub shape: Shape,
 }
 
 /// A pod of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracePod {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// What it asks for.
+    /// The pod's request.
     pub demand: Demand,
-    /// When it came, in seconds, where the trace says so.
+    /// When the pod was created, in seconds; `None` if the trace does not say so.
     pub created: Option<u64>,
-    /// How long it was there, in seconds, where the trace says so.
+    /// How long the pod existed, in seconds; `None` if the trace does not say so.
     pub seconds: Option<u64>,
 }
 
 impl TracePod {
-    /// Thousandths of GPUs that it asks for.
+    /// Return the pod's request for all its GPUs, in thousandths of a GPU.
     pub fn gpu_milli(&self) -> u64 {
         match self.demand.share {
             Share::Milli(milli) => u64::from(milli) * u64::from(self.demand.gpus),
@@ -38,12 +38,12 @@ impl TracePod {
     }
 }
 
-/// A cluster and the pods that it was asked to run.
+/// A cluster, and the pods that it was asked to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// In the order of the list.
+    /// The nodes, in the order of the list.
     pub nodes: Vec<TraceNode>,
-    /// In the order of the list.
+    /// The pods, in the order of the list.
     pub pods: Vec<TracePod>,
 }
 
@@ -77,22 +77,22 @@ struct PodRow {
 }
 
 impl PodRow {
-    /// The products that it may use; none: any.
+    /// Return the products that the pod may use; empty if it may use any.
     fn models(&self) -> impl Iterator<Item = &str> {
         self.gpu_spec.split('|').map(str::trim).filter(|name| !name.is_empty())
     }
 }
 
 impl Trace {
-    /// Reads a list of nodes and a list of pods, each plain or gzip.
+    /// Read a list of nodes and a list of pods, each plain or compressed with gzip.
     ///
     /// # Errors
     ///
-    /// [`Error`] says which list, which line, what was found there and what is allowed.
+    /// [`Error`] says which list, which line, what was found there, and what is allowed.
     pub fn read(nodes: &[u8], pods: &[u8]) -> Result<Trace, Error> {
         let nodes = rows::<NodeRow>("the node list", nodes, NODE_COLUMNS)?;
         let pods = rows::<PodRow>("the pod list", pods, POD_COLUMNS)?;
-        // By name, so that nothing hangs on the order of the lists.
+        // Products get their numbers in the order of their names, so that nothing depends on the order of the lists.
         let mut models = Models::default();
         let names: BTreeSet<&str> = nodes.iter().map(|row| row.model.as_str()).collect();
         let wanted: BTreeSet<&str> = pods.iter().flat_map(PodRow::models).collect();
@@ -106,17 +106,17 @@ impl Trace {
         Ok(Trace { nodes, pods })
     }
 
-    /// Thousandths of GPUs that the nodes have in all.
+    /// Return the GPU capacity of all nodes, in thousandths of a GPU.
     pub fn capacity_milli(&self) -> u64 {
         self.nodes.iter().map(|node| u64::from(node.shape.gpus) * 1000).sum()
     }
 
-    /// How often each class of pods is in the list.
+    /// Return how often each class of pods is in the list.
     pub fn mix(&self) -> Mix {
         self.pods.iter().map(|pod| &pod.demand).collect()
     }
 
-    /// The same cluster several times over; a copy's name is the node's with a number. The pods stay.
+    /// Repeat the nodes, so that each exists `times` times. A copy has the name of its node and a number. The pods stay the same.
     pub fn repeat_nodes(&mut self, times: usize) {
         let originals = self.nodes.clone();
         for copy in 1..times {
@@ -178,7 +178,7 @@ fn pod(row: PodRow, models: &mut Models) -> Result<TracePod, Error> {
         (1, milli) => return Err(wrong(format!("gpu_milli is {milli}; a part of a GPU is 1 to 1000"))),
         (gpus, milli) => {
             return Err(wrong(format!(
-                "gpu_milli is {milli} with {gpus} GPUs; several GPUs are whole: 1000"
+                "gpu_milli is {milli} with {gpus} GPUs; with several GPUs it must be 1000"
             )));
         }
     }

@@ -1,7 +1,7 @@
-//! A cluster's own pods, placed anew: under another policy, in other units, with more nodes.
+//! A cluster's own pods, placed again: under another policy, with another unit, or with more nodes.
 //!
-//! Runs the extender's ledger and the extender's policies. What kube-scheduler looks at beside them is looked at as far as nodeSelectors, cordons, CPU,
-//! main memory and the number of pods go; taints, affinity, quotas and priorities are not.
+//! This runs the extender's ledger and policies. Of what kube-scheduler checks in addition, it checks nodeSelectors, cordons,
+//! CPU, main memory, and the number of pods. It does not check taints, affinity, quotas, and priorities.
 
 mod change;
 mod place;
@@ -16,93 +16,94 @@ use divvy_policy::Policy;
 use crate::Error;
 use place::Placing;
 
-/// A node with what pods select it by.
+/// A node with the labels by which pods select it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterNode {
-    /// The node.
     pub node: Node,
-    /// Its labels.
+    /// The node's labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// A pod with what is known of it beside what it asks for.
+/// A pod, with what is known about it besides its request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterPod {
-    /// The pod.
     pub pod: Pod,
-    /// metadata.creationTimestamp in Unix seconds.
+    /// `metadata.creationTimestamp` in Unix seconds.
     pub created: i64,
-    /// spec.nodeSelector.
+    /// `spec.nodeSelector`.
     pub selector: BTreeMap<String, String>,
 }
 
-/// A cluster as it is.
+/// A cluster as it is now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its unit of GPU memory.
+    /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
-    /// Nodes in any order.
+    /// The nodes, in any order.
     pub nodes: Vec<ClusterNode>,
-    /// Pods in any order.
+    /// The pods, in any order.
     pub pods: Vec<ClusterPod>,
 }
 
-/// What is to be otherwise.
+/// What changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Which policy places the pods.
+    /// The policy that places the pods.
     pub policy: Policy,
-    /// Another unit: pods ask for the memory that they ask for now, rounded up, and GPUs offer what they have, rounded down.
+    /// Another unit of gpu-mem: pods request the memory that they request now, rounded up, and GPUs offer what they have, rounded
+    /// down.
     pub unit: Option<MemoryUnit>,
-    /// So many more nodes like the one of this name; without a name like the most frequent one with GPUs.
+    /// The number of nodes to add, and the name of the node to copy; without a name, the most frequent kind of node with GPUs is
+    /// copied.
     pub add: Option<(u32, Option<String>)>,
-    /// Pods that are bound stay where they are, and only the others are placed.
+    /// Whether bound pods stay where they are, and only the others are placed.
     pub keep_bound: bool,
 }
 
-/// A cluster's use.
+/// How a cluster is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Pods that ask for GPU memory and are on a node.
+    /// Pods that request GPU memory and are on a node.
     pub placed: u64,
-    /// GPUs that may be given.
+    /// GPUs on which pods may be placed.
     pub gpus: u64,
-    /// Of those, GPUs of which nothing is given.
+    /// The number of these GPUs of which nothing is used.
     pub idle_gpus: u64,
-    /// Nodes with GPUs that may be given.
+    /// Nodes with GPUs on which pods may be placed.
     pub nodes: u64,
-    /// Of those, nodes of whose GPUs nothing is given.
+    /// The number of these nodes whose GPUs are all unused.
     pub idle_nodes: u64,
-    /// Memory of the GPUs that may be given.
+    /// The memory of the GPUs on which pods may be placed.
     pub memory: MiB,
-    /// Of that, given.
+    /// The part of this memory that is used.
     pub used: MiB,
 }
 
-/// What would come of it.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Under this policy.
+    /// The policy that placed the pods.
     pub policy: Policy,
-    /// As it is now.
+    /// The cluster's use now.
     pub now: Use,
-    /// As it would be.
+    /// The cluster's use after the change.
     pub then: Use,
-    /// Pods that were placed anew.
+    /// The number of pods that were placed again.
     pub replayed: u64,
-    /// Of those, pods on another node than now.
+    /// The number of these pods that are on another node than now.
     pub moved: u64,
-    /// Pods that stayed where they are without being asked: they are being deleted, or their node is cordoned or offers no GPU.
+    /// The number of pods that stayed where they are although they were not told to: they are being deleted, or their node is
+    /// cordoned or offers no GPU.
     pub stayed: u64,
-    /// Pods that wait now and would not.
+    /// Pods that wait now and would be placed.
     pub would_fit: Vec<PodKey>,
-    /// Pods that wait now and would still.
+    /// Pods that wait now and would still wait.
     pub would_wait: Vec<PodKey>,
-    /// Pods that are on a node now and would find none.
+    /// Pods that are on a node now and would not be placed.
     pub would_not_fit: Vec<PodKey>,
 }
 
-/// A cluster's nodes with some of its pods.
+/// Create the ledger of a cluster's nodes with some of its pods.
 fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>) -> Ledger {
     let mut ledger = Ledger::new(cluster.unit);
     ledger.replace_nodes(cluster.nodes.iter().map(|node| &node.node));
@@ -110,7 +111,7 @@ fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>)
     ledger
 }
 
-/// Pods that ask for GPU memory and have not ended: those that are on a node, and those that wait.
+/// Return the numbers of pods that request GPU memory and have not ended: those on a node, and those that wait.
 pub fn asking(cluster: &Cluster) -> (u64, u64) {
     let asking = cluster.pods.iter().map(|pod| &pod.pod);
     let (bound, waiting): (Vec<&Pod>, Vec<&Pod>) = asking
@@ -119,14 +120,14 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
     (bound.len() as u64, waiting.len() as u64)
 }
 
-/// Places the pods that ask for GPU memory anew, in the order in which they were created. Those that do not ask for any stay where they
-/// are, and so do those whose place is not up to a scheduler any more.
+/// Place the pods that request GPU memory again, in the order in which they were created. Other pods stay where they are, and so
+/// do pods that no scheduler could move.
 ///
-/// As in the extender a policy knows the pods that came before.
+/// As in the extender, a policy knows only the pods that came before.
 ///
 /// # Errors
 ///
-/// When there is no node with GPUs, or none of the name that more are to be like.
+/// Fail if no node has GPUs, or if the node to copy does not exist.
 pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     let changed = change::apply(cluster, change)?;
     let bound = |pod: &&ClusterPod| pod.pod.node.is_some() && !pod.pod.ended();
@@ -161,7 +162,8 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             staying.push(pod);
         }
     }
-    // The ledger of a large cluster takes a moment to build. If no bound pod can move and no node changes, today's ledger serves.
+    // Building the ledger of a large cluster takes a moment. If no bound pod can move and no node changes, the ledger of today is
+    // reused.
     let begin = match same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
         true => before,
         false => {
@@ -189,7 +191,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-/// Whether a scheduler would put pods there.
+/// Report whether a scheduler would place pods on a node.
 fn offered(ledger: &Ledger, node: &str) -> bool {
     let view = ledger.node(node);
     let state = view.as_ref().and_then(NodeView::state);
@@ -222,7 +224,7 @@ fn used(ledger: &Ledger) -> Use {
 }
 
 impl std::fmt::Display for Use {
-    /// `312 of 400 GiB`
+    /// Format the use as `312.0 of 400.0 GiB`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,

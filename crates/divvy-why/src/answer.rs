@@ -1,5 +1,4 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, limits, names, runtime};
 use serde::{Deserialize, Serialize};
@@ -9,60 +8,44 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::asked;
-use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
+use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, PodName, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
 
-/// A pod's name.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct PodName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl fmt::Display for PodName {
-    /// `namespace/name`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-/// Where a pod is in its life.
+/// The state of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
-    /// It has no node yet.
+    /// The pod has no node yet.
     Waiting,
-    /// It has a node.
+    /// The pod has a node.
     Bound,
-    /// It has ended.
+    /// The pod has ended.
     Ended,
-    /// It asks for no GPU memory.
+    /// The pod requests no GPU memory.
     NoGpuMemory,
 }
 
-/// Whom an answer is about: one pod, or several of one controller that ask for the same.
+/// What an answer is about: one pod, or several pods of one controller with the same request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
-    /// The pods.
+    /// The pods; at least one.
     pub pods: Vec<PodName>,
-    /// Their controller.
+    /// The controller of the pods; `None` if they have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
 }
 
-/// What is asked for.
+/// A request for GPU memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
-    /// Units of gpu-mem in all.
+    /// The number of units of gpu-mem in total.
     pub units: u64,
-    /// The same in MiB; `null` if it is more than can be counted.
+    /// The same amount in MiB; `null` if it is more than can be counted.
     #[serde(rename = "memoryMiB")]
     pub memory: Option<MiB>,
-    /// Of so many GPUs of one node.
+    /// The number of GPUs of one node.
     pub gpus: usize,
-    /// The rules of the pod's annotations in words, to be read after "a GPU".
+    /// The rules in the pod's annotations, in words that follow "a GPU".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<String>,
 }
@@ -70,20 +53,20 @@ pub struct Request {
 /// Nodes with the same first obstacle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// How many.
+    /// The number of nodes.
     pub nodes: usize,
-    /// What they have in common, to be read after "3 nodes: ".
+    /// What the nodes have in common, in words that follow "3 nodes: ".
     pub message: String,
 }
 
-/// What is between the pod and one node.
+/// The obstacles between the pod and one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAnswer {
-    /// The node.
+    /// The node's name.
     pub node: String,
     /// Whether the pod could go there now.
     pub fits: bool,
-    /// What keeps it from there, what matters most first.
+    /// What keeps the pod from the node, the most important first.
     pub obstacles: Vec<Spoken<Obstacle>>,
     /// The node's GPUs.
     pub gpus: Vec<GpuAnswer>,
@@ -93,53 +76,53 @@ pub struct NodeAnswer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// The GPU's index; `null` if it is not known, or if the node has no such GPU.
+    /// The GPU's NVML index; `null` if it is not known, or if the node has no such GPU.
     pub index: Option<u32>,
-    /// Whether the node has the GPU; `null` if the node could not be looked at.
+    /// Whether the node has the GPU; `null` if the node could not be read.
     pub there: Option<bool>,
-    /// Its product name; empty if unknown.
+    /// The product name; empty if unknown.
     pub model: String,
-    /// Its UUID, where known; else what the pod's annotations name.
+    /// The GPU's UUID if it is known; otherwise the name that the pod's annotations use.
     pub uuid: Option<String>,
-    /// The pod's memory there, in MiB.
+    /// The memory that the pod has there, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
 }
 
-/// The answer.
+/// The answer about a pod, or about several equal pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
-    /// Whom it is about.
+    /// The pods that the answer is about.
     #[serde(flatten)]
     pub subject: Subject,
-    /// Where they are in their lives.
+    /// The state of the pods.
     pub state: State,
-    /// The answer in a sentence, to be read after the pod's name.
+    /// The answer in a sentence that follows the pod's name.
     pub message: String,
-    /// What each of them asks for; `null` if it asks for no GPU memory.
+    /// The request of each pod; `null` if it requests no GPU memory.
     pub request: Option<Request>,
-    /// One unit of gpu-mem in MiB.
+    /// The size of one unit of gpu-mem in MiB.
     #[serde(rename = "unitMiB")]
     pub unit: u64,
-    /// What others say of it in its status.
+    /// What other programs report in the pod's status.
     pub reported: Vec<Reported>,
-    /// What keeps it from every node, or keeps Divvy from telling.
+    /// What keeps the pod from every node, or keeps Divvy from giving an answer.
     pub holds: Vec<Spoken<Hold>>,
     /// For a bound pod: its shares.
     pub shares: Vec<Share>,
-    /// For a waiting pod: all nodes, each in the group of its first obstacle; the largest group first.
+    /// For a waiting pod: all nodes, grouped by their first obstacle; largest group first.
     pub groups: Vec<Group>,
-    /// For a waiting pod: the nodes that come closest, or have room.
+    /// For a waiting pod: the nodes that have room, or those that come closest.
     pub closest: Vec<NodeAnswer>,
-    /// For a waiting pod, on request: all nodes.
+    /// For a waiting pod, if requested: all nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeAnswer>,
-    /// Changes of which each alone lets one of them start.
+    /// Changes, each of which is enough to let one of the pods start.
     pub suggestions: Vec<Suggestion>,
-    /// What else there is to know.
+    /// Further notes.
     pub notes: Vec<String>,
     /// How long ago the extender read the cluster, in seconds; absent if the cluster was read for this answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,7 +130,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Adds another pod of the same controller: both run, and nothing else is to be said of them.
+    /// Add another running pod of the same controller about which there is nothing else to report.
     pub fn join(&mut self, other: Answer) {
         self.subject.pods.extend(other.subject.pods);
         self.shares.extend(other.shares);
@@ -159,15 +142,16 @@ impl Answer {
     }
 }
 
-/// So many nodes are shown in detail.
+/// The number of nodes that are shown in detail.
 const CLOSEST: usize = 3;
 
-/// Explains a pod. `all_nodes`: with what each node says.
+/// Explain a pod. With `all_nodes`, include what each node answers.
 pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
     answer_naming(snapshot, wants, all_nodes, &Named::All)
 }
 
-/// As [`answer`], for somebody who may not see the names of all pods. Nothing in the answer tells them: no name, no namespace, no UID, no owner.
+/// Explain a pod as [`answer`] does, for a user who may not see the names of all pods. Nothing in the answer reveals them: no
+/// name, no namespace, no UID, no controller.
 pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named: &Named) -> Answer {
     let question = Question::new(snapshot, wants, named);
     let mut answer = Answer {
@@ -212,7 +196,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     beside(&mut answer, &question);
     if snapshot.simplified > 0 {
         answer.notes.push(format!(
-            "{} of the cluster's pods have more than {} KiB of labels, rules about other pods and host ports. These were not looked at.",
+            "{} of the cluster's pods have more than {} KiB of labels, rules about other pods and host ports. Divvy did not read these.",
             snapshot.simplified,
             limits::POD_RULES_BYTES >> 10
         ));
@@ -229,7 +213,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     answer
 }
 
-/// Whether a pod is in the answer without its name.
+/// Report whether a pod appears in the answer without its name.
 fn hides_names(answer: &Answer) -> bool {
     let nodes = || answer.closest.iter().chain(&answer.nodes);
     let holder = nodes()
@@ -253,7 +237,7 @@ fn no_gpu_memory(wants: &Wants) -> String {
         .find(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
     match whole {
         Some((resource, amount)) => format!(
-            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for memory of it instead: \
+            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for GPU memory instead: \
              {} in the limits of its container.",
             names::GPU_MEM
         ),
@@ -313,25 +297,25 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             format!("names node {node} ({phase}), which does not exist.")
         }
         Held::Nothing => format!(
-            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not asked, so its containers will not start."
+            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, so its containers will not start."
         ),
         Held::Unreadable(error) => format!("is bound to node {node} ({phase}), and its allocation cannot be read: {error}"),
         Held::Allocation(_) | Held::Legacy(_) => format!("is bound to node {node} ({phase}){deleting}."),
     };
     if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
         answer.notes.push(
-            "The extender is asked if kube-scheduler's configuration names it with bindVerb, and if the pod sets neither nodeName nor another \
-             schedulerName."
+            "kube-scheduler calls the extender if its configuration names the extender with bindVerb, and if the pod sets neither nodeName nor \
+             another schedulerName."
                 .to_owned(),
         );
         answer.notes.push(format!(
-            "Only a new pod gets an allocation. Delete this one, and make another if its controller does not: kubectl delete pod -n {} {}",
+            "Only a new pod gets an allocation. Delete this one, and create another if its controller does not: kubectl delete pod -n {} {}",
             pod.namespace, pod.name
         ));
     }
 }
 
-/// The shares as the pod's annotations have them.
+/// Return the shares as the pod's annotations name them.
 fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
     let share = |index: Option<u32>, uuid: Option<String>, memory: MiB| Share {
         node: node.to_owned(),
@@ -375,7 +359,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
         ));
     }
     let detail = |position: &usize| node_answer(question, *position, &looks[*position], words);
-    // Of a request that makes no sense nodes have nothing to say.
+    // If the request itself is wrong, the nodes do not matter.
     let readable = !holds
         .iter()
         .any(|hold| matches!(hold, Hold::Suffix { .. } | Hold::Uncountable | Hold::Annotations { .. }));
@@ -415,16 +399,16 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
             .notes
             .extend(no_cdi.map(|(node, text)| format!("Node {node}: {text}.")));
         answer.notes.push(
-            "Is Divvy installed, and does an agent run on the GPU nodes? kubectl get daemonsets,pods -A -o wide | grep divvy"
+            "Check that Divvy is installed and that an agent runs on the GPU nodes: kubectl get daemonsets,pods -A -o wide | grep divvy"
                 .to_owned(),
         );
         answer
             .notes
-            .push("If it is not installed: helm install divvy deploy/helm/divvy -n divvy-system --create-namespace (in Divvy's source tree). If it is, its pods say what they wait for: kubectl describe pod".to_owned());
+            .push("To install it, in Divvy's source tree: helm install divvy deploy/helm/divvy -n divvy-system --create-namespace. If it is installed, see what its pods wait for: kubectl describe pod".to_owned());
     }
 }
 
-/// The nodes, those first that lack the least.
+/// Order the nodes by how little the pod lacks there.
 fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
     let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
     let price = |obstacle: &Obstacle| match obstacle {
@@ -480,7 +464,7 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
     }
 }
 
-/// Pods of lower priority are in the way, and kube-scheduler evicts nobody: why.
+/// If pods of lower priority are in the way and kube-scheduler evicts none of them, explain why.
 fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
     let pod = &question.wants.pod;
     let lacks_memory = |position: &&usize| matches!(looks[**position].as_slice(), [Obstacle::GpuMemory { .. }]);
@@ -505,7 +489,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
             return None;
         };
         Some(format!(
-            "The pod has priority {}, and on node {} it would have room without {}. kube-scheduler evicts nobody for it: {reason}.",
+            "The pod has priority {}, and on node {} it would have room without {}. kube-scheduler evicts no pod for it: {reason}.",
             pod.priority,
             site.name,
             list(&names)
@@ -513,7 +497,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
     })
 }
 
-/// What stands beside Divvy on the nodes that matter to a pod, and in the pod itself.
+/// Add notes about other GPU software on the nodes that matter to the pod, and about settings in the pod itself.
 fn beside(answer: &mut Answer, question: &Question<'_>) {
     let pod = &question.wants.pod;
     if answer.request.is_none() || pod.ended() {
@@ -531,8 +515,8 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
             count => format!(" and {} others", count - 1),
         };
         answer.notes.push(format!(
-            "On node {first}{others}, another device plugin offers {}. Neither knows of the other, so the same GPU can be given out twice. Keep \
-             NVIDIA's plugin off these nodes (a nodeSelector or an affinity of its DaemonSet).",
+            "On node {first}{others}, another device plugin offers {}. Neither plugin knows of the other, so the same GPU can be granted twice. Keep \
+             NVIDIA's plugin off these nodes (by a nodeSelector or an affinity of its DaemonSet).",
             names::WHOLE_GPU
         ));
     }
@@ -543,13 +527,13 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
     let starts = pod.node.is_none() || !matches!(pod.held, Held::Nothing | Held::Unreadable(_));
     if let Some((container, value)) = pod.own_visible.as_deref().filter(|_| starts) {
         answer.notes.push(format!(
-            "Container {container} sets {}={value} itself. That has no effect: it sees its own GPU and no other. Take the variable out of the pod.",
+            "Container {container} sets {}={value} itself. That has no effect: the container sees only its own GPU. Remove the variable from the pod.",
             names::VISIBLE_DEVICES
         ));
     }
     if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
         answer.notes.push(
-            "The pod carries an allocation though it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
+            "The pod has an allocation although it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
              pods (Helm: policies.enabled=true)."
                 .to_owned(),
         );

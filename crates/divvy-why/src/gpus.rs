@@ -4,50 +4,51 @@ use serde::{Deserialize, Serialize};
 
 use crate::Named;
 
-/// What one GPU has, and who holds the rest.
+/// One GPU with its free memory, and the pods that hold the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuAnswer {
-    /// Its index.
+    /// The GPU's NVML index.
     pub index: u32,
-    /// Its UUID, where known.
+    /// The GPU's UUID, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Its product name; empty if unknown.
+    /// The product name; empty if unknown.
     pub model: String,
     /// Whether work may be placed on it.
     pub health: Health,
-    /// Why not, `XID 79`.
+    /// Why the GPU is not healthy, for example `XID 79`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Free, in MiB: without what is kept for pods that preempted others.
+    /// Free memory in MiB, without what is kept for nominated pods.
     #[serde(rename = "freeMiB")]
     pub free: MiB,
-    /// In all, in MiB.
+    /// The memory that the GPU offers, in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
     /// Whether the pod's annotations allow it.
     pub allowed: bool,
     /// Whether the pod would fit now.
     pub fits: bool,
-    /// Who holds the rest, the largest share first.
+    /// The pods that hold the rest, largest share first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_by: Vec<HolderAnswer>,
 }
 
-/// Who holds memory of a GPU.
+/// A pod that holds memory of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HolderAnswer {
-    /// `namespace/name`; `null` where only the node's agent knows that containers of deleted pods hold it, and where `hidden` says so.
+    /// `namespace/name`. `null` if only the node's agent knows that containers of deleted pods hold the memory, or if `hidden` is
+    /// true.
     pub pod: Option<String>,
-    /// Whoever asks may not see the pod's name.
+    /// Whether the user may not see the pod's name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
-    /// Its share, in MiB.
+    /// The memory that it holds, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
-    /// `bound`, `beingDeleted`, `beingBound`, `deleted` (its containers may still run), `nominated` (kept for it)
+    /// One of `bound`, `beingDeleted`, `beingBound`, `deleted` (its containers may still run), or `nominated` (kept for it).
     pub state: String,
 }
 

@@ -1,22 +1,25 @@
 //! Why a pod waits, and what would let it start: pure functions of a [`Snapshot`] of the cluster and of the pod ([`Wants`]).
 //!
-//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]) and the pods on them ([`Tenant`])
-//! - [`Wants`]: what kube-scheduler and Divvy read of the pod that waits
+//! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]), and the pods on them ([`Tenant`])
+//! - [`Wants`]: what kube-scheduler and Divvy read about the waiting pod
 //! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node does
-//! - [`Suggestion`]: a change that alone lets the pod start. Each one was applied to the snapshot, and then nothing was in the way any more.
+//! - [`Suggestion`]: a single change that is enough to let the pod start. Each one was applied to the snapshot, and then no
+//!   obstacle was left.
 //! - [`Answer`]: all of this for one pod or for several equal ones, short enough to read
 //!
-//! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of Divvy's extender.
-//! Unlike kube-scheduler, which stops at the first filter that refuses a node, this crate looks at all of them.
+//! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of
+//! Divvy's extender. Unlike kube-scheduler, which stops at the first filter that refuses a node, this crate evaluates all of
+//! them.
 
 #![forbid(unsafe_code)]
 
 mod answer;
+mod change;
 mod gpus;
 mod look;
 mod named;
 mod obstacle;
-mod peers;
+mod pod_name;
 mod quantity;
 mod selector;
 mod snapshot;
@@ -24,12 +27,14 @@ mod suggest;
 mod verdict;
 mod wants;
 
-pub use answer::{Answer, Group, NodeAnswer, PodName, Request, Share, State, Subject, answer, answer_naming};
+pub use answer::{Answer, Group, NodeAnswer, Request, Share, State, Subject, answer, answer_naming};
+pub use change::Change;
 pub use gpus::{GpuAnswer, HolderAnswer};
 pub use named::Named;
 pub use obstacle::{Hold, Obstacle, Spoken};
+pub use pod_name::PodName;
 pub use quantity::{amount, quantity};
 pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};
-pub use suggest::{Change, Suggestion};
+pub use suggest::Suggestion;
 pub use verdict::asked_where;
 pub use wants::{Claim, ClaimState, Reported, Wants};

@@ -1,4 +1,6 @@
-//! What is in the way between the pod and one node: every filter is asked, whatever the others say.
+//! The obstacles between a pod and one node. Every filter is evaluated, regardless of the results of the others.
+
+mod peers;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,25 +9,25 @@ use divvy_model::{MiB, names, runtime};
 use divvy_placement::{Ask, Ledger, Refusal, Unusable};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use crate::peers::Peers;
 use crate::selector::{in_words, selects_node};
 use crate::{Change, ClaimState, Named, Obstacle, Site, Snapshot, Tenant, Wants};
+use peers::Peers;
 
-/// A pod can be given thousands of rules; of the obstacles that they are on each node so many are kept.
+/// The maximum number of obstacles that are kept per node. A pod may have thousands of rules.
 const MOST: usize = 16;
 
-/// A pod that looks for a node in a snapshot, which may be changed in one place.
+/// A pod that needs a node in a snapshot. The snapshot may be changed in one place, to try a change.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) wants: Cow<'a, Wants>,
     pub(crate) ask: Ask,
     pub(crate) named: &'a Named,
-    /// A node as it would be.
+    /// The changed node, with its position.
     site: Option<(usize, Site)>,
-    /// A pod that would be gone.
+    /// The pod that would be gone.
     gone: Option<usize>,
-    /// The ledger of the one node that would be another one.
+    /// The changed ledger of the changed node.
     ledger: Option<Ledger>,
     peers: Peers,
 }
@@ -46,7 +48,7 @@ impl<'a> Question<'a> {
         question
     }
 
-    /// The same after a change; `None` if what it changes is not there.
+    /// Return the question after a change; `None` if what it changes does not exist.
     pub(crate) fn after(&self, change: &Change) -> Option<Question<'a>> {
         let mut question = Question {
             snapshot: self.snapshot,
@@ -64,7 +66,7 @@ impl<'a> Question<'a> {
         Some(question)
     }
 
-    /// Changes a node.
+    /// Change a node.
     pub(crate) fn alter_site(&mut self, node: &str, alter: impl FnOnce(&mut Site)) -> Option<()> {
         let position = self.position(node)?;
         let mut site = self.snapshot.sites[position].clone();
@@ -73,7 +75,7 @@ impl<'a> Question<'a> {
         Some(())
     }
 
-    /// Ends a pod on a node: what it asked for is free, and the GPU memory that it held.
+    /// End a pod on a node: free what it requested, and the GPU memory that it held.
     pub(crate) fn end(&mut self, node: &str, uid: &str) -> Option<()> {
         let position = self.position(node)?;
         let tenant = self.snapshot.tenant(position, uid)?;
@@ -91,7 +93,7 @@ impl<'a> Question<'a> {
         Some(())
     }
 
-    /// Changes what the ledger knows of a node.
+    /// Change what the ledger knows about a node.
     pub(crate) fn alter_ledger(&mut self, node: &str, alter: impl FnOnce(&mut Ledger)) -> Option<()> {
         self.alter_site(node, |_| ())?;
         let mut ledger = self.snapshot.ledger.only(node);
@@ -104,7 +106,7 @@ impl<'a> Question<'a> {
         self.snapshot.sites.binary_search_by(|site| site.name.as_str().cmp(node)).ok()
     }
 
-    /// A node as it would be.
+    /// Return a node, with the change if there is one.
     pub(crate) fn site(&self, position: usize) -> &Site {
         match &self.site {
             Some((changed, site)) if *changed == position => site,
@@ -112,18 +114,18 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Whether a pod would still be there.
+    /// Report whether a pod would still exist after the change.
     pub(crate) fn counts(&self, tenant: usize) -> bool {
         self.gone != Some(tenant)
     }
 
-    /// `namespace/name` of a pod, if it may be named.
+    /// Return `namespace/name` of a pod, if the answer may name it.
     pub(crate) fn name(&self, tenant: &Tenant) -> Option<String> {
         let shown = self.named.shows(&tenant.namespace);
         shown.then(|| format!("{}/{}", tenant.namespace, tenant.name))
     }
 
-    /// The value of a label of the node that a pod is on, with the label.
+    /// Return a label of the node that a pod is on, with its value.
     pub(crate) fn place(&self, tenant: usize, label: &str) -> Option<(String, String)> {
         let value = self.site(self.snapshot.at[tenant]).labels.get(label)?;
         Some((label.to_owned(), value.clone()))
@@ -136,7 +138,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// All that keeps the pod from a node, what matters most first; nothing if the pod could go there.
+    /// Return everything that keeps the pod from a node, the most important first; empty if the pod could go there.
     pub(crate) fn obstacles(&self, position: usize) -> Vec<Obstacle> {
         let site = self.site(position);
         let mut found = Vec::new();
@@ -207,7 +209,7 @@ impl<'a> Question<'a> {
                 found.push(Obstacle::NoGpuMemory);
             }
             (Some(Refusal::UnknownNode | Refusal::Unusable(Unusable::NotShared)), _) => {}
-            // That its agent does not run is the reason for the rest.
+            // A missing agent is the reason for everything else.
             (Some(Refusal::Unusable(_)), _) if !found.is_empty() => {}
             (Some(Refusal::Unusable(Unusable::Unschedulable)), _) if offered == 0 => found.push(Obstacle::AgentAway {
                 capacity: site.capacity_units,
@@ -227,7 +229,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// GPUs have room, and yet kube-scheduler's sums may say that the node has none.
+    /// Add an obstacle if GPUs have room, but kube-scheduler's sums say that the node has none.
     fn of_sums(&self, site: &Site, away: bool, found: &mut Vec<Obstacle>) {
         let free = site.free(names::GPU_MEM);
         if self.ask.units > free && !away {
@@ -259,7 +261,7 @@ impl<'a> Question<'a> {
                 free: room.free,
                 sum: room.sum,
             },
-            // It is said of the pod, not of each node.
+            // This is reported for the pod, not for each node.
             Refusal::Uncountable(_) | Refusal::Unreadable(_) => Obstacle::TooSmall {
                 largest: room.size.max(MiB::ZERO),
             },
@@ -269,7 +271,7 @@ impl<'a> Question<'a> {
 }
 
 impl Question<'_> {
-    /// `8 NVIDIA A100-SXM4-40GB`, each product once.
+    /// List the products of a node's GPUs, each once: `8 NVIDIA A100-SXM4-40GB`.
     fn products(&self, position: usize) -> Vec<String> {
         let view = self.ledger(position).node(&self.site(position).name);
         let gpus = view
@@ -322,7 +324,7 @@ fn required(wants: &Wants) -> Option<&k8s_openapi::api::core::v1::NodeSelector> 
     affinity.required_during_scheduling_ignored_during_execution.as_ref()
 }
 
-/// Whether a node has the labels that the pod asks for.
+/// Report whether a node has the labels that the pod requires.
 pub(crate) fn node_matches(wants: &Wants, site: &Site) -> bool {
     wants
         .node_selector
@@ -332,7 +334,7 @@ pub(crate) fn node_matches(wants: &Wants, site: &Site) -> bool {
 }
 
 const CORDONED: &str = "node.kubernetes.io/unschedulable";
-/// Kubernetes marks a node that is not ready with one of these.
+/// The taints with which Kubernetes marks a node that is not ready.
 const NOT_READY: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
 
 fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
@@ -352,7 +354,8 @@ fn of_state(wants: &Wants, site: &Site, found: &mut Vec<Obstacle>) {
     found.extend(obstacles);
 }
 
-/// The taints of a node that keep out pods which do not tolerate them, and those that Kubernetes' node controller is about to put on it.
+/// Return the taints of a node that keep out pods which do not tolerate them, including those that Kubernetes' node controller is
+/// about to add.
 fn taints(site: &Site) -> impl Iterator<Item = Cow<'_, Taint>> {
     let has = |keys: &[&str]| site.taints.iter().any(|taint| keys.contains(&taint.key.as_str()));
     let cordoned = (site.cordoned && !has(&[CORDONED])).then_some(CORDONED);
@@ -372,7 +375,7 @@ fn untolerated<'s>(wants: &'s Wants, site: &'s Site) -> impl Iterator<Item = Cow
     taints(site).filter(|taint| !tolerated(wants, taint))
 }
 
-/// Whether the pod tolerates all taints of a node that keep pods out.
+/// Report whether the pod tolerates all taints of a node that keep pods out.
 pub(crate) fn tolerates(wants: &Wants, site: &Site) -> bool {
     untolerated(wants, site).next().is_none()
 }
@@ -381,7 +384,7 @@ fn tolerated(wants: &Wants, taint: &Taint) -> bool {
     wants.tolerations.iter().any(|toleration| matches_taint(toleration, taint))
 }
 
-/// `component-helpers/scheduling/corev1`, `ToleratesTaint`.
+/// Report whether a toleration matches a taint, like `ToleratesTaint` in Kubernetes' `component-helpers/scheduling/corev1`.
 fn matches_taint(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     let (key, effect) = (text(&toleration.key), text(&toleration.effect));

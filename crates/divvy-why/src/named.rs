@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-/// Which pods an answer may name, beside the one that it is about.
+/// Which pods an answer may name, besides the pod that it is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Named {
@@ -14,7 +14,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Whether pods of a namespace may be named.
+    /// Report whether pods of a namespace may be named.
     pub(crate) fn shows(&self, namespace: &str) -> bool {
         match self {
             Named::All => true,
@@ -23,7 +23,7 @@ impl Named {
         }
     }
 
-    /// What stands in the place of a name that is not shown.
+    /// Return the text that replaces a hidden name.
     pub(crate) fn stranger(&self) -> &'static str {
         match self {
             Named::All | Named::Of(_) => "a pod of another namespace",

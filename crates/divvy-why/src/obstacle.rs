@@ -3,36 +3,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::quantity::{amount, list, quantity};
 
-/// Something with a sentence for people beside its fields.
+/// A value, together with a sentence for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spoken<T> {
-    /// What it is.
+    /// The value.
     #[serde(flatten)]
     pub what: T,
-    /// The same in words.
+    /// The value in words.
     pub message: String,
 }
 
-/// Why a node does not take the pod. The order is that of how little can be done about it: the first of a node's obstacles stands for the node.
+/// Why a node does not take the pod. The variants are ordered by how little can be done about them. The first obstacle of a node
+/// represents the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Obstacle {
-    /// The node has no gpu-mem.
+    /// The node offers no gpu-mem.
     NoGpuMemory,
-    /// The node lacks a label by which the agent's DaemonSet chooses its nodes, and shows signs of an agent that ran there.
+    /// The node lacks a label by which the agent's DaemonSet selects its nodes, although an agent seems to have run there.
     NotChosen {
-        /// The label.
+        /// The label's name.
         label: String,
-        /// Its value.
+        /// The label's required value.
         value: String,
     },
-    /// The pod's nodeSelector asks for another value of a label.
+    /// The pod's nodeSelector requires another value of a label.
     NodeSelector {
-        /// The label.
+        /// The label's name.
         label: String,
-        /// The value that the pod asks for.
+        /// The value that the pod requires.
         value: String,
-        /// What the node has; `null` if it lacks the label.
+        /// The node's value; `null` if the node lacks the label.
         found: Option<String>,
     },
     /// The node does not match the pod's required node affinity.
@@ -42,143 +43,143 @@ pub enum Obstacle {
     },
     /// The pod does not tolerate a taint.
     Taint {
-        /// Its key.
+        /// The taint's key.
         key: String,
-        /// Its value; empty if it has none.
+        /// The taint's value; empty if it has none.
         value: String,
         /// `NoSchedule` or `NoExecute`
         effect: String,
     },
     /// The node is not ready.
     NotReady,
-    /// The node's container runtime does not hand GPUs over.
+    /// The node's container runtime does not give GPUs to containers.
     Runtime {
-        /// What to do about it.
+        /// What to do about it, as a clause.
         remedy: String,
     },
-    /// The node's agent is away: the kubelet offers none of the node's units.
+    /// The node's agent does not run, so the kubelet offers none of the node's units.
     AgentAway {
-        /// Units that the node has.
+        /// The number of units that the node has.
         capacity: u64,
     },
     /// The extender does not offer the node's GPUs.
     NotOffered {
-        /// Why.
+        /// The reason, as a clause.
         reason: String,
     },
-    /// The pod asks for several GPUs, and gpushare's device plugin on the node gives a container one.
+    /// The pod requests several GPUs, and gpushare's device plugin on the node gives a container one.
     OneGpuOnly,
-    /// The node has no GPU, or too few, of those that the pod's annotations allow.
+    /// The rules in the pod's annotations allow none, or too few, of the node's GPUs.
     Rules {
-        /// The rules in words, to be read after "a GPU".
+        /// The rules in words that follow "a GPU".
         rules: String,
-        /// How many of its GPUs they allow.
+        /// The number of the node's GPUs that the rules allow.
         allowed: usize,
-        /// How many are needed.
+        /// The number of GPUs that the pod needs.
         needed: usize,
-        /// The products of its GPUs.
+        /// The products of the node's GPUs, each with its count.
         products: Vec<String>,
     },
-    /// No GPU of the node is that large, even empty.
+    /// No GPU of the node is large enough, even if it were empty.
     TooSmall {
-        /// The largest one; where K GPUs are asked for, what K of them have at least.
+        /// The size of the largest GPU; if the pod requests K GPUs, the size that K of them have at least.
         #[serde(rename = "largestMiB")]
         largest: MiB,
     },
     /// A volume of the pod cannot be reached from the node.
     Volume {
-        /// The claim.
+        /// The name of the volume claim.
         claim: String,
     },
     /// The node is cordoned.
     Cordoned,
-    /// The pod must be with pods that are not there.
+    /// The pod's podAffinity requires pods that are not there.
     PodAffinity {
-        /// The label that says what "with" means.
+        /// The topology key: the label whose value says which nodes belong together.
         topology: String,
     },
-    /// The pod must not be with a pod that is there.
+    /// The pod's podAntiAffinity forbids a pod that is there.
     PodAntiAffinity {
-        /// The label that says what "with" means.
+        /// The topology key: the label whose value says which nodes belong together.
         topology: String,
-        /// The pod that is there, `namespace/name`; `null` if whoever asks may not see its name.
+        /// The pod that is there, as `namespace/name`; `null` if the user may not see its name.
         pod: Option<String>,
     },
-    /// A pod that is there must not be with this one.
+    /// The podAntiAffinity of a pod that is there forbids this pod.
     AvoidedBy {
-        /// The label that says what "with" means.
+        /// The topology key: the label whose value says which nodes belong together.
         topology: String,
-        /// The pod that is there, `namespace/name`; `null` if whoever asks may not see its name.
+        /// The pod that is there, as `namespace/name`; `null` if the user may not see its name.
         pod: Option<String>,
     },
     /// The pod's topology spread constraint allows no more pods there.
     Spread {
-        /// The constraint's label.
+        /// The constraint's topology key.
         topology: String,
         /// `maxSkew`
         max_skew: i32,
-        /// How many more than elsewhere there would be; `null` if the node lacks the label.
+        /// How many more pods there would be than elsewhere; `null` if the node lacks the label.
         skew: Option<i64>,
     },
-    /// A port of the host that the pod wants is taken.
+    /// A host port of the pod is in use.
     HostPort {
-        /// The port.
+        /// The port number.
         port: u16,
     },
-    /// Too little of a resource is left: CPU in thousandths of a core, other resources in whole units (memory in bytes).
+    /// Too little of a resource is free: CPU in thousandths of a core, other resources in whole units (memory in bytes).
     Resource {
-        /// The resource.
+        /// The name of the resource.
         resource: String,
-        /// What the pod asks for.
+        /// The amount that the pod requests.
         asked: u64,
-        /// What is left.
+        /// The amount that is free.
         free: u64,
-        /// What there is in all.
+        /// The amount that the node has in total.
         allocatable: u64,
     },
-    /// No GPU has that much left, or too few have.
+    /// No GPU has enough memory free, or too few have.
     GpuMemory {
-        /// GPUs that are needed.
+        /// The number of GPUs that the pod needs.
         needed: usize,
-        /// GPUs with enough free.
+        /// The number of GPUs with enough memory free.
         fitting: usize,
-        /// GPUs that the pod takes, failed ones among them.
+        /// The number of GPUs that the pod accepts, including failed ones.
         taken: usize,
-        /// GPUs of these that failed or are lost.
+        /// The number of these GPUs that failed or are lost.
         unwell: usize,
-        /// The most that is free on one GPU; where K GPUs are asked for, what K of them have free at least.
+        /// The most memory that is free on one GPU; if the pod requests K GPUs, the memory that K of them have free at least.
         #[serde(rename = "freeMiB")]
         free: MiB,
-        /// What is free on all of them together.
+        /// The memory that is free on all GPUs together.
         #[serde(rename = "freeInAllMiB")]
         sum: MiB,
     },
-    /// A GPU has room, but by the sums that kube-scheduler counts the node has too few units left.
+    /// A GPU has room, but by the sums that kube-scheduler counts, the node has too few units left.
     Counted {
-        /// Units that it takes for free.
+        /// The number of units that kube-scheduler counts as free.
         free: u64,
-        /// Units that the kubelet offers: without those of failed GPUs.
+        /// The number of units that the kubelet offers, without those of failed GPUs.
         offered: u64,
     },
 }
 
-/// `pod ml/a`
+/// Name a pod as `pod ml/a`, or `another pod` if its name is hidden.
 fn that(pod: &Option<String>) -> String {
     pod.as_ref()
         .map_or_else(|| "another pod".to_owned(), |pod| format!("pod {pod}"))
 }
 
-/// What an obstacle's words need besides its fields.
+/// What the text of an obstacle needs besides its fields.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Words<'a> {
     pub(crate) unit: MemoryUnit,
-    /// How much of each GPU: `30 GiB`.
+    /// The amount requested of each GPU: `30 GiB`.
     pub(crate) asked: &'a str,
-    /// The pod does not take every GPU.
+    /// Whether the pod has rules, so that it does not accept every GPU.
     pub(crate) rules: bool,
 }
 
-/// With a space before it, if there is any.
+/// Put a space before a text, unless it is empty.
 fn spaced(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -187,7 +188,7 @@ fn spaced(text: &str) -> String {
 }
 
 impl Obstacle {
-    /// In words, to be read after "node n1: ".
+    /// Describe the obstacle in words that follow "node n1: ".
     pub(crate) fn message(&self, node: &str, words: Words<'_>) -> String {
         let size = |memory: &MiB| amount(*memory, words.unit);
         match self {
@@ -243,7 +244,7 @@ impl Obstacle {
             Obstacle::Volume { claim } => format!("the volume of claim {claim} cannot be reached from it"),
             Obstacle::Cordoned => "it is cordoned".to_owned(),
             Obstacle::PodAffinity { topology } => {
-                format!("no pod is there that the pod's podAffinity asks for (per {topology})")
+                format!("the pod's podAffinity requires a pod that is not there (per {topology})")
             }
             Obstacle::PodAntiAffinity { topology, pod } => {
                 format!(
@@ -260,7 +261,7 @@ impl Obstacle {
             Obstacle::Spread {
                 topology, skew: None, ..
             } => {
-                format!("the pod is to be spread over {topology}, and the node lacks that label")
+                format!("the pod must be spread over {topology}, but the node lacks that label")
             }
             Obstacle::Spread {
                 topology,
@@ -269,7 +270,7 @@ impl Obstacle {
             } => format!(
                 "the pod's spread constraint over {topology} allows at most {max_skew} more than elsewhere, and with this pod there would be {skew} more"
             ),
-            Obstacle::HostPort { port } => format!("another pod there has port {port} of the host"),
+            Obstacle::HostPort { port } => format!("another pod there uses host port {port}"),
             Obstacle::Resource {
                 resource,
                 asked,
@@ -313,7 +314,7 @@ impl Obstacle {
                 taken: 1,
                 unwell: 1,
                 ..
-            } => "its GPU is not well".to_owned(),
+            } => "its GPU is not healthy".to_owned(),
             Obstacle::GpuMemory {
                 needed: 1,
                 taken,
@@ -324,7 +325,7 @@ impl Obstacle {
             } => {
                 let unwell = match unwell {
                     0 => String::new(),
-                    count => format!("; {count} of {taken} GPUs are not well"),
+                    count => format!("; {count} of {taken} GPUs are not healthy"),
                 };
                 match (taken, words.rules) {
                     (1, false) => format!("{} free on its GPU{unwell}", size(free)),
@@ -349,7 +350,8 @@ impl Obstacle {
         }
     }
 
-    /// What nodes with this obstacle have in common, to be read after "3 nodes: ". Nothing in it belongs to one node.
+    /// Describe what nodes with this obstacle have in common, in words that follow "3 nodes: ". The text contains nothing that
+    /// belongs to a single node.
     pub(crate) fn group(&self, words: Words<'_>) -> String {
         match self {
             Obstacle::NoGpuMemory => "no GPU memory offered".to_owned(),
@@ -371,7 +373,7 @@ impl Obstacle {
             Obstacle::PodAntiAffinity { .. } => "excluded by the pod's podAntiAffinity".to_owned(),
             Obstacle::AvoidedBy { .. } => "excluded by the podAntiAffinity of pods there".to_owned(),
             Obstacle::Spread { topology, .. } => format!("excluded by the pod's spread constraint over {topology}"),
-            Obstacle::HostPort { port } => format!("port {port} of the host is taken"),
+            Obstacle::HostPort { port } => format!("host port {port} is in use"),
             Obstacle::Resource { resource, .. } if resource == "pods" => "no place for another pod".to_owned(),
             Obstacle::Resource {
                 resource,
@@ -385,7 +387,7 @@ impl Obstacle {
         }
     }
 
-    /// Whether it says something about the node's GPUs, or about who offers them.
+    /// Report whether the obstacle is about the node's GPUs, or about the agent or device plugin that offers them.
     pub(crate) fn is_of_gpus(&self) -> bool {
         self.is_of_offer()
             || matches!(
@@ -394,7 +396,7 @@ impl Obstacle {
             )
     }
 
-    /// Whether the node's GPUs are not offered at all, or not to this pod.
+    /// Report whether the node's GPUs are not offered at all, or not to this pod.
     pub(crate) fn is_of_offer(&self) -> bool {
         matches!(
             self,
@@ -407,7 +409,7 @@ impl Obstacle {
         )
     }
 
-    /// `key=value:effect` of a taint.
+    /// Format a taint as `key=value:effect`; empty for other obstacles.
     pub(crate) fn taint(&self) -> String {
         match self {
             Obstacle::Taint { key, value, effect } if value.is_empty() => format!("{key}:{effect}"),
@@ -417,62 +419,62 @@ impl Obstacle {
     }
 }
 
-/// Why no node takes the pod, whatever the nodes are like, or why that cannot be told.
+/// Why no node takes the pod, regardless of the nodes, or why Divvy cannot tell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Hold {
-    /// It is being deleted.
+    /// The pod is being deleted.
     Deleting,
-    /// Schedulers wait until its gates have been removed.
+    /// Schedulers wait until the pod's scheduling gates have been removed.
     Gates {
-        /// Their names.
+        /// The names of the gates.
         gates: Vec<String>,
     },
-    /// Its quantity of gpu-mem has a suffix. It is read as a number of units.
+    /// The pod's quantity of gpu-mem has a suffix. It is read as a number of units, and that number is too large.
     Suffix {
-        /// As it was written.
+        /// The quantity as it was written.
         written: String,
-        /// Units to write instead; `null` if that cannot be told.
+        /// The number of units to write instead; `null` if it cannot be computed.
         write: Option<u64>,
     },
-    /// It asks for more than can be counted.
+    /// The pod requests more than can be counted.
     Uncountable,
-    /// Its annotations cannot be read.
+    /// The pod's annotations cannot be read.
     Annotations {
-        /// What is wrong.
+        /// What is wrong with the annotations.
         error: String,
     },
     /// A volume claim does not exist, or has no volume.
     Claim {
-        /// The claim.
+        /// The name of the claim.
         claim: String,
-        /// Whether there is such a claim.
+        /// Whether the claim exists.
         exists: bool,
     },
-    /// kube-scheduler does not reach the extender.
+    /// kube-scheduler cannot reach the extender.
     ExtenderAway,
-    /// No scheduler has looked at it, and it names one that is not Kubernetes' own.
+    /// No scheduler has tried to place the pod, and it names a scheduler that is not Kubernetes' own.
     Unheard {
         /// `spec.schedulerName`
         scheduler: String,
     },
-    /// Something that decides where the pod may run was not looked at.
+    /// Something that decides where the pod may run was not checked.
     NotLookedAt {
-        /// What.
+        /// What was not checked.
         what: String,
-        /// Why not.
+        /// Why it was not checked.
         reason: String,
     },
 }
 
 impl Hold {
-    /// In words.
+    /// Describe the hold in words.
     pub(crate) fn message(&self, unit: MemoryUnit) -> String {
         let key = names::GPU_MEM;
         match self {
             Hold::Deleting => "the pod is being deleted".to_owned(),
             Hold::Gates { gates } => format!(
-                "kube-scheduler does not look at the pod until its scheduling gate{} {} been removed, by whoever put {} there",
+                "kube-scheduler does not try to place the pod until its scheduling gate{} {} been removed by the program that added {}",
                 if gates.len() == 1 { "" } else { "s" },
                 format_args!("{} {}", list(gates), if gates.len() == 1 { "has" } else { "have" }),
                 if gates.len() == 1 { "it" } else { "them" },
@@ -486,18 +488,18 @@ impl Hold {
             Hold::Claim { claim, exists: false } => format!("there is no PersistentVolumeClaim {claim}"),
             Hold::Claim { claim, exists: true } => format!("PersistentVolumeClaim {claim} has no volume yet: kubectl describe pvc {claim}"),
             Hold::ExtenderAway => {
-                "kube-scheduler does not reach Divvy's extender. Either it is not running, or the urlPrefix in kube-scheduler's configuration is not its address"
+                "kube-scheduler cannot reach Divvy's extender. Either the extender is not running, or the urlPrefix in kube-scheduler's configuration is not its address"
                     .to_owned()
             }
             Hold::Unheard { scheduler } => format!(
-                "no scheduler has looked at the pod, and its schedulerName is {scheduler:?}; most likely no scheduler of that name runs \
+                "no scheduler has tried to place the pod, and its schedulerName is {scheduler:?}; most likely no scheduler of that name runs \
                  (`divvy scheduler-config --as-second-scheduler` makes divvy-scheduler)"
             ),
-            Hold::NotLookedAt { what, reason } => format!("{what} could not be looked at: {reason}"),
+            Hold::NotLookedAt { what, reason } => format!("{what} could not be checked: {reason}"),
         }
     }
 
-    /// Whether the pod cannot start while this lasts. What was not looked at may be all right.
+    /// Report whether the pod certainly cannot start while this lasts. Something that was not checked may be fine.
     pub(crate) fn is_certain(&self) -> bool {
         !matches!(self, Hold::NotLookedAt { .. })
     }

@@ -1,8 +1,9 @@
-//! Amounts as people read them.
+//! Amounts in the form in which people read them.
 
 use divvy_model::{MemoryUnit, MiB};
 
-/// `20 GiB`, `7.5 GiB`, or `1500 MiB` in a cluster whose unit is no whole number of GiB: one answer has one unit.
+/// Format an amount of memory: `20 GiB`, `7.5 GiB`, or `1500 MiB` in a cluster whose unit is not a multiple of 1 GiB. All amounts
+/// of one answer have the same unit.
 pub fn amount(memory: MiB, unit: MemoryUnit) -> String {
     const GIB: u64 = 1024;
     if !unit.mib().is_multiple_of(GIB) {
@@ -10,12 +11,12 @@ pub fn amount(memory: MiB, unit: MemoryUnit) -> String {
     }
     match (memory.0 / GIB, memory.0 % GIB) {
         (whole, 0) => format!("{whole} GiB"),
-        // Rounded down: what is free is never said to be more than it is.
+        // Rounded down, so that free memory is never overstated.
         (whole, rest) => format!("{whole}.{} GiB", rest * 10 / GIB),
     }
 }
 
-/// An amount of a resource: `1500m` of CPU is 1.5, memory is in GiB or MiB, everything else is a count.
+/// Format an amount of a resource: 1500 of CPU is `1500m`, memory is in GiB or MiB, and everything else is a count.
 pub fn quantity(resource: &str, amount: u64) -> String {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
@@ -32,7 +33,7 @@ fn in_bytes(resource: &str) -> bool {
     matches!(resource, "memory" | "ephemeral-storage") || resource.starts_with("hugepages-")
 }
 
-/// `1,204`
+/// Format a count with separators for thousands: `1,204`.
 pub(crate) fn thousands(count: usize) -> String {
     let digits = count.to_string();
     let first = digits.len() % 3;
@@ -46,7 +47,7 @@ pub(crate) fn thousands(count: usize) -> String {
     text
 }
 
-/// `a`, `a and b`, `a, b and c`
+/// Join items to a list: `a`, `a and b`, `a, b and c`.
 pub(crate) fn list(items: &[String]) -> String {
     match items {
         [] => String::new(),

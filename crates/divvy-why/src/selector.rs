@@ -1,4 +1,4 @@
-//! Selectors of labels, as Kubernetes evaluates them (`apimachinery/pkg/labels`, `component-helpers/scheduling/corev1/nodeaffinity`).
+//! Label selectors, as Kubernetes evaluates them (`apimachinery/pkg/labels`, `component-helpers/scheduling/corev1/nodeaffinity`).
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -7,10 +7,10 @@ use divvy_model::limits::shortened;
 
 use crate::{Labels, Site};
 
-/// Bytes of a selector in words. It is said of each node.
+/// The maximum length in bytes of a selector in words, because it is repeated for each node.
 const LONGEST: usize = 300;
 
-/// Whether labels are selected; an empty selector selects everything.
+/// Report whether a selector matches labels. An empty selector matches everything.
 pub(crate) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let equal = selector
         .match_labels
@@ -24,12 +24,12 @@ pub(crate) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
             .all(|one| holds(&one.operator, one.values.as_deref(), labels.get(&one.key)))
 }
 
-/// Whether a node is selected: by one of the terms at least.
+/// Report whether a node is selected by at least one of the terms.
 pub(crate) fn selects_node(selector: &NodeSelector, site: &Site) -> bool {
     selector.node_selector_terms.iter().any(|term| term_selects(term, site))
 }
 
-/// All requirements hold; a term without any selects nothing.
+/// Report whether all requirements of a term hold. A term without requirements selects nothing.
 fn term_selects(term: &NodeSelectorTerm, site: &Site) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -41,7 +41,7 @@ fn term_selects(term: &NodeSelectorTerm, site: &Site) -> bool {
     !(expressions.is_empty() && fields.is_empty()) && expressions.iter().all(of_labels) && fields.iter().all(of_fields)
 }
 
-/// Whether a requirement holds for the value of its label. Of an operator that is not known nothing is said to hold.
+/// Report whether a requirement holds for the value of its label. A requirement with an unknown operator never holds.
 fn holds(operator: &str, values: Option<&[String]>, found: Option<&String>) -> bool {
     let values = values.unwrap_or_default();
     let number = |text: &String| text.parse::<i64>().ok();
@@ -60,7 +60,7 @@ fn holds(operator: &str, values: Option<&[String]>, found: Option<&String>) -> b
     }
 }
 
-/// A selector in words: `disk=ssd, zone in (a, b)`.
+/// Describe a selector in words: `disk=ssd, zone in (a, b)`.
 pub(crate) fn in_words(selector: &NodeSelector) -> String {
     shortened(&all_in_words(selector), LONGEST).into_owned()
 }

@@ -7,10 +7,10 @@ use divvy_model::MemoryUnit;
 use divvy_placement::Ledger;
 use k8s_openapi::api::core::v1::{PodAffinityTerm, Taint};
 
-/// Labels by name.
+/// Labels: name → value.
 pub type Labels = BTreeMap<String, String>;
 
-/// A node without its GPUs: what kube-scheduler's filters read of it.
+/// A node without its GPUs: what kube-scheduler's filters read about it.
 #[derive(Debug, Clone, Default)]
 pub struct Site {
     /// `metadata.name`
@@ -19,58 +19,58 @@ pub struct Site {
     pub labels: Labels,
     /// `spec.taints`
     pub taints: Vec<Taint>,
-    /// Why its containers get none of the driver's libraries, or wrong ones; as the inventory says.
+    /// Why containers on the node get no driver libraries, or wrong ones, as the inventory reports.
     pub driver_trouble: Option<String>,
     /// `spec.unschedulable`
     pub cordoned: bool,
-    /// No condition Ready says otherwise.
+    /// Whether the node is ready; false only if its condition Ready says otherwise.
     pub ready: bool,
     /// `status.capacity` of gpu-mem, in units.
     pub capacity_units: u64,
-    /// `status.capacity` of the resource of whole GPUs, which another device plugin offers.
+    /// `status.capacity` of the resource for whole GPUs, which another device plugin offers.
     pub whole_gpus: u64,
-    /// There is an inventory annotation, readable or not.
+    /// Whether the node has an inventory annotation, readable or not.
     pub has_inventory: bool,
     /// `status.nodeInfo.containerRuntimeVersion`
     pub runtime: Option<String>,
     /// `status.allocatable`: CPU in thousandths of a core, other resources in whole units.
     pub allocatable: BTreeMap<String, u64>,
-    /// What the pods there ask for, in the same units. [`Snapshot::new`] counts it, whatever is in here before.
+    /// What the pods on the node request, in the same units. [`Snapshot::new`] computes it and ignores previous contents.
     pub used: BTreeMap<String, u64>,
 }
 
 impl Site {
-    /// What kube-scheduler takes for free; 0 if pods ask for more than there is.
+    /// Return what kube-scheduler counts as free; 0 if pods request more than the node has.
     pub fn free(&self, resource: &str) -> u64 {
         let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
         of(&self.allocatable).saturating_sub(of(&self.used))
     }
 }
 
-/// Who makes a pod anew when it is deleted: its controller.
+/// A pod's controller, which replaces the pod when it is deleted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Owner {
-    /// `ReplicaSet`, `Job`, …
+    /// The kind: `ReplicaSet`, `Job`, …
     pub kind: String,
-    /// Its name.
+    /// The controller's name.
     pub name: String,
 }
 
 impl Owner {
-    /// Whether it replaces pods for as long as it is there, and a pod ends by scaling it down.
+    /// Report whether the controller replaces its pods for as long as it exists, so that only scaling it down ends a pod.
     pub(crate) fn runs_for_ever(&self) -> bool {
         ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"].contains(&self.kind.as_str())
     }
 }
 
 impl fmt::Display for Owner {
-    /// `ReplicaSet train-6d5`
+    /// Format the controller as `ReplicaSet train-6d5`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
     }
 }
 
-/// A port of the host that a container takes.
+/// A host port that a container uses.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
     /// `hostPort`
@@ -82,7 +82,8 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Whether both cannot be on one node (`pkg/scheduler/framework`, `HostPortInfo.CheckConflict`).
+    /// Report whether both ports cannot be used on one node (`HostPortInfo.CheckConflict` in Kubernetes'
+    /// `pkg/scheduler/framework`).
     pub(crate) fn clashes(&self, other: &HostPort) -> bool {
         let any = |address: &str| matches!(address, "" | "0.0.0.0");
         let same_address = any(&self.address) || any(&other.address) || self.address == other.address;
@@ -90,7 +91,7 @@ impl HostPort {
     }
 }
 
-/// Resources and how much of each is asked for: CPU in thousandths of a core, other resources in whole units.
+/// Resources with the requested amount of each: CPU in thousandths of a core, other resources in whole units.
 pub type Requests = [(Cow<'static, str>, u64)];
 
 /// A pod that has a node and has not ended (its phase is neither Succeeded nor Failed).
@@ -106,20 +107,21 @@ pub struct Tenant {
     pub node: Arc<str>,
     /// `metadata.labels`
     pub labels: Arc<Labels>,
-    /// It is being deleted.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// What it asks for by Kubernetes' formula, `pods: 1` among it: CPU in thousandths of a core, other resources in whole units.
+    /// The pod's effective requests by Kubernetes' formula, including `pods: 1`: CPU in thousandths of a core, other resources in
+    /// whole units.
     pub requests: Arc<Requests>,
-    /// Ports of the host that it takes.
+    /// The host ports that the pod uses.
     pub ports: Box<[HostPort]>,
-    /// Its required anti-affinity.
+    /// The pod's required anti-affinity.
     pub avoids: Box<[PodAffinityTerm]>,
-    /// Its controller.
+    /// The pod's controller; `None` if it has none.
     pub owner: Option<Arc<Owner>>,
 }
 
 impl Tenant {
-    /// About how many bytes its labels, its anti-affinity and its host ports have.
+    /// Estimate the size in bytes of the pod's labels, anti-affinity, and host ports.
     pub fn rules_bytes(&self) -> usize {
         let labels: usize = self.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
         let avoids = match self.avoids.is_empty() {
@@ -135,30 +137,30 @@ impl Tenant {
 /// The cluster at one moment.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// The GPUs, and who holds what of them.
+    /// The GPUs, and the pods that hold their memory.
     pub ledger: Ledger,
-    /// By name.
+    /// The nodes, ordered by name.
     pub(crate) sites: Vec<Site>,
     pub(crate) tenants: Vec<Tenant>,
     by_name: HashMap<String, usize>,
-    /// Position of each tenant's site.
+    /// By tenant: the position of its site.
     pub(crate) at: Vec<usize>,
-    /// The tenants of each site.
+    /// By site: the positions of its tenants.
     pub(crate) on: Vec<Vec<usize>>,
-    /// Tenants that other pods may not join.
+    /// The positions of tenants with an anti-affinity to other pods.
     pub(crate) avoiders: Vec<usize>,
-    /// Labels of the namespaces, for selectors of namespaces; `None` if they could not be read.
+    /// The labels of the namespaces, for namespace selectors; `None` if they could not be read.
     pub namespaces: Option<BTreeMap<String, Labels>>,
-    /// The labels by which the agent's DaemonSet chooses its nodes; `None` if they could not be read.
+    /// The labels by which the agent's DaemonSet selects its nodes; `None` if they could not be read.
     pub agent_selector: Option<Labels>,
-    /// What could not be listed, `nodes` or `pods`: then there are no nodes here.
+    /// What could not be listed, `nodes` or `pods`. If this is not empty, the snapshot has no nodes.
     pub unseen: Vec<&'static str>,
-    /// How many of the pods have so many labels, rules about other pods and host ports that these are left out.
+    /// The number of pods whose labels, rules about other pods, and host ports are omitted because they are too large.
     pub simplified: u64,
 }
 
 impl Snapshot {
-    /// A snapshot of these nodes, and of those of the pods that are on one of them.
+    /// Create a snapshot of these nodes and of the pods that are on one of them.
     pub fn new(ledger: Ledger, mut sites: Vec<Site>, tenants: Tenants) -> Snapshot {
         sites.sort_by(|a, b| a.name.cmp(&b.name));
         sites.dedup_by(|a, b| a.name == b.name);
@@ -189,7 +191,7 @@ impl Snapshot {
         snapshot
     }
 
-    /// A snapshot of a cluster of which the user may not list this: what its pods say of themselves is all that is known.
+    /// Create a snapshot of a cluster of which the user may not list everything. Then only the pods themselves say anything.
     pub fn unseen(unit: MemoryUnit, unseen: Vec<&'static str>) -> Snapshot {
         Snapshot {
             unseen,
@@ -219,17 +221,17 @@ impl Snapshot {
         self.tenants.push(tenant);
     }
 
-    /// The nodes, by name.
+    /// Return the nodes, ordered by name.
     pub fn sites(&self) -> &[Site] {
         &self.sites
     }
 
-    /// The node of this name.
+    /// Return the node with this name.
     pub fn site(&self, name: &str) -> Option<&Site> {
         self.by_name.get(name).map(|position| &self.sites[*position])
     }
 
-    /// The pod on a node of the snapshot that has this UID.
+    /// Return the position of the pod with this UID on a node of the snapshot.
     pub(crate) fn tenant(&self, node: usize, uid: &str) -> Option<usize> {
         self.on[node]
             .iter()
@@ -238,7 +240,8 @@ impl Snapshot {
     }
 }
 
-/// Pods that have nodes. What many of them have in common is kept once, from the moment in which they are added: a list has tens of thousands.
+/// Pods that have nodes. Values that many of them have in common are stored once, from the moment in which they are added,
+/// because a list has tens of thousands of pods.
 #[derive(Debug, Default)]
 pub struct Tenants {
     tenants: Vec<Tenant>,

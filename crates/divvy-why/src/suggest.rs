@@ -1,4 +1,4 @@
-//! Changes that alone let the pod start. Each is tried on the snapshot before it is printed.
+//! Suggestions: single changes that are enough to let the pod start. Each one is tried on the snapshot before it is shown.
 
 use std::cell::Cell;
 
@@ -8,110 +8,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
 use crate::quantity::{amount, quantity};
-use crate::{Hold, Named, Obstacle, Owner, PodName, Tenant};
+use crate::{Change, Hold, Named, Obstacle, PodName, Tenant};
 
-/// A change of the pod or of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Change {
-    /// The pod asks for this many units in all.
-    AskFor {
-        /// Units of gpu-mem.
-        units: u64,
-    },
-    /// A pod ends with all its containers, and nothing comes in its place.
-    PodEnds {
-        /// The node that it is on.
-        node: String,
-        /// The pod; `null` if whoever asks may not see its name.
-        pod: Option<PodName>,
-        /// Its UID; empty if whoever asks may not see its name.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
-        uid: String,
-        /// It is being deleted already.
-        deleting: bool,
-        /// Who makes it anew when it is deleted.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        owner: Option<Owner>,
-        /// It has a higher priority than the pod that waits.
-        more_important: bool,
-        /// GPU memory that it holds or asks for.
-        #[serde(rename = "memoryMiB")]
-        memory: MiB,
-    },
-    /// The containers of deleted pods end.
-    LeftoversEnd {
-        /// The node.
-        node: String,
-    },
-    /// A node takes pods again.
-    Uncordon {
-        /// The node.
-        node: String,
-    },
-    /// A label is taken out of the pod's nodeSelector.
-    DropSelector {
-        /// The label.
-        label: String,
-        /// The value that was asked for.
-        value: String,
-    },
-    /// The pod tolerates a taint.
-    Tolerate {
-        /// Its key.
-        key: String,
-        /// Its value; empty if it has none.
-        value: String,
-        /// `NoSchedule` or `NoExecute`
-        effect: String,
-    },
-    /// A node gets a label that it lacks.
-    Label {
-        /// The node.
-        node: String,
-        /// The label.
-        label: String,
-        /// Its value.
-        value: String,
-    },
-    /// The pod does not ask for another resource any more.
-    DropResource {
-        /// The resource.
-        resource: String,
-    },
-    /// The pod asks for less of another resource: CPU in thousandths of a core, memory in bytes.
-    AskForLess {
-        /// The resource.
-        resource: String,
-        /// The most that it may ask for.
-        amount: u64,
-    },
-}
-
-/// A change that alone lets the pod start.
+/// A single change that is enough to let the pod start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Suggestion {
     /// The change.
     #[serde(flatten)]
     pub change: Change,
-    /// A node that has room then.
+    /// A node that has room after the change.
     pub then: String,
-    /// What to type, if a command does it.
+    /// The command that makes the change, as arguments; empty if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// In words.
+    /// The suggestion in words.
     pub message: String,
 }
 
-/// So many are given at most.
+/// The maximum number of suggestions.
 const MOST: usize = 3;
-/// On so many nodes, the closest ones, the end of a pod is tried, and of so many pods each.
+/// The number of nodes, the closest ones, on which the end of a pod is tried, and the number of pods tried on each.
 const NODES: usize = 16;
 const PODS: usize = 128;
 
 impl Change {
-    /// Carries the change out on a question; `None` if what it changes is not there.
+    /// Apply the change to a question; `None` if what it changes does not exist.
     pub(crate) fn apply(&self, question: &mut Question<'_>) -> Option<()> {
         match self {
             Change::AskFor { units } => {
@@ -169,7 +91,7 @@ impl Change {
         }
     }
 
-    /// Without the name of a pod that may not be named.
+    /// Remove the name of a pod that may not be named.
     fn shown_to(self, named: &Named) -> Change {
         match self {
             Change::PodEnds {
@@ -247,7 +169,7 @@ impl Change {
                         format!("Wait until {pod}{held} on node {node} has ended. It has a higher priority than this pod.")
                     }
                     None => {
-                        format!("Wait until {pod}{held} on node {node} has ended. If nobody needs it any more, delete it:")
+                        format!("Wait until {pod}{held} on node {node} has ended. If it is no longer needed, delete it:")
                     }
                     Some(owner) if owner.runs_for_ever() => format!(
                         "{}{held} on node {node} is in the way. {owner} would replace it if it were deleted; scale {} down so that this pod ends.",
@@ -262,9 +184,9 @@ impl Change {
             Change::LeftoversEnd { node } => {
                 format!("Wait. Containers of deleted pods still run on node {node}, which has room when they have ended.")
             }
-            Change::Uncordon { node } => format!("If the maintenance of node {node} is over, let pods on to it again:"),
+            Change::Uncordon { node } => format!("If the maintenance of node {node} is finished, allow pods on it again:"),
             Change::DropSelector { label, value } => {
-                format!("Take {label}={value} out of the pod's nodeSelector. Node {then} has room.")
+                format!("Remove {label}={value} from the pod's nodeSelector. Node {then} has room.")
             }
             Change::Tolerate { key, value, effect } => {
                 let value = match value.as_str() {
@@ -278,7 +200,7 @@ impl Change {
             }
             Change::Label { node, .. } => format!("If the pod may run on node {node}, give the node the label:"),
             Change::DropResource { resource } => {
-                format!("Take {resource} out of the pod: {key} alone gives it a GPU. Node {then} has room for that now.")
+                format!("Remove {resource} from the pod: {key} is enough to get a GPU. Node {then} has room for that now.")
             }
             Change::AskForLess { resource, amount } => {
                 format!(
@@ -307,13 +229,13 @@ fn toleration(key: &str, value: &str, effect: &str) -> Toleration {
     }
 }
 
-/// Whether a pod is work that comes to an end: pods of DaemonSets, static pods and the cluster's own pods are not.
+/// Report whether a pod is work that comes to an end. Pods of DaemonSets, static pods, and the cluster's own pods are not.
 fn may_end(tenant: &Tenant) -> bool {
     let kind = tenant.owner.as_ref().map(|owner| owner.kind.as_str());
     !matches!(kind, Some("DaemonSet" | "Node")) && &*tenant.namespace != "kube-system"
 }
 
-/// Whether a label or a taint is Kubernetes' own: others rely on what it says.
+/// Report whether a label or taint belongs to Kubernetes, so that other programs rely on it.
 fn is_kubernetes_own(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     ["kubernetes.io", "k8s.io"]
@@ -321,7 +243,8 @@ fn is_kubernetes_own(key: &str) -> bool {
         .any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
 }
 
-/// What would let the pod start, the best first. `looks`: the obstacles of each node, none of them empty. `order`: the nodes, the closest first.
+/// Find what would let the pod start, the best first. `looks` holds the obstacles of each node, none of them empty. `order` holds
+/// the nodes, the closest first.
 pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> Vec<Suggestion> {
     let only_suffix = holds.iter().all(|hold| matches!(hold, Hold::Suffix { .. }));
     if !only_suffix {
@@ -359,15 +282,17 @@ struct Search<'q, 's> {
     question: &'q Question<'s>,
     looks: &'q [Vec<Obstacle>],
     order: &'q [usize],
-    /// What may still be spent on trying changes, and what each one costs.
+    /// The work that may still be spent on trying changes, and the work for each one.
     work: Cell<u64>,
     each: u64,
 }
 
-/// What trying changes may cost in all, in looks at one pod of the cluster; about a second. Users write the rules that are compared with each pod.
+/// The maximum work for trying changes, in comparisons with one pod of the cluster; about a second. Users write the rules that
+/// are compared with each pod, so the work must be bounded.
 const MOST_WORK: u64 = 100_000_000;
 
-/// What trying one change costs: [`Peers`](crate::peers::Peers) looks at each pod, and compares each term with it, which is about eight times as much.
+/// Return the work for trying one change: [`Peers`](crate::look::peers::Peers) reads each pod, and compares each term with it, which
+/// takes about eight times as long.
 fn work(question: &Question<'_>) -> u64 {
     let (snapshot, wants) = (question.snapshot, &question.wants);
     let with = wants
@@ -391,7 +316,7 @@ fn work(question: &Question<'_>) -> u64 {
 }
 
 impl Search<'_, '_> {
-    /// The nodes with one obstacle, the closest first.
+    /// Return the nodes with exactly one obstacle, the closest first.
     fn single(&self) -> impl Iterator<Item = (usize, &Obstacle)> {
         self.order
             .iter()
@@ -405,13 +330,13 @@ impl Search<'_, '_> {
         self.question.site(position).name.clone()
     }
 
-    /// The pod's question after the change, while there is work left to spend.
+    /// Return the question after the change, as long as there is work left to spend.
     fn after(&self, change: &Change) -> Option<Question<'_>> {
         self.work.set(self.work.get().checked_sub(self.each)?);
         self.question.after(change)
     }
 
-    /// The change as a suggestion, if the pod could start on the node after it.
+    /// Return the change as a suggestion, if the pod could start on the node after it.
     fn tried(&self, change: Change, position: usize) -> Option<Suggestion> {
         let after = self.after(&change)?;
         let starts = after.holds().is_empty() && after.obstacles(position).is_empty();
@@ -425,7 +350,7 @@ impl Search<'_, '_> {
         })
     }
 
-    /// As [`Search::tried`], on whichever node it helps.
+    /// Return the change as a suggestion, if the pod could start on any node after it.
     fn anywhere(&self, change: Change) -> Option<Suggestion> {
         let after = self.after(&change)?;
         let position = self.order.iter().find(|position| after.obstacles(**position).is_empty())?;
@@ -464,8 +389,9 @@ impl Search<'_, '_> {
         })
     }
 
-    /// A label that the node has with another value says something about the node: only one that it lacks is proposed. Labels with a domain are written
-    /// by the programs of that domain (`nvidia.com/gpu.product`, `kubernetes.io/hostname`), and say what the node is: none is proposed.
+    /// Suggest a label for a node only if the node lacks it: a label with another value says something about the node. Never
+    /// suggest a label with a domain, because the programs of that domain write it (`nvidia.com/gpu.product`,
+    /// `kubernetes.io/hostname`), and it says what the node is.
     fn label(&self) -> Option<Suggestion> {
         self.first(|node, obstacle| match obstacle {
             Obstacle::NodeSelector {
@@ -481,7 +407,7 @@ impl Search<'_, '_> {
         })
     }
 
-    /// A pod that asks for GPU memory and for whole GPUs needs one of them.
+    /// Suggest that a pod that requests both GPU memory and whole GPUs drops the whole GPUs.
     fn drop_whole_gpus(&self) -> Option<Suggestion> {
         self.first(|_, obstacle| match obstacle {
             Obstacle::Resource { resource, .. } if resource == names::WHOLE_GPU => Some(Change::DropResource {
@@ -491,7 +417,7 @@ impl Search<'_, '_> {
         })
     }
 
-    /// The largest request that fits somewhere now.
+    /// Find the largest request that fits somewhere now.
     fn ask_for(&self) -> Option<Suggestion> {
         let unit = self.question.snapshot.ledger.unit();
         let gpus = self.question.ask.gpus as u64;
@@ -511,7 +437,7 @@ impl Search<'_, '_> {
         found.sort_by_key(|(units, _)| std::cmp::Reverse(*units));
         let fits = |(units, position): &(u64, usize)| {
             let site = self.question.site(*position);
-            // kube-scheduler's sums allow no more.
+            // kube-scheduler's sums do not allow more.
             let counted = site.free(names::GPU_MEM);
             let units = (*units).min(counted - counted % gpus);
             (units > 0).then(|| self.tried(Change::AskFor { units }, *position)).flatten()
@@ -571,7 +497,7 @@ impl Search<'_, '_> {
         self.ends(false)
     }
 
-    /// The end of one pod: of one that nobody would replace rather than of another, then of the one with the least memory.
+    /// Find one pod whose end is enough. A pod that no controller would replace is preferred, then the one with the least memory.
     fn ends(&self, deleting: bool) -> Option<Suggestion> {
         let frees = |obstacle: &Obstacle| {
             matches!(

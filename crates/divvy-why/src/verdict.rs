@@ -10,7 +10,7 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
-/// `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`
+/// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`.
 pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     let size = asked(ask, unit);
     match (ask.wanted(), ask.gpus) {
@@ -21,7 +21,7 @@ pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     }
 }
 
-/// How much of each GPU.
+/// Format the amount of each GPU.
 pub(crate) fn asked(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     match ask.memory {
         Some(memory) => amount(memory, unit),
@@ -30,7 +30,7 @@ pub(crate) fn asked(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
 }
 
 impl Question<'_> {
-    /// What keeps the pod from every node, or keeps us from telling.
+    /// Return what keeps the pod from every node, or keeps Divvy from giving an answer.
     pub(crate) fn holds(&self) -> Vec<Hold> {
         let wants = &*self.wants;
         let mut holds = Vec::new();
@@ -98,7 +98,7 @@ impl Question<'_> {
         holds
     }
 
-    /// Units for a quantity that was meant in bytes: `3Gi` is 3 of GiB, rounded up.
+    /// Return the units for a quantity that was meant in bytes: `3Gi` is 3 units of 1 GiB; rounded up.
     fn instead_of(&self, written: &str) -> Option<u64> {
         const MIB: u64 = 1 << 20;
         let bytes = divvy_model::quantity_value(written).ok()?;
@@ -106,7 +106,7 @@ impl Question<'_> {
         Some(bytes.div_ceil(unit)).filter(|units| *units > 0)
     }
 
-    /// The answer in a sentence, for a pod that waits. `order`: the nodes, the closest first.
+    /// Return the answer in a sentence, for a pod that waits. `order` holds the nodes, the closest first.
     pub(crate) fn verdict(&self, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> String {
         let unit = self.snapshot.ledger.unit();
         let certain = holds.iter().find(|hold| hold.is_certain());
@@ -116,7 +116,7 @@ impl Question<'_> {
         let asked = asked_where(&self.ask, unit);
         let room = looks.iter().filter(|look| look.is_empty()).count();
         if !self.snapshot.unseen.is_empty() {
-            return format!("waits: it asks for {asked}. Which nodes have that much free could not be looked at.");
+            return format!("waits: it asks for {asked}. Divvy could not check which nodes have that much free.");
         }
         let closest = order.first().map(|position| (&self.site(*position).name, &looks[*position]));
         let Some((name, look)) = closest else {
@@ -144,7 +144,7 @@ impl Question<'_> {
         if let Some(lacking) = self.lacking(looks) {
             return format!("waits: it asks for {asked}, and {lacking}.");
         }
-        // GPUs are what most nodes lack; another node has them, and more than one other thing is in the way there.
+        // Most nodes lack GPUs. Another node has them, but more than one other obstacle is there.
         let with_room = order
             .iter()
             .find(|position| !looks[**position].iter().any(Obstacle::is_of_gpus));
@@ -157,7 +157,8 @@ impl Question<'_> {
         }
     }
 
-    /// A node has room on its GPUs; what else is in the way there: one thing or two in words, of more the first and their number.
+    /// Describe a node that has room on its GPUs: what else is in the way there. One or two obstacles are in words; of more, the
+    /// first one and their number.
     fn but(&self, node: &str, look: &[Obstacle]) -> String {
         let unit = self.snapshot.ledger.unit();
         let what = if self.ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
@@ -181,13 +182,14 @@ impl Question<'_> {
     fn not_tried(&self, holds: &[Hold]) -> &'static str {
         let unsure = holds.iter().any(|hold| !hold.is_certain());
         match (unsure, self.wants.was_looked_at()) {
-            (true, _) => " Not everything that decides where it may run could be looked at.",
-            (false, true) => " kube-scheduler has not tried again yet, or sees something else in the way (below).",
-            (false, false) => " No scheduler has looked at it yet.",
+            (true, _) => " Divvy could not check everything that decides where it may run.",
+            (false, true) => " kube-scheduler has not tried again yet, or sees another obstacle (below).",
+            (false, false) => " No scheduler has tried to place it yet.",
         }
     }
 
-    /// No node that the pod can use has GPUs with enough free that it takes. `None`: no such node offers it any GPU at all.
+    /// Describe what the usable nodes lack: none of them has GPUs with enough memory free that the pod accepts. `None` if no such
+    /// node offers it a GPU at all.
     fn lacking(&self, looks: &[Vec<Obstacle>]) -> Option<String> {
         let unit = self.snapshot.ledger.unit();
         // Other nodes may have GPUs with room, or their GPUs are not known.
@@ -232,7 +234,7 @@ impl Question<'_> {
         }
         if self.ask.gpus > 1 {
             return Some(format!(
-                "{no_node} has as many with that much free; node {name} has {} of {}",
+                "{no_node} has as many GPUs with that much free; node {name} has {} of {}",
                 most.fitting, most.taken
             ));
         }

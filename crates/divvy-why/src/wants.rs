@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HostPort, Labels, Owner};
 
-/// What kube-scheduler and Divvy read of a pod that is asked about.
+/// What kube-scheduler and Divvy read about the pod in question.
 #[derive(Debug, Clone, Default)]
 pub struct Wants {
-    /// What Divvy reads of it.
+    /// What Divvy reads about the pod.
     pub pod: Pod,
     /// `metadata.labels`
     pub labels: Labels,
-    /// Its controller.
+    /// The pod's controller; `None` if it has none.
     pub owner: Option<Owner>,
-    /// What it asks for by Kubernetes' formula, as [`crate::Tenant::requests`].
+    /// The pod's effective requests by Kubernetes' formula, as in [`crate::Tenant::requests`].
     pub requests: Vec<(Cow<'static, str>, u64)>,
-    /// Its first quantity of gpu-mem that has a suffix, as it was written: `3Gi`.
+    /// The first quantity of gpu-mem that has a suffix, as it was written: `3Gi`.
     pub with_suffix: Option<String>,
-    /// Ports of the host that it wants.
+    /// The host ports that the pod uses.
     pub ports: Vec<HostPort>,
     /// `spec.nodeSelector`
     pub node_selector: Labels,
@@ -35,53 +35,54 @@ pub struct Wants {
     pub never_preempts: bool,
     /// `spec.schedulerName`
     pub scheduler: String,
-    /// Its volume claims.
+    /// The pod's volume claims.
     pub claims: Vec<Claim>,
-    /// It has ResourceClaims (dynamic resource allocation), which are not looked at here.
+    /// Whether the pod has ResourceClaims (dynamic resource allocation), which Divvy does not read.
     pub resource_claims: bool,
     /// `status.phase`
     pub phase: String,
-    /// What others say of it in its status.
+    /// What other programs report in the pod's status.
     pub reported: Vec<Reported>,
 }
 
 /// A PersistentVolumeClaim of a pod.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// Its name.
+    /// The claim's name.
     pub name: String,
-    /// How far it is.
+    /// The claim's state.
     pub state: ClaimState,
 }
 
-/// How far a volume claim is.
+/// The state of a volume claim.
 #[derive(Debug, Clone)]
 pub enum ClaimState {
     /// There is no such claim.
     Missing,
-    /// It has no volume yet, and gets one before pods are placed (`volumeBindingMode: Immediate`).
+    /// The claim has no volume yet, and gets one before pods are placed (`volumeBindingMode: Immediate`).
     Unbound,
-    /// It gets a volume when its pod is placed (`WaitForFirstConsumer`).
+    /// The claim gets a volume when its pod is placed (`WaitForFirstConsumer`).
     BoundLater,
-    /// It has a volume, which only these nodes can reach; `None`: all can.
+    /// The claim has a volume, which only these nodes can reach; `None` if all nodes can.
     Bound(Option<NodeSelector>),
-    /// Claim, volume or class could not be read: why.
+    /// The claim, its volume, or its class could not be read, for this reason.
     Unseen(String),
 }
 
-/// What a program says of a pod in its status.
+/// What a program reports in a pod's status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reported {
     /// `kube-scheduler`, `kubelet`, or `container NAME`.
     pub by: String,
-    /// One word, `Unschedulable`.
+    /// The reason in one word, for example `Unschedulable`.
     pub reason: String,
-    /// In its own words.
+    /// The program's own message.
     pub message: String,
 }
 
 impl Wants {
-    /// About how many bytes of it are compared with each node and with other pods: its rules for nodes, labels, ports and claims.
+    /// Estimate how many bytes of the pod are compared with each node and with other pods: its rules for nodes, labels, ports,
+    /// and claims.
     pub fn rules_bytes(&self) -> usize {
         let json = |length: Result<String, serde_json::Error>| length.map_or(usize::MAX, |text| text.len());
         let texts = |labels: &Labels| labels.iter().map(|(key, value)| key.len() + value.len() + 1).sum::<usize>();
@@ -97,12 +98,13 @@ impl Wants {
         .fold(0, usize::saturating_add)
     }
 
-    /// Whether kube-scheduler, or another scheduler, has looked at it.
+    /// Report whether kube-scheduler or another scheduler has tried to place the pod.
     pub(crate) fn was_looked_at(&self) -> bool {
         self.reported.iter().any(|reported| reported.by == "kube-scheduler")
     }
 
-    /// Whether its scheduler cannot reach Divvy's extender: kube-scheduler then quotes its HTTP client, `Post "http://…/filter": dial tcp …`.
+    /// Report whether the pod's scheduler cannot reach Divvy's extender. kube-scheduler then quotes its HTTP client: `Post
+    /// "http://…/filter": dial tcp …`.
     pub(crate) fn extender_is_away(&self) -> bool {
         let of_extender = |text: &str| text.contains("Post \"") && (text.contains("/filter\"") || text.contains("/bind\""));
         self.reported
@@ -110,7 +112,7 @@ impl Wants {
             .any(|reported| reported.by == "kube-scheduler" && of_extender(&reported.message))
     }
 
-    /// Whether the answer about both is the same: they are of one controller and ask for the same.
+    /// Report whether both pods get the same answer: they have the same controller and the same request.
     pub fn is_like(&self, other: &Wants) -> bool {
         let owned = self.owner.is_some() && self.owner == other.owner && self.pod.namespace == other.pod.namespace;
         let (a, b) = (&self.pod, &other.pod);

@@ -1,11 +1,11 @@
-//! Measures what the budgets are about, on a node with 8 GPUs, and prints it beside them:
+//! Measures the resources for which there are budgets, on a node with 8 GPUs, and prints the values next to the budgets:
 //!
 //! ```text
 //! cargo build --release --workspace && cargo run --release -p divvy --example measure
 //! ```
 //!
-//! With a folder as argument the programs there are measured: static `divvy` and `divvy-agent` as an image has them, beside `divvy-probe` and
-//! `libdivvy_nvml_sim.so`.
+//! With a directory as argument it measures the programs in that directory: static `divvy` and `divvy-agent` as in an image, with `divvy-probe` and
+//! `libdivvy_nvml_sim.so` next to them.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -113,7 +113,7 @@ fn report(what: &str, budget: &str, times: &mut [Duration]) {
     );
 }
 
-/// Units that the kubelet's device manager has as healthy.
+/// Return the number of units that the kubelet's device manager considers healthy.
 fn resources(cluster: &Embedded) -> Result<usize> {
     let view = cluster.node("dgx")?.device_manager();
     Ok(view
@@ -140,14 +140,14 @@ async fn offered(cluster: &Embedded, units: u64) -> Result<()> {
     Ok(())
 }
 
-/// The one child of a process: the agent's probe.
+/// Return the only child process of a process: the agent's probe.
 fn child_of(pid: u32) -> Result<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let first = children.split_whitespace().next().context("the agent has no child")?;
     Ok(first.parse()?)
 }
 
-/// Resident memory in KiB: in all, and of the mappings of the (simulated) driver's library.
+/// Return the resident memory in KiB: the total, and the part for the mappings of the (simulated) driver's library.
 fn resident(pid: u32) -> Result<(u64, u64)> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut all, mut driver, mut in_driver) = (0, 0, false);

@@ -1,14 +1,14 @@
-//! Attacks `divvy extender` and `divvy-agent` as anybody who can connect to them could, and prints how much memory that takes and how long `/healthz`
-//! takes meanwhile:
+//! Attacks `divvy extender` and `divvy-agent` as any client that can connect to them could, and prints the memory that they use, and how long `/healthz`
+//! takes during the attack:
 //!
 //! ```text
 //! cargo build --release -p divvy && cargo run --release -p divvy --example siege
 //! cargo run --release -p divvy --example siege -- slow-bodies silent-350    only these
-//! cargo run --release -p divvy --example siege -- --programs FOLDER         divvy and divvy-agent of another build
+//! cargo run --release -p divvy --example siege -- --programs DIRECTORY      divvy and divvy-agent of another build
 //! ```
 //!
-//! The attackers' connections come from 127.0.0.2, the probe's from 127.0.0.1. Each probe is a connection of its own, as a kubelet's are. Status 1: memory
-//! reached half of the chart's limit, or a probe took 100 ms or longer, which a machine that is busy with other things makes it do, too.
+//! The attackers' connections come from 127.0.0.2, the probe's from 127.0.0.1. Each probe uses a new connection, as a kubelet does. Exit status 1: the memory
+//! reached half of the chart's limit, or a probe took 100 ms or longer, which may also happen on a busy machine.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -28,9 +28,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// How long the attackers keep what they have.
+/// How long the attackers keep their connections.
 const HOLD: Duration = Duration::from_secs(12);
-/// An attacker whose connection was closed opens another one after this time.
+/// The time after which an attacker whose connection was closed opens another one.
 const AGAIN: Duration = Duration::from_secs(1);
 const BETWEEN_PROBES: Duration = Duration::from_millis(50);
 const BUDGET: Duration = Duration::from_millis(100);
@@ -40,15 +40,15 @@ const SERVER_NAME: &str = "divvy-extender.divvy-system.svc";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
-    /// With TLS and the webhook, as the chart installs it for a second scheduler.
+    /// The extender with TLS and the webhook, as the chart installs it for a second scheduler.
     Extender,
-    /// In plain HTTP on the loopback address.
+    /// The extender with plain HTTP on the loopback address.
     PlainExtender,
     Agent,
 }
 
 impl Target {
-    /// `resources.limits.memory` of the chart, in MiB.
+    /// Return `resources.limits.memory` of the chart, in MiB.
     fn limit_mib(self) -> u64 {
         match self {
             Target::Extender | Target::PlainExtender => 512,
@@ -59,11 +59,11 @@ impl Target {
 
 #[derive(Debug, Clone)]
 enum How {
-    /// So many connections, each of which sends this and then nothing.
+    /// This number of connections, each of which sends this text and then nothing.
     Hold { connections: usize, text: Vec<u8> },
-    /// So many connections a second, without a byte, not even of TLS.
+    /// This number of connections per second, without a byte, not even of TLS.
     Silent { each_second: u32 },
-    /// So many connections, each of which sends this again and again.
+    /// This number of connections, each of which sends this text again and again.
     Repeat { connections: usize, text: Vec<u8> },
 }
 
@@ -192,7 +192,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(folder.path().join("kubeconfig"), api.kubeconfig(listening.addr()))?;
-    // Free at this moment; nobody else of this machine is expected to take it.
+    // The port is free now, and no other program of this machine is expected to take it.
     let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let mut args: Vec<String> = ["--exit-with-stdin", "--kubeconfig", &path("kubeconfig")]
         .map(str::to_owned)
@@ -258,7 +258,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
     })
 }
 
-/// A client without a certificate that trusts the extender, once there is something to trust.
+/// Return a client without a certificate that trusts the extender's CA, if the CA exists already.
 fn authority(api: &ApiServer) -> Result<Option<TlsConnector>> {
     let secret: k8s_openapi::api::core::v1::Secret =
         serde_json::from_value(api.get("secrets", "divvy-system", "tls").context("the Secret")?)?;
@@ -274,7 +274,7 @@ fn authority(api: &ApiServer) -> Result<Option<TlsConnector>> {
     Ok(Some(TlsConnector::from(Arc::new(config))))
 }
 
-/// A line of `/proc/PID/status`, in KiB.
+/// Read a line of `/proc/PID/status`, in KiB.
 fn status(pid: u32, key: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = text
@@ -284,7 +284,7 @@ fn status(pid: u32, key: &str) -> Result<u64> {
     Ok(line.trim_start_matches(':').trim().trim_end_matches(" kB").parse()?)
 }
 
-/// What was measured.
+/// The measurements of an attack.
 struct Report {
     before_kib: u64,
     peak_kib: u64,
@@ -300,7 +300,7 @@ async fn besiege(attack: &Attack, programs: &Path) -> Result<Report> {
     let before_kib = status(pid, "VmRSS")?;
     let (address, tls) = (running.address, running.tls.clone());
     let stop = Arc::new(AtomicBool::new(false));
-    // On a thread of its own, so that it does not wait for the attackers'.
+    // In a separate thread, so that the probe does not wait for the attackers.
     let probing = std::thread::spawn({
         let (stop, tls) = (stop.clone(), tls.clone());
         move || -> std::io::Result<(Vec<Duration>, usize)> {
@@ -332,7 +332,7 @@ async fn besiege(attack: &Attack, programs: &Path) -> Result<Report> {
                             stream.write_all(&text).await?;
                             match again {
                                 true => stream.read(&mut [0; 4096]).await.map(drop),
-                                // Until the program under attack ends it.
+                                // Until the program under attack closes the connection.
                                 false => stream.read_to_end(&mut Vec::new()).await.map(drop),
                             }
                         };
@@ -397,7 +397,7 @@ fn main() -> Result<()> {
     if let Some(unknown) = chosen.iter().find(|name| !names.contains(&name.as_str())) {
         bail!("{unknown} is not an attack; there are {}", names.join(", "));
     }
-    // Before the first thread, whose sockets count.
+    // Before the first thread, because the threads' sockets count.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let limit = rustix::process::Rlimit {
         current: most,

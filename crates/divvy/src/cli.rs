@@ -24,8 +24,9 @@ use divvy_program::ContextArgs;
 use divvy_program::values::{duration, namespaced, object_name};
 
 #[cfg(feature = "completions")]
-use crate::commands::completions;
+use crate::commands::completions::cluster as completions;
 use crate::inspect::sort::SortBy;
+use crate::printer::Color;
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::second::Version;
 use crate::scheduler_config::second::mutation::MutateWith;
@@ -73,17 +74,6 @@ pub struct Cli {
         hide_possible_values = true
     )]
     pub color: Color,
-}
-
-/// When to color the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Color {
-    /// On a terminal, unless NO_COLOR is set
-    Auto,
-    /// Always
-    Always,
-    /// Never
-    Never,
 }
 
 /// The commands of `divvy`.
@@ -185,10 +175,10 @@ pub enum InspectCommand {
     display_name = "kubectl-inspect-gpushare",
     after_help = "\
 Examples:
-  kubectl inspect gpushare                 one line per node
+  kubectl inspect gpushare                 a line per node
   kubectl inspect gpushare -d              every pod
   kubectl inspect gpushare gpu-1 gpu-2     only these nodes
-  kubectl inspect gpushare -o wide         one line per GPU, with model and health
+  kubectl inspect gpushare -o wide         a line per GPU, with model and health
   kubectl inspect gpushare --sort-by free  the fullest node first
   kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
   kubectl inspect gpushare -o jsonpath='{.nodes[*].name}'
@@ -228,7 +218,7 @@ pub enum InspectOutput {
     Json,
     /// YAML
     Yaml,
-    /// The nodes' names
+    /// Only the names of the nodes
     Name,
 }
 
@@ -292,7 +282,7 @@ pub enum WhyOutput {
     Json,
     /// YAML
     Yaml,
-    /// The pods' names
+    /// Only the names of the pods
     Name,
 }
 
@@ -346,15 +336,15 @@ After each change the audit looks for:
   pods that request GPU memory and were bound without an allocation
   memory held for pods that are gone, and late deletions
   with --reports: containers on another GPU than allocated, with a wrong
-    amount of memory, or without void; GPUs with more memory in use than they
-    have
+    amount of memory in their variables, or without NVIDIA_VISIBLE_DEVICES=void;
+    GPUs with more memory in use than they have
 
 Each line of --reports describes a container when it starts, and again (\"running\":false) when it has ended:
   {\"at\":1767323046.5,\"node\":\"n1\",\"pod_uid\":\"…\",\"container\":\"main\",\"id\":\"…\",\"running\":true,\"gpus\":[0],\"env\":{\"ALIYUN_COM_GPU_MEM_IDX\":\"0\"}}
   gpus: minor numbers of /dev/nvidia*, or UUIDs; without gpus the environment
     variables decide.
 
-Exit status: 0 no findings; 1 findings; 2 the audit is incomplete (a gap in the history, a node missing from it), there is no GPU memory to audit, or \
+Exit status: 0 no faults (notes do not count); 1 faults; 2 the audit is incomplete (a gap in the history, a node missing from it), there is no GPU memory to audit, or \
 nothing could be read."
 )]
 pub struct AuditArgs {

@@ -1,8 +1,8 @@
-//! What `kubectl inspect gpushare` shows: who has how much of which GPU.
+//! The output of `kubectl inspect gpushare`: how much memory of each GPU each pod uses.
 //!
-//! [`view`] turns nodes and pods into a value, [`table`] prints it as the old tool did, to the byte
-//! (research/gpushare.md section 4, but for what is marked there as a bug: rows are sorted, a GPU of
-//! 140 GiB is not called MiB, a node's GPUs have their own sizes).
+//! [`view`] turns nodes and pods into a value. [`table`] prints the value exactly as gpushare's tool does
+//! (`docs/compatibility/gpushare.md`), without its bugs: rows are sorted, a GPU of 140 GiB is not shown in MiB, and the GPUs of a node may
+//! have different sizes.
 
 pub mod sort;
 pub mod table;

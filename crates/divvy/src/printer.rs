@@ -5,9 +5,18 @@ use std::sync::OnceLock;
 
 use divvy_host::plain;
 
-use crate::cli::Color;
-
 static COLOUR: OnceLock<Color> = OnceLock::new();
+
+/// When to color the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
 
 /// Set whether to print colors, from `--color`. Only the first call has an effect.
 pub fn choose_colour(choice: Color) {

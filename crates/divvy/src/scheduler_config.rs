@@ -1,6 +1,6 @@
-//! What kube-scheduler must be told so that it asks Divvy's extender, as text: the configuration itself, an existing one
-//! with ours in it ([`merge`]), where it goes on which distribution ([`distribution`]), a second scheduler for control
-//! planes that cannot be changed ([`second`]), and the proof that it works ([`check`]).
+//! The configuration that makes kube-scheduler call Divvy's extender, as text: a whole file, an existing file with Divvy's entry
+//! ([`merge`]), the steps for each distribution ([`distribution`]), a second scheduler for control
+//! planes that cannot be changed ([`second`]), and the check that the scheduler calls the extender ([`check`]).
 //!
 //! Facts are from kube-scheduler 1.36 (`pkg/scheduler/extender.go`, `apis/config/validation`, `cmd/kube-scheduler/app/options`).
 
@@ -13,139 +13,139 @@ pub mod second;
 
 use serde_json::Value;
 
-/// The only version that Kubernetes 1.29 and later read; 1.25 is the first that does.
+/// The API version of the configuration. Kubernetes 1.25 is the first to read it, and Kubernetes 1.29 and later read only this version.
 pub const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
-/// `kind` of the configuration.
+/// The `kind` of the configuration.
 pub const KIND: &str = "KubeSchedulerConfiguration";
-/// Where the extender is for a scheduler on the same control plane node: the port is gpushare's.
+/// The extender's address for a scheduler on the same control plane node. The port is gpushare's.
 pub const LOCAL_URL: &str = "http://127.0.0.1:32766/gpushare-scheduler";
-/// Where the extender is for a scheduler that runs as an ordinary pod.
+/// The extender's address for a scheduler that runs as an ordinary pod.
 pub const SERVICE_URL: &str = "http://divvy-extender.divvy-system.svc:32766/gpushare-scheduler";
-/// The path under which the extender answers.
+/// The URL path of the extender.
 const PATH: &str = "/gpushare-scheduler";
-/// The scheduler that pods have unless they name another.
+/// The `schedulerName` of pods that name no scheduler.
 pub const DEFAULT_PROFILE: &str = "default-scheduler";
-/// kube-scheduler's own default. The extender answers within 4.5 s whatever happens ([`divvy_extender::Timing`]).
+/// The timeout of a call to the extender, which is kube-scheduler's default. The extender always answers within 4.5 s
+/// ([`divvy_extender::Timing`]).
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
 pub use divvy_extender::admission::MANAGED;
 use divvy_model::scores::WEIGHT;
 
-/// What cannot be done with what was given. Every text says what was found, why it matters, and what to do.
+/// Why a configuration cannot be made. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The address of the extender is none.
-    #[error("--extender-url {url}: {why}; write for example {LOCAL_URL}")]
+    /// The extender's address is not valid.
+    #[error("--extender-url {url}: {why}; write, for example, {LOCAL_URL}")]
     Url {
-        /// What was given.
+        /// The given address.
         url: String,
-        /// What is wrong with it.
+        /// What is wrong with the address.
         why: String,
     },
-    /// Flags about TLS that do not go together.
+    /// TLS flags contradict each other.
     #[error("{0}")]
     Tls(String),
     /// The file is not YAML.
     #[error(
-        "{origin} is not YAML that kube-scheduler could read: {text}\nMend that line and run the command again; nothing was written."
+        "{origin} is not YAML that kube-scheduler could read: {text}\nCorrect that line and run the command again; nothing was written."
     )]
     NotYaml {
-        /// The file.
+        /// The file's name.
         origin: String,
-        /// The parser's words, with line and column.
+        /// The parser's error, with line and column.
         text: String,
     },
-    /// The file is something else.
+    /// The file is not a scheduler's configuration.
     #[error("{origin} is {found}, not a {KIND}; {instead}. Nothing was written.")]
     OtherKind {
-        /// The file.
+        /// The file's name.
         origin: String,
-        /// What it is.
+        /// What the file contains.
         found: String,
-        /// Which file is meant.
+        /// Which file to give instead.
         instead: String,
     },
-    /// Something in it has no equal in v1, and leaving it out would change where pods go.
+    /// A field of the file has no equivalent in v1, and omitting it would change where pods go.
     #[error("{origin}: {path} is {found}, which {API_VERSION} does not have: {why}. {instead} Nothing was written.")]
     NotInV1 {
-        /// The file.
+        /// The file's name.
         origin: String,
-        /// Where in it.
+        /// The path of the field.
         path: String,
-        /// What is there.
+        /// The value of the field.
         found: String,
-        /// Since when, and why it cannot be left out.
+        /// Since when v1 lacks the field, and why it cannot be omitted.
         why: String,
         /// What to write instead.
         instead: String,
     },
-    /// kube-scheduler would not start with both.
+    /// kube-scheduler would not start with both this field and Divvy's entry.
     #[error("{origin}: {path} {found}; {why}. {instead} Nothing was written.")]
     Conflict {
-        /// The file.
+        /// The file's name.
         origin: String,
-        /// Where in it.
+        /// The path of the field.
         path: String,
-        /// What is there.
+        /// The value of the field.
         found: String,
-        /// Why it cannot stay beside ours.
+        /// Why the field conflicts with Divvy's entry.
         why: String,
         /// What to do.
         instead: String,
     },
-    /// No API server could call the extender so.
+    /// The API server could not call the extender at this address.
     #[error("{0}")]
     Webhook(String),
-    /// That version has no policy.
+    /// This Kubernetes version has no usable MutatingAdmissionPolicy.
     #[error(
-        "Kubernetes {0} has no MutatingAdmissionPolicy that can be used (beta from 1.34 on, behind flags of the API server; on from 1.36); give \
-         --mutate-with webhook, or none and write schedulerName into the pods"
+        "Kubernetes {0} has no usable MutatingAdmissionPolicy (beta from 1.34 on, behind flags of the API server; enabled from 1.36 on); write \
+         --mutate-with webhook, or --mutate-with none and set schedulerName in the pods"
     )]
     NoPolicy(second::Version),
-    /// Not a version of Kubernetes.
-    #[error("Kubernetes version {0:?} cannot be read; write for example 1.36.3")]
+    /// The text is not a version of Kubernetes.
+    #[error("{0:?} is not a version of Kubernetes; write, for example, 1.36.3")]
     Version(String),
 }
 
-/// Certificates in the file itself, as kube-scheduler takes them: base64 of PEM.
+/// Certificates that stand in the configuration itself, as base64 of PEM.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Inline {
     /// The certificate authority that signed the extender's certificate.
     pub ca: String,
     /// The scheduler's own certificate.
     pub cert: String,
-    /// Its key.
+    /// The private key of the scheduler's certificate.
     pub key: String,
 }
 
 impl std::fmt::Debug for Inline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the key.
+        // Do not print the key.
         f.debug_struct("Inline").finish_non_exhaustive()
     }
 }
 
-/// TLS between the scheduler and the extender; paths as the scheduler sees them.
+/// The settings for TLS between the scheduler and the extender. Paths are paths that the scheduler sees.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates in the file itself, instead of paths.
+    /// Certificates that stand in the configuration itself, instead of paths.
     pub inline: Option<Inline>,
-    /// The certificate authority that signed the extender's certificate.
+    /// The path of the certificate authority that signed the extender's certificate.
     pub ca: Option<String>,
-    /// The scheduler's own certificate, for an extender that asks for one.
+    /// The path of the scheduler's own certificate, for an extender that requires one.
     pub cert: Option<String>,
-    /// Its key.
+    /// The path of the private key of `cert`.
     pub key: Option<String>,
-    /// The name in the extender's certificate, where it is not the host of the address.
+    /// The name in the extender's certificate, if it is not the host of the address.
     pub server_name: Option<String>,
 }
 
-const INLINE_NOTE: &str =
-    "  # With the scheduler's key in it this file is a secret: nobody but the scheduler may read it. Read at its start only.\n";
+const INLINE_NOTE: &str = "  # This file contains the scheduler's private key: only the scheduler may be able to read it. The scheduler reads it only when it starts.\n";
 
 impl Tls {
-    /// As `tlsConfig` names them.
+    /// Return the settings under their names in `tlsConfig`.
     fn fields(&self) -> Vec<(&'static str, &String)> {
         let named = match &self.inline {
             Some(Inline { ca, cert, key }) => [("caData", Some(ca)), ("certData", Some(cert)), ("keyData", Some(key))],
@@ -168,12 +168,12 @@ impl Tls {
 pub struct Stanza {
     url: String,
     tls: Tls,
-    /// Of its scores.
+    /// The weight of the extender's scores.
     weight: i64,
 }
 
 impl Stanza {
-    /// Checks the address and the flags about TLS.
+    /// Make an entry, after checking the address and the TLS settings.
     pub fn new(url: &str, tls: Tls) -> Result<Stanza, Error> {
         let wrong = |why: String| Error::Url {
             url: url.to_owned(),
@@ -181,24 +181,25 @@ impl Stanza {
         };
         let rest = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
             (Some(rest), _) | (_, Some(rest)) => rest,
-            _ => return Err(wrong("it must begin with http:// or https://".to_owned())),
+            _ => return Err(wrong("it must start with http:// or https://".to_owned())),
         };
         let url = url.trim_end_matches('/');
         let host = rest.split('/').next().unwrap_or_default();
         if host.is_empty() || host.starts_with(':') || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err(wrong("there is no host in it".to_owned()));
+            return Err(wrong("it has no host".to_owned()));
         }
         if !url.ends_with(PATH) {
-            return Err(wrong(format!("the extender answers under {PATH}, and this ends otherwise")));
+            return Err(wrong(format!("it does not end in {PATH}, the path of the extender")));
         }
         if tls.cert.is_some() != tls.key.is_some() {
             return Err(Error::Tls(
-                "--tls-cert and --tls-key go together: a certificate is of no use without its key".to_owned(),
+                "--tls-cert and --tls-key go together: a certificate is useless without its private key; give both or none"
+                    .to_owned(),
             ));
         }
         if !url.starts_with("https://") && tls != Tls::default() {
             return Err(Error::Tls(format!(
-                "--tls-… was given, and --extender-url {url} is plain HTTP: write https:// in it, or leave the --tls-… flags out"
+                "the --tls-… flags need https, but --extender-url {url} is plain HTTP: write https:// in the address, or omit the --tls-… flags"
             )));
         }
         Ok(Stanza {
@@ -208,35 +209,35 @@ impl Stanza {
         })
     }
 
-    /// Its address.
+    /// Return the extender's address, without a trailing slash.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The name that the extender's certificate is asked for, where it is not the host of the address.
+    /// Return the name that the extender's certificate must have, if it is not the host of the address.
     pub fn server_name(&self) -> Option<&str> {
         self.tls.server_name.as_deref()
     }
 
-    /// Whether the text has a private key in it.
+    /// Report whether the text contains a private key.
     pub fn secret(&self) -> bool {
         self.https() && self.tls.inline.is_some()
     }
 
-    /// Whether the address is https.
+    /// Report whether the address is https.
     pub fn https(&self) -> bool {
         self.url.starts_with("https://")
     }
 
-    /// What is said of an address whose owner nobody checks.
+    /// Return a warning if the scheduler would not verify the extender's certificate.
     pub fn warning(&self) -> Option<String> {
         (self.https() && self.tls.ca.is_none() && self.tls.inline.is_none()).then(|| {
-            "warning: https without --tls-ca: kube-scheduler then accepts any certificate, so whoever sits in between decides where GPU pods run"
+            "warning: https without --tls-ca: kube-scheduler accepts any certificate, so an attacker on the network can decide where GPU pods run; add --tls-ca"
                 .to_owned()
         })
     }
 
-    /// The same entry at the address, and with the TLS settings, of one that is there.
+    /// Return this entry with another address.
     fn at(&self, url: &str) -> Stanza {
         Stanza {
             url: url.to_owned(),
@@ -245,7 +246,7 @@ impl Stanza {
         }
     }
 
-    /// An item of the list under `extenders:`, with the reasons.
+    /// Return the entry as an item of the YAML list `extenders:`, with comments that explain each field.
     pub fn text(&self) -> String {
         let mut tls = String::new();
         if self.https() {
@@ -255,7 +256,7 @@ impl Stanza {
                 tls.push_str(match self.tls.inline {
                     Some(_) => INLINE_NOTE,
                     None => {
-                        "  # Paths as the scheduler sees them: in its container, if it runs in one. Read at its start only.\n"
+                        "  # Paths that the scheduler sees, in its container if it runs in one. The scheduler reads these files only when it starts.\n"
                     }
                 });
                 tls.push_str("  tlsConfig:\n");
@@ -270,24 +271,24 @@ impl Stanza {
             .collect();
         format!(
             "\
-# Divvy. Every profile asks it about pods that want one of managedResources, and about no others.
+# Divvy's extender. Every profile calls it only for pods that request one of managedResources.
 - urlPrefix: {url}
   filterVerb: filter
-  # Which of the nodes that fit is best. 25: the best stays the best whatever the scheduler's own scores are, which all together are 1,200 at most,
-  # with the default weights of its plugins. With 11 what a pod itself prefers can win, with 1 the extender gives a hint.
+  # The extender scores the nodes. With weight 25 its best node always wins, because the scheduler's own scores add up to at most 1,200
+  # with the default weights of its plugins. With weight 11 a pod's own preferences can win, with weight 1 the extender only gives a hint.
   prioritizeVerb: prioritize
   weight: {weight}
-  # Whom a pod of higher priority pushes out: on one GPU, not one here and one there.
+  # The extender chooses which pods a pod of higher priority preempts: pods on one GPU, not on several.
   preemptVerb: preempt
-  # The extender binds: the pod's GPU is written in the very request that binds it. Only one extender can have a bindVerb.
+  # The extender binds the pod: one request binds it and writes its GPU. Only one extender can have a bindVerb.
   bindVerb: bind
-{tls}  # Longer than the extender takes at worst (4.5 s), so that no answer is lost.
+{tls}  # Longer than the extender's slowest answer (4.5 s), so that no answer is lost.
   httpTimeout: {HTTP_TIMEOUT_SECONDS}s
-  # Names of nodes are sent, not whole nodes: the extender watches the nodes itself.
+  # The scheduler sends only the names of nodes, because the extender watches the nodes itself.
   nodeCacheCapable: true
-  # false: while the extender is away GPU pods wait. With true the scheduler would bind them without a GPU.
+  # With false, GPU pods wait while the extender is unavailable. With true, the scheduler would bind them without a GPU.
   ignorable: false
-  # false: the scheduler counts each node's sum as well, so that preemption and the cluster autoscaler see what is missing.
+  # With false, the scheduler also counts each node's sum, so that preemption and the cluster autoscaler see what is missing.
   managedResources:
 {managed}",
             url = quoted(&self.url),
@@ -296,36 +297,36 @@ impl Stanza {
     }
 }
 
-/// A scheduler's whole configuration.
+/// A whole configuration of a scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whole<'a> {
-    /// The extender.
+    /// Divvy's entry.
     pub stanza: &'a Stanza,
-    /// The kubeconfig that the scheduler itself uses; none: its pod's account.
+    /// The path of the scheduler's kubeconfig. `None`: the scheduler uses its pod's service account.
     pub kubeconfig: Option<&'a str>,
-    /// `schedulerName` of its profile.
+    /// The `schedulerName` of the only profile.
     pub profile: &'a str,
-    /// Name and namespace of the leader's lease, where it is not kube-scheduler's own.
+    /// The name and namespace of the lease, if it is not kube-scheduler's default.
     pub lease: Option<(&'a str, &'a str)>,
 }
 
 impl Whole<'_> {
-    /// The file.
+    /// Return the configuration as YAML with comments.
     pub fn text(&self) -> String {
         let client = match self.kubeconfig {
             Some(path) => format!(
                 "\
 clientConnection:
-  # With --config kube-scheduler ignores --kubeconfig: without this line it looks for a pod's account and ends.
+  # With --config, kube-scheduler ignores --kubeconfig. Without this line it looks for a pod's service account, and exits.
   kubeconfig: {}
 ",
                 quoted(path)
             ),
-            None => "# No clientConnection: the account of the scheduler's own pod.\n".to_owned(),
+            None => "# No clientConnection: the scheduler uses the service account of its pod.\n".to_owned(),
         };
         let lease = match self.lease {
             Some((name, namespace)) => format!(
-                "  # Its own lease: with the name of the cluster's scheduler only one of the two would work.\n  \
+                "  # A separate lease: with the lease of the cluster's scheduler only one of the two would work.\n  \
                  resourceName: {}\n  resourceNamespace: {}\n",
                 quoted(name),
                 quoted(namespace)
@@ -334,12 +335,12 @@ clientConnection:
         };
         format!(
             "\
-# For kube-scheduler --config, Kubernetes 1.25 and later. It is read at the scheduler's start only.
+# For kube-scheduler --config, Kubernetes 1.25 and later. The scheduler reads this file only when it starts.
 apiVersion: {API_VERSION}
 kind: {KIND}
 {client}\
 leaderElection:
-  # With several control planes one scheduler works and the others wait. The flags --leader-elect… win over this.
+  # With several control plane nodes, one scheduler works and the others wait. The flags --leader-elect… override this.
   leaderElect: true
 {lease}{PERCENTAGE}
 profiles:
@@ -353,11 +354,11 @@ extenders:
 }
 
 const PERCENTAGE: &str = "\
-# All nodes are looked at. By default a scheduler of more than 100 nodes stops early, and the extender would refuse those it is
-# asked about while a node with a free GPU was never named to it.
+# Check all nodes. By default, with more than 100 nodes, the scheduler stops at a part of them. The extender would then refuse the nodes
+# that it receives, although another node has a free GPU.
 percentageOfNodesToScore: 100";
 
-/// A string as YAML takes it whatever is in it: JSON is YAML.
+/// Quote a string for YAML. A JSON string is also a YAML string, so every content is safe.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -463,11 +464,11 @@ mod tests {
             assert!(error.contains(part), "{url}: {error}");
         };
         let none = Tls::default();
-        check("127.0.0.1:32766", &none, "must begin with http://");
+        check("127.0.0.1:32766", &none, "must start with http://");
         check("http://", &none, "no host");
         check("http://:32766/gpushare-scheduler", &none, "no host");
         check("http://a b/gpushare-scheduler", &none, "no host");
-        check("http://127.0.0.1:32766", &none, "answers under /gpushare-scheduler");
+        check("http://127.0.0.1:32766", &none, "does not end in /gpushare-scheduler");
         check("http://127.0.0.1:32766/gpushare-scheduler", &ca, "plain HTTP");
         check("https://127.0.0.1:32766/gpushare-scheduler", &cert, "go together");
         let https = Stanza::new("https://127.0.0.1:32766/gpushare-scheduler", none).expect("it is right");

@@ -1,4 +1,5 @@
-//! `divvy simulate`: which runs there are ([`study`]), what they print ([`text`]) and draw ([`plots`]); what would change in a cluster ([`cluster`]).
+//! `divvy simulate`: the runs of a study ([`study`]), their text output ([`text`]) and plots ([`plots`]), and the output of what-if questions
+//! about a cluster ([`cluster`]).
 
 pub mod cluster;
 pub mod dump;

@@ -79,7 +79,7 @@ mod tests {
     fn a_node_has_free_what_its_kubelet_offers_less_what_its_pods_ask_for() {
         let over = |phase| Pod {
             phase,
-            // kube-scheduler goes by the phase, the ledger by the containers.
+            // kube-scheduler uses the phase, while the ledger uses the containers.
             container_running: true,
             ..pod(Some("n1"), 4)
         };

@@ -1,22 +1,22 @@
-//! What of Divvy is in a cluster, and what it takes to remove it: values and their text.
+//! The objects of Divvy in a cluster, the plan to remove them, and the text of both.
 
 use divvy_host::plain;
 use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, names};
 use serde::Serialize;
 use serde_json::Value;
 
-/// A kind of objects that Divvy's chart makes.
+/// A kind of object that an installation of Divvy contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// API group; empty for the core.
+    /// The API group; empty for the core group.
     pub group: &'static str,
-    /// Version.
+    /// The API version.
     pub version: &'static str,
-    /// As in a manifest.
+    /// The kind, as in a manifest.
     pub kind: &'static str,
-    /// As in a path.
+    /// The plural, as in a URL path of the API.
     pub plural: &'static str,
-    /// In a namespace.
+    /// Whether objects of this kind are in a namespace.
     pub namespaced: bool,
 }
 
@@ -33,7 +33,7 @@ const fn kind(group: &'static str, version: &'static str, kind: &'static str, pl
 const RBAC: &str = "rbac.authorization.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
-/// All of them, in the order in which they are removed: first what writes to the others, and rights after those who use them.
+/// All kinds in the order of their removal: first the workloads, which write to other objects, and permissions after the workloads that need them.
 pub const KINDS: [Kind; 16] = [
     kind("apps", "v1", "DaemonSet", "daemonsets", true),
     kind("apps", "v1", "Deployment", "deployments", true),
@@ -65,25 +65,25 @@ pub const KINDS: [Kind; 16] = [
     LEASE,
 ];
 
-/// The extender makes it, without labels: it is known by its name.
+/// The Lease. The extender creates it without labels, so it is found by its name.
 pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-/// Which installation.
+/// An installation of Divvy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Release {
-    /// What its objects' names begin with.
+    /// The prefix of the objects' names.
     pub name: String,
-    /// Its namespace.
+    /// The namespace of the agents and the extender.
     pub namespace: String,
 }
 
 impl Release {
-    /// Finds its objects.
+    /// Return the label selector for the objects of the installation.
     pub fn selector(&self) -> String {
         format!("app.kubernetes.io/name=divvy,app.kubernetes.io/instance={}", self.name)
     }
 
-    /// What names it on the command line, where it is not the default one.
+    /// Return the flags that select this installation. Empty for the default installation.
     fn flags(&self) -> String {
         let mut flags = String::new();
         if self.namespace != "divvy-system" {
@@ -95,7 +95,7 @@ impl Release {
         flags
     }
 
-    /// The extender's Lease.
+    /// Return the name of the extender's Lease.
     pub fn lease(&self) -> String {
         format!("{}-extender", self.name)
     }
@@ -104,72 +104,72 @@ impl Release {
 /// An object to remove.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Object {
-    /// `DaemonSet`
+    /// The kind, such as `DaemonSet`.
     pub kind: &'static str,
-    /// Its namespace, if it is in one.
+    /// The namespace, if the kind has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its name.
+    /// The object's name.
     pub name: String,
 }
 
 impl Object {
-    /// Which of [`KINDS`] it is.
+    /// Return the entry of [`KINDS`] for this object.
     pub fn of(&self) -> Option<Kind> {
         KINDS.into_iter().find(|kind| kind.kind == self.kind)
     }
 }
 
 impl std::fmt::Display for Object {
-    /// `daemonset/divvy-agent`
+    /// Write the object as kubectl names it: `daemonset/divvy-agent`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
     }
 }
 
-/// What is to be removed from a node's object.
+/// The parts of Divvy in a Node object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeLeft {
-    /// The node.
+    /// The node's name.
     pub name: String,
-    /// Its annotations `divvy.dev/…`.
+    /// The keys of the annotations `divvy.dev/…`.
     pub annotations: Vec<String>,
-    /// Divvy's resources in its status.
+    /// Divvy's extended resources in the node's status.
     pub resources: Vec<&'static str>,
-    /// It has the label of GPU nodes.
+    /// Whether the node has the label `gpushare=true`.
     pub labelled: bool,
 }
 
 impl NodeLeft {
-    /// Something of it is removed.
+    /// Report whether there is anything to remove from the node. `labels`: whether the label is to be removed as well.
     pub fn has_something(&self, labels: bool) -> bool {
         !self.annotations.is_empty() || !self.resources.is_empty() || (labels && self.labelled)
     }
 }
 
-/// A pod that holds GPU memory.
+/// A pod that holds GPU memory, and would keep it after the removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its node.
+    /// The pod's node.
     pub node: String,
-    /// How much; `null` where no allocation says it.
+    /// The memory that the pod holds; `null` if no allocation says how much.
     #[serde(rename = "memMiB")]
     pub memory: Option<MiB>,
 }
 
-/// Where the agent keeps files on each node.
+/// The directories in which the agent keeps files on each node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Folders {
-    /// Records of grants, the node's key, the probe's socket.
+    /// The directory of the records, the node's key, and the probe's socket.
     pub state: String,
-    /// CDI specs; only those whose names begin with `divvy.dev-` are Divvy's.
+    /// The directory of CDI specs. Only the files whose names start with `divvy.dev-` are Divvy's.
     pub cdi: String,
-    /// The agent's own DaemonSet says so. Else these are the defaults.
+    /// Whether the paths come from the agent's DaemonSet; else they are the defaults.
     pub known: bool,
 }
 
@@ -184,7 +184,7 @@ impl Default for Folders {
 }
 
 impl Folders {
-    /// From the agent's DaemonSet: its volumes `state` and `cdi`.
+    /// Read the paths from the volumes `state` and `cdi` of the agent's DaemonSet.
     pub fn of(daemon_set: &Value) -> Option<Folders> {
         let volumes = daemon_set.pointer("/spec/template/spec/volumes")?.as_array()?;
         let path = |name: &str| {
@@ -198,7 +198,7 @@ impl Folders {
         })
     }
 
-    /// What removes them, on the node, as root.
+    /// Return the shell command that removes the files; it must run on the node as root.
     pub fn command(&self) -> String {
         let quoted = |path: &str| match path
             .bytes()
@@ -215,33 +215,34 @@ impl Folders {
     }
 }
 
-/// What was found of Divvy in a cluster.
+/// The parts of Divvy that were found in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Found {
-    /// Its objects, in the order in which they are removed.
+    /// Divvy's objects, in the order of their removal.
     pub objects: Vec<Object>,
-    /// The Helm release that made them, if Helm did.
+    /// The Helm release that created the objects, if Helm did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub helm: Option<String>,
-    /// Nodes on which something is left, by name.
+    /// The nodes whose objects contain parts of Divvy, sorted by name.
     pub nodes: Vec<NodeLeft>,
-    /// Pods that hold GPU memory.
+    /// The pods that hold GPU memory.
     pub pods: Vec<Holder>,
-    /// Pods that wait for GPU memory.
+    /// The number of pods that wait for GPU memory.
     pub waiting: u64,
-    /// Where files lie on the nodes.
+    /// The directories of Divvy's files on the nodes.
     pub folders: Folders,
 }
 
 impl Found {
-    /// Nothing is to be removed.
+    /// Report whether there is nothing to remove. `labels`: whether the nodes' label is to be removed as well.
     pub fn is_nothing(&self, labels: bool) -> bool {
         self.objects.is_empty() && !self.nodes.iter().any(|node| node.has_something(labels))
     }
 }
 
-/// What of Divvy's is on a node. Units that a plugin serves are another plugin's, unless Divvy's annotation is there.
+/// Return the parts of Divvy in a Node object. `None` if there are none. A resource that a running device plugin serves belongs to another
+/// plugin, unless the node has an annotation of Divvy.
 pub fn node_left(node: &Value) -> Option<NodeLeft> {
     let keys = |path: &str| {
         let map = node.pointer(path).and_then(Value::as_object);
@@ -270,7 +271,7 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
     (left.labelled || left.has_something(false)).then_some(left)
 }
 
-/// A pod that holds GPU memory.
+/// Return the pod as a [`Holder`], if it is bound, has not ended, and requests GPU memory.
 pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
     let node = pod.node.clone()?;
     if pod.ended() || !pod.request.wants_memory() {
@@ -296,12 +297,12 @@ pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
     })
 }
 
-/// Why nothing is removed, if it is not to be.
+/// Return the reason why nothing may be removed: Helm manages the objects, or pods hold GPU memory and `force` is false.
 pub fn refusal(found: &Found, release: &Release, force: bool) -> Option<String> {
     if let Some(helm) = &found.helm {
         return Some(format!(
-            "Helm installed this, and would take its objects for lost: nothing was removed. Remove them with Helm, then run this command again for what \
-             Helm leaves on the nodes: helm uninstall {helm} -n {}",
+            "Helm installed Divvy and tracks its objects, so nothing was removed. Remove them with helm uninstall {helm} -n {}, and then run this command \
+             again for what Helm leaves on the nodes",
             release.namespace
         ));
     }
@@ -309,7 +310,7 @@ pub fn refusal(found: &Found, release: &Release, force: bool) -> Option<String> 
         return None;
     }
     Some(format!(
-        "{} {} GPU memory, so nothing was removed: {}. Delete {} first. With --force they run on with their GPUs, nobody counts their memory any more, and \
+        "{} {} GPU memory, so nothing was removed: {}. Delete {} first. With --force pods keep running with their GPUs, but their memory is no longer counted, and \
          none of their containers can start again",
         found.pods.len(),
         if found.pods.len() == 1 { "pod holds" } else { "pods hold" },
@@ -336,20 +337,20 @@ fn holders(pods: &[Holder]) -> String {
     }))
 }
 
-/// What would be removed, or was.
+/// Return the text about everything that would be removed, or with `removed` was removed, and about the steps that remain for the user.
 pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> String {
     let mut text = String::new();
     if found.is_nothing(labels) {
         text.push_str(&format!(
-            "Nothing of Divvy is left in this cluster: no object of {} in namespace {} (others: --name, --namespace), and nothing in the objects of its nodes. \
-             Files on the nodes are not looked at.\n",
+            "Nothing of Divvy is left in this cluster: there are no objects of {} in namespace {} (choose others with --name and --namespace), and no traces in the Node objects. \
+             Files on the nodes were not checked.\n",
             release.name, release.namespace
         ));
     } else {
         text.push_str(&match removed {
             true => "Removed:\n".to_owned(),
             false => format!(
-                "This would be removed; nothing has been changed. To remove it: divvy uninstall --yes{}\n",
+                "This would be removed; nothing has been changed. Remove it with divvy uninstall --yes{}\n",
                 release.flags()
             ),
         });
@@ -388,7 +389,7 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
     }
     if let Some(helm) = found.helm.as_ref().filter(|_| !removed) {
         text.push_str(&format!(
-            "\nHelm installed it. First: helm uninstall {helm} -n {}. Then: divvy uninstall --yes{}, for what Helm leaves.\n",
+            "\nHelm installed Divvy. First run helm uninstall {helm} -n {}, and then divvy uninstall --yes{} for what Helm leaves.\n",
             release.namespace,
             release.flags()
         ));
@@ -400,8 +401,8 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
             if one { "1 pod holds".to_owned() } else { format!("{} pods hold", found.pods.len()) },
             holders(&found.pods),
             match one {
-                true => "It runs on with its GPU, but nobody counts its memory any more, and its containers cannot start again.",
-                false => "They run on with their GPUs, but nobody counts their memory any more, and their containers cannot start again.",
+                true => "It keeps running with its GPU, but its memory is no longer counted, and its containers cannot start again.",
+                false => "They keep running with their GPUs, but their memory is no longer counted, and their containers cannot start again.",
             }
         ));
         text.push_str(match (removed, one) {
@@ -416,21 +417,21 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
             count => format!("{count} pods wait"),
         };
         text.push_str(&format!(
-            "\n{wait} for GPU memory, until something offers {} again.\n",
+            "\n{wait} for GPU memory, and will wait until a device plugin offers {} again.\n",
             names::GPU_MEM
         ));
     }
     if found.is_nothing(labels) {
         return plain(&text).into_owned();
     }
-    text.push_str("\nLeft to you:\n");
+    text.push_str("\nYou must still remove:\n");
     text.push_str(
-        "  kube-scheduler: take the entry whose urlPrefix ends in /gpushare-scheduler out of `extenders:` in the file that --config names, and restart\n\
-         \x20   kube-scheduler; on every control plane. Until then it schedules no pod that asks for aliyun.com/gpu-mem. A second scheduler: kubectl delete -f its file.\n",
+        "  kube-scheduler's entry: on every control plane node, delete the entry whose urlPrefix ends in /gpushare-scheduler from `extenders:` in the file that\n\
+         \x20   --config names, and restart kube-scheduler. Until then it schedules no pod that requests aliyun.com/gpu-mem. A second scheduler: kubectl delete -f its file.\n",
     );
     text.push_str(&format!(
-        "  files, on each node that had an agent, as root{}:\n    {}\n    and, where `divvy configure` was used: divvy configure --detect --undo --restart\n",
-        if found.folders.known { "" } else { " (the default folders; the agent's DaemonSet is gone)" },
+        "  files, on each node that had an agent, as root{}:\n    {}\n    and, if `divvy configure` was used: divvy configure --detect --undo --restart\n",
+        if found.folders.known { "" } else { " (the default directories; the agent's DaemonSet is gone)" },
         found.folders.command(),
     ));
     let labelled: Vec<&str> = found
@@ -440,10 +441,12 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
         .map(|node| node.name.as_str())
         .collect();
     if !labels && !labelled.is_empty() {
-        text.push_str("  the label of GPU nodes, if nothing else uses it: kubectl label nodes -l gpushare=true gpushare-\n");
+        text.push_str(
+            "  the label gpushare=true of nodes, if nothing else uses it: kubectl label nodes -l gpushare=true gpushare-\n",
+        );
     }
     text.push_str(&format!(
-        "  the namespace, if nothing else is in it: kubectl delete namespace {}\n",
+        "  the namespace, if it contains nothing else: kubectl delete namespace {}\n",
         release.namespace
     ));
     plain(&text).into_owned()

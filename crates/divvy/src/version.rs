@@ -1,4 +1,4 @@
-//! Which version of Divvy is where: this program, the extender, the agents, and Kubernetes.
+//! The versions of this program, the extender, the agents, and Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,94 +7,94 @@ use serde::Serialize;
 
 use crate::printer::columns;
 
-/// Names that a line lists.
+/// The largest number of names in a line.
 const NAMES: usize = 3;
 
-/// A program's version.
+/// The version of this program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Client {
-    /// `0.1.0`
+    /// The version, such as `0.1.0`.
     pub version: &'static str,
-    /// The commit that it was built from, or `unknown`.
+    /// The git commit from which the program was built, or `unknown`.
     pub commit: &'static str,
 }
 
-/// This program.
+/// The version of this program.
 pub const CLIENT: Client = Client {
     version: env!("CARGO_PKG_VERSION"),
     commit: env!("DIVVY_COMMIT"),
 };
 
-/// What is known of a part of the cluster.
+/// A fact about the cluster, or the reason why it is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Known<T> {
-    /// This.
+    /// The fact.
     Yes(T),
-    /// Nothing, for this reason.
+    /// The fact is unknown.
     No {
-        /// Why.
+        /// The reason.
         unknown: String,
     },
 }
 
-/// Pods of the extender that have the same image.
+/// The pods of the extender with the same image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Extender {
-    /// The version, where the image's tag is one.
+    /// The version, if the image's tag is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Their image.
+    /// The image of the pods.
     pub image: String,
-    /// Their names, with the namespace.
+    /// The pods, as `namespace/name`.
     pub pods: BTreeSet<String>,
 }
 
-/// Agents of the same version.
+/// The agents with the same version.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Agents {
-    /// The version, as they say themselves.
+    /// The version, from the inventory.
     pub version: String,
-    /// Their nodes.
+    /// The nodes whose agents have this version.
     pub nodes: BTreeSet<String>,
-    /// Nodes with an inventory of this version whose kubelet offers nothing of it: it stays when the agent goes.
+    /// The nodes that have an inventory of this version, but whose kubelet offers no units. The inventory stays when the agent stops.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub away: BTreeSet<String>,
 }
 
-/// What a node says of its agent.
+/// The version of an agent, from its node's inventory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// The version in its inventory.
+    /// The version in the node's inventory.
     pub version: String,
-    /// Whether its kubelet offers units.
+    /// Whether the node's kubelet offers units.
     pub offers: bool,
 }
 
 /// The versions in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Server {
-    /// Of Kubernetes, as the API server says it.
+    /// The version of the API server.
     pub kubernetes: Known<String>,
-    /// Of the extender's pods.
+    /// The versions of the extender's pods, sorted by image.
     pub extender: Known<Vec<Extender>>,
-    /// Of the agents.
+    /// The versions of the agents, sorted by version.
     pub agents: Known<Vec<Agents>>,
 }
 
-/// All of it.
+/// The output of `divvy version`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Versions {
-    /// This program.
+    /// The version of this program.
     pub client: Client,
-    /// The cluster, unless only the program was asked.
+    /// The versions in the cluster. `None` with `--client`, or if the cluster cannot be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<Server>,
 }
 
-/// The extender's pods by their images.
+/// Group the extender's pods, given as pairs of pod and image, by image.
 pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extender> {
     let mut images: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (pod, image) in pods {
@@ -108,7 +108,7 @@ pub fn extenders(pods: impl IntoIterator<Item = (String, String)>) -> Vec<Extend
     images.into_iter().map(one).collect()
 }
 
-/// The agents by what they say.
+/// Group the agents by version.
 pub fn agents(all: impl IntoIterator<Item = Published>) -> Vec<Agents> {
     let mut versions: BTreeMap<String, Agents> = BTreeMap::new();
     for Published { node, version, offers } in all {
@@ -120,7 +120,7 @@ pub fn agents(all: impl IntoIterator<Item = Published>) -> Vec<Agents> {
     versions.map(|(version, agents)| Agents { version, ..agents }).collect()
 }
 
-/// The tag of an image, if it is a version: `registry.example:5000/divvy:v0.1.0`.
+/// Return the tag of an image without a leading `v`, if the tag is a version, as in `registry.example:5000/divvy:v0.1.0`.
 fn version_of(image: &str) -> Option<String> {
     let name = image.split('@').next()?.rsplit('/').next()?;
     let (_, tag) = name.split_once(':')?;
@@ -129,7 +129,7 @@ fn version_of(image: &str) -> Option<String> {
 }
 
 impl Versions {
-    /// A line for each part.
+    /// Return the text for people, with a line for each component.
     pub fn text(&self) -> String {
         let mut rows = format!("Client:\t{} (commit {})\n", self.client.version, self.client.commit);
         if let Some(server) = &self.server {
@@ -141,7 +141,7 @@ impl Versions {
         plain(&columns(&rows)).into_owned()
     }
 
-    /// What is of another version than this program, in words.
+    /// Return a warning for each component with another version than this program.
     pub fn differences(&self) -> Vec<String> {
         let Some(Server { extender, agents, .. }) = &self.server else {
             return Vec::new();
@@ -160,7 +160,7 @@ impl Versions {
         }
         let say = |part| {
             format!(
-                "{part}, and this program is {}: they may not mean the same; use the program of the version that is installed, or upgrade the cluster",
+                "{part}, and this program is {}: its results may be wrong; use a program of the installed version, or upgrade the cluster",
                 self.client.version
             )
         };
@@ -171,13 +171,13 @@ impl Versions {
 fn text_of<T>(known: &Known<T>, words: impl Fn(&T) -> String) -> String {
     match known {
         Known::Yes(value) => words(value),
-        Known::No { unknown } => format!("not known: {unknown}"),
+        Known::No { unknown } => format!("unknown: {unknown}"),
     }
 }
 
 fn extenders_text(all: &[Extender]) -> String {
     let one = |one: &Extender| {
-        let version = one.version.as_deref().unwrap_or("version not known");
+        let version = one.version.as_deref().unwrap_or("version unknown");
         let s = if one.pods.len() == 1 { "" } else { "s" };
         format!("{version} (pod{s} {}, image {})", names(&one.pods), one.image)
     };
@@ -306,13 +306,13 @@ mod tests {
         insta::assert_snapshot!(versions.text(), @r"
         Client:      0.2.0 (commit 4c0fa46)
         Kubernetes:  v1.36.3
-        Extender:    0.1.0 (pods d/extender-1, d/extender-2, image r/divvy:0.1.0); version not known (pod d/extender-3, image r/divvy:mine)
+        Extender:    0.1.0 (pods d/extender-1, d/extender-2, image r/divvy:0.1.0); version unknown (pod d/extender-3, image r/divvy:mine)
         Agents:      \u{1b}[2J on node n6; 0.1.0 on 4 nodes (n2, n3, n4 and 1 more); 0.2.0 on node n1
         ");
         insta::assert_snapshot!(versions.differences().join("\n"), @r"
-        the extender is 0.1.0, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
-        the agent of n6 is \u{1b}[2J, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
-        the agent of n2, n3, n4 and 1 more is 0.1.0, and this program is 0.2.0: they may not mean the same; use the program of the version that is installed, or upgrade the cluster
+        the extender is 0.1.0, and this program is 0.2.0: its results may be wrong; use a program of the installed version, or upgrade the cluster
+        the agent of n6 is \u{1b}[2J, and this program is 0.2.0: its results may be wrong; use a program of the installed version, or upgrade the cluster
+        the agent of n2, n3, n4 and 1 more is 0.1.0, and this program is 0.2.0: its results may be wrong; use a program of the installed version, or upgrade the cluster
         ");
         let unseen = Versions {
             server: Some(Server {
@@ -327,7 +327,7 @@ mod tests {
         insta::assert_snapshot!(unseen.text(), @r"
         Client:      0.2.0 (commit 4c0fa46)
         Kubernetes:  v1.36.3
-        Extender:    not known: pods is forbidden
+        Extender:    unknown: pods is forbidden
         Agents:      no node has published its GPUs
         ");
         assert!(unseen.differences().is_empty());

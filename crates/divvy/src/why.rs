@@ -1,4 +1,4 @@
-//! The text of `divvy why`. What it says comes from `divvy-why`, which knows nothing of terminals.
+//! The text of `divvy why`. The crate `divvy-why` computes the answers; this module lays them out for a terminal.
 
 mod names;
 mod placement;

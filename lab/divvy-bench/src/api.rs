@@ -1,7 +1,7 @@
-//! An API server that has one cluster, and answers as one with a watch cache does: each list comes whole, in one response that ignores `limit`
-//! and is neither compressed nor announced by a length; watches stay open and send bookmarks.
+//! An API server for one cluster that answers like one with a watch cache: each list is one complete response that ignores `limit` and is
+//! neither compressed nor announced by a length; watches stay open and send bookmarks.
 //!
-//! A list always shows the cluster as it was at [`FIRST`]. What was written since comes by the watch, which starts where the list ends.
+//! A list always shows the cluster as of [`FIRST`]. Later writes arrive through the watch, which starts where the list ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -23,13 +23,13 @@ use crate::cluster::{Cluster, NAMESPACE, with_kind};
 
 /// The `resourceVersion` of the lists.
 pub const FIRST: u64 = 1_000_000;
-/// How long a Binding takes.
+/// The duration of a Binding.
 const LATENCY: Duration = Duration::from_millis(2);
-/// How often a watch gets a bookmark.
+/// The interval between the bookmarks of a watch.
 const BOOKMARK: Duration = Duration::from_secs(10);
-/// How much of a list is sent at once. No object ends where one of these does.
+/// The number of bytes of a list that are sent at once. No object ends at a multiple of it.
 const PIECE: usize = 64 << 10;
-/// Resources of which there is nothing, with the kind of their objects.
+/// The resources without objects, with the kind of their objects.
 const EMPTY: [(&str, &str); 13] = [
     ("configmaps", "ConfigMap"),
     ("daemonsets", "DaemonSet"),
@@ -46,33 +46,33 @@ const EMPTY: [(&str, &str); 13] = [
     ("services", "Service"),
 ];
 
-/// A cluster that is rendered and can be served.
+/// A rendered cluster that can be served.
 #[derive(Debug)]
 pub struct Api {
     cluster: Cluster,
     nodes: Bytes,
     pods: Bytes,
     written: Mutex<Written>,
-    /// How many changes there are, for those who wait for more.
+    /// The number of changes, for watches that wait for more.
     changes: watch::Sender<usize>,
     unknown: Mutex<BTreeSet<String>>,
-    /// The one that was written last.
+    /// The ConfigMap that was written last.
     configmap: Mutex<Option<Value>>,
 }
 
-/// What clients have written.
+/// The objects that clients have written.
 #[derive(Debug, Default)]
 struct Written {
-    /// By position.
+    /// The pods by position.
     pods: BTreeMap<usize, Value>,
-    /// Lines of the watch of pods; the first has the version after [`FIRST`].
+    /// The lines of the pods' watch. The first line has the version after [`FIRST`].
     lines: Vec<Bytes>,
 }
 
 type Parameters = HashMap<String, String>;
 
 impl Api {
-    /// Renders the lists of a cluster. This takes some seconds for a large one.
+    /// Render the lists of a cluster. This takes some seconds for a large one.
     pub fn new(cluster: Cluster) -> Api {
         Api {
             nodes: list("Node", cluster.nodes, |i| cluster.node(i)),
@@ -85,12 +85,12 @@ impl Api {
         }
     }
 
-    /// Bytes of the list of nodes and of that of pods.
+    /// Return the sizes in bytes of the list of nodes and of the list of pods.
     pub fn sizes(&self) -> (usize, usize) {
         (self.nodes.len(), self.pods.len())
     }
 
-    /// Answers requests until the process ends.
+    /// Answer requests until the process ends.
     pub async fn serve(self, listener: TcpListener) -> std::io::Result<()> {
         axum::serve(listener, Router::new().fallback(answer).with_state(Arc::new(self))).await
     }
@@ -108,7 +108,7 @@ impl Api {
         ))
     }
 
-    /// Keeps a pod, and tells the watches.
+    /// Store a pod and notify the watches.
     fn write(&self, position: usize, mut pod: Value) -> Value {
         let mut written = self.written();
         pod["metadata"]["resourceVersion"] = json!((FIRST + 1 + written.lines.len() as u64).to_string());
@@ -120,7 +120,7 @@ impl Api {
         pod
     }
 
-    /// Changes of pods from this version on, and bookmarks.
+    /// Return the changes of pods from this version on, with bookmarks.
     fn watch_pods(self: Arc<Api>, from: u64) -> impl Stream<Item = Bytes> {
         let told = usize::try_from(from.saturating_sub(FIRST)).unwrap_or(0);
         let changes = self.changes.subscribe();
@@ -168,7 +168,7 @@ fn bookmark(kind: &str, version: u64) -> Bytes {
     Bytes::from(format!("{}\n", json!({"type": "BOOKMARK", "object": object})))
 }
 
-/// No length is said, so that it comes in chunks.
+/// Return a response without a length, so that it is sent in chunks.
 fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let body = Body::from_stream(pieces.map(Ok::<_, Infallible>));
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
@@ -254,7 +254,7 @@ async fn answer(
             let map = api.configmap.lock().unwrap_or_else(PoisonError::into_inner).clone();
             map.map_or_else(|| not_found("configmaps", name), |map| said(StatusCode::OK, &map))
         }
-        // An event is taken and forgotten.
+        // An event is accepted and discarded.
         ("POST", [.., "events"]) => said(StatusCode::CREATED, &body),
         ("PATCH" | "PUT", [.., "events", _]) => said(StatusCode::OK, &body),
         ("GET", [group @ .., resource]) if let Some((_, kind)) = EMPTY.iter().find(|(plural, _)| plural == resource) => {
@@ -274,9 +274,9 @@ async fn answer(
             let what = format!("{method} {}", uri.path());
             let mut unknown = api.unknown.lock().unwrap_or_else(PoisonError::into_inner);
             if unknown.len() < 100 && unknown.insert(what.clone()) {
-                #[expect(clippy::print_stderr, reason = "who brings a tool of another kind looks here when it fails")]
+                #[expect(clippy::print_stderr, reason = "the only hint for a tool that this server does not support")]
                 {
-                    eprintln!("asked for what this server does not have: {what}");
+                    eprintln!("this server does not support the request {what}");
                 }
             }
             failed(
@@ -296,9 +296,9 @@ fn not_found(plural: &str, name: &str) -> Response {
     said(StatusCode::NOT_FOUND, &status)
 }
 
-/// What a client asks of a list that this server cannot do.
+/// Return the refusal if the client's list parameters are not supported.
 fn refused(parameters: &Parameters) -> Option<Response> {
-    // What an API server without WatchList says; clients list then.
+    // An API server without WatchList answers like this; clients then list.
     if parameters.contains_key("sendInitialEvents") {
         let words =
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
@@ -314,7 +314,7 @@ fn refused(parameters: &Parameters) -> Option<Response> {
     })
 }
 
-/// `name` of a term `field=name` of the field selector.
+/// Return `name` from a term `field=name` of the field selector.
 fn selected<'a>(parameters: &'a Parameters, field: &str) -> Option<&'a str> {
     let terms = parameters.get("fieldSelector")?.split(',');
     terms
@@ -369,7 +369,7 @@ fn pods(api: Arc<Api>, parameters: &Parameters) -> Response {
     }))
 }
 
-/// A watch ends when the client said it should.
+/// Return a watch that ends when the client's timeout has passed.
 fn limited(lines: impl Stream<Item = Bytes> + Send + 'static, parameters: &Parameters) -> Response {
     match parameters.get("timeoutSeconds").and_then(|seconds| seconds.parse().ok()) {
         None => streamed(lines),
@@ -380,7 +380,7 @@ fn limited(lines: impl Stream<Item = Bytes> + Send + 'static, parameters: &Param
 async fn of_pod(api: &Api, method: &str, rest: &[&str], position: usize, mut pod: Value, body: Value) -> Response {
     match (method, rest) {
         ("GET", []) => said(StatusCode::OK, &pod),
-        // How gpushare's extender writes its annotations.
+        // gpushare's extender writes its annotations in this way.
         ("PUT", []) => said(StatusCode::OK, &api.write(position, body)),
         ("PATCH", []) => {
             merge(&mut pod["metadata"]["annotations"], &body["metadata"]["annotations"]);
@@ -390,7 +390,7 @@ async fn of_pod(api: &Api, method: &str, rest: &[&str], position: usize, mut pod
         ("POST", ["binding"]) => {
             tokio::time::sleep(LATENCY).await;
             if pod["spec"]["nodeName"].is_string() {
-                return failed(StatusCode::CONFLICT, "Conflict", "the pod is bound already");
+                return failed(StatusCode::CONFLICT, "Conflict", "the pod is already bound");
             }
             pod["spec"]["nodeName"] = body["target"]["name"].clone();
             merge(&mut pod["metadata"]["annotations"], &body["metadata"]["annotations"]);
@@ -401,12 +401,12 @@ async fn of_pod(api: &Api, method: &str, rest: &[&str], position: usize, mut pod
         _ => failed(
             StatusCode::METHOD_NOT_ALLOWED,
             "MethodNotAllowed",
-            "this server does not do that to pods",
+            "this server does not support this request on pods",
         ),
     }
 }
 
-/// Adds the entries of one map to another.
+/// Add the entries of one map to another.
 fn merge(into: &mut Value, from: &Value) {
     for (key, value) in from.as_object().into_iter().flatten() {
         into[key] = value.clone();

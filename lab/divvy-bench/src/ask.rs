@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-/// TCP, or TLS over it.
+/// A TCP stream, or TLS over one.
 pub trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
@@ -24,35 +24,35 @@ fn unexpected(what: &str) -> io::Error {
 }
 
 impl Connection {
-    /// Over plain TCP.
+    /// Open a connection over plain TCP.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// Fails if no program listens at the address.
     pub fn open(address: &str) -> io::Result<Connection> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         Ok(Connection::over(Box::new(stream)))
     }
 
-    /// Over a stream that is there already.
+    /// Use an existing stream.
     pub fn over(stream: Box<dyn Stream>) -> Connection {
         Connection {
             stream: BufReader::with_capacity(1 << 16, stream),
         }
     }
 
-    /// Status and body of the answer.
+    /// Send a GET request. Return the response's status and body.
     ///
     /// # Errors
-    /// The connection broke, or the answer is not HTTP.
+    /// Fails if the connection breaks or the response is not HTTP.
     pub fn get(&mut self, path: &str) -> io::Result<(u16, String)> {
         self.send("GET", path, "")
     }
 
-    /// Status and body of the answer.
+    /// Send a POST request. Return the response's status and body.
     ///
     /// # Errors
-    /// The connection broke, or the answer is not HTTP.
+    /// Fails if the connection breaks or the response is not HTTP.
     pub fn post(&mut self, path: &str, body: &str) -> io::Result<(u16, String)> {
         self.send("POST", path, body)
     }

@@ -1,29 +1,29 @@
-//! Nodes and pods as an API server sends them. Every object follows from its position: no clock and no random numbers.
+//! Nodes and pods as an API server sends them. Every object is determined by its position; there is no clock and no random number.
 
 use clap::ValueEnum;
 use divvy_model::{legacy, names};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// Units (GiB) of a GPU.
+/// The memory of a GPU in units (GiB).
 pub const UNITS: u64 = 40;
-/// Namespace of all pods.
+/// The namespace of all pods.
 pub const NAMESPACE: &str = "team-a";
-/// Pods that share a GPU at most.
+/// The greatest number of pods on one GPU.
 pub const PODS_PER_GPU: usize = 2;
 
-/// What Divvy has written on the objects.
+/// The annotations that the objects have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Nothing: nodes have no inventory, and pods only the annotations of gpushare
+    /// No annotations of Divvy: nodes have no inventory, and pods have only the annotations of gpushare
     Gpushare,
-    /// Nodes have an inventory, and pods an allocation beside the annotations of gpushare
+    /// Nodes have an inventory, and pods have an allocation in addition to the annotations of gpushare
     Divvy,
 }
 
 impl Form {
-    /// As on the command line.
+    /// Return the name used on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Form::Gpushare => "gpushare",
@@ -32,33 +32,33 @@ impl Form {
     }
 }
 
-/// A cluster by its numbers.
+/// The size and form of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cluster {
-    /// Nodes.
+    /// The number of nodes.
     pub nodes: usize,
-    /// GPUs of each node.
+    /// The number of GPUs of each node.
     pub gpus: usize,
-    /// Bound pods. Each of them asks for GPU memory.
+    /// The number of bound pods. Each of them asks for GPU memory.
     pub pods: usize,
-    /// Pods that are not bound yet; they come after the others.
+    /// The number of pods that are not bound yet; they come after the bound ones.
     pub waiting: usize,
-    /// What Divvy has written.
+    /// The annotations that the objects have.
     pub form: Form,
 }
 
-/// Units of GPU memory to ask for.
+/// Amounts of GPU memory to request, in units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asks {
-    /// Fits on every node.
+    /// An amount that fits on every node.
     pub everywhere: u64,
-    /// Fits on half of the nodes.
+    /// An amount that fits on half of the nodes.
     pub half: u64,
-    /// Fits on no node.
+    /// An amount that fits on no node.
     pub nowhere: u64,
 }
 
-/// Numbers that look random and are always the same (splitmix64).
+/// Return a number that looks random but is always the same for `n` (splitmix64).
 fn scattered(n: usize) -> u64 {
     let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -71,7 +71,7 @@ fn hex64(n: usize) -> String {
     format!("{a:016x}{b:016x}{:016x}{:016x}", a.rotate_left(17) ^ b, b.rotate_left(29) ^ a)
 }
 
-/// One second after another, from the start of 2026.
+/// Return a time `n` seconds after the start of 2026.
 fn time(n: usize) -> String {
     let (day, second) = (n / 86_400 % 28 + 1, n % 86_400);
     format!(
@@ -87,7 +87,7 @@ fn address(node: usize) -> String {
 }
 
 impl Cluster {
-    /// The name of a node.
+    /// Return the name of a node.
     pub fn name(i: usize) -> String {
         format!("gpu-node-{i:05}.cluster.example")
     }
@@ -96,18 +96,18 @@ impl Cluster {
         format!("GPU-{node:08x}-{gpu:04x}-4000-8000-{:012x}", scattered(node * 64 + gpu) >> 16)
     }
 
-    /// Node, GPU and units of a bound pod: each takes less than half of a GPU.
+    /// Return the node, GPU, and units of a bound pod. Each pod takes less than half of a GPU.
     fn place(&self, pod: usize) -> (usize, usize, u64) {
         let node = pod % self.nodes.max(1);
         (node, pod / self.nodes.max(1) % self.gpus.max(1), 4 + scattered(pod) % 16)
     }
 
-    /// The bound pods of a node, by position.
+    /// Return the positions of a node's bound pods.
     pub fn pods_of(&self, node: usize) -> impl Iterator<Item = usize> {
         (node..self.pods).step_by(self.nodes.max(1))
     }
 
-    /// What to ask for, by what the nodes have left.
+    /// Return amounts to request, derived from what the nodes have left.
     pub fn asks(&self) -> Asks {
         let mut free = vec![vec![UNITS; self.gpus]; self.nodes];
         for pod in 0..self.pods {
@@ -123,26 +123,26 @@ impl Cluster {
         }
     }
 
-    /// The names of the nodes in an arbitrary order, as kube-scheduler sends them.
+    /// Return the names of the nodes in an arbitrary order, as kube-scheduler sends them.
     pub fn shuffled_names(&self) -> Vec<String> {
         let mut order: Vec<usize> = (0..self.nodes).collect();
         order.sort_by_key(|i| scattered(*i));
         order.into_iter().map(Cluster::name).collect()
     }
 
-    /// The position of the node with this name.
+    /// Return the position of the node with this name.
     pub fn node_position(&self, name: &str) -> Option<usize> {
         let number = name.strip_prefix("gpu-node-")?.split('.').next()?;
         number.parse().ok().filter(|i| *i < self.nodes && Cluster::name(*i) == name)
     }
 
-    /// The position of the pod with this name.
+    /// Return the position of the pod with this name.
     pub fn pod_position(&self, name: &str) -> Option<usize> {
         let number = name.rsplit('-').next()?.parse().ok()?;
         (number < self.pods + self.waiting && pod_name(number) == name).then_some(number)
     }
 
-    /// A node, as it stands in a list: without `apiVersion` and `kind`.
+    /// Return a node as an item of a list, without `apiVersion` and `kind`.
     pub fn node(&self, i: usize) -> Value {
         let units = UNITS * self.gpus as u64;
         let amounts = |cpu: &str, memory: &str| {
@@ -230,7 +230,7 @@ impl Cluster {
         json!({"v": 1, "agent": "0.1.0", "driver": "550.54.15", "unitMiB": 1024, "gpus": gpus}).to_string()
     }
 
-    /// A pod, as it stands in a list: without `apiVersion` and `kind`. The bound ones come first.
+    /// Return a pod as an item of a list, without `apiVersion` and `kind`. The bound pods come first.
     pub fn pod(&self, i: usize) -> Value {
         let (node, gpu, units) = self.place(i);
         if i >= self.pods {
@@ -244,7 +244,7 @@ impl Cluster {
                 "containers": {"main": [{"uuid": uuid, "memMiB": memory, "cores": 0}]}});
             annotations.insert(names::ALLOCATION.to_owned(), ours.to_string());
         } else {
-            // As gpushare's plugin leaves it.
+            // The value that gpushare's plugin leaves.
             annotations.insert(names::ALIYUN_ASSIGNED.to_owned(), "true".to_owned());
         }
         pod["metadata"]["annotations"] = json!(annotations);
@@ -269,7 +269,7 @@ impl Cluster {
         pod
     }
 
-    /// The body of a bind of one of the waiting pods.
+    /// Return the body of a bind request for one of the waiting pods.
     pub fn bind(&self, waiting: usize) -> String {
         let i = self.pods + waiting;
         let node = Cluster::name(scattered(waiting) as usize % self.nodes.max(1));
@@ -277,7 +277,7 @@ impl Cluster {
     }
 }
 
-/// The name of the pod at this position.
+/// Return the name of the pod at this position.
 pub fn pod_name(i: usize) -> String {
     format!("trainer-7c9d8b6f5d-{i}")
 }
@@ -287,19 +287,19 @@ fn pod_uid(i: usize) -> String {
     format!("{:08x}-{:04x}-4000-8000-{i:012x}", n >> 32, n & 0xffff)
 }
 
-/// A new pod as kube-scheduler sends it to an extender.
+/// Return a new pod as kube-scheduler sends it to an extender.
 pub fn asking(units: u64) -> Value {
     with_kind("Pod", pod_that_asks("asking", "asking", 0, units))
 }
 
-/// An object as it stands alone.
+/// Return an object with `apiVersion` and `kind`, as it appears outside of lists.
 pub fn with_kind(kind: &str, mut object: Value) -> Value {
     object["kind"] = json!(kind);
     object["apiVersion"] = json!("v1");
     object
 }
 
-/// A pod as a ReplicaSet makes it.
+/// Return a pod as a ReplicaSet creates it.
 fn pod_that_asks(name: &str, uid: &str, i: usize, units: u64) -> Value {
     let env: Vec<Value> = [
         ("MASTER_ADDR", "trainer-master.team-a.svc.cluster.local"),
@@ -344,7 +344,7 @@ fn managed(manager: &str, operation: &str, subresource: &str, fields: Value) -> 
     entry
 }
 
-/// Some fields, one in the other.
+/// Return nested field entries for this path.
 fn fields(path: &[&str]) -> Value {
     path.iter()
         .rev()

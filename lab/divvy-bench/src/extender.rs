@@ -15,11 +15,11 @@ use crate::process::Running;
 use crate::report::{Budget, Row};
 use crate::say;
 
-/// Calls of filter and of prioritize.
+/// The number of filter calls, and of prioritize calls.
 const CALLS: usize = 1_000;
-/// Binds of one extender.
+/// The number of binds per extender.
 pub(crate) const BINDS: usize = 500;
-/// One that needs longer to start does not start.
+/// The time limit for an extender's start.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const READY: Budget = Budget {
@@ -31,25 +31,25 @@ const MEMORY: Budget = Budget {
     mib: Some(200.0),
 };
 
-/// A port of the loopback address that was free a moment ago.
+/// Return a port of the loopback address that was free a moment ago.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// An extender to be measured.
+/// An extender to measure.
 #[derive(Debug)]
 pub(crate) struct Extender<'a> {
     pub(crate) name: &'a str,
     pub(crate) command: Command,
     pub(crate) port: u16,
-    /// Whether Divvy's budgets hold for it.
+    /// Whether Divvy's budgets apply.
     pub(crate) ours: bool,
-    /// The first of the waiting pods that it binds.
+    /// The first of the waiting pods that the extender binds.
     pub(crate) first: usize,
 }
 
 impl Extender<'_> {
-    /// Starts it, calls it, and ends it. What has been measured until something fails is kept.
+    /// Start the extender, call it, and end it. The results measured before a failure are kept.
     pub(crate) fn measure(mut self, cluster: &Cluster, folder: &Path, rows: &mut Vec<Row>) {
         if let Err(error) = self.try_to_measure(cluster, folder, rows) {
             let said = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
@@ -67,11 +67,11 @@ impl Extender<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(folder.join("stderr"))?);
-        let mut running = Running(self.command.spawn().context("it could not be run")?);
+        let mut running = Running(self.command.spawn().context("could not run it")?);
         let asks = cluster.asks();
         ensure!(
             asks.everywhere > 0,
-            "the nodes of this cluster are full, so that nothing could be placed; use fewer --pods"
+            "the nodes of this cluster are full, so no pod can be placed; use fewer --pods"
         );
         let body =
             |names: &[String]| json!({"Pod": cluster::asking(asks.everywhere), "Nodes": null, "NodeNames": names}).to_string();
@@ -143,7 +143,7 @@ const FILTER: &str = "/gpushare-scheduler/filter";
 const PRIORITIZE: &str = "/gpushare-scheduler/prioritize";
 const BIND: &str = "/gpushare-scheduler/bind";
 
-/// How many nodes a filter's answer lets through.
+/// Return the number of nodes that a filter response accepts.
 fn passed(answer: &str) -> usize {
     let answer: Value = serde_json::from_str(answer).unwrap_or_default();
     let names = ["NodeNames", "nodenames"].map(|key| answer[key].as_array().map_or(0, Vec::len));

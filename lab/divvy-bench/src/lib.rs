@@ -1,4 +1,4 @@
-//! A cluster of any size as JSON, an API server that has only that, and the calls of kube-scheduler.
+//! A cluster of any size as JSON, an API server that serves only this cluster, and the calls of kube-scheduler.
 //!
 //! Used by `cargo xtask bench` and by `divvy-extender`'s example `bench`. Nothing here is part of a released program.
 

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what Divvy's programs take to read a large cluster.
+//! `cargo xtask bench`: the time and memory that Divvy's programs need to read a large cluster.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ use divvy_bench::cluster::{Cluster, Form, PODS_PER_GPU};
 
 use report::Report;
 
-/// Measures what Divvy's programs take to read a large cluster
+/// Measure the time and memory that Divvy's programs need to read a large cluster
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench", version)]
 struct Cli {
@@ -29,27 +29,26 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Cluster(ClusterArgs),
-    /// The API server of a measurement
+    /// Serve the API of a measurement
     #[command(hide = true)]
     Serve(Size),
-    /// Downloads these URLs and discards the bodies, where there is no curl
+    /// Download these URLs and discard the bodies, for machines without curl
     #[command(hide = true)]
     Download {
         urls: Vec<String>,
     },
 }
 
-/// Generate a large cluster, serve it, and measure the programs that read it: time, memory, and whether they keep to their budgets
+/// Generate and serve a large cluster, and measure the programs that read it: time, memory, budgets
 ///
-/// The cluster is served on the loopback address by a process of its own, as an API server with a watch cache serves it: each list is one response
-/// that ignores limit, in chunks and uncompressed. A pod has about 3.9 KB of JSON and a node 8 KB. The yardstick is the time in which curl downloads
-/// both lists.
+/// A separate process serves the cluster on the loopback address, like an API server with a watch cache: each list is one response that ignores
+/// limit, in chunks and uncompressed. A pod has about 3.9 KB of JSON, a node 8 KB. The yardstick is the time in which curl downloads both lists.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Budgets:
-  inspect, why, audit, doctor, simulate-k   peak memory 150 MiB, 3 times as long as curl
+  inspect, why, audit, doctor, simulate-k   peak memory 150 MiB, 3 times the time of curl
   simulate                                  peak memory 150 MiB
-  extender                                  ready within 3 s; 200 MiB at its peak, before and after 1000 filter, 1000 prioritize and 500 bind calls
+  extender                                  ready within 3 s; peak memory 200 MiB, before and after 1000 filter, 1000 prioritize and 500 bind calls
 
 Examples:
   cargo xtask bench cluster                                   both forms, all programs; takes some minutes
@@ -58,20 +57,20 @@ Examples:
   cargo xtask bench cluster --only extender,old --other 'old=./old/divvy extender --listen 127.0.0.1:$PORT'
   cargo xtask bench cluster -o json | jq '.rows[] | select(.over != [])'
 
-A command of --other runs in a shell, with KUBECONFIG for the generated cluster. One that contains $PORT is an extender: it is started, called as
-kube-scheduler calls it at 127.0.0.1:$PORT/gpushare-scheduler/, and ended; it is ready when a filter call lets a node through. Any other is a tool,
+A command of --other runs in a shell, with KUBECONFIG for the generated cluster. A command that contains $PORT is an extender. It is started, called
+at 127.0.0.1:$PORT/gpushare-scheduler/ as by kube-scheduler, and ended. It is ready when a filter call accepts a node. Any other command is a tool,
 which must end with status 0.
 
-Memory is resident memory at its peak, as the kernel counts it for a process (VmHWM, ru_maxrss).
+Memory is the peak resident memory that the kernel counts for a process (VmHWM, ru_maxrss).
 
-Exit status: 0 all budgets are kept, 1 one is not, or a program failed.")]
+Exit status: 0 if all budgets are kept; 1 if a budget is exceeded or a program failed.")]
 struct ClusterArgs {
     #[command(flatten)]
     size: Numbers,
-    /// What Divvy has written on nodes and pods [default: both, one after the other]
+    /// Annotations of nodes and pods [default: both forms, one after the other]
     #[arg(long, value_name = "FORM")]
     form: Option<Form>,
-    /// Only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, or a name of --other
+    /// Measure only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, or a name of --other
     ///
     /// simulate-k is simulate with --keep-bound: it reads the lists and leaves the bound pods where they are.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
@@ -79,23 +78,23 @@ struct ClusterArgs {
     /// Measure another extender or tool as well
     #[arg(long, value_name = "NAME=COMMAND", value_parser = other)]
     other: Vec<Other>,
-    /// The divvy to measure [default: the one beside this program]
+    /// The divvy to measure [default: the one next to this program]
     #[arg(long, value_name = "FILE", hide = true)]
     divvy: Option<PathBuf>,
-    /// The form of the result
+    /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     output: Output,
 }
 
 #[derive(Debug, Clone, Copy, Args)]
 struct Numbers {
-    /// Nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 5_000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=50_000))]
     nodes: u32,
-    /// GPUs of each node
+    /// Number of GPUs of each node
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     gpus: u32,
-    /// Bound pods, each with a part of a GPU
+    /// Number of bound pods, each with a part of a GPU
     #[arg(long, default_value_t = 50_000, value_name = "N")]
     pods: u32,
 }
@@ -112,13 +111,13 @@ struct Size {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
-    /// A line for each measurement
+    /// One line per measurement
     Table,
     /// JSON
     Json,
 }
 
-/// A program that --other names.
+/// A program given by --other.
 #[derive(Debug, Clone)]
 struct Other {
     name: String,
@@ -138,7 +137,7 @@ fn other(text: &str) -> Result<Other, String> {
             command: command.to_owned(),
         }),
         _ => Err(format!(
-            "{text:?} is not NAME=COMMAND with a name of your own, such as go-inspect=./kubectl-inspect-gpushare"
+            "{text:?} is not NAME=COMMAND with a new name, such as go-inspect=./kubectl-inspect-gpushare"
         )),
     }
 }
@@ -168,7 +167,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Renders and serves a cluster, until standard input ends. Prints the address, and the sizes of the lists.
+/// Render and serve a cluster until standard input ends. Print the address and the sizes of the lists.
 fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
     let api = Api::new(cluster);
     let (nodes, pods) = api.sizes();
@@ -176,7 +175,7 @@ fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         print(&format!("{} {nodes} {pods}\n", listener.local_addr()?));
-        // Whoever started this process has it as long as it lives itself.
+        // The parent process keeps standard input open as long as it lives.
         let over = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
         tokio::select! {
             served = api.serve(listener) => served?,
@@ -191,7 +190,7 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
     let most = nodes as usize * gpus as usize * PODS_PER_GPU;
     ensure!(
         pods as usize <= most,
-        "{pods} pods do not fit: on {nodes} nodes with {gpus} GPUs, and {PODS_PER_GPU} pods on each GPU, there is place for {most}; use more --nodes"
+        "{pods} pods do not fit: on {nodes} nodes with {gpus} GPUs, and {PODS_PER_GPU} pods on each GPU, there is room for {most}; use more --nodes"
     );
     let known = || {
         tools::OURS
@@ -211,7 +210,7 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
     };
     ensure!(
         divvy.exists(),
-        "there is no {}; cargo xtask bench builds it, or run: cargo build --release -p divvy",
+        "{} does not exist; run cargo xtask bench, which builds it, or: cargo build --release -p divvy",
         divvy.display()
     );
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
@@ -222,7 +221,7 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
         let extenders = others.iter().filter(|other| other.is_extender()).count() + usize::from(wanted("extender"));
         let size = Size {
             numbers: args.size,
-            // Each extender binds pods of its own; `why` has one that is never bound.
+            // Each extender binds its own pods; `why` is run for a pod that is never bound.
             waiting: u32::try_from(extenders * extender::BINDS + 1)?,
             form,
         };
@@ -230,7 +229,7 @@ fn cluster(args: &ClusterArgs) -> anyhow::Result<ExitCode> {
             "generating {nodes} nodes with {gpus} GPUs and {pods} pods, form {}",
             form.name()
         ));
-        let bench = tools::Bench::start(size, divvy.clone()).context("the API server of the measurement did not start")?;
+        let bench = tools::Bench::start(size, divvy.clone()).context("could not start the API server of the measurement")?;
         bench.run(&wanted, &others, &mut report)?;
     }
     match args.output {
@@ -249,7 +248,7 @@ fn print(text: &str) {
     print!("{text}");
 }
 
-/// How far it is.
+/// Report progress.
 #[expect(clippy::print_stderr, reason = "progress is for people")]
 fn say(text: &str) {
     eprintln!("{text}");

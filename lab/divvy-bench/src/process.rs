@@ -1,4 +1,4 @@
-//! A program that is run to its end, and what it took; one that goes on, and what it has.
+//! Programs that run to their end, and what they needed; and programs that keep running, and their memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use wait4::Wait4 as _;
 
-/// A program that takes longer hangs.
+/// The time limit of a program. A program that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(300);
-/// A program that ended.
+/// A program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -23,25 +23,26 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// The last line that it wrote, to standard error if it wrote anything there.
+    /// Return the last line that the program wrote, to standard error if it wrote anything there.
     pub(crate) fn last_words(&self) -> String {
         let last = |file: &Path| lines(file).filter(|line| !line.trim().is_empty()).last();
         last(&self.errors).or_else(|| last(&self.output)).unwrap_or_default()
     }
 
-    /// Whether a line of its standard output contains this.
+    /// Report whether a line of the program's standard output contains this text.
     pub(crate) fn printed(&self, text: &str) -> bool {
         lines(&self.output).any(|line| line.contains(text))
     }
 }
 
-/// One at a time: what is resident here at its peak is the least that is reported of the programs that are started next.
+/// Read a file line by line. Reading it as a whole would raise this process's peak memory, which is the least that is reported for the
+/// programs started next.
 fn lines(file: &Path) -> impl Iterator<Item = String> {
     let lines = File::open(file).ok().map(|file| BufReader::new(file).lines());
     lines.into_iter().flatten().map_while(Result::ok)
 }
 
-/// Runs a program to its end. What it prints goes to files in `folder`, so that nobody has to keep up with it.
+/// Run a program to its end. Its output goes to files in `folder`, so the program never waits for a reader.
 pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended> {
     let (output, errors) = (folder.join("stdout"), folder.join("stderr"));
     command
@@ -51,7 +52,7 @@ pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended>
     let began = Instant::now();
     let mut child = command
         .spawn()
-        .with_context(|| format!("{} could not be run", command.get_program().display()))?;
+        .with_context(|| format!("could not run {}", command.get_program().display()))?;
     let used = loop {
         if let Some(used) = child.try_wait4()? {
             break used;
@@ -72,13 +73,13 @@ pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended>
     })
 }
 
-/// A program that runs until this is dropped.
+/// A program that runs until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // What a shell started goes first; any of them may have ended by itself.
+        // The processes that a shell started are killed first. Any of them may already have ended.
         for id in tree(self.0.id()).into_iter().skip(1) {
             let _ = Command::new("kill").arg(id.to_string()).stderr(Stdio::null()).status();
         }
@@ -88,11 +89,11 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Resident memory of it and of all that it started: now, and at its peak, in MiB.
+    /// Return the resident memory of the program and all its descendants, now and at its peak, in MiB.
     pub(crate) fn memory(&self) -> anyhow::Result<(f64, f64)> {
         let mut sums = (0.0, 0.0);
         for id in tree(self.0.id()) {
-            // It may have ended since.
+            // The process may have ended in the meantime.
             let Ok(text) = fs::read_to_string(format!("/proc/{id}/status")) else {
                 continue;
             };
@@ -108,13 +109,13 @@ impl Running {
     }
 }
 
-/// A process and its descendants.
+/// Return a process and its descendants.
 fn tree(id: u32) -> Vec<u32> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     for process in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
         let parent = fs::read_to_string(format!("/proc/{process}/stat")).ok().and_then(|stat| {
-            // The name before it may have spaces and parentheses in it.
+            // The program's name before this point may contain spaces and parentheses.
             let (_, rest) = stat.rsplit_once(')')?;
             rest.split_whitespace().nth(1)?.parse::<u32>().ok()
         });
@@ -137,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_is_measured_with_what_its_shell_started() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let mut command = Command::new("sh");
         // dd reads into one buffer of this size.
         command.args([
@@ -171,7 +172,7 @@ mod tests {
         drop(running);
         let ended = |id: &u32| match fs::read_to_string(format!("/proc/{id}/stat")) {
             Err(_) => true,
-            // One whose parent has ended waits for its new parent.
+            // A process whose parent has ended waits as a zombie for its new parent.
             Ok(stat) => stat.contains(") Z "),
         };
         while !processes.iter().all(ended) {

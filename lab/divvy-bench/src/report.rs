@@ -1,11 +1,11 @@
-//! What was measured, and whether it keeps to the budgets.
+//! The results of the measurements, and whether they are within their budgets.
 
 use std::io::Write as _;
 
 use divvy_bench::cluster::Form;
 use serde::Serialize;
 
-/// What a measurement may take.
+/// The budget of a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(crate) struct Budget {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -14,7 +14,7 @@ pub(crate) struct Budget {
     pub(crate) mib: Option<f64>,
 }
 
-/// One measurement.
+/// A measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -23,12 +23,12 @@ pub(crate) struct Row {
     #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
     pub(crate) mib: Option<f64>,
     pub(crate) budget: Budget,
-    /// Which budgets were not kept.
+    /// The budgets that were exceeded.
     pub(crate) over: Vec<&'static str>,
-    /// Why there is no result.
+    /// The reason why there is no result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) failed: Option<String>,
-    /// More that is worth knowing.
+    /// A note for the reader.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) note: String,
 }
@@ -87,7 +87,7 @@ pub(crate) struct Part {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Everything.
+/// The complete report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     nodes: u32,

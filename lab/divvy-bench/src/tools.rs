@@ -14,7 +14,7 @@ use crate::process::{self, Ended, Running};
 use crate::report::{Budget, Part, Report, Row};
 use crate::{Other, Size, say};
 
-/// What is measured of Divvy.
+/// The names of Divvy's measurements.
 pub(crate) const OURS: [&str; 8] = [
     "inspect",
     "inspect-d",
@@ -25,7 +25,7 @@ pub(crate) const OURS: [&str; 8] = [
     "simulate",
     "extender",
 ];
-/// Of these measurements the median counts.
+/// The number of measurements of the yardstick, of which the median counts.
 const YARDSTICK: usize = 3;
 const TOOL_MIB: f64 = 150.0;
 const TIMES_CURL: f64 = 3.0;
@@ -34,11 +34,11 @@ const TIMES_CURL: f64 = 3.0;
 struct Tool {
     name: &'static str,
     arguments: Vec<String>,
-    /// Statuses with which it may end.
+    /// The exit statuses that are allowed.
     statuses: &'static [i32],
-    /// Stands in what it prints if it has read the cluster.
+    /// A text that the tool prints if it has read the cluster.
     proof: String,
-    /// Most of its time goes by after it has read the lists, so there is no budget for it.
+    /// Whether the tool spends most of its time after reading the lists, so that it has no time budget.
     computes: bool,
 }
 
@@ -75,15 +75,15 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
             proof: format!("{} allocations on ", grouped(cluster.pods)),
             computes: false,
         },
-        // It finds much that this cluster lacks, such as the agents' DaemonSet.
+        // The doctor reports many things that this cluster lacks, such as the agents' DaemonSet.
         Tool {
             name: "doctor",
             arguments: words("doctor --cluster"),
             statuses: &[0, 1, 2],
-            proof: format!("{} pods looked at", cluster.pods + cluster.waiting),
+            proof: format!("{} pods checked", cluster.pods + cluster.waiting),
             computes: false,
         },
-        // The pods stay where they are, and only those that wait are placed: what is measured is how the lists are read.
+        // The pods stay where they are and only the waiting ones are placed, so that the reading of the lists is measured.
         Tool {
             name: "simulate-k",
             arguments: words("simulate --cluster --keep-bound"),
@@ -101,7 +101,7 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
     ]
 }
 
-/// `50,000`, as audit writes it.
+/// Format a number as audit does: `50,000`.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
@@ -113,14 +113,14 @@ fn grouped(number: usize) -> String {
     groups.join(",")
 }
 
-/// A cluster that is served.
+/// A cluster that is being served.
 pub(crate) struct Bench {
     cluster: Cluster,
     divvy: PathBuf,
     address: String,
     folder: TempDir,
     part: Part,
-    // It ends when this is dropped.
+    // The server ends when this is dropped.
     _server: Running,
 }
 
@@ -165,7 +165,7 @@ impl Bench {
         })
     }
 
-    /// Measures one after the other.
+    /// Measure the programs one after the other.
     pub(crate) fn run(mut self, wanted: &dyn Fn(&str) -> bool, others: &[&Other], report: &mut Report) -> anyhow::Result<()> {
         say("curl");
         let yardstick = self.yardstick()?;
@@ -224,7 +224,7 @@ impl Bench {
         extender.measure(&self.cluster, self.folder.path(), &mut self.part.rows);
     }
 
-    /// The time in which both lists are downloaded.
+    /// Measure the time in which both lists are downloaded.
     fn yardstick(&mut self) -> anyhow::Result<f64> {
         let urls = ["nodes", "pods"].map(|plural| format!("http://{}/api/v1/{plural}", self.address));
         let has_curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -243,11 +243,7 @@ impl Bench {
                 command
             };
             let ended = process::run(&mut command, self.folder.path())?;
-            ensure!(
-                ended.status.success(),
-                "the lists could not be downloaded: {}",
-                ended.last_words()
-            );
+            ensure!(ended.status.success(), "could not download the lists: {}", ended.last_words());
             runs.push(ended);
         }
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -260,7 +256,7 @@ impl Bench {
         Ok(run.seconds)
     }
 
-    /// A program that sees this cluster and nothing of the caller's.
+    /// Return a command that sees this cluster and nothing of the caller's environment.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
@@ -299,7 +295,7 @@ current-context: bench
     )
 }
 
-/// A tool is fast that fails: so it has to end well, and to show that it has read the cluster.
+/// Judge a run. A tool that fails is fast, so it must end with an allowed status and show that it has read the cluster.
 fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &str, budget: Budget) -> Row {
     let ended = match ended {
         Ok(ended) => ended,
@@ -311,26 +307,26 @@ fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &st
         return Row { failed, ..row };
     }
     if !proof.is_empty() && !ended.printed(proof) {
-        let failed = Some(format!("{proof:?} does not stand in what it printed: {}", ended.last_words()));
+        let failed = Some(format!("its output does not contain {proof:?}: {}", ended.last_words()));
         return Row { failed, ..row };
     }
     row
 }
 
-/// What curl does, for machines without it.
+/// Download as curl does, for machines without it.
 pub(crate) fn download(urls: &[String]) -> anyhow::Result<ExitCode> {
     let mut buffer = vec![0; 256 << 10];
     for url in urls {
         let (address, path) = url
             .strip_prefix("http://")
             .and_then(|rest| rest.split_once('/'))
-            .with_context(|| format!("{url} is no http:// address"))?;
+            .with_context(|| format!("{url} is not an http:// address"))?;
         let mut stream = TcpStream::connect(address)?;
         write!(stream, "GET /{path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
         let first = stream.read(&mut buffer)?;
         ensure!(
             buffer[..first].starts_with(b"HTTP/1.1 200 "),
-            "{url} was not answered with 200"
+            "the response for {url} does not have status 200"
         );
         while stream.read(&mut buffer)? > 0 {}
     }

@@ -15,23 +15,23 @@ use futures::StreamExt as _;
 use crate::real::Real;
 use crate::say;
 
-/// How scenes are played.
+/// The options with which scenes are played.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Leg {
     pub(crate) churn: Churn,
     pub(crate) quiet: bool,
 }
 
-/// What came of them.
+/// The results of the scenes.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
     cluster: &'static str,
     scenes: usize,
     checks: u64,
     failures: u64,
-    /// Scenes in which a check failed, or that could not go on.
+    /// The scenes in which a check failed or that could not go on.
     failed: Vec<&'static str>,
-    /// Scenes that this cluster has no machine for.
+    /// The scenes for which this cluster has no machine.
     skipped: Vec<&'static str>,
     time: Duration,
 }
@@ -41,7 +41,7 @@ impl Sum {
         self.failed.is_empty()
     }
 
-    /// What was not played, and why.
+    /// Return the scenes that were not played, with the reason.
     pub(crate) fn skips(&self) -> impl Iterator<Item = (String, &'static str)> {
         let name = |scene: &&str| (format!("{}: scene {scene}", self.cluster), "this cluster has no second node");
         self.skipped.iter().map(name)
@@ -74,7 +74,7 @@ impl fmt::Display for Sum {
             self.time.as_secs()
         )?;
         if !self.skipped.is_empty() {
-            write!(f, "; SKIPPED for want of a second node: {}", self.skipped.join(", "))?;
+            write!(f, "; SKIPPED because there is no second node: {}", self.skipped.join(", "))?;
         }
         if !self.failed.is_empty() {
             write!(f, "; FAILED: {}", self.failed.join(", "))?;
@@ -89,7 +89,7 @@ enum Outcome {
 }
 
 impl Leg {
-    /// A fresh cluster for each scene, several at once; each scene is told when it is over.
+    /// Play each scene on a new embedded cluster, several at once. The story of a scene is printed when the scene has ended.
     pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<Sum> {
         let programs = Programs::beside(&std::env::current_exe()?.with_file_name("divvy"))?;
         let began = Instant::now();
@@ -124,7 +124,7 @@ impl Leg {
         Ok(sum)
     }
 
-    /// On the cluster whose state is in this folder. `NotFound`: there is none.
+    /// Play the scenes on the cluster whose state is in this directory. The error is `NotFound` if there is none.
     pub(crate) async fn real(self, scenes: &[Scene], folder: &Path) -> io::Result<Sum> {
         let mut cluster = Real::open(folder).await?;
         let began = Instant::now();
@@ -153,7 +153,7 @@ impl Leg {
                 }
                 Outcome::Skipped => true,
             };
-            // A scene that could not go on may have left anything behind: what comes next would say nothing.
+            // A scene that could not go on may have left anything behind, so the results of later scenes would mean nothing.
             if !ended {
                 break;
             }
@@ -180,7 +180,7 @@ impl Leg {
     }
 }
 
-/// Keeps what is told, and says it at once if that is wanted.
+/// A listener that keeps the story, and prints it at once if requested.
 #[derive(Debug, Default)]
 struct Teller {
     text: String,
@@ -198,7 +198,7 @@ impl Teller {
 
 impl Listener for Teller {
     fn hear(&mut self, told: &Told) -> io::Result<()> {
-        // With its time, since what takes long is what one looks for.
+        // With the time, because readers look for slow steps.
         let text = match &told.event {
             Event::Scene { .. } => told.event.to_string(),
             event => format!("{:>7.2} {event}", told.ms as f64 / 1000.0),

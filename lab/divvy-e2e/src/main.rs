@@ -1,4 +1,4 @@
-//! Plays the scenarios on a cluster, embedded or real, and says what came out: `cargo xtask suite`.
+//! Play the scenes on a cluster, embedded or real, and report the results: `cargo xtask suite`.
 
 #![forbid(unsafe_code)]
 
@@ -13,46 +13,46 @@ use clap::{Parser, ValueEnum};
 use divvy_testbed::scenario::Churn;
 use divvy_testbed::scenario::suite::Scene;
 
-/// Status of a leg that could not be played: neither passed nor failed.
+/// The exit status of a run that was not possible: neither passed nor failed.
 const SKIPPED: u8 = 77;
 
-/// Plays the scenarios on a cluster and checks each step
+/// Play the scenes on a cluster and check each step
 ///
-/// The same scenes are played on the embedded cluster, a fresh one for each, and on a real Kubernetes on this machine
+/// The same scenes are played on the embedded cluster, with a new cluster for each scene, and on a real Kubernetes on this machine
 /// (cargo xtask cluster up --nodes 2 --rbac; cargo xtask cluster divvy), one after another.
 ///
-/// Status 0: every check holds. 1: one does not, or a scene could not go on. 77: there is no real cluster; nothing was tested.
+/// Status 0: every check holds. 1: a check failed, or a scene could not go on. 77: there is no real cluster, so nothing was tested.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask suite", version)]
 struct Args {
-    /// Scenes; all if none is named
+    /// Scenes to play; all if none is named
     scenes: Vec<String>,
-    /// On which cluster
+    /// Cluster on which to play
     #[arg(long, value_enum, default_value_t = On::Embedded)]
     on: On,
-    /// State of the real cluster
+    /// Directory with the state of the real cluster
     #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-kube"))]
     cluster: PathBuf,
-    /// Embedded: scenes that are played at once
+    /// Number of scenes to play at once on embedded clusters
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Seconds of scene churn
+    /// Duration of the scene churn
     #[arg(long, default_value_t = 20, value_name = "SECONDS")]
     churn: u64,
-    /// Dice of scene churn, and of all that the embedded cluster leaves to chance
+    /// Seed of the scene churn, and of everything that the embedded cluster leaves to chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only failures and the sum
+    /// Print only failures and the summary
     #[arg(long, short)]
     quiet: bool,
-    /// Names the scenes and ends
+    /// Print the names of the scenes and exit
     #[arg(long)]
     list: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum On {
-    /// In one process; only Kubernetes and the GPUs are simulated
+    /// One process; only Kubernetes and the GPUs are simulated
     Embedded,
     /// Kubernetes' own programs; only the GPUs are simulated
     Real,
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<ExitCode> {
-    // Checked in any case: who brings a cluster up for a suite asks for the list first.
+    // The names are checked even with --list, because a caller that brings up a cluster for a suite runs --list first.
     let scenes = chosen(&args.scenes)?;
     if args.list {
         for scene in scenes {
@@ -110,7 +110,8 @@ fn chosen(names: &[String]) -> anyhow::Result<Vec<Scene>> {
         return Ok(Scene::ALL.to_vec());
     }
     let find = |name: &String| {
-        Scene::named(name).ok_or_else(|| anyhow::anyhow!("there is no scene {name:?}; `cargo xtask suite --list` names them"))
+        Scene::named(name)
+            .ok_or_else(|| anyhow::anyhow!("there is no scene {name:?}; run `cargo xtask suite --list` for their names"))
     };
     names.iter().map(find).collect()
 }

@@ -1,7 +1,7 @@
-//! A real Kubernetes on this machine, as `e2e/up.sh` brings it up, with Divvy on it.
+//! A real Kubernetes on this machine, started by `e2e/up.sh`, with Divvy installed.
 //!
-//! Programs are stopped and started by `e2e/part.sh`. What containers report is read where the kubelet keeps their logs; whether they run is
-//! asked of the kernel (their cgroups and processes), and not of anything that is tested.
+//! `e2e/part.sh` stops and starts programs. The reports of containers are read from the kubelet's log files. Whether containers run is read
+//! from the kernel (their cgroups and processes), not from any component under test.
 
 mod cgroups;
 mod logs;
@@ -18,7 +18,7 @@ use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witnes
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
 
-/// The cluster in a folder.
+/// The cluster whose state is in a directory.
 #[derive(Clone)]
 pub(crate) struct Real {
     folder: PathBuf,
@@ -30,14 +30,14 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    /// The cluster that runs with its state in this folder. `Err(NotFound)`: none does, or Divvy is not on it.
+    /// Open the running cluster with its state in this directory. The error is `NotFound` if none is running or Divvy is not installed on it.
     pub(crate) async fn open(folder: &Path) -> io::Result<Real> {
         let settings = settings(&folder.join("settings"), "cargo xtask cluster up --nodes 2 --rbac")?;
         let divvy = settings_of_divvy(folder)?;
         let of = |from: &BTreeMap<String, String>, key: &str| {
             from.get(key)
                 .cloned()
-                .ok_or_else(|| io::Error::other(format!("{key} is not in {}", folder.display())))
+                .ok_or_else(|| io::Error::other(format!("{key} is missing in {}", folder.display())))
         };
         let machines = std::fs::read_to_string(of(&divvy, "MACHINES")?)?;
         let machines = Machines::parse(&machines).map_err(io::Error::other)?;
@@ -78,10 +78,10 @@ impl Real {
     }
 }
 
-/// `: "${NAME:=value}"` lines.
+/// Parse the lines `: "${NAME:=value}"`.
 fn settings(path: &Path, remedy: &str) -> io::Result<BTreeMap<String, String>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
-        let text = format!("{} cannot be read ({error}); {remedy}", path.display());
+        let text = format!("could not read {} ({error}); {remedy}", path.display());
         io::Error::new(error.kind(), text)
     })?;
     let pairs = text.lines().filter_map(|line| {
@@ -95,7 +95,7 @@ fn settings_of_divvy(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     settings(&folder.join("divvy.settings"), "cargo xtask cluster divvy")
 }
 
-/// The name that the scripts know a program by.
+/// Return the name that the scripts use for a program.
 fn name_of(part: Part<'_>) -> String {
     match part {
         Part::ApiServer => "kube-apiserver".to_owned(),
@@ -113,7 +113,7 @@ impl Cluster for Real {
     }
 
     fn node_of(&self, machine: Machine) -> Option<String> {
-        // As e2e/machines.toml describes them.
+        // The names are those of e2e/machines.toml.
         let name = match machine {
             Machine::Laptop => "n1",
             Machine::Mixed => "n2",
@@ -128,7 +128,7 @@ impl Cluster for Real {
         }
         Err(io::Error::new(
             io::ErrorKind::NotFound,
-            format!("this cluster has no node {node}; cargo xtask cluster up --nodes 2"),
+            format!("this cluster has no node {node}; run: cargo xtask cluster up --nodes 2"),
         ))
     }
 
@@ -140,7 +140,7 @@ impl Cluster for Real {
         for node in &self.nodes {
             if let Some(report) = logs::newest(&self.folder.join(node), pod_uid, container)? {
                 let running = cgroups::is_populated(&self.cgroup_prefix, node, pod_uid, &report.id);
-                // The last line tells that it is whole; a program that has ended says no more.
+                // The last line shows that the report is complete. A program that has ended prints no more.
                 if !report.whole && running {
                     return Ok(None);
                 }
@@ -193,7 +193,7 @@ impl Cluster for Real {
     }
 
     fn extender_url(&self) -> Option<String> {
-        // Where it is installed kube-scheduler calls a Service, by certificates.
+        // In an installed Divvy, kube-scheduler calls a Service, with certificates.
         let of_scheduler = settings(&self.folder.join("settings"), "").ok()?.remove("EXTENDER_URL");
         of_scheduler.filter(|url| !self.agents_are_pods() && url.starts_with("http"))
     }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn the_scripts_settings_are_read_as_they_write_them() {
         let folder = std::env::temp_dir().join(format!("divvy-e2e-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::create_dir_all(&folder).expect("a directory");
         let path = folder.join("settings");
         std::fs::write(&path, ": \"${NODES:=2}\"\n: \"${EXTENDER_URL:=http://127.0.0.1:1/x}\"\n").expect("written");
         let found = settings(&path, "").expect("read");

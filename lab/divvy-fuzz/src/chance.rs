@@ -1,10 +1,10 @@
-//! Changes by chance.
+//! Random changes of an input.
 
 use serde_json::Value;
 
 use super::json;
 
-/// What a format makes something of.
+/// Words that have a meaning in some format.
 const WORDS: [&str; 24] = [
     "null",
     "{}",
@@ -32,10 +32,10 @@ const WORDS: [&str; 24] = [
     "all,none,void",
 ];
 
-/// Bytes that one change adds at most.
+/// The greatest number of bytes that one change adds.
 pub const MOST: usize = 32 * 1024;
 
-/// xorshift64*
+/// An xorshift64* generator.
 #[derive(Debug)]
 pub struct Chance(pub u64);
 
@@ -48,13 +48,13 @@ impl Chance {
         usize::try_from(number).unwrap_or(0) % end.max(1)
     }
 
-    /// A word of some format.
+    /// Return a word of some format.
     pub fn word(&mut self) -> &'static str {
         WORDS[self.below(WORDS.len())]
     }
 
-    /// Changes an input in one place. JSON stays JSON two times out of three: most of what is read is JSON, and hardly any change of its bytes
-    /// gets beyond the parser.
+    /// Change an input in one place. In two of three cases, JSON remains JSON: most inputs are JSON, and hardly any change of their bytes gets
+    /// past the parser.
     pub fn change(&mut self, input: &mut Vec<u8>) {
         if self.below(3) > 0
             && matches!(input.first(), Some(b'{' | b'['))
@@ -66,7 +66,7 @@ impl Chance {
         }
         let at = self.below(input.len());
         match self.below(17) {
-            // Seldom, since it makes all that follows slower: many of one thing.
+            // Rare, because it slows down everything that follows: many copies of one thing.
             16 if input.len() < MOST => {
                 let end = (at + 1 + self.below(40)).min(input.len());
                 let piece = input[at.min(end)..end].to_vec();

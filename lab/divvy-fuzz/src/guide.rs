@@ -1,4 +1,4 @@
-//! The targets under libFuzzer: `divvy-fuzz-guided`, one process for each.
+//! The targets under libFuzzer: `divvy-fuzz-guided`, one process per target.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,25 +13,25 @@ use crate::arguments::Ends;
 use crate::found::report;
 use divvy_fuzz::targets::Target;
 
-/// Processor time of a target before it is the next one's turn, where all have the same time to the end.
+/// The processor time of a target before the next target's turn, if all targets run until the same end.
 const TURN: Duration = Duration::from_secs(5);
-/// Bytes of an input, at most: an object may have 256 KiB of annotations, but what is long is slow.
+/// The greatest length of an input in bytes. An object may have 256 KiB of annotations, but long inputs are slow.
 const LONGEST: usize = 64 << 10;
-/// Seconds by the clock on the wall after which libFuzzer says that an input does not end. Others may have the processor meanwhile.
+/// The wall-clock seconds after which libFuzzer reports that an input does not end. Other programs may use the processor in the meantime.
 const ENDLESS_S: u64 = 300;
 
-/// A target, and what it did so far.
+/// A target and its results so far.
 struct Course<'a> {
     target: &'a Target,
     folder: PathBuf,
     time: Duration,
     inputs: u64,
-    /// Edges of the code that were reached.
+    /// The number of code edges that were reached.
     edges: u64,
     broken: bool,
 }
 
-/// All targets in turn, until each has had its time. The error is about the program or the folder.
+/// Run all targets in turn until each has had its time. An error is about the program or the directory.
 pub(crate) fn fuzz(
     targets: &[Target],
     ends: &Ends,
@@ -41,7 +41,7 @@ pub(crate) fn fuzz(
     complain: &mut impl FnMut(&str),
 ) -> Result<(), String> {
     let began = Instant::now();
-    let temporary = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
+    let temporary = tempfile::tempdir().map_err(|error| format!("could not create a temporary directory: {error}"))?;
     let folder = corpus.unwrap_or(temporary.path());
     let mut courses = Vec::new();
     for target in targets {
@@ -117,7 +117,7 @@ impl<'a> Course<'a> {
         !self.broken && !self.turn(ends, began).is_zero()
     }
 
-    /// How much processor time it gets before the next one's turn.
+    /// Return the processor time that the target gets before the next one's turn.
     fn turn(&self, ends: &Ends, began: Instant) -> Duration {
         let most = match (ends.are_reached(began), ends.each) {
             (true, each) => ends.at_least.min(each.unwrap_or(Duration::MAX)),
@@ -128,12 +128,12 @@ impl<'a> Course<'a> {
     }
 }
 
-/// libFuzzer at work on one target.
+/// A running libFuzzer for one target.
 struct Process {
     child: Child,
-    /// Its words.
+    /// The program's output.
     log: tempfile::NamedTempFile,
-    /// Where it writes an input that breaks a rule.
+    /// The path prefix for an input that breaks a rule.
     found: String,
     asked_to_end: bool,
     time: Duration,
@@ -141,7 +141,7 @@ struct Process {
 
 impl Process {
     fn start(program: &Path, course: &Course<'_>, seed: u64) -> Result<Process, String> {
-        let failed = |error: std::io::Error| format!("{} cannot be started: {error}", program.display());
+        let failed = |error: std::io::Error| format!("could not start {}: {error}", program.display());
         let log = tempfile::NamedTempFile::new().map_err(failed)?;
         let words = |log: &File| log.try_clone().map(Stdio::from).map_err(failed);
         let found = std::env::temp_dir().join(format!(
@@ -155,7 +155,7 @@ impl Process {
             .arg(&course.folder)
             .arg(format!("-seed={}", seed % u64::from(u32::MAX)))
             .arg(format!("-max_len={LONGEST}"))
-            // From the start: what grows faster than its input shows with long ones.
+            // The full length is used from the start, because growth beyond the input's size shows with long inputs.
             .arg("-len_control=0")
             .arg(format!("-timeout={ENDLESS_S}"))
             .arg(format!("-artifact_prefix={found}"))
@@ -174,13 +174,13 @@ impl Process {
         })
     }
 
-    /// libFuzzer ends between two inputs when it gets SIGUSR1, and prints what it did.
+    /// Send SIGUSR1 after `turn`. libFuzzer then ends between two inputs and prints its results.
     fn end_in_time(&mut self, turn: Duration) {
         self.time = processor_time(self.child.id()).unwrap_or(self.time);
         if self.time >= turn && !self.asked_to_end {
             self.asked_to_end = true;
             let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
-            // One that has ended meanwhile needs no signal.
+            // A process that has ended in the meantime needs no signal.
             let _ = pid.map(|pid| kill_process(pid, Signal::USR1));
         }
     }
@@ -189,7 +189,7 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Counts what it did. The error is the input that broke a rule, and the rule.
+    /// Add up the results. The error is the input that broke a rule, and the rule.
     fn result(&mut self, course: &mut Course<'_>) -> Result<(), (PathBuf, String)> {
         let log = std::fs::read(self.log.path()).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -209,18 +209,18 @@ impl Process {
         }
         let is_found = |line: &str| Some(PathBuf::from(line.split_once("Test unit written to ")?.1));
         let input = log.lines().find_map(is_found).unwrap_or_else(|| PathBuf::from(&self.found));
-        // The panic's message is behind the line that says where it was.
+        // The panic's message is in the line after the one with its location.
         let said = log.lines().skip_while(|line| !line.contains("panicked at")).nth(1);
         let why = said.or_else(|| log.lines().find(|line| line.contains("ERROR: libFuzzer")));
-        let tail = log.lines().last().unwrap_or("it said nothing");
+        let tail = log.lines().last().unwrap_or("it printed nothing");
         Err((input, why.unwrap_or(tail).to_owned()))
     }
 }
 
-/// Of all its threads, by /proc/PID/stat: user and system time, in hundredths of a second.
+/// Return the processor time of all threads from /proc/PID/stat: user and system time in hundredths of a second.
 fn processor_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the program's name, which may have spaces.
+    // The fields after the program's name, which may contain spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     Some(Duration::from_millis((ticks()? + ticks()?) * 10))

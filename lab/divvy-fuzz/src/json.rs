@@ -1,10 +1,10 @@
-//! Changes of JSON that leave it JSON: of the annotations, the list of nodes, the fields of a review, and of JSON that is text inside of JSON.
+//! Changes of JSON that keep it JSON, for annotations, lists of nodes, fields of a review, and JSON that is text inside of JSON.
 
 use serde_json::{Map, Number, Value};
 
 use super::chance::{Chance, MOST};
 
-/// Fields that somebody reads and that a seed may not have, with a value that is accepted.
+/// Fields that Divvy reads and a seed may lack, with a valid value.
 const FIELDS: [(&str, &str); 22] = [
     ("divvy.dev/gpu-model", "\"A100*,H100*,!T4\""),
     ("divvy.dev/gpu-memory", "\">=40Gi\""),
@@ -33,7 +33,7 @@ const FIELDS: [(&str, &str); 22] = [
     ("unschedulable", "true"),
 ];
 
-/// Values that are at the edge of what a field can hold.
+/// Values at the limits of what a field can hold.
 const EDGES: [&str; 14] = [
     "null",
     "true",
@@ -51,7 +51,7 @@ const EDGES: [&str; 14] = [
     "{}",
 ];
 
-/// Changes one place. JSON in a text is changed inside as often as the text itself.
+/// Change one place. JSON inside a text is changed as often as the text itself.
 pub fn change(chance: &mut Chance, value: &mut Value) {
     let other = place(value, chance.below(size(value))).map(|place| place.clone());
     let wanted = chance.below(size(value));
@@ -81,7 +81,7 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).expect("a value of the tables is JSON")
 }
 
-/// Number of values in a value, itself included.
+/// Return the number of values in a value, including itself.
 fn size(value: &Value) -> usize {
     1 + match value {
         Value::Array(list) => list.iter().map(size).sum(),
@@ -90,7 +90,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// The value with this number in a value.
+/// Return the value with this number in a value.
 fn place(value: &mut Value, number: usize) -> Option<&mut Value> {
     let Some(mut left) = number.checked_sub(1) else {
         return Some(value);
@@ -123,7 +123,7 @@ fn change_text(chance: &mut Chance, text: &mut String) {
             let piece = text[from..to].to_owned();
             text.insert_str(from, &piece);
         }
-        // Many of one thing, separated as the lists of annotations are: what is compared with each GPU, or repeated for each node.
+        // Many copies of one thing, separated as in the lists of annotations; they are compared with each GPU, or repeated for each node.
         3 => {
             let piece = format!("{},", &text[from..to]);
             let times = chance.below(MOST / piece.len());

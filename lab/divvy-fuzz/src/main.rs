@@ -1,8 +1,8 @@
-//! Throws broken files at everything that reads what others wrote, for a while: `cargo run -p divvy-fuzz -- 60`, and `--help`.
+//! Give broken files to all parsers of input from outside, for a limited time: `cargo run -p divvy-fuzz -- 60`; see also `--help`.
 //!
-//! The inputs are seeds that are changed by chance (bytes, cuts, doubled pieces, words of the formats, places in JSON), and changed inputs that were
-//! accepted all the same are changed further. That needs nothing but this program, and sees no coverage. With `--guided` libFuzzer chooses the
-//! inputs by the code that they reach. An input that breaks a rule is written to a file, and the exit status is 1.
+//! The inputs are seeds with random changes (bytes, cuts, doubled pieces, words of the formats, places in JSON). Changed inputs that are still
+//! accepted are changed further. This needs only this program, but does not measure coverage. With `--guided`, libFuzzer chooses the inputs
+//! by the code that they reach. An input that breaks a rule is written to a file, and the exit status is 1.
 
 #![allow(
     clippy::print_stdout,
@@ -29,7 +29,7 @@ use divvy_fuzz::targets::{Target, documented, targets};
 use found::{keep, report};
 use trial::{Broken, Seen, Tally};
 
-/// How often the end is looked for.
+/// The interval between checks of the end conditions.
 const PULSE: Duration = Duration::from_millis(100);
 
 fn main() {
@@ -44,7 +44,7 @@ fn main() {
     });
 }
 
-/// False: a rule is broken, and that was printed. The error is about the command line.
+/// Run the program. Return false if a rule was broken, which has been printed. An error is about the command line.
 fn run(arguments: &Arguments) -> Result<bool, String> {
     if arguments.list {
         targets().iter().for_each(|target| println!("{}", target.name));
@@ -63,7 +63,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     if let Some(file) = &arguments.replay {
         return replay(&chosen, file);
     }
-    // A panic is a finding, and is printed with its input.
+    // A panic is a finding, which is printed with its input.
     std::panic::set_hook(Box::new(|_| {}));
     let (sound_seeds, broken): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|target| match target.check_seeds() {
         Ok(()) => true,
@@ -93,13 +93,13 @@ fn chosen(targets: Vec<Target>, only: &[String]) -> Result<Vec<Target>, String> 
     }
 }
 
-/// One input, read by one target.
+/// Let one target read one input.
 fn replay(targets: &[Target], file: &Path) -> Result<bool, String> {
     let [target] = targets else {
         let names: Vec<&str> = targets.iter().map(|target| target.name).collect();
         return Err(format!("--replay needs one target, and --only names {}", names.join(", ")));
     };
-    let input = std::fs::read(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    let input = std::fs::read(file).map_err(|error| format!("could not read {}: {error}", file.display()))?;
     match target.run(&input) {
         Ok(cost) => {
             println!(
@@ -119,7 +119,7 @@ fn replay(targets: &[Target], file: &Path) -> Result<bool, String> {
     }
 }
 
-/// A target that runs.
+/// A running target.
 struct Running {
     name: &'static str,
     thread: JoinHandle<Result<Tally, Broken>>,
@@ -130,15 +130,15 @@ impl Running {
     fn start(target: Target, ends: &Ends, seed: u64, over: &Arc<AtomicBool>) -> Running {
         let (name, seen) = (target.name, Arc::new(Seen::default()));
         let (ends, over, shown) = (ends.clone(), Arc::clone(over), Arc::clone(&seen));
-        // What runs out of stack ends the whole program, and says the thread's name.
+        // A stack overflow ends the whole program and prints the thread's name.
         let named = thread::Builder::new().name(name.to_owned());
         let thread = named.spawn(move || trial::run(&target, &ends, seed, &over, &shown));
-        let thread = thread.unwrap_or_else(|error| panic!("no thread could be started: {error}"));
+        let thread = thread.unwrap_or_else(|error| panic!("could not start a thread: {error}"));
         Running { name, thread, seen }
     }
 }
 
-/// All targets at once, with inputs of this program's own generator.
+/// Run all targets at once, with inputs of this program's own generator.
 fn fuzz(targets: Vec<Target>, ends: &Ends, seed: u64, complain: &mut impl FnMut(&str)) {
     let (began, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let mut running: Vec<Running> = targets
@@ -157,12 +157,12 @@ fn fuzz(targets: Vec<Target>, ends: &Ends, seed: u64, complain: &mut impl FnMut(
                 Ok(Err(Broken { input, why })) => {
                     complain(&report(ended.name, seed, &keep(ended.name, &input), &why));
                 }
-                Err(_) => complain(&format!("{}: it ended before its time", ended.name)),
+                Err(_) => complain(&format!("{}: it ended too early", ended.name)),
             }
         }
         let endless = running.iter().find_map(|one| Some((one.name, one.seen.endless()?)));
         if let Some((name, input)) = endless {
-            // A thread cannot be stopped from without.
+            // A thread cannot be stopped from outside.
             complain(&report(name, seed, &keep(name, &input), "it does not end"));
             return;
         }

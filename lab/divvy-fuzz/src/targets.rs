@@ -1,4 +1,4 @@
-//! The fuzz targets: everything that parses input from outside. The programs of this crate run them, and its tests run their seeds.
+//! The fuzz targets: all code that parses input from outside. This crate's programs run them, and its tests run their seeds.
 
 mod cluster;
 mod commands;
@@ -14,33 +14,34 @@ use std::time::Duration;
 
 type Read = Box<dyn Fn(&[u8]) -> bool + Send>;
 
-/// Something that reads what others wrote.
+/// A parser of input from outside, with its rules.
 #[expect(missing_debug_implementations, reason = "a target holds a closure")]
 pub struct Target {
     pub name: &'static str,
-    /// Reads an input and says whether it was accepted. Panics if a rule does not hold.
+    /// Reads an input and reports whether it was accepted. Panics if a rule does not hold.
     read: Read,
     /// Inputs that must be accepted. Fuzzing starts from them.
     pub accepted: Vec<Vec<u8>>,
-    /// Inputs that must be refused, for code that only a refusal reaches. Fuzzing starts from them, too.
+    /// Inputs that must be refused, for code that only a refusal reaches. Fuzzing starts from them as well.
     pub refused: Vec<Vec<u8>>,
     limits: Limits,
 }
 
-/// What one input may cost. More than this grows faster than the input.
+/// The cost limits of one input. A cost beyond them grows faster than the input.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Processor time of any input, in a debug build.
+    /// Processor time for any input, in a debug build.
     pub time: Duration,
-    /// Processor time for each byte of the input.
+    /// Additional processor time per byte of the input.
     pub time_per_byte: Duration,
     /// Allocated memory that any input may hold at once.
     pub bytes: u64,
-    /// Allocated memory for each byte of the input.
+    /// Additional allocated memory per byte of the input.
     pub bytes_per_byte: u64,
 }
 
-/// Generous: a parser takes microseconds for a seed of a kilobyte. They find what grows with the square of its input, and values that are kept many times.
+/// The default limits. They are generous, since a parser takes microseconds for a seed of a kilobyte. They find costs that grow with the
+/// square of the input, and values that are stored many times.
 const LIMITS: Limits = Limits {
     time: Duration::from_millis(500),
     time_per_byte: Duration::from_micros(40),
@@ -48,10 +49,10 @@ const LIMITS: Limits = Limits {
     bytes_per_byte: 400,
 };
 
-/// The same input takes longer with libFuzzer's counters.
+/// The factor by which libFuzzer's counters slow down the same input.
 const SLOWER: u32 = if cfg!(feature = "guided") { 4 } else { 1 };
 
-/// What one input did.
+/// The cost of one input, and whether it was accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
     pub accepted: bool,
@@ -59,7 +60,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// What reads what: the last column of the table names the targets.
+/// The document with the parsers: the last column of its table names the targets.
 const TABLE: &str = include_str!("../../../docs/fuzzing.md");
 
 impl Target {
@@ -80,15 +81,15 @@ impl Target {
         }
     }
 
-    /// Accepted and refused seeds.
+    /// Return the accepted seeds, then the refused ones.
     pub fn seeds(&self) -> impl Iterator<Item = &Vec<u8>> {
         self.accepted.iter().chain(&self.refused)
     }
 
-    /// Reads an input within the limits. The error is the rule that it broke.
+    /// Read an input within the limits. The error is the rule that it broke.
     pub fn run(&self, input: &[u8]) -> Result<Cost, String> {
         let mut cost = self.measure(input)?;
-        // Whatever shares the processor makes a moment slow. What is slow three times is slow.
+        // Other programs on the processor can make one run slow. An input that is slow three times is slow.
         for _ in 0..2 {
             if self.limits.check(input.len(), cost).is_ok() {
                 break;
@@ -118,7 +119,7 @@ impl Target {
         })
     }
 
-    /// Whether each seed ends as it declares. The error names the target, the seed and what went wrong.
+    /// Check that each seed is accepted or refused as declared. The error names the target, the seed, and the problem.
     pub fn check_seeds(&self) -> Result<(), String> {
         let accepted = self.accepted.iter().map(|seed| (seed, true));
         for (number, (seed, expected)) in accepted.chain(self.refused.iter().map(|seed| (seed, false))).enumerate() {
@@ -127,13 +128,13 @@ impl Target {
                 Ok(cost) if cost.accepted == expected => {}
                 Ok(_) if expected => {
                     return Err(format!(
-                        "{}: seed {number} should be accepted and is refused: {shown}",
+                        "{}: seed {number} should be accepted but is refused: {shown}",
                         self.name
                     ));
                 }
                 Ok(_) => {
                     return Err(format!(
-                        "{}: seed {number} should be refused and is accepted: {shown}",
+                        "{}: seed {number} should be refused but is accepted: {shown}",
                         self.name
                     ));
                 }
@@ -141,7 +142,7 @@ impl Target {
             }
         }
         match self.accepted.is_empty() {
-            true => Err(format!("{}: it has no seed that is accepted", self.name)),
+            true => Err(format!("{}: it has no accepted seed", self.name)),
             false => Ok(()),
         }
     }
@@ -179,7 +180,7 @@ pub fn targets() -> Vec<Target> {
     targets.chain(programs::targets()).chain(commands::targets()).collect()
 }
 
-/// Whether docs/fuzzing.md names the same targets as this program has.
+/// Check that docs/fuzzing.md names the same targets as this program.
 pub fn documented(targets: &[Target]) -> Result<(), String> {
     let table = TABLE.rsplit("## Targets").next().unwrap_or_default();
     let rows = table.lines().filter(|line| line.starts_with('|')).skip(2);
@@ -193,7 +194,7 @@ pub fn documented(targets: &[Target]) -> Result<(), String> {
     }
 }
 
-/// The processor time of this thread: other threads and processes do not count.
+/// Return the processor time of this thread, without other threads and processes.
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

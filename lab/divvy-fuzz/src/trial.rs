@@ -1,4 +1,4 @@
-//! One target, given inputs until its time is over.
+//! A run of one target, which gets inputs until its time has passed.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -8,46 +8,47 @@ use crate::arguments::Ends;
 use divvy_fuzz::chance::Chance;
 use divvy_fuzz::targets::{Target, cpu_time};
 
-/// What takes as long does not end.
+/// The time after which an input counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
-/// Inputs that are changed further, at most.
+/// The greatest number of inputs that are changed further.
 const CORPUS: usize = 200;
-/// Bytes of one of those, at most, where the good ones have fewer than half of it: what is long is slow, and all targets have theirs in memory.
+/// The length in bytes up to which such an input is kept, unless twice the longest accepted seed is more. Long inputs are slow, and all
+/// targets keep theirs in memory.
 const KEPT: usize = 1 << 13;
 
-/// What a target did.
+/// The results of a target.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
     pub(crate) accepted: u64,
     pub(crate) refused: u64,
-    /// Processor time of all inputs.
+    /// The processor time of all inputs.
     pub(crate) time: Duration,
-    /// Processor time of the slowest input.
+    /// The processor time of the slowest input.
     pub(crate) slowest: Duration,
-    /// Bytes that the most expensive input held at once.
+    /// The bytes that the most expensive input held at once.
     pub(crate) largest: u64,
 }
 
-/// An input, and the rule that it broke.
+/// An input and the rule that it broke.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) input: Vec<u8>,
     pub(crate) why: String,
 }
 
-/// What others see of a target while it runs.
+/// The state of a running target that other threads see.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// The number of its thread; 0 before it has one.
+    /// The id of the target's thread; 0 before it has one.
     thread: AtomicU64,
-    /// Nanoseconds of the processor's time that the thread had had when it began with `input`.
+    /// The thread's processor time in nanoseconds when it began with `input`.
     since: AtomicU64,
     input: Mutex<Vec<u8>>,
 }
 
 impl Seen {
     fn begin(&self) {
-        // PID/task/NUMBER; where there is no such file nobody looks.
+        // The file is PID/task/NUMBER. If it does not exist, the check is omitted.
         let task = std::fs::read_link("/proc/thread-self").ok();
         let number = task.and_then(|task| task.file_name()?.to_str()?.parse().ok());
         self.thread.store(number.unwrap_or(0), Ordering::Relaxed);
@@ -62,10 +63,10 @@ impl Seen {
         self.since.store(now, Ordering::Relaxed);
     }
 
-    /// The input that will not end, if it is one.
+    /// Return the current input if it does not end.
     pub(crate) fn endless(&self) -> Option<Vec<u8>> {
         let thread = self.thread.load(Ordering::Relaxed);
-        // Before the file is read: what is newer than that is no older than it seems.
+        // Read before the file, so that the input cannot appear to have run longer than it has.
         let since = self.since.load(Ordering::Relaxed);
         let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
         let had: u64 = text.split(' ').next()?.parse().ok()?;
@@ -74,7 +75,7 @@ impl Seen {
     }
 }
 
-/// Until this target has had its time, or until `over` when that is for all. The error is which input broke a rule.
+/// Run a target until it has had its time, or until `over` is set for all. The error is the input that broke a rule.
 pub(crate) fn run(target: &Target, ends: &Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
     seen.begin();
     let mut corpus: Vec<Vec<u8>> = target.seeds().cloned().collect();

@@ -1,4 +1,4 @@
-//! The seeds of the fuzz targets: fuzzing starts from them, and what they do not reach is hardly ever found.
+//! The seeds of the fuzz targets. Fuzzing starts from them, so code that they do not reach is hardly ever reached.
 
 use divvy_fuzz::targets::{documented, targets};
 

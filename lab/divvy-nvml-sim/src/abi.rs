@@ -1,4 +1,4 @@
-//! NVML's symbols. Each one passes the gate of [`crate::sim`], and no panic leaves it.
+//! NVML's symbols. Each call passes the gate of [`crate::sim`], and no panic leaves a symbol.
 
 mod device;
 mod event;
@@ -21,7 +21,7 @@ const NOT_SUPPORTED: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
 const NOT_FOUND: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
 const INSUFFICIENT_SIZE: Code = ffi::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 
-/// Runs a symbol's body: a panic becomes NVML_ERROR_UNKNOWN, since unwinding into C is not defined.
+/// Run a symbol's body and return its code. A panic becomes NVML_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
 fn answer(body: impl FnOnce() -> Result<(), Code>) -> ffi::nvmlReturn_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => ffi::nvmlReturn_enum_NVML_SUCCESS,
@@ -30,12 +30,12 @@ fn answer(body: impl FnOnce() -> Result<(), Code>) -> ffi::nvmlReturn_t {
     }
 }
 
-/// A call about the whole machine.
+/// Run a call that concerns the whole machine.
 fn machine_call<T>(work: impl FnOnce(&Machine) -> Result<T, Code>) -> Result<T, Code> {
     sim().call(|_, machine| work(machine))
 }
 
-/// A call about one GPU that is not lost.
+/// Run a call that concerns one GPU. Fail if the GPU is lost.
 fn device_call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize) -> Result<T, Code>) -> Result<T, Code> {
     let index = index_of(device)?;
     sim().call(|inner, machine| {
@@ -44,12 +44,12 @@ fn device_call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, us
     })
 }
 
-/// Handles are never followed: they are the index, counted from 1 since NULL is no device. Those of MIG devices are in [`mig`].
+/// Return the handle of a GPU. A handle is never dereferenced: it is the index plus 1, because NULL is not a device. For MIG devices see [`mig`].
 fn handle_of(index: usize) -> ffi::nvmlDevice_t {
     std::ptr::without_provenance_mut(index + 1)
 }
 
-/// Of a GPU. What asks a MIG device for what it has of its GPU is told, as by NVML, that this handle is none for it.
+/// Return the index of a GPU's handle. As in NVML, a MIG device's handle is an invalid argument for calls that concern a GPU.
 fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, Code> {
     device
         .addr()
@@ -58,7 +58,7 @@ fn index_of(device: ffi::nvmlDevice_t) -> Result<usize, Code> {
         .ok_or(INVALID_ARGUMENT)
 }
 
-/// Writes an answer through the caller's pointer.
+/// Write a value through the caller's pointer.
 ///
 /// # Safety
 /// `to` is null or valid for a write of `T`.
@@ -71,7 +71,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
-/// Writes a C string into the caller's buffer.
+/// Write a C string into the caller's buffer.
 ///
 /// # Safety
 /// `to` is null or valid for writes of `length` bytes.
@@ -91,7 +91,7 @@ unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Result<(), Co
     Ok(())
 }
 
-/// Reads a caller's string.
+/// Read the caller's string.
 ///
 /// # Safety
 /// `from` is null or a terminated C string.
@@ -103,7 +103,7 @@ unsafe fn get_text<'a>(from: *const c_char) -> Result<&'a str, Code> {
     unsafe { CStr::from_ptr(from) }.to_str().map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Fills a field of fixed size; the rest is zero.
+/// Convert a text into a C string of fixed size. A longer text is cut off; the rest is zero.
 fn field<const N: usize>(text: &str) -> [c_char; N] {
     let mut out = [0; N];
     for (to, from) in out.iter_mut().take(N - 1).zip(text.bytes()) {

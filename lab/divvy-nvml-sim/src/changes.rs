@@ -1,4 +1,4 @@
-//! What was changed at run time, and the file that keeps it.
+//! Changes that are made at run time, and the file that stores them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Changes to the described machine. Absent fields mean "as described".
+/// Changes to the described machine. A missing field means that the description applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Changes {
-    /// What nvmlInit returns; 0 is success.
+    /// The error code of nvmlInit; 0 means success.
     pub(crate) init_error: u32,
-    /// Calls block until this time, in ms since 1970; wall clock, because it must outlive the process.
+    /// The time until which calls block, in milliseconds since 1970. It is wall-clock time, because it must outlive the process.
     pub(crate) hang_until_ms: u64,
-    /// By GPU index.
+    /// The changes to GPUs, by GPU index.
     pub(crate) gpus: BTreeMap<u32, GpuChanges>,
 }
 
@@ -24,38 +24,38 @@ pub(crate) struct Changes {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GpuChanges {
-    /// Fallen off the bus.
+    /// Whether the GPU has fallen off the bus.
     pub(crate) lost: bool,
-    /// Memory in MiB by process; 0 is a described process that ended.
+    /// The memory of processes in MiB, by PID. 0 means that a described process has ended.
     pub(crate) processes: BTreeMap<u32, u64>,
-    /// In °C.
+    /// The temperature in °C.
     pub(crate) temperature: Option<u32>,
-    /// In percent.
+    /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
 }
 
-/// Which version of the file was read: inode and time of change. A replaced file has another inode.
+/// The version of the file: its inode, and its modification time in seconds and nanoseconds. A replaced file has another inode.
 pub(crate) type Stamp = (u64, i64, i64);
 
-/// `<control>.state`.
+/// Return the path of the state file, `<control>.state`.
 pub(crate) fn state_file(control: &Path) -> PathBuf {
     let mut name = control.as_os_str().to_owned();
     name.push(".state");
     PathBuf::from(name)
 }
 
-/// The file's stamp, `None` if there is no file.
+/// Return the file's stamp; `None` if the file does not exist.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let data = fs::metadata(path).ok()?;
     Some((data.ino(), data.mtime(), data.mtime_nsec()))
 }
 
-/// Reads the file.
+/// Read the state file.
 pub(crate) fn read(path: &Path) -> io::Result<Changes> {
     serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)
 }
 
-/// Replaces the file: a reader sees the old or the new one, whole.
+/// Replace the state file atomically.
 pub(crate) fn write(path: &Path, changes: &Changes) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_a_replaced_file_has_another_stamp() {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = state_file(&dir.path().join("control"));
         assert_eq!(path, dir.path().join("control.state"));
         assert_eq!(stamp(&path), None);

@@ -1,4 +1,4 @@
-//! The control socket: changes at run time, one line of JSON each.
+//! The control socket, which accepts changes at run time. Each request is one line of JSON.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -29,9 +29,9 @@ enum Request {
     State {},
 }
 
-/// Listens at `path` in a thread of its own, as soon as no other process does.
+/// Listen at `path` in a new thread as soon as no other process listens there.
 pub(crate) fn start(path: PathBuf) -> io::Result<()> {
-    // The usual case, nobody else listens: clients can connect once nvmlInit returned.
+    // Usually no other process listens. Binding here lets clients connect as soon as nvmlInit has returned.
     let first = bind(&path)?;
     let name = "nvml-sim-control".to_owned();
     thread::Builder::new()
@@ -61,7 +61,7 @@ fn listen(path: &Path, first: Option<UnixListener>) {
     }
 }
 
-/// The listener, or `None` if somebody alive has it. A socket file that nobody listens at is removed.
+/// Return the listener, or `None` if another process listens at the path. A stale socket file is removed.
 fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -74,7 +74,7 @@ fn bind(path: &Path) -> io::Result<Option<UnixListener>> {
         Err(error) => return Err(error),
     }
     match UnixListener::bind(path) {
-        // Another process was faster.
+        // Another process has bound the socket meanwhile.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
         other => other.map(Some),
     }
@@ -86,7 +86,7 @@ fn serve(stream: &UnixStream) {
         let mut line = Vec::new();
         match (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line) {
             Ok(1..) if line.ends_with(b"\n") => {}
-            // The end, a line that is too long, or a broken connection.
+            // The connection has ended or failed, or the line is too long.
             _ => return,
         }
         let answer = serde_json::from_slice(&line)
@@ -145,7 +145,7 @@ fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), String
 fn this_gpu<'c>(changes: &'c mut Changes, machine: &Machine, gpu: u32) -> Result<&'c mut GpuChanges, String> {
     let count = machine.cards.len();
     if gpu as usize >= count {
-        return Err(format!("there is no GPU {gpu}; the machine has {count}"));
+        return Err(format!("there is no GPU {gpu}; the number of GPUs is {count}"));
     }
     Ok(changes.gpus.entry(gpu).or_default())
 }

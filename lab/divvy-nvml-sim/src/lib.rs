@@ -1,22 +1,22 @@
-//! A `libnvidia-ml.so` without a GPU, for tests and for `divvy demo`.
+//! A simulated `libnvidia-ml.so` that needs no GPU, for tests and for `divvy demo`.
 //!
-//! It has NVML's C ABI (symbols: research/nvidia-device-plugin.md section 8.3 and what `nvml-wrapper` 0.13 calls), so
-//! the very code that talks to a driver runs against it: loading, enumeration, events, processes, topology.
+//! The library has NVML's C ABI, so that the code for a real driver also runs against it: loading, enumeration, events, processes, and topology.
+//! It exports the symbols that NVIDIA's device plugin (<https://github.com/NVIDIA/k8s-device-plugin>) and `nvml-wrapper` 0.13 call.
 //!
 //! # Environment
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `DIVVY_NVML_SIM` | the machine description ([`divvy_model::machine`]), read at every first `nvmlInit` |
-//! | `DIVVY_NVML_SIM_NODE` | name of the node in it; the first node when absent |
-//! | `DIVVY_NVML_SIM_CONTROL` | path of the control socket (below); none when absent |
-//! | `DIVVY_NVML_SIM_INIT_ERROR` | code that `nvmlInit` returns until the control socket says otherwise |
-//! | `DIVVY_NVML_SIM_HANG` | seconds for which calls block, from the first `nvmlInit` on, likewise |
+//! | `DIVVY_NVML_SIM` | path of the machine description ([`divvy_model::machine`]), read at each `nvmlInit` that initializes the library |
+//! | `DIVVY_NVML_SIM_NODE` | name of a node in the description; the first node if not set |
+//! | `DIVVY_NVML_SIM_CONTROL` | path of the control socket (see below); no socket if not set |
+//! | `DIVVY_NVML_SIM_INIT_ERROR` | error code of `nvmlInit` until the control socket changes it |
+//! | `DIVVY_NVML_SIM_HANG` | seconds for which calls block, from the first `nvmlInit` on, until the control socket changes it |
 //!
 //! # Control socket
 //!
-//! The library listens from the first `nvmlInit` on, whether that succeeds or not; of several processes that load it with
-//! the same path one listens and another takes over when that one ends. Requests and answers are lines of JSON:
+//! The library listens from the first `nvmlInit` on, even if that call fails. If several processes load the library with the same path, one of
+//! them listens; another one takes over when it ends. Requests and answers are lines of JSON:
 //!
 //! ```text
 //! {"op":"xid","gpu":0,"xid":79}                 {"ok":true,"delivered":1}
@@ -29,15 +29,16 @@
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```
 //!
-//! A refused request is answered `{"err":"…"}`. An XID goes to every event set of the listening process that registered
-//! the GPU. All other changes outlive the process: they are kept in `<control>.state`, replaced atomically and read again
-//! by every loading process when it changed, so that a lost GPU stays lost when the probe is restarted. Who wants a state before anybody
-//! listens may write that file.
+//! The answer to a refused request is `{"err":"…"}`. An XID is delivered to every event set of the listening process that registered the GPU.
+//! All other changes outlive the process: they are stored in `<control>.state`, which is replaced atomically. Every process that loads the
+//! library reads the file again when it changes, so a lost GPU stays lost when the probe restarts. To set a state before a process listens,
+//! write that file.
 //!
-//! # Where it simplifies
+//! # Simplifications
 //!
-//! No MIG (`nvmlDeviceGetMigMode` answers NOT_SUPPORTED), no power, fan or ECC readings, no settings. PCI device ids are
-//! made up. Symbols that are absent here are reported by `nvml-wrapper` as such, as with an old driver.
+//! A GPU supports MIG only if its description has `mig`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices cannot be created
+//! or destroyed. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids are made up. `nvml-wrapper` reports
+//! a symbol that is missing here as it does for an old driver.
 
 #![allow(
     unsafe_code,

@@ -8,7 +8,7 @@ use divvy_model::machine::{MachineGpu, MachineNode, Machines};
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) name: String,
-    /// Driver version, `550.54.15`.
+    /// The driver's version, such as `550.54.15`.
     pub(crate) driver: String,
     pub(crate) cards: Vec<Card>,
 }
@@ -19,10 +19,10 @@ pub(crate) struct Card {
     pub(crate) uuid: String,
     pub(crate) minor: u32,
     pub(crate) pci: Pci,
-    /// Compute capability.
+    /// The compute capability, as major and minor number.
     pub(crate) cc: (u32, u32),
     pub(crate) described: MachineGpu,
-    /// Index of the GPU at the other end, link by link.
+    /// For each NVLink, the index of the GPU at the other end.
     pub(crate) nvlinks: Vec<usize>,
     pub(crate) mig: Vec<MigDevice>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct MigDevice {
     pub(crate) compute_instance: u32,
 }
 
-/// A place on the PCI bus.
+/// An address on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pci {
     pub(crate) domain: u32,
@@ -44,7 +44,7 @@ pub(crate) struct Pci {
 }
 
 impl Pci {
-    /// Reads `0000:81:00.0`, with a domain of four or eight digits or none.
+    /// Parse an address such as `0000:81:00.0`. The domain may have four or eight digits, or be missing.
     pub(crate) fn parse(text: &str) -> Option<Pci> {
         let text = text.strip_suffix(".0").unwrap_or(text);
         let parts: Vec<u32> = text
@@ -61,7 +61,7 @@ impl Pci {
 }
 
 impl Machine {
-    /// Reads the description and picks the node.
+    /// Read the machine description and select a node: the one with this name, or the first.
     pub(crate) fn load(path: &Path, node: Option<&str>) -> Result<Machine, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -88,8 +88,18 @@ impl Machine {
             cards.push(Card {
                 uuid: node.gpu_uuid(index),
                 minor: node.gpu_minor(index),
-                pci: Pci::parse(&pci).ok_or_else(|| format!("GPU {index} of {}: {pci:?} is not a PCI bus id", node.name))?,
-                cc: cc.ok_or_else(|| format!("GPU {index} of {}: cc {:?} is not like \"8.0\"", node.name, described.cc))?,
+                pci: Pci::parse(&pci).ok_or_else(|| {
+                    format!(
+                        "GPU {index} of {}: {pci:?} is not a PCI bus id such as \"0000:81:00.0\"",
+                        node.name
+                    )
+                })?,
+                cc: cc.ok_or_else(|| {
+                    format!(
+                        "GPU {index} of {}: cc {:?} is not a compute capability like \"8.0\"",
+                        node.name, described.cc
+                    )
+                })?,
                 described: described.clone(),
                 nvlinks: Vec::new(),
                 mig: described
@@ -116,7 +126,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Connections between two GPUs; it is enough that one of the two describes them.
+    /// Return the kinds and counts of the links between two GPUs. It is enough if one of the two GPUs describes a link.
     fn links(&self, a: usize, b: usize) -> impl Iterator<Item = (&str, u32)> {
         let of = |from: usize, to: usize| {
             let links = &self.cards[from].described.links;
@@ -145,8 +155,8 @@ impl Machine {
             .collect()
     }
 
-    /// `nvmlGpuTopologyLevel_t` of the nearest common ancestor. A pair that is not described shares its NUMA node's
-    /// bus, or crosses the sockets' link when the nodes differ.
+    /// Return the `nvmlGpuTopologyLevel_t` of the nearest common ancestor. For a pair without a described link it follows from the NUMA nodes:
+    /// level `node` on the same NUMA node, level `system` otherwise.
     pub(crate) fn common_ancestor(&self, a: usize, b: usize) -> u32 {
         let level = |kind: &str| match kind {
             "same-board" => Some(0),
@@ -165,7 +175,7 @@ impl Machine {
         described.unwrap_or(if same_node { 40 } else { 50 })
     }
 
-    /// CUDA version of the driver as NVML writes it, 12040 for 12.4 (NVIDIA's compatibility table).
+    /// Return the CUDA version of the driver as NVML encodes it: 12040 for 12.4 (NVIDIA's compatibility table).
     pub(crate) fn cuda_version(&self) -> i32 {
         let major: u32 = self.driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
         const TABLE: [(u32, i32); 12] = [
@@ -190,7 +200,7 @@ impl Machine {
 }
 
 impl Card {
-    /// FP32 lanes: SMs times lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions").
+    /// Return the number of FP32 lanes: SMs times lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions").
     pub(crate) fn cores(&self) -> u32 {
         let lanes = match self.cc {
             (3, _) => 192,
@@ -202,7 +212,7 @@ impl Card {
         self.described.sms.saturating_mul(lanes)
     }
 
-    /// `nvmlDeviceArchitecture_t`.
+    /// Return the `nvmlDeviceArchitecture_t` for the compute capability.
     pub(crate) fn architecture(&self) -> u32 {
         match self.cc {
             (3, _) => 2,
@@ -224,7 +234,7 @@ mod tests {
     use super::*;
 
     fn machine(text: &str) -> Result<Machine, String> {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, text).expect("file");
         Machine::load(&path, None)
@@ -253,7 +263,7 @@ mod tests {
         let nvlinks: Vec<_> = machine.cards.iter().map(|card| card.nvlinks.clone()).collect();
         assert_eq!(nvlinks, [vec![1, 1], vec![0, 0], vec![]]);
         let levels = [(0, 0), (0, 1), (0, 2), (2, 0), (1, 2)].map(|(a, b)| machine.common_ancestor(a, b));
-        assert_eq!(levels, [0, 40, 30, 30, 50], "not described: by NUMA node");
+        assert_eq!(levels, [0, 40, 30, 30, 50], "pairs that are not described: by NUMA node");
     }
 
     #[test]

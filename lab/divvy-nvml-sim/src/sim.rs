@@ -1,4 +1,4 @@
-//! The one simulated driver of this process: reference count, changes, event sets, and the gate that every call passes.
+//! The simulated driver of this process: its reference count, changes, event sets, and the gate that every call passes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::env;
@@ -21,7 +21,7 @@ static SIM: Sim = Sim {
     changed: Condvar::new(),
 };
 
-/// The process's simulator.
+/// Return the simulator of this process.
 pub(crate) fn sim() -> &'static Sim {
     &SIM
 }
@@ -29,18 +29,18 @@ pub(crate) fn sim() -> &'static Sim {
 #[derive(Debug)]
 pub(crate) struct Sim {
     inner: Mutex<Inner>,
-    /// Signalled when an event was queued or a change was made.
+    /// Signaled when an event is queued or a change is made.
     changed: Condvar,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// nvmlInit calls without their nvmlShutdown.
+    /// The number of nvmlInit calls that have no matching nvmlShutdown yet.
     references: u32,
     configured: bool,
     machine: Option<Arc<Machine>>,
     changes: Changes,
-    /// File that keeps the changes, with the stamp of what was read.
+    /// The file that stores the changes, with the stamp of the version that was read last.
     state: Option<(PathBuf, Option<Stamp>)>,
     sets: BTreeMap<usize, EventSet>,
     last_set: usize,
@@ -61,11 +61,11 @@ pub(crate) struct Event {
 
 impl Sim {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic in one call (it is caught in `abi`) leaves values that are whole.
+        // After a panic in one call, which `abi` catches, the values are still consistent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks while the driver hangs.
+    /// Block while the driver hangs, then return the lock.
     fn gate(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.lock();
         loop {
@@ -74,7 +74,7 @@ impl Sim {
             if left == 0 {
                 return inner;
             }
-            // Another process may end the hang by way of the file.
+            // Another process may end the hang through the state file, so check it regularly.
             let wait = Duration::from_millis(left.min(100));
             inner = self
                 .changed
@@ -84,7 +84,7 @@ impl Sim {
         }
     }
 
-    /// nvmlInit.
+    /// Handle nvmlInit.
     pub(crate) fn init(&self) -> Result<(), Code> {
         self.lock().configure();
         let mut inner = self.gate();
@@ -101,7 +101,7 @@ impl Sim {
         Ok(())
     }
 
-    /// nvmlShutdown.
+    /// Handle nvmlShutdown.
     pub(crate) fn shutdown(&self) -> Result<(), Code> {
         let mut inner = self.gate();
         if inner.references == 0 {
@@ -115,14 +115,14 @@ impl Sim {
         Ok(())
     }
 
-    /// Any other call.
+    /// Handle any other call.
     pub(crate) fn call<T>(&self, work: impl FnOnce(&mut Inner, &Machine) -> Result<T, Code>) -> Result<T, Code> {
         let mut inner = self.gate();
         let machine = inner.machine()?;
         work(&mut inner, &machine)
     }
 
-    /// nvmlEventSetWait.
+    /// Handle nvmlEventSetWait: return the next event of the set, or time out.
     pub(crate) fn wait(&self, set: usize, timeout: Duration) -> Result<Event, Code> {
         let deadline = Instant::now() + timeout;
         let mut inner = self.gate();
@@ -141,7 +141,7 @@ impl Sim {
         }
     }
 
-    /// Changes the state and keeps it; what cannot be kept is not changed.
+    /// Change the state and store it in the state file. If it cannot be stored, the state stays unchanged.
     pub(crate) fn change(&self, edit: impl FnOnce(&mut Changes, &Machine) -> Result<(), String>) -> Result<(), String> {
         let mut inner = self.lock();
         inner.refresh();
@@ -158,12 +158,12 @@ impl Sim {
         Ok(())
     }
 
-    /// Queues an XID; how many event sets got it.
+    /// Queue an XID. Return the number of event sets that received it.
     pub(crate) fn xid(&self, gpu: usize, xid: u64) -> Result<usize, String> {
         let mut inner = self.lock();
         let count = inner.described()?.cards.len();
         if gpu >= count {
-            return Err(format!("there is no GPU {gpu}; the machine has {count}"));
+            return Err(format!("there is no GPU {gpu}; the number of GPUs is {count}"));
         }
         let mut delivered = 0;
         for set in inner.sets.values_mut().filter(|set| set.gpus.contains(&gpu)) {
@@ -175,7 +175,7 @@ impl Sim {
         Ok(delivered)
     }
 
-    /// The changes, and the machine that they change.
+    /// Return the changes and the machine to which they apply.
     pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), String> {
         let mut inner = self.lock();
         inner.refresh();
@@ -200,7 +200,7 @@ impl Inner {
         }
     }
 
-    /// Reads the environment, once in a process.
+    /// Read the environment variables, once per process.
     fn configure(&mut self) {
         if std::mem::replace(&mut self.configured, true) {
             return;
@@ -216,11 +216,11 @@ impl Inner {
         self.state = Some((changes::state_file(&path), None));
         self.refresh();
         if let Err(error) = control::start(path) {
-            complain(&format!("no control socket: {error}"));
+            complain(&format!("the control socket cannot be opened: {error}"));
         }
     }
 
-    /// Reads the state file again if somebody replaced it.
+    /// Read the state file again if another process has replaced it.
     fn refresh(&mut self) {
         let Some((path, known)) = &mut self.state else { return };
         let stamp = changes::stamp(path);
@@ -238,7 +238,7 @@ impl Inner {
         self.machine.clone().ok_or(ffi::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED)
     }
 
-    /// The machine, whether or not NVML is initialised.
+    /// Return the machine even if NVML is not initialized.
     fn described(&self) -> Result<Arc<Machine>, String> {
         match &self.machine {
             Some(machine) => Ok(machine.clone()),
@@ -246,7 +246,7 @@ impl Inner {
         }
     }
 
-    /// The GPU of a handle, unless it is lost.
+    /// Return the GPU with this index; an error if it does not exist or is lost.
     pub(crate) fn present<'m>(&self, machine: &'m Machine, index: usize) -> Result<&'m Card, Code> {
         let card = machine
             .cards
@@ -262,7 +262,7 @@ impl Inner {
         self.changes.gpus.get(&u32::try_from(index).ok()?)
     }
 
-    /// Processes on the GPU: number and MiB, by number.
+    /// Return the memory of the processes on the GPU in MiB, by PID.
     pub(crate) fn processes(&self, card: &Card, index: usize) -> BTreeMap<u32, u64> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();
         if let Some(changes) = self.gpu(index) {
@@ -272,28 +272,28 @@ impl Inner {
         processes
     }
 
-    /// Temperature in °C.
+    /// Return the temperature in °C.
     pub(crate) fn temperature(&self, card: &Card, index: usize) -> u32 {
         self.gpu(index)
             .and_then(|changes| changes.temperature)
             .unwrap_or(card.described.temperature)
     }
 
-    /// Utilisation in percent.
+    /// Return the utilization in percent.
     pub(crate) fn utilization(&self, card: &Card, index: usize) -> u32 {
         self.gpu(index)
             .and_then(|changes| changes.utilization)
             .unwrap_or(card.described.utilization)
     }
 
-    /// A new, empty event set.
+    /// Create an empty event set and return its number.
     pub(crate) fn create_set(&mut self) -> usize {
         self.last_set += 1;
         self.sets.insert(self.last_set, EventSet::default());
         self.last_set
     }
 
-    /// Forgets a set.
+    /// Remove an event set.
     pub(crate) fn free_set(&mut self, set: usize) -> Result<(), Code> {
         let known = self.sets.remove(&set).is_some();
         if known {
@@ -303,7 +303,7 @@ impl Inner {
         }
     }
 
-    /// Adds a GPU to a set.
+    /// Register a GPU with an event set.
     pub(crate) fn register(&mut self, set: usize, gpu: usize) -> Result<(), Code> {
         self.set(set)?.gpus.insert(gpu);
         Ok(())
@@ -316,7 +316,7 @@ impl Inner {
     }
 }
 
-/// Milliseconds since 1970.
+/// Return the time in milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis().try_into().unwrap_or(u64::MAX)
@@ -325,19 +325,19 @@ pub(crate) fn now_ms() -> u64 {
 fn env_number(name: &str) -> u64 {
     let Some(text) = env::var_os(name) else { return 0 };
     text.to_str().and_then(|text| text.trim().parse().ok()).unwrap_or_else(|| {
-        complain(&format!("{name} is {text:?}, not a number; taken as 0"));
+        complain(&format!("{name} is {text:?}, which is not a number; using 0"));
         0
     })
 }
 
 fn load_machine() -> Result<Machine, String> {
-    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; it names the machine description")?;
+    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
     let node = env::var("DIVVY_NVML_SIM_NODE").ok();
     Machine::load(&PathBuf::from(path), node.as_deref())
 }
 
-/// NVML has no channel for texts; a wrong description must not look like a missing driver to whoever wrote it.
+/// Print a message to standard error. NVML's errors carry no text, and a mistake in the description must not look like a missing driver.
 pub(crate) fn complain(text: &str) {
-    // Nobody is left to tell when standard error is gone.
+    // If standard error is closed, there is no other place to report it.
     let _ = writeln!(std::io::stderr().lock(), "divvy-nvml-sim: {text}");
 }

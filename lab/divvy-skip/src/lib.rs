@@ -1,7 +1,7 @@
-//! The one way to skip a test.
+//! The only way to skip a test.
 //!
-//! libtest reports a test that returns early as passed, and does not show what it printed. So a test that cannot run on this machine
-//! calls [`skipped`], or one of the checks that call it ([`folder`], [`root`], [`program`]), and then returns:
+//! libtest reports a test that returns early as passed and hides its output. Therefore a test that cannot run on this machine calls
+//! [`skipped`], or one of the checks that call it ([`folder`], [`root`], [`program`]), and then returns:
 //!
 //! ```no_run
 //! # fn test() {
@@ -11,9 +11,9 @@
 //! # }
 //! ```
 //!
-//! Each skip is one line, `NAME<TAB>REASON`, appended to the file that the environment variable `DIVVY_SKIPS` names. `cargo xtask test` sets it,
-//! and prints and counts the skips at the end; `.ci/run` fails on any that `.ci/skips` does not list. Without the variable the line goes to
-//! standard error, where libtest does not capture it. With `DIVVY_NO_SKIP=1` a skip fails the test.
+//! Each skip is one line, `NAME<TAB>REASON`, appended to the file that the environment variable `DIVVY_SKIPS` names. `cargo xtask test` sets
+//! the variable, and prints and counts the skips at the end; `.ci/run` fails on any skip that `.ci/skips` does not list. Without the
+//! variable, the line goes to standard error, where libtest does not capture it. With `DIVVY_NO_SKIP=1`, a skip fails the test.
 
 #![forbid(unsafe_code)]
 
@@ -25,15 +25,15 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The variable that names the file to which skips are appended.
+/// The environment variable that names the file to which skips are appended.
 pub const FILE: &str = "DIVVY_SKIPS";
-/// The variable that makes every skip a failure.
+/// The environment variable that turns every skip into a failure.
 pub const REFUSED: &str = "DIVVY_NO_SKIP";
 
-/// A reason is often a program's output, and one line is enough of that.
+/// The length to which a reason is cut: it is often a program's output, of which one line is enough.
 const MOST: usize = 300;
 
-/// Records that the test that is running, or a part of it, is skipped.
+/// Record that the running test, or a part of it, is skipped.
 ///
 /// # Panics
 ///
@@ -47,7 +47,7 @@ pub fn skipped(reason: impl Display) {
     }
 }
 
-/// Records that a step that is not a test is skipped, such as a leg of the suite.
+/// Record that a step other than a test is skipped, for example a run of the suite.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ pub fn step(name: &str, reason: impl Display) -> io::Result<()> {
     if is_set(REFUSED) {
         let shown = line.trim_end().replace('\t', ": ");
         return Err(io::Error::other(format!(
-            "{REFUSED} is set, and this would be skipped: {shown}"
+            "{REFUSED} is set, but this would be skipped: {shown}"
         )));
     }
     match std::env::var_os(FILE).filter(|file| !file.is_empty()) {
@@ -66,19 +66,19 @@ pub fn step(name: &str, reason: impl Display) -> io::Result<()> {
     }
 }
 
-/// The folder that an environment variable names. `None`, and the skip is recorded, if the variable is not set.
+/// Return the directory that an environment variable names. If the variable is not set, record the skip and return `None`.
 #[track_caller]
 pub fn folder(variable: &str, content: &str) -> Option<PathBuf> {
     let folder = std::env::var_os(variable)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);
     if folder.is_none() {
-        skipped(format_args!("{variable} does not name a folder with {content}"));
+        skipped(format_args!("{variable} does not name a directory with {content}"));
     }
     folder
 }
 
-/// Whether this process is root. `false`, and the skip is recorded, if it is not.
+/// Report whether this process runs as root. If not, record the skip.
 #[track_caller]
 pub fn root(purpose: &str) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -90,7 +90,7 @@ pub fn root(purpose: &str) -> bool {
     is_root
 }
 
-/// Whether a program can be run here. `false`, and the skip is recorded, if it cannot.
+/// Report whether a program is available here. If not, record the skip.
 #[track_caller]
 pub fn program(name: &str, debian_package: &str) -> bool {
     let there = Command::new(name).arg("--version").output().is_ok();
@@ -100,7 +100,7 @@ pub fn program(name: &str, debian_package: &str) -> bool {
     there
 }
 
-/// `PACKAGE::TEST`. libtest names the thread of a test after the test, unless it runs all tests in the main thread.
+/// Return `PACKAGE::TEST`. libtest names a test's thread after the test, unless it runs all tests in the main thread.
 fn name(package: &str, thread: Option<&str>, caller: &Location<'_>) -> String {
     match thread.filter(|name| *name != "main") {
         Some(test) => format!("{package}::{test}"),
@@ -114,7 +114,7 @@ fn line(name: &str, reason: &str) -> String {
     format!("{name}\t{reason}\n")
 }
 
-/// In one write: test programs append at the same time.
+/// Append a line with a single write, because test programs append at the same time.
 fn append(file: &Path, line: &str) -> io::Result<()> {
     let opened = OpenOptions::new().create(true).append(true).open(file);
     let failed = |error: io::Error| {

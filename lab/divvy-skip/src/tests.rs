@@ -1,6 +1,6 @@
 use super::*;
 
-/// The environment belongs to the whole process, so a skip is tried in a process of its own: this test program, with this one test.
+/// The environment belongs to the whole process, so a skip is tested in a separate process: this test program with only this test.
 #[test]
 fn skips_here() {
     match std::env::var("DIVVY_SKIP_SELF_TEST").as_deref() {
@@ -37,7 +37,7 @@ const LINE: &str = "some-crate::tests::skips_here\ta reason of two lines\n";
 
 #[test]
 fn a_skip_is_a_line_in_the_file_that_the_environment_names() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("skips");
     for expected in [LINE.to_owned(), LINE.repeat(2)] {
         let (passed, printed) = tried(&[(FILE, file.as_os_str())]);
@@ -88,7 +88,7 @@ fn a_reason_is_one_line_of_limited_length() {
 
 #[test]
 fn only_what_is_missing_is_recorded() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("skips");
     let (passed, printed) = tried_as("checks", &[(FILE, file.as_os_str())]);
     assert!(passed, "{printed}");
@@ -97,7 +97,7 @@ fn only_what_is_missing_is_recorded() {
         std::fs::read_to_string(&file).expect("written"),
         format!(
             "{name}\tdivvy-no-such-program is not in the PATH (Debian: nothing)\n\
-             {name}\tDIVVY_NO_SUCH_VARIABLE does not name a folder with files\n"
+             {name}\tDIVVY_NO_SUCH_VARIABLE does not name a directory with files\n"
         )
     );
 }

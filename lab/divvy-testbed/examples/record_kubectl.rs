@@ -1,5 +1,5 @@
-//! Records what a real kubectl asks of the embedded API server and what it prints, for `tests/it/api/kubectl.rs`, which replays
-//! the requests without a kubectl. Run by hand when the set of commands changes:
+//! Record the requests that a real kubectl sends to the embedded API server, and kubectl's output. `tests/it/api/kubectl.rs` replays the
+//! requests without kubectl. Run this by hand when the set of commands changes:
 //!
 //! ```sh
 //! cargo run -p divvy-testbed --example record_kubectl -- kubectl lab/divvy-testbed/tests/data/kubectl
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 type Log = Arc<Mutex<Vec<Value>>>;
 
-/// Answers as the server does, and writes down the request and the answer's code.
+/// Answer as the server does, and record the request and the response's code.
 async fn record(log: Log, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap_or_default();
@@ -118,7 +118,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         if let Ok(mut log) = log.lock() {
             log.clear();
         }
-        // As a kubelet would: the pod goes a moment after its deletion was asked for.
+        // Do as a kubelet would: remove the pod a moment after its deletion was requested.
         let kubelet = (*name == "delete-pod").then(|| tokio::spawn(end_pod(api.clone())));
         let output = run(kubectl, home.path(), command).await?;
         if let Some(kubelet) = kubelet {
@@ -137,7 +137,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What has happened in the cluster before a step.
+/// Change the cluster's state before a step.
 fn prepare(api: &ApiServer, step: &str) -> Result<(), Box<dyn std::error::Error>> {
     match step {
         "get-pods-wide" => {
@@ -182,7 +182,7 @@ async fn end_pod(api: ApiServer) {
         grace_period_s: Some(0),
         ..Default::default()
     };
-    // Already gone is as good.
+    // It does not matter if the pod is already gone.
     drop(api.delete("pods", "default", "first", &now));
 }
 

@@ -1,22 +1,22 @@
-//! The embedded API server: an axum [`Router`](axum::Router) over a revisioned store in memory.
+//! The embedded API server: an axum [`Router`](axum::Router) over an in-memory store with revisions.
 //!
-//! Clients are real: kube-rs in this process ([`ApiServer::client`]), and kube-rs or kubectl in others over a loopback port
-//! ([`ApiServer::listen`]). What is modelled after a real kube-apiserver 1.36 is what such clients can tell apart:
+//! The clients are real: kube-rs in this process ([`ApiServer::client`]), and kube-rs or kubectl in other processes over a port of the
+//! loopback address ([`ApiServer::listen`]). The server imitates those parts of kube-apiserver 1.36 that such clients can observe:
 //!
-//! - one revision for all commits; optimistic conflicts; updates that change nothing make no commit
-//! - list, and watch with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, streaming lists,
-//!   410 after compaction
+//! - one revision for all commits; conflicts through optimistic locking; no commit for an update that changes nothing
+//! - lists, and watches with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, streaming lists, and
+//!   410 after a compaction
 //! - create, update, patch (merge, strategic, JSON, apply), delete, deletecollection, dry run; preconditions
-//! - pods: defaults, validation of extended resources, update rules, graceful deletion, `pods/binding` in one transaction
-//! - discovery, server-side tables, health: enough for kubectl
+//! - pods: defaults, validation of extended resources, update rules, graceful deletion, and `pods/binding` in one transaction
+//! - discovery, server-side tables, and health: enough for kubectl
 //! - [`Faults`] on request, and a [history](ApiServer::history) of all commits on pods and nodes for auditors
 //!
-//! - [`Rights`] on request, and the reviews that tell of them; the service proxy, with upgrades
+//! - [`Rights`] on request, and the reviews that report them; the service proxy, with connection upgrades
 //!
-//! What is simpler, and so cannot be learned here: users are in no groups and rights are not read from Roles; there is no admission beyond
-//! namespaces; any token names its user. Server-side apply has no field managers. Lists are never split into pages. Objects of kinds other than pods,
-//! nodes and leases are not checked against a schema. No garbage collection by owner. `metadata.generation` and managed fields
-//! are not kept. The parts' own pages say more.
+//! Simplifications, which make these subjects untestable here: users are in no groups, and rights are not read from Roles. There is no
+//! admission beyond namespaces. Any token names its user. Server-side apply has no field managers. Lists are never split into pages.
+//! Objects of kinds other than pods, nodes, and leases are not checked against a schema. There is no garbage collection by owner.
+//! `metadata.generation` and managed fields are not kept. The modules describe further simplifications.
 
 mod checks;
 mod clock;
@@ -62,22 +62,22 @@ use registry::{Registry, WriteOptions};
 use resources::{Resources, Target};
 use store::{Inner, Store};
 
-/// How an [`ApiServer`] is made.
+/// The settings of an [`ApiServer`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The time of day.
+    /// The server's clock.
     pub clock: Clock,
-    /// Makes uids and generated names repeatable; without it they differ from run to run.
+    /// The seed of uids and generated names. Without a seed they differ between runs.
     pub seed: Option<u64>,
-    /// Time between bookmarks on a quiet watch.
+    /// The interval between bookmarks on a quiet watch.
     pub bookmark_interval: Duration,
-    /// Changes remembered per resource; a watch from before them gets 410.
+    /// The number of changes remembered per resource. A watch that starts before them gets 410.
     pub watch_history: usize,
-    /// Keep every commit on pods and nodes for [`ApiServer::history`]. It grows without bound.
+    /// Whether to keep every commit on pods and nodes for [`ApiServer::history`], which grows without bound.
     pub audit: bool,
-    /// When set, requests must carry it: as bearer token, or, for kubectl, as the path `/t/<token>` before the request's own.
+    /// The token that requests must carry, if any: as a bearer token or, for kubectl, as the prefix `/t/<token>` of the request's path.
     pub token: Option<String>,
-    /// Resources beyond the built-in ones.
+    /// Resources in addition to the built-in ones.
     pub resources: Vec<Resource>,
 }
 
@@ -104,12 +104,12 @@ struct Shared {
     endpoints: proxy::Endpoints,
 }
 
-/// An API server. A clone is a handle to the same.
+/// An API server. Clones are handles to the same server.
 #[derive(Debug, Clone)]
 pub struct ApiServer(Arc<Shared>);
 
 impl ApiServer {
-    /// A server with the namespaces every cluster has, and nothing else.
+    /// Create a server that has only the namespaces of every cluster.
     pub fn new(options: Options) -> ApiServer {
         let seed = options.seed.unwrap_or_else(arbitrary_seed);
         let registry = Arc::new(Registry {
@@ -139,43 +139,43 @@ impl ApiServer {
         &self.0.registry
     }
 
-    /// The server as a service: `kube::Client::new(api.router(), "default")`.
-    /// Connections that a fault breaks show as 504 here; see [`client`](ApiServer::client).
+    /// Return the server as a service: `kube::Client::new(api.router(), "default")`. A connection that a fault breaks appears as 504 here;
+    /// see [`client`](ApiServer::client).
     pub fn router(&self) -> axum::Router {
         axum::Router::new().fallback(http::handle).with_state(self.clone())
     }
 
-    /// A kube-rs client of this server, in this process.
+    /// Return a kube-rs client of this server in this process.
     pub fn client(&self) -> kube::Client {
         self.client_as("")
     }
 
-    /// As [`client`](ApiServer::client), with a user that [`Match::client`] can tell.
+    /// Return a [`client`](ApiServer::client) with a user name that [`Match::client`] can match.
     pub fn client_as(&self, user: &str) -> kube::Client {
         let bearer = HeaderValue::try_from(format!("Bearer {}", self.bearer(user))).ok();
         kube::Client::new(listen::Breaking::new(self, bearer), "default")
     }
 
-    /// Serves HTTP/1.1 on an address until the result is dropped.
+    /// Serve HTTP/1.1 on an address until the result is dropped.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// Fails if the server cannot bind the address.
     pub async fn listen(&self, addr: SocketAddr) -> io::Result<Listening> {
         listen::listen(self, addr).await
     }
 
-    /// A kubeconfig (YAML) for a server listening at `addr`.
+    /// Return a kubeconfig (YAML) for a server that listens at `addr`.
     pub fn kubeconfig(&self, addr: SocketAddr) -> String {
         self.kubeconfig_for(addr, "admin")
     }
 
-    /// As [`kubeconfig`](ApiServer::kubeconfig), with a user that [`Match::client`] can tell.
+    /// Return a [`kubeconfig`](ApiServer::kubeconfig) with a user name that [`Match::client`] can match.
     pub fn kubeconfig_for(&self, addr: SocketAddr, user: &str) -> String {
         let server = match &self.0.options.token {
             Some(_) => format!("http://{addr}/t/{}", self.bearer(user)),
             None => format!("http://{addr}"),
         };
-        // JSON strings are YAML strings.
+        // JSON strings are valid YAML strings.
         let (name, token) = (json!(user), json!(self.bearer(user)));
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: divvy\n\
@@ -193,17 +193,17 @@ impl ApiServer {
         }
     }
 
-    /// What this server does wrong on request.
+    /// Return the handle to this server's faults.
     pub fn faults(&self) -> &Faults {
         &self.0.faults
     }
 
-    /// What its users may do.
+    /// Return the handle to the users' rights.
     pub fn rights(&self) -> &Rights {
         &self.0.rights
     }
 
-    /// Where the service proxy reaches a Service.
+    /// Set the address at which the service proxy reaches a Service.
     pub fn reach(&self, namespace: &str, service: &str, address: SocketAddr) {
         self.0.endpoints.set(namespace, service, address);
     }
@@ -212,7 +212,7 @@ impl ApiServer {
         &self.0.endpoints
     }
 
-    /// Whose a token is; `None`: nobody's.
+    /// Return the user to whom a token belongs, or `None` if it is not valid.
     pub(crate) fn user_of(&self, bearer: &str) -> Option<String> {
         if self.rights().is_revoked(bearer) {
             return None;
@@ -226,20 +226,20 @@ impl ApiServer {
         }
     }
 
-    /// Every commit on pods and nodes so far, in order; empty with [`Options::audit`] off.
+    /// Return every commit on pods and nodes so far, in order; nothing if [`Options::audit`] is off.
     pub fn history(&self) -> Vec<Event> {
         self.registry().store.read(Inner::history)
     }
 
-    /// The number of the last commit.
+    /// Return the revision of the last commit.
     pub fn revision(&self) -> u64 {
         self.registry().store.read(Inner::revision)
     }
 }
 
-/// Direct access, for setting up and for looking: the same rules, without HTTP, faults and authentication.
+/// Direct access for setting up and inspecting a cluster: the API's rules apply, but not HTTP, faults, or authentication.
 ///
-/// `resource` is `pods`, `leases.coordination.k8s.io`, …; where a subresource makes sense `pods/status`, `pods/binding`.
+/// `resource` is `pods`, `leases.coordination.k8s.io`, …, and with a subresource, where one makes sense, `pods/status` or `pods/binding`.
 /// `namespace` is empty for cluster-scoped objects.
 impl ApiServer {
     fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
@@ -257,10 +257,10 @@ impl ApiServer {
         })
     }
 
-    /// One object.
+    /// Return one object.
     ///
     /// # Errors
-    /// 404 when it is not there.
+    /// 404 if the object does not exist.
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
         let key = (namespace.to_owned(), name.to_owned());
@@ -272,7 +272,7 @@ impl ApiServer {
         Ok(events::to_view(&target.resource, &found).into_owned())
     }
 
-    /// All objects of a resource, in one namespace or (empty) in all, by namespace and name.
+    /// Return all objects of a resource in one namespace, or in all namespaces if it is empty, sorted by namespace and name.
     ///
     /// # Errors
     /// 404 for an unknown resource.
@@ -288,11 +288,10 @@ impl ApiServer {
             .collect())
     }
 
-    /// Creates; the namespace is the object's own, `default` when it has none. With `pods/binding` a Binding is carried out
-    /// and the bound pod given back.
+    /// Create an object in the namespace that it names, or in `default`. With `pods/binding`, carry out the Binding and return the bound pod.
     ///
     /// # Errors
-    /// As the API's: 409 when it exists, 422 when it is invalid, …
+    /// The API's errors: 409 if the object exists, 422 if it is invalid, …
     pub fn create(&self, resource: &str, object: Value) -> Result<Value, ApiError> {
         let mut target = self.target(resource, "", "")?;
         if target.resource.namespaced {
@@ -307,36 +306,36 @@ impl ApiServer {
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
-    /// Patches an object, or with `pods/status` its status.
+    /// Patch an object, or with `pods/status` its status.
     ///
     /// # Errors
-    /// As the API's: 404, 409, 422, …
+    /// The API's errors: 404, 409, 422, …
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, kind: PatchKind, patch: &Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
         let (stored, _) = self.registry().patch(&target, kind, patch, WriteOptions::default())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
-    /// Replaces an object, or with `pods/status` its status.
+    /// Replace an object, or with `pods/status` its status.
     ///
     /// # Errors
-    /// As the API's: 404, 409 when `metadata.resourceVersion` is not the present one, 422, …
+    /// The API's errors: 404, 409 if `metadata.resourceVersion` is not the current one, 422, …
     pub fn update(&self, resource: &str, namespace: &str, name: &str, object: Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
         let (stored, _) = self.registry().update(&target, object, WriteOptions::default())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
-    /// Deletes, gracefully where the API does.
+    /// Delete an object, gracefully where the API does so.
     ///
     /// # Errors
-    /// As the API's: 404, 409 on a precondition.
+    /// The API's errors: 404, 409 if a precondition fails.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str, options: &DeleteOptions) -> Result<Deleted, ApiError> {
         let target = self.target(resource, namespace, name)?;
         self.registry().delete(&target, options, false)
     }
 
-    /// Waits until `look` finds what it looks for; looks at once and then after every commit. `None` after `limit`.
+    /// Call `look` now and after every commit until it returns a value. Return `None` after `limit`.
     pub async fn until<T>(&self, limit: Duration, mut look: impl FnMut(&ApiServer) -> Option<T>) -> Option<T> {
         let mut commits = self.registry().store.subscribe();
         let search = async {

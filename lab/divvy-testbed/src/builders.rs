@@ -1,8 +1,8 @@
-//! Pods as a user writes them: `pod("train").gpu_mem(3).build()`.
+//! Builders of pod manifests as users write them: `pod("train").gpu_mem(3).build()`.
 
 use serde_json::{Value, json};
 
-/// Starts a pod manifest in namespace `default` with one container `main`.
+/// Start a pod manifest in the namespace `default` with one container, `main`.
 pub fn pod(name: &str) -> PodBuilder {
     PodBuilder {
         name: name.to_owned(),
@@ -18,7 +18,7 @@ pub fn pod(name: &str) -> PodBuilder {
     }
 }
 
-/// A pod manifest in the making.
+/// A pod manifest under construction.
 #[derive(Debug, Clone)]
 pub struct PodBuilder {
     name: String,
@@ -33,7 +33,7 @@ pub struct PodBuilder {
     annotations: Vec<(String, String)>,
 }
 
-/// A container of a pod manifest.
+/// A container of the manifest.
 #[derive(Debug, Clone)]
 pub struct ContainerBuilder {
     name: String,
@@ -70,19 +70,19 @@ impl ContainerBuilder {
 }
 
 impl PodBuilder {
-    /// Another namespace.
+    /// Set the pod's namespace.
     pub fn namespace(mut self, namespace: &str) -> Self {
         self.namespace = namespace.to_owned();
         self
     }
 
-    /// Adds a container that asks for this many units; calls that follow are about it.
+    /// Add a container that asks for this many units. The calls that follow apply to this container.
     pub fn container(mut self, name: &str, units: u64) -> Self {
         self.containers.push(ContainerBuilder::new(name));
         self.gpu_mem(units)
     }
 
-    /// Adds an init container that asks for this many units, prints its environment, and ends at once.
+    /// Add an init container that asks for this many units, prints its environment, and ends at once.
     pub fn init(mut self, name: &str, units: u64) -> Self {
         let mut container = ContainerBuilder::new(name);
         container
@@ -93,7 +93,7 @@ impl PodBuilder {
         self
     }
 
-    /// Adds a sidecar (an init container that is always restarted).
+    /// Add a sidecar (an init container that is always restarted).
     pub fn sidecar(mut self, name: &str, units: u64) -> Self {
         let mut container = ContainerBuilder::new(name);
         container
@@ -108,66 +108,66 @@ impl PodBuilder {
         self.containers.last_mut().expect("a pod has a container from the start")
     }
 
-    /// The last container asks for units of shared GPU memory.
+    /// Set the last container's limit of shared GPU memory, in units.
     pub fn gpu_mem(self, units: u64) -> Self {
         self.limit(divvy_model::names::GPU_MEM, &units.to_string())
     }
 
-    /// The last container has this limit.
+    /// Set a limit of the last container.
     pub fn limit(mut self, resource: &str, quantity: &str) -> Self {
         self.last().limits.push((resource.to_owned(), quantity.to_owned()));
         self
     }
 
-    /// The last container sets this variable itself.
+    /// Set an environment variable of the last container.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.last().env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// The last container runs this (see the runtime's programs in [`crate::node`]).
+    /// Set the last container's arguments. [`crate::node`] lists the programs that the simulated runtime knows.
     pub fn args(mut self, args: &[&str]) -> Self {
         self.last().args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self
     }
 
-    /// `terminationGracePeriodSeconds`.
+    /// Set `terminationGracePeriodSeconds`.
     pub fn grace_seconds(mut self, seconds: u64) -> Self {
         self.grace_seconds = Some(seconds);
         self
     }
 
-    /// `restartPolicy: Never`.
+    /// Set `restartPolicy: Never`.
     pub fn once(mut self) -> Self {
         self.restart_policy = Some("Never");
         self
     }
 
-    /// `spec.nodeName`, past the scheduler.
+    /// Set `spec.nodeName`, which bypasses the scheduler.
     pub fn on_node(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
         self
     }
 
-    /// A node selector for this node's host name: through the scheduler, and to no other node.
+    /// Select this node by its host name. The pod still passes through the scheduler, which finds no other node.
     pub fn select(mut self, node: &str) -> Self {
         self.selector = Some(node.to_owned());
         self
     }
 
-    /// `spec.priorityClassName`.
+    /// Set `spec.priorityClassName`.
     pub fn priority_class(mut self, name: &str) -> Self {
         self.priority_class = Some(name.to_owned());
         self
     }
 
-    /// An annotation.
+    /// Add an annotation.
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.push((key.to_owned(), value.to_owned()));
         self
     }
 
-    /// The manifest.
+    /// Return the manifest as JSON.
     pub fn build(&self) -> Value {
         let annotations: serde_json::Map<String, Value> =
             self.annotations.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();

@@ -1,7 +1,7 @@
-//! What kube-controller-manager does that the scenarios need: Deployments have their pods, and pods whose Deployment is gone go.
+//! The parts of kube-controller-manager that the scenarios need: they create a Deployment's pods, and delete pods whose Deployment is gone.
 //!
-//! Simpler than upstream: a Deployment owns its pods without a ReplicaSet between, so a changed template replaces nothing; of several pods
-//! too many the newest go; deletion is the garbage collector's, in the background.
+//! Simpler than upstream: a Deployment owns its pods without a ReplicaSet in between, so a changed template replaces no pod. The newest pods
+//! are deleted first when there are too many. Deletion is that of the garbage collector, in the background.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Before a failed watch or write is tried again.
+/// The wait before a failed watch or write is retried.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The running controllers. They end when this is dropped.
+/// The running controllers. They end on drop.
 #[derive(Debug)]
 pub struct Controllers {
     token: CancellationToken,
@@ -29,7 +29,7 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Starts them.
+    /// Start the controllers.
     pub fn start(client: Client) -> Controllers {
         let token = CancellationToken::new();
         let own = token.clone();
@@ -39,11 +39,11 @@ impl Controllers {
         Controllers { token, task: Some(task) }
     }
 
-    /// Ends them and waits until they have.
+    /// Stop the controllers and wait until they have ended.
     pub async fn shutdown(mut self) {
         self.token.cancel();
         if let Some(task) = self.task.take() {
-            // It was cancelled, which is what is wanted.
+            // The error says that the task was cancelled, which is intended.
             let _ = task.await;
         }
     }
@@ -55,7 +55,7 @@ impl Drop for Controllers {
     }
 }
 
-/// Objects by UID, once the first list is whole.
+/// Objects by UID, available once the first list is complete.
 struct Cache<K> {
     objects: BTreeMap<String, K>,
     listing: BTreeMap<String, K>,
@@ -91,7 +91,7 @@ impl<K: Resource> Cache<K> {
     }
 }
 
-/// A write that the current state asks for.
+/// A write that the current state requires.
 #[derive(Debug)]
 enum Action {
     Create(Box<Pod>),
@@ -113,7 +113,7 @@ async fn run(client: Client) {
             else => return,
         };
         if let Err(error) = heard {
-            tracing::debug!(%error, "watch failed; will be tried again");
+            tracing::debug!(%error, "watch failed; it will be retried");
             tokio::time::sleep(RETRY).await;
         }
         again = false;
@@ -122,14 +122,14 @@ async fn run(client: Client) {
         }
         for action in actions(&deployments.objects, &pods.objects) {
             if let Err(error) = act(&client, action, &mut pods, &mut deployments).await {
-                tracing::debug!(%error, "write failed; will be tried again");
+                tracing::debug!(%error, "write failed; it will be retried");
                 again = true;
             }
         }
     }
 }
 
-/// Carries an action out. The caches show it at once: the watch's word may come after the next look.
+/// Carry out an action. Update the caches at once, because the watch event may arrive after the next computation of actions.
 async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments: &mut Cache<Deployment>) -> kube::Result<()> {
     let namespace = |meta: &ObjectMeta| meta.namespace.clone().unwrap_or_default();
     match action {
@@ -169,7 +169,7 @@ async fn act(client: &Client, action: Action, pods: &mut Cache<Pod>, deployments
     Ok(())
 }
 
-/// What is to be written now.
+/// Return the writes that the current state requires.
 fn actions(deployments: &BTreeMap<String, Deployment>, pods: &BTreeMap<String, Pod>) -> Vec<Action> {
     let mut actions = Vec::new();
     let owner = |pod: &Pod| {

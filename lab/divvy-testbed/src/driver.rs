@@ -1,4 +1,4 @@
-//! A machine's simulated driver, and its folders.
+//! A machine's simulated driver, and the directories in which the driver and the agent keep files.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// One request to a simulated NVML library by its control socket.
+/// Send one request to the control socket of a simulated NVML library.
 pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     stream.write_all(format!("{request}\n").as_bytes()).await?;
@@ -20,7 +20,7 @@ pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
     }
 }
 
-/// Names of what lies in a folder, none if it is not there.
+/// Return the names of a directory's entries, or none if the directory does not exist.
 pub fn names(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -31,14 +31,14 @@ pub fn names(folder: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
-/// The same of a CDI directory, without the agent's spec of the driver, which belongs to no grant.
+/// Return the names of the grants' specs in a CDI directory. The agent's spec of the driver is omitted because it belongs to no grant.
 pub fn grant_specs(folder: &Path) -> io::Result<Vec<String>> {
     let mut found = names(folder)?;
     found.retain(|name| !name.starts_with("divvy.dev-driver_"));
     Ok(found)
 }
 
-/// Puts the libraries of a driver below `root`, as a distribution's package does.
+/// Write the libraries of a driver below `root`, as a distribution's package does.
 pub fn install(root: &Path, version: &str) -> io::Result<()> {
     let folder = root.join("usr/lib/x86_64-linux-gnu");
     std::fs::create_dir_all(&folder)?;
@@ -50,7 +50,7 @@ pub fn install(root: &Path, version: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file below `root` by its path on the machine, or removes it.
+/// Write a file below `root` by its path on the machine, or remove it if `text` is `None`.
 pub fn place(root: &Path, path: &str, text: Option<&str>) -> io::Result<()> {
     let path = root.join(path.trim_start_matches('/'));
     match text {

@@ -1,4 +1,4 @@
-//! The embedded cluster: a simulated API server, scheduler and nodes in this process; Divvy's own programs beside it, real.
+//! The embedded cluster: a simulated API server, scheduler, and nodes in this process, with Divvy's real programs as child processes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,29 +24,29 @@ use crate::root::Root;
 use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness, mounts_of_drivers};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 
-/// What a cluster is made from.
+/// The settings of a cluster.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The machines that can join, as a description.
+    /// The description of the machines that can join.
     pub machines: String,
-    /// Where the real programs are.
+    /// The paths of the real programs.
     pub programs: Programs,
-    /// Where to make the cluster's folder.
+    /// The directory in which the cluster's directory is created.
     pub base: PathBuf,
-    /// Seed of all that a real cluster leaves to chance.
+    /// The seed of everything that a real cluster leaves to chance.
     pub seed: u64,
-    /// Flags for every agent besides those that it needs: `--health-recovery 1s`, say.
+    /// Additional flags for every agent, for example `--health-recovery 1s`.
     pub agent_flags: Vec<String>,
     /// Whether the machines have the driver's libraries.
     pub drivers: bool,
-    /// Keep every commit for [`ApiServer::history`]; it grows for as long as the cluster is up.
+    /// Whether to keep every commit for [`ApiServer::history`], which then grows as long as the cluster is up.
     pub audit: bool,
-    /// The API server's time of day.
+    /// The API server's clock.
     pub clock: Clock,
 }
 
 impl Settings {
-    /// A cluster of these machines with these programs; GPUs that recover are offered again after about three seconds.
+    /// Return settings for a cluster of these machines with these programs. GPUs that recover are offered again after about three seconds.
     pub fn new(machines: impl Into<String>, programs: Programs) -> Settings {
         let agent_flags = ["--health-recovery", "1s", "--probe-interval", "1s"]
             .map(str::to_owned)
@@ -73,13 +73,13 @@ pub struct Embedded {
     listening: Listening,
     client: kube::Client,
     extender_address: SocketAddr,
-    // Keeps the port while no extender listens on it.
+    // Reserves the port while no extender listens on it.
     _extender_port: OwnedFd,
     scheduler: Option<Scheduler>,
     controllers: Controllers,
     extender: Program,
     nodes: BTreeMap<String, EmbeddedNode>,
-    // Last: the folder goes when everything in it has ended.
+    // Declared last, so that the directory is removed after everything in it has ended.
     root: Root,
 }
 
@@ -96,7 +96,7 @@ struct EmbeddedNode {
 }
 
 impl Embedded {
-    /// Brings up the API server, the extender and the scheduler; nodes [`join`](Cluster::join) later.
+    /// Start the API server, the extender, and the scheduler. Nodes [`join`](Cluster::join) later.
     pub async fn start(settings: Settings) -> io::Result<Embedded> {
         let machines = Machines::parse(&settings.machines)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
@@ -143,40 +143,41 @@ impl Embedded {
         Ok(cluster)
     }
 
-    /// The kubeconfig file.
+    /// Return the path of the kubeconfig file.
     pub fn kubeconfig(&self) -> PathBuf {
         self.root.path().join("kubeconfig")
     }
 
-    /// `http://127.0.0.1:…` of the API server.
+    /// Return the API server's address, `http://127.0.0.1:…`.
     pub fn api_url(&self) -> String {
         format!("http://{}", self.listening.addr())
     }
 
-    /// `http://127.0.0.1:…/gpushare-scheduler`
+    /// Return the extender's address, `http://127.0.0.1:…/gpushare-scheduler`.
     pub fn extender_url(&self) -> String {
         format!("http://{}/gpushare-scheduler", self.extender_address)
     }
 
-    /// The API server itself, for its faults and its history.
+    /// Return the API server itself, for its faults and its history.
     pub fn api(&self) -> &ApiServer {
         &self.api
     }
 
-    /// The machines that can join.
+    /// Return the machines that can join.
     pub fn machines(&self) -> &Machines {
         &self.machines
     }
 
-    /// A node that has joined.
+    /// Return a node that has joined, or an error if it has not.
     pub fn node(&self, name: &str) -> io::Result<&Node> {
         self.nodes.get(name).map(|node| &node.node).ok_or_else(|| not_joined(name))
     }
 
-    /// As [`Cluster::join`], with a node that is as `tune` makes it: another order of admission, a kubelet's bugs, other timings.
+    /// Do the same as [`Cluster::join`] with a changed node: `tune` may set another order of admission, kubelet bugs, or other timings.
     pub async fn join_as(&mut self, name: &str, tune: impl FnOnce(&mut NodeSpec)) -> io::Result<()> {
         let machine = self.machines.node(name).cloned();
-        let machine = machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("no machine is named {name}")))?;
+        let machine =
+            machine.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("there is no machine named {name:?}")))?;
         let position = self.machines.nodes.iter().position(|node| node.name == name).unwrap_or(0);
         let made_up = || format!("10.0.{}.{}", position / 250, position % 250 + 1);
         let mut spec = NodeSpec {
@@ -200,7 +201,7 @@ impl Embedded {
         }
     }
 
-    /// kill -9 of a node's agent.
+    /// Kill a node's agent with SIGKILL.
     pub async fn kill_agent(&mut self, node: &str) -> io::Result<()> {
         let found = self.nodes.get_mut(node).ok_or_else(|| not_joined(node))?;
         match found.agent.take() {
@@ -209,7 +210,7 @@ impl Embedded {
         }
     }
 
-    /// Starts a node's agent again.
+    /// Start a node's agent again.
     pub async fn start_agent(&mut self, name: &str) -> io::Result<()> {
         let folder = self.folder(name);
         let logs = self.root.path().join("logs");
@@ -257,18 +258,18 @@ impl Embedded {
         Ok(())
     }
 
-    /// Stops and starts a node's kubelet.
+    /// Stop a node's kubelet and start it again.
     pub async fn restart_kubelet(&mut self, node: &str) -> io::Result<()> {
         self.node(node)?.restart_kubelet(false).await.map_err(io::Error::other)
     }
 
-    /// kill -9 of the extender, and a new one.
+    /// Kill the extender with SIGKILL, and start a new one.
     pub async fn restart_extender(&mut self) -> io::Result<()> {
         self.kill_extender().await?;
         self.start_extender().await
     }
 
-    /// Waits until a node's kubelet has all units of its agent's.
+    /// Wait until a node's kubelet offers all units of the node's agent.
     async fn registered(&self, name: &str) -> io::Result<()> {
         let machine = self.machines.node(name);
         let units: u64 = machine.map_or(0, |machine| {
@@ -282,7 +283,7 @@ impl Embedded {
                 other if Instant::now() > until => {
                     let log = self.agent_log(name);
                     return Err(io::Error::other(format!(
-                        "{name}: {units} units expected, {other:?} there. {log}"
+                        "node {name} must offer {units} units, but its status says {other:?}. {log}"
                     )));
                 }
                 _ => tokio::time::sleep(Duration::from_millis(5)).await,
@@ -290,7 +291,7 @@ impl Embedded {
         }
     }
 
-    /// A new agent on one node after another.
+    /// Replace the agents by new ones, node by node.
     async fn roll_agents(&mut self) -> io::Result<()> {
         let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
         for node in nodes {
@@ -301,7 +302,7 @@ impl Embedded {
         Ok(())
     }
 
-    /// SIGTERM to a node's agent. Says whether it ended by itself with status 0.
+    /// Send SIGTERM to a node's agent. Report whether it ended on its own with status 0.
     pub async fn stop_agent(&mut self, name: &str) -> io::Result<bool> {
         match self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?.agent.take() {
             Some(mut agent) => agent.stop().await,
@@ -309,12 +310,12 @@ impl Embedded {
         }
     }
 
-    /// Process number of a node's agent, while it runs.
+    /// Return the PID of a node's agent, or `None` if the agent is not running.
     pub fn agent_pid(&self, name: &str) -> Option<u32> {
         self.nodes.get(name)?.agent.as_ref()?.pid()
     }
 
-    /// What a node's agent printed last.
+    /// Return the last lines that a node's agent printed.
     pub fn agent_log(&self, name: &str) -> String {
         self.nodes
             .get(name)
@@ -323,12 +324,12 @@ impl Embedded {
             .unwrap_or_default()
     }
 
-    /// kill -9 of the extender.
+    /// Kill the extender with SIGKILL.
     pub async fn kill_extender(&mut self) -> io::Result<()> {
         self.extender.kill().await
     }
 
-    /// Starts the extender again and waits until it is ready.
+    /// Start the extender again and wait until it is ready.
     pub async fn start_extender(&mut self) -> io::Result<()> {
         let kubeconfig = self.kubeconfig_of("extender")?;
         self.extender = start_extender(
@@ -341,12 +342,12 @@ impl Embedded {
         self.extender_ready().await
     }
 
-    /// One request to the extender: method, path, body. Gives status and body.
+    /// Send one request to the extender, and return the response's status and body.
     pub async fn ask_extender(&self, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
         http(self.extender_address, method, path, body).await
     }
 
-    /// Lets the simulated NVML library of a node do something; see its control socket.
+    /// Send a request to the control socket of a node's simulated NVML library.
     pub async fn driver(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
         driver::ask(&self.nvml(node), &request).await
     }
@@ -355,7 +356,7 @@ impl Embedded {
         self.folder(node).join("nvml.sock")
     }
 
-    /// A kubeconfig of a user of its own, by which faults can tell clients apart ([`crate::api::Match::client`]).
+    /// Write a kubeconfig for a separate user, by which faults can tell clients apart ([`crate::api::Match::client`]).
     fn kubeconfig_of(&self, user: &str) -> io::Result<PathBuf> {
         let path = self.root.path().join(format!("kubeconfig-{user}"));
         if !path.exists() {
@@ -364,7 +365,7 @@ impl Embedded {
         Ok(path)
     }
 
-    /// Process numbers of the children: the extender's and the agents'.
+    /// Return the PIDs of the child processes: the extender and the agents.
     pub fn pids(&self) -> Vec<u32> {
         let agents = self.nodes.values().filter_map(|node| node.agent.as_ref());
         std::iter::once(&self.extender)
@@ -373,7 +374,7 @@ impl Embedded {
             .collect()
     }
 
-    /// Ends everything in order and removes the folder.
+    /// End everything in order and remove the directory.
     pub async fn shutdown(mut self) {
         for node in self.nodes.values_mut() {
             if let Some(agent) = &mut node.agent
@@ -527,7 +528,7 @@ impl Cluster for Embedded {
 
     async fn change_unit(&mut self, unit: MemoryUnit) -> io::Result<()> {
         self.unit = unit;
-        // The other way round than `roll`: either may be first.
+        // The opposite order of `roll`: an installation may be updated in either order.
         self.extender.stop().await?;
         self.start_extender().await?;
         self.roll_agents().await
@@ -618,8 +619,8 @@ fn not_joined(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("node {name} has not joined"))
 }
 
-/// A port of the loopback that nobody else gets while the socket lives: bound, and never listened on, so that a program which
-/// sets SO_REUSEADDR, as servers do, can listen on it, and again after a restart.
+/// Reserve a port of the loopback address. The returned socket is bound but never listens, so no other program can get the port while it
+/// lives. A program that sets SO_REUSEADDR, as servers do, can still listen on the port, even after a restart.
 fn reserve_port() -> io::Result<(OwnedFd, SocketAddr)> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -628,7 +629,7 @@ fn reserve_port() -> io::Result<(OwnedFd, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// A bearer token that other users of the machine cannot guess.
+/// Return a bearer token that other users of the machine cannot guess.
 fn token() -> io::Result<String> {
     let mut bytes = [0u8; 16];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
@@ -641,7 +642,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
-/// One HTTP/1.1 request on a connection of its own.
+/// Send one HTTP/1.1 request on a new connection, and return the response's status and body.
 async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address).await?;
     let length = body.len();
@@ -653,7 +654,7 @@ async fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> io::
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let status = status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no HTTP answer: {answer:?}")))?;
+    let status = status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not an HTTP response: {answer:?}")))?;
     let body = answer
         .split_once("\r\n\r\n")
         .map(|(_, body)| body.to_owned())

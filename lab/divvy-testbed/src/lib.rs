@@ -1,17 +1,17 @@
 //! A Kubernetes cluster in one process, for tests and for `divvy demo`.
 //!
-//! - [`api`]: the API server, an axum `Router` over a resourceVersion'd store
-//! - [`node`]: a node: the kubelet's device manager on real Unix sockets, a container runtime that resolves CDI names
+//! - [`api`]: the API server, an axum `Router` over a store with resource versions
+//! - [`node`]: a node: the kubelet's device manager on real Unix sockets, and a container runtime that resolves CDI names
 //! - [`scheduler`]: a scheduler loop that speaks the extender protocol as kube-scheduler does
-//! - [`controllers`]: what of kube-controller-manager the scenarios need
+//! - [`controllers`]: the parts of kube-controller-manager that the scenarios need
 //! - [`driver`]: a machine's simulated driver
-//! - [`programs`]: the real agent, probe and extender as child processes
-//! - [`embedded`]: all of it together
-//! - [`scenario`]: what is played on a cluster, embedded or real; [`story`]: what is told of it
-//! - [`builders`]: pods as users write them
-//! - [`root`]: the folder that a cluster lives in
+//! - [`programs`]: the real agent, probe, and extender as child processes
+//! - [`embedded`]: the cluster that combines all of these
+//! - [`scenario`]: the scenarios that are played on a cluster, embedded or real; [`story`]: the events that they report
+//! - [`builders`]: pod manifests as users write them
+//! - [`root`]: the directory in which a cluster keeps its files
 //!
-//! What is simulated says so; the agent, the probe, the extender and the command line are the real ones.
+//! The modules above say what they simulate. The agent, the probe, the extender and the command line are the real programs.
 
 #![forbid(unsafe_code)]
 

@@ -1,20 +1,20 @@
 //! A node of the embedded cluster: an emulated kubelet and container runtime on real paths and Unix sockets.
 //!
-//! What is true to a real node (Kubernetes 1.36, containerd 2.3; research/reliability.md section 1 and measurements on a
-//! real one): the device manager's order of calls, reuse of init containers' ids, checkpoint, rejection texts, random order
-//! of ids, the wipe of sockets at a start, retries of PreStartContainer; serial admission; graceful and forced deletion;
-//! resolution of CDI names and the precedence of variables; the layout of cgroups.
+//! What matches a real node (Kubernetes 1.36, containerd 2.3; `docs/compatibility/kubelet.md`, and measurements on a real node): the
+//! device manager's order of calls, its reuse of init containers' ids, its checkpoint, its rejection texts, its random order of ids, its
+//! removal of sockets at a start, and its retries of PreStartContainer; serial admission; graceful and forced deletion; the resolution of
+//! CDI names and the precedence of variables; the layout of cgroups.
 //!
 //! What is simpler than on a real node:
-//! - Containers are rows, not processes. `sleep N` ends with 0 after N seconds, `env` at once, `fail` ends with 1, anything else runs until
-//!   it is ended; with `--ignore-term` anywhere only SIGKILL ends it. There are no images, probes, hooks, volumes, logs,
-//!   exec, init-container restarts by probes, ephemeral containers or static pods.
-//! - Topology policy is `none`; there is no CPU, memory or DRA manager, and no eviction or preemption.
-//! - A pod that is being deleted before the kubelet first saw it is not admitted. The 2 s minimum of a grace period exists
-//!   only for pods whose object is gone ([`Timings::forced_grace`]).
-//! - A runtime that is away ([`Node::set_runtime_away`]) starts nothing; containers still end when they are told to.
-//! - No Lease and no heartbeats: a node whose kubelet is stopped stays Ready.
-//! - See [`checkpoint`], [`runtime`] and the other modules for theirs.
+//! - Containers are rows, not processes. `sleep N` ends with status 0 after N seconds, `env` ends at once, `fail` ends with status 1, and
+//!   anything else runs until it is ended. With `--ignore-term` among its arguments, only SIGKILL ends a container. There are no images,
+//!   probes, hooks, volumes, logs, exec, init-container restarts by probes, ephemeral containers, or static pods.
+//! - The topology policy is `none`. There is no CPU manager, memory manager, or DRA manager, and no eviction or preemption.
+//! - A pod whose deletion began before the kubelet first saw it is not admitted. The minimum grace period of 2 s exists only for pods whose
+//!   object is gone ([`Timings::forced_grace`]).
+//! - A runtime that is down ([`Node::set_runtime_away`]) starts nothing, but running containers can still be ended.
+//! - There is no renewed Lease and there are no heartbeats: a node whose kubelet is stopped stays Ready.
+//! - See [`checkpoint`], [`runtime`] and the other modules for their simplifications.
 
 pub(crate) mod cdi;
 pub(crate) mod cgroups;
@@ -50,35 +50,35 @@ use self::runtime::Runtime;
 pub use self::runtime::{ContainerState, ContainerView, MountView};
 use self::seed::Seed;
 
-/// Pods that a node takes, whatever they ask for.
+/// The number of pods that a node accepts, whatever they ask for.
 pub(crate) const MAX_PODS: u64 = 110;
 
-/// Longest path of a Unix socket, in bytes.
+/// The greatest length of a Unix socket's path, in bytes.
 const SOCKET_PATH_LIMIT: usize = 107;
 
-/// Why a node does not start.
+/// The reason why a node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A path is too long to listen on.
+    /// A socket's path is too long.
     #[error(
-        "the socket path {path} has {length} bytes and a Unix socket's path has at most 107: give the node a shorter directory than {root}"
+        "the socket path {path} has {length} bytes, but a Unix socket's path has at most 107: give the node a shorter directory than {root}"
     )]
     SocketPath {
-        /// The socket.
+        /// The socket's path.
         path: PathBuf,
-        /// Its length.
+        /// The path's length in bytes.
         length: usize,
         /// The node's directory.
         root: PathBuf,
     },
-    /// A file or socket could not be made.
+    /// A file or socket could not be created.
     #[error("could not {what} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The action that failed, as a verb.
         what: &'static str,
-        /// On what.
+        /// The path on which the action failed.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
@@ -103,17 +103,17 @@ impl Error {
     }
 }
 
-/// A waiting time that doubles.
+/// A wait that doubles after each failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// The first wait.
     pub first: Duration,
-    /// The longest.
+    /// The longest wait.
     pub max: Duration,
 }
 
 impl Backoff {
-    /// The wait after `failures` earlier ones.
+    /// Return the wait after `failures` earlier failures.
     pub fn delay(&self, failures: u32) -> Duration {
         self.first
             .saturating_mul(1u32.checked_shl(failures).unwrap_or(u32::MAX))
@@ -121,40 +121,40 @@ impl Backoff {
     }
 }
 
-/// How long things take. The defaults are a real kubelet's where no test would have to wait for them.
+/// The durations on a node. The defaults are a real kubelet's, except where a test would have to wait for them.
 #[derive(Debug, Clone)]
 pub struct Timings {
-    /// Between looks at the node's status (a real kubelet: 1 s for devices).
+    /// The interval between two checks of the node's status (a real kubelet: 1 s for devices).
     pub status_period: Duration,
-    /// From the end of a plugin's stream until its resource is removed.
+    /// The time from the end of a plugin's stream until its resource is removed.
     pub endpoint_grace: Duration,
-    /// After a start that failed: PreStartContainer or the runtime refused (measured on a real kubelet: 0.6 s, then 14 s).
+    /// The wait after a failed start, which PreStartContainer or the runtime refused (measured on a real kubelet: 0.6 s, then 14 s).
     pub start_retry: Backoff,
-    /// After the second and later end of a container (a real kubelet: 10 s to 5 min). The first restart is at once.
+    /// The wait after the second and each later end of a container (a real kubelet: 10 s to 5 min). The first restart has no wait.
     pub restart_backoff: Backoff,
-    /// Grace period of a pod that does not say.
+    /// The grace period of a pod that does not set one.
     pub default_grace: Duration,
-    /// No grace period is longer than this.
+    /// The upper limit of every grace period, if any.
     pub max_grace: Option<Duration>,
-    /// Grace period of containers whose pod's object is gone, by a forced deletion, whatever the pod says (measured on a kubelet
-    /// 1.36.3: 2 s, 17 of 17; those that ignore SIGTERM end 2.2 to 2.9 s after the object went).
+    /// The grace period of containers whose pod's object is gone because of a forced deletion, whatever the pod's own is (measured on
+    /// kubelet 1.36.3: 2 s in 17 of 17 cases; containers that ignore SIGTERM end 2.2 to 2.9 s after the object is gone).
     pub forced_grace: Duration,
-    /// From the end of the object of a pod that was not being deleted until SIGTERM (measured: up to 1.5 s).
+    /// The time from the removal of a pod object that was not being deleted until SIGTERM (measured: up to 1.5 s).
     pub forced_after: Duration,
-    /// Grace period of containers whose pod was deleted while no kubelet ran.
+    /// The grace period of containers whose pod was deleted while no kubelet was running.
     pub orphan_grace: Duration,
-    /// Each start of a container takes this long (pulling, the runtime).
+    /// The duration of each container start (image pull and runtime).
     pub container_start: Duration,
-    /// Allocate's way to the plugin, once ids are chosen: the window of bug B1 and of all that happens in mid-admission.
+    /// The duration of an Allocate call after the ids are chosen. Bug B1 and everything else that can happen during an admission happen in it.
     pub allocate: Duration,
-    /// For PreStartContainer.
+    /// The time limit of PreStartContainer.
     pub pre_start: Duration,
-    /// For the kubelet's connection back to a plugin that registers.
+    /// The time limit of the kubelet's connection back to a plugin that registers.
     pub dial: Duration,
-    /// Before a failed write or watch is tried again.
+    /// The wait before a failed write or watch is retried.
     pub api_retry: Duration,
-    /// From the kubelet's start until it asks for its pods: who is first after a reboot, pods or plugins. A plugin that waits for the
-    /// kubelet's socket is first on a real one.
+    /// The time from the kubelet's start until it lists its pods. It decides whether pods or plugins come first after a reboot. On a real
+    /// node, a plugin that waits for the kubelet's socket comes first.
     pub pods_after: Duration,
 }
 
@@ -184,50 +184,50 @@ impl Default for Timings {
     }
 }
 
-/// In which order the pods of one batch are admitted. They are always admitted one at a time.
+/// The order in which the pods of one batch are admitted. Pods are always admitted one at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AdmissionOrder {
-    /// By creationTimestamp, which counts whole seconds, then as they came.
+    /// By creationTimestamp, which counts whole seconds, then by arrival.
     #[default]
     Creation,
-    /// At random: what arrives within the window is one batch.
+    /// At random. The pods that arrive within the window form one batch.
     Shuffled {
-        /// Length of the window, from the batch's first pod on.
+        /// The length of the window, counted from the batch's first pod.
         window: Duration,
     },
 }
 
-/// What a node is.
+/// The description of a node.
 #[derive(Debug, Clone)]
 pub struct NodeSpec {
     /// The node's name.
     pub name: String,
-    /// Its InternalIP.
+    /// The node's InternalIP.
     pub address: String,
-    /// CPU cores that pods can ask for.
+    /// The number of CPU cores that pods can request.
     pub cpus: u32,
-    /// Memory that pods can ask for, in MiB.
+    /// The memory that pods can request, in MiB.
     pub memory_mib: u64,
-    /// Minor numbers of its GPUs: each is a file `dev/nvidia<minor>`. With none there are no NVIDIA files at all.
+    /// The minor numbers of the node's GPUs. Each becomes a file `dev/nvidia<minor>`. Without GPUs there are no NVIDIA files at all.
     pub gpu_minors: Vec<u32>,
-    /// Its directory. Made if absent, left when the node is gone.
+    /// The node's directory. It is created if absent, and is kept when the node is gone.
     pub root: PathBuf,
-    /// Labels besides hostname, os and arch.
+    /// Labels in addition to hostname, os, and arch.
     pub labels: BTreeMap<String, String>,
-    /// Where its random choices come from.
+    /// The seed of the node's random choices.
     pub seed: u64,
-    /// How long things take.
+    /// The durations on the node.
     pub timings: Timings,
-    /// The cgroup hierarchy that it shows.
+    /// The version of the cgroup hierarchy that the node shows.
     pub cgroup: CgroupVersion,
-    /// Order of admission.
+    /// The order in which pods are admitted.
     pub admission: AdmissionOrder,
-    /// Kubelet bugs to play; none by default.
+    /// The kubelet bugs to imitate; none by default.
     pub bugs: Bugs,
 }
 
 impl NodeSpec {
-    /// A node of 16 cores and 64 GiB without GPUs.
+    /// Return a node with 16 cores and 64 GiB and without GPUs.
     pub fn new(name: impl Into<String>, root: impl Into<PathBuf>) -> NodeSpec {
         NodeSpec {
             name: name.into(),
@@ -245,7 +245,7 @@ impl NodeSpec {
         }
     }
 
-    /// The node's paths.
+    /// Return the node's paths.
     pub fn paths(&self) -> NodePaths {
         NodePaths {
             root: self.root.clone(),
@@ -256,102 +256,102 @@ impl NodeSpec {
     }
 }
 
-/// Where a node's files are.
+/// The paths of a node's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePaths {
-    /// All of it.
+    /// The node's directory.
     pub root: PathBuf,
-    /// The agent's `--kubelet-dir`.
+    /// The directory for the agent's `--kubelet-dir`.
     pub kubelet_dir: PathBuf,
-    /// The agent's `--cdi-dir`.
+    /// The directory for the agent's `--cdi-dir`.
     pub cdi_dir: PathBuf,
-    /// The agent's `--sys-root`: holds `dev`, `proc` and `sys`.
+    /// The directory for the agent's `--sys-root`, which contains `dev`, `proc`, and `sys`.
     pub sys_root: PathBuf,
 }
 
 impl NodePaths {
-    /// Where plugins' sockets are.
+    /// Return the directory of the device plugins' sockets.
     pub fn device_plugins(&self) -> PathBuf {
         self.kubelet_dir.join("device-plugins")
     }
 
-    /// Where plugins register.
+    /// Return the socket at which plugins register.
     pub fn kubelet_socket(&self) -> PathBuf {
         self.device_plugins().join("kubelet.sock")
     }
 
-    /// The podresources service.
+    /// Return the socket of the podresources service.
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_dir.join("pod-resources/kubelet.sock")
     }
 
-    /// The device manager's checkpoint.
+    /// Return the path of the device manager's checkpoint.
     pub fn checkpoint(&self) -> PathBuf {
         self.device_plugins().join(checkpoint::FILE)
     }
 
-    /// Root of the cgroup hierarchy.
+    /// Return the root of the cgroup hierarchy.
     pub fn cgroups(&self) -> PathBuf {
         self.sys_root.join("sys/fs/cgroup")
     }
 
-    /// The kernel's boot id.
+    /// Return the path of the file with the kernel's boot id.
     pub fn boot_id(&self) -> PathBuf {
         self.sys_root.join("proc/sys/kernel/random/boot_id")
     }
 }
 
-/// What happened on a node, as it happens.
+/// Something that happened on a node.
 #[derive(Debug, Clone)]
 pub enum NodeEvent {
-    /// A container's process runs.
+    /// A container's process started.
     ContainerStarted(ContainerView),
     /// A container's process ended.
     ContainerEnded(ContainerView),
-    /// A pod was refused for good.
+    /// The kubelet rejected a pod for good.
     AdmissionRefused {
-        /// UID of the pod.
+        /// The pod's UID.
         pod_uid: String,
-        /// Its namespace.
+        /// The pod's namespace.
         namespace: String,
-        /// Its name.
+        /// The pod's name.
         pod: String,
-        /// `UnexpectedAdmissionError` or `OutOf<resource>`.
+        /// The reason: `UnexpectedAdmissionError` or `OutOf<resource>`.
         reason: String,
-        /// The kubelet's words.
+        /// The kubelet's message.
         message: String,
     },
-    /// A plugin refused a container's start; it will be tried again.
+    /// A plugin refused a container's start, which the kubelet retries.
     PreStartRefused {
-        /// UID of the pod.
+        /// The pod's UID.
         pod_uid: String,
-        /// Its namespace.
+        /// The pod's namespace.
         namespace: String,
-        /// Its name.
+        /// The pod's name.
         pod: String,
-        /// The container.
+        /// The container's name.
         container: String,
         /// The gRPC error as the kubelet prints it.
         message: String,
     },
 }
 
-/// What the device manager knows.
+/// The state of the device manager.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceManagerView {
-    /// Ids by holder.
+    /// The device ids that each holder has.
     pub holders: BTreeMap<Holder, BTreeSet<String>>,
-    /// Capacity and allocatable by resource.
+    /// Capacity and allocatable of each resource, in device ids.
     pub resources: BTreeMap<String, (usize, usize)>,
 }
 
-/// A node. Ends with everything that belongs to it when it is dropped; [`Node::shutdown`] also waits for that.
+/// A node. On drop it ends with everything that belongs to it; [`Node::shutdown`] also waits until all has ended.
 pub struct Node {
     spec: NodeSpec,
     client: Client,
     runtime: Runtime,
     events: broadcast::Sender<NodeEvent>,
-    /// One change of the kubelet's state at a time.
+    /// Serializes the changes of the kubelet's state.
     changing: tokio::sync::Mutex<()>,
     kubelet: Mutex<Option<Kubelet>>,
     bugs: Mutex<Bugs>,
@@ -368,7 +368,7 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// Lays out the node's files and starts its kubelet.
+    /// Create the node's files and start its kubelet.
     pub async fn start(client: Client, spec: NodeSpec) -> Result<Node, Error> {
         let paths = spec.paths();
         for path in [paths.kubelet_socket(), paths.pod_resources_socket()] {
@@ -403,27 +403,27 @@ impl Node {
         Ok(node)
     }
 
-    /// Its name.
+    /// Return the node's name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Where its files are.
+    /// Return the paths of the node's files.
     pub fn paths(&self) -> NodePaths {
         self.spec.paths()
     }
 
-    /// Its containers, oldest first; those that ended stay until their pod is gone.
+    /// Return the node's containers, oldest first. Ended containers are included until their pod is gone.
     pub fn containers(&self) -> Vec<ContainerView> {
         self.runtime.all()
     }
 
-    /// What happens from now on. A listener that lags loses the oldest events.
+    /// Subscribe to the node's events from now on. A receiver that lags loses the oldest events.
     pub fn events(&self) -> broadcast::Receiver<NodeEvent> {
         self.events.subscribe()
     }
 
-    /// What the device manager knows; nothing while no kubelet runs.
+    /// Return the state of the device manager, which is empty while no kubelet is running.
     pub fn device_manager(&self) -> DeviceManagerView {
         let kubelet = lock(&self.kubelet);
         let Some(kubelet) = kubelet.as_ref() else {
@@ -437,7 +437,7 @@ impl Node {
         DeviceManagerView { holders, resources }
     }
 
-    /// Which bugs are played from now on.
+    /// Set the kubelet bugs to imitate from now on.
     pub fn set_bugs(&self, bugs: Bugs) {
         *lock(&self.bugs) = bugs;
         if let Some(kubelet) = lock(&self.kubelet).as_ref() {
@@ -445,7 +445,7 @@ impl Node {
         }
     }
 
-    /// Ends the kubelet; containers run on. `hard` as by SIGKILL, else calls to plugins under way are waited for.
+    /// Stop the kubelet; containers keep running. If `hard`, it ends as by SIGKILL; otherwise calls to plugins in progress are awaited.
     pub async fn stop_kubelet(&self, hard: bool) {
         let _changing = self.changing.lock().await;
         self.stop(hard).await;
@@ -458,7 +458,7 @@ impl Node {
         }
     }
 
-    /// Starts the kubelet unless it runs: sockets in the device plugin directory are wiped, `kubelet.sock` is made anew.
+    /// Start the kubelet unless it is running. It removes the sockets in the device plugin directory and creates a new `kubelet.sock`.
     pub async fn start_kubelet(&self) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
         self.start_again().await
@@ -481,22 +481,22 @@ impl Node {
         Ok(())
     }
 
-    /// Stops and starts the kubelet; `hard` as in [`Node::stop_kubelet`].
+    /// Stop the kubelet and start it again; see [`Node::stop_kubelet`] for `hard`.
     pub async fn restart_kubelet(&self, hard: bool) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
         self.stop(hard).await;
         self.start_again().await
     }
 
-    /// The machine restarts: processes, cgroups and what lay on tmpfs (the CDI directory) are gone, the boot id is another
-    /// one; the kubelet's checkpoint is still there. The agent is not part of the node: who runs it restarts it.
+    /// Reboot the machine. Its processes, its cgroups, and everything on tmpfs (the CDI directory) are gone, and its boot id is new; the
+    /// kubelet's checkpoint remains. The agent is not part of the node, so the caller must restart it.
     pub async fn reboot(&self) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
         self.switch_off().await?;
         self.start_again().await
     }
 
-    /// The first half of a reboot: the kubelet stays away until [`Node::start_kubelet`].
+    /// Do the first half of a reboot. The kubelet stays down until [`Node::start_kubelet`].
     pub async fn power_off(&self) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
         self.switch_off().await
@@ -525,19 +525,19 @@ impl Node {
         write_boot_id(&paths, &mut lock(&self.seed))
     }
 
-    /// Looks at the containers that run, from any thread, also after the node is gone.
+    /// Return a function that lists the running containers. It can be called from any thread, even after the node is gone.
     pub fn running(&self) -> impl Fn() -> Vec<ContainerView> + Send + 'static {
         let runtime = self.runtime.clone();
         move || runtime.all().into_iter().filter(ContainerView::is_running).collect()
     }
 
-    /// The container runtime ends, or is there again. Containers run on; while it is away none is started.
+    /// Stop the container runtime, or start it again. Containers keep running. While the runtime is down, no container starts.
     pub fn set_runtime_away(&self, away: bool) {
         self.runtime.set_away(away);
     }
 
-    /// The device plugin directory is removed and made again, checkpoint and all else but sockets kept, and the kubelet
-    /// started in it: a watch on the old directory is lost.
+    /// Remove the device plugin directory, create it again with the checkpoint and all files except sockets, and start the kubelet in it. A
+    /// watch on the old directory is lost.
     pub async fn replace_device_plugin_dir(&self) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
         self.stop(true).await;
@@ -552,14 +552,14 @@ impl Node {
         self.start_again().await
     }
 
-    /// Cuts the kubelet's connections to plugins, nothing else.
+    /// Cut the kubelet's connections to plugins and nothing else.
     pub fn drop_streams(&self) {
         if let Some(kubelet) = lock(&self.kubelet).as_ref() {
             kubelet.shared.manager.drop_streams();
         }
     }
 
-    /// Ends everything and waits until it has. The node's files stay; its directory is the caller's.
+    /// End everything and wait until it has ended. The node's files remain, because its directory belongs to the caller.
     pub async fn shutdown(self) {
         self.stop_kubelet(true).await;
     }

@@ -1,4 +1,4 @@
-//! The real programs, as child processes that cannot outlive their parent.
+//! Divvy's real programs, as child processes that cannot outlive their parent.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// Where the built programs are.
+/// The paths of the built programs.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// `divvy`
+    /// The path of `divvy`.
     pub divvy: PathBuf,
-    /// `divvy-agent`
+    /// The path of `divvy-agent`.
     pub agent: PathBuf,
-    /// `divvy-probe`
+    /// The path of `divvy-probe`.
     pub probe: PathBuf,
-    /// `libdivvy_nvml_sim.so`
+    /// The path of `libdivvy_nvml_sim.so`.
     pub nvml_sim: PathBuf,
 }
 
 impl Programs {
-    /// The programs beside this `divvy`, as cargo and the release archive lay them.
+    /// Find the programs in the directory of this `divvy`, where cargo and the release archive put them.
     pub fn beside(divvy: &Path) -> io::Result<Programs> {
         let folder = divvy.parent().unwrap_or(Path::new("."));
         let find = |name: &str| {
@@ -34,7 +34,7 @@ impl Programs {
             Err(io::Error::new(
                 io::ErrorKind::NotFound,
                 format!(
-                    "{name} is not in {}, where this divvy is; build everything with `cargo build`",
+                    "{name} is missing in {}, the directory of this divvy; build everything with `cargo build`",
                     folder.display()
                 ),
             ))
@@ -48,8 +48,8 @@ impl Programs {
     }
 }
 
-/// A running program. Dropping it kills it; the end of its standard input, which a kill -9 of this process brings about,
-/// ends it, too (`--exit-with-stdin`).
+/// A running program. Dropping it kills it. The program also ends when its standard input is closed (`--exit-with-stdin`), which happens
+/// when this process is killed with SIGKILL.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -58,25 +58,25 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program; what it prints goes to `<logs>/<name>.log`.
+    /// Start a program. Its output goes to `<logs>/<name>.log`.
     pub fn start(name: &str, program: &Path, args: &[&str], env: &[(&str, &str)], logs: &Path) -> io::Result<Program> {
         fs::create_dir_all(logs)?;
         let log = logs.join(format!("{name}.log"));
         let out = File::options().create(true).append(true).open(&log)?;
         let child = Command::new(program)
             .args(args)
-            // What a user has set for a real cluster must not reach into this one.
+            // The KUBECONFIG that a user has set for a real cluster must not affect this one.
             .env_remove("KUBECONFIG")
             .env_remove("NODE_NAME")
             .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(out.try_clone()?)
             .stderr(out)
-            // Ctrl-C is for the parent, which ends its children in order.
+            // Ctrl-C must reach only the parent, which ends its children in order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
-            .map_err(|error| io::Error::new(error.kind(), format!("{} could not be started: {error}", program.display())))?;
+            .map_err(|error| io::Error::new(error.kind(), format!("could not start {}: {error}", program.display())))?;
         Ok(Program {
             name: name.to_owned(),
             child,
@@ -84,17 +84,17 @@ impl Program {
         })
     }
 
-    /// Its process number, while it runs.
+    /// Return the program's PID, or `None` if it has ended.
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Whether it has ended by itself.
+    /// Report whether the program has ended on its own.
     pub fn ended(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// The last lines that it printed.
+    /// Return the last lines that the program printed.
     pub fn last_words(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -102,12 +102,12 @@ impl Program {
         format!("{} printed last:\n{last}", self.name)
     }
 
-    /// kill -9.
+    /// Kill the program with SIGKILL.
     pub async fn kill(&mut self) -> io::Result<()> {
         self.child.kill().await
     }
 
-    /// SIGTERM; kill -9 when it has not ended after two seconds. Says whether it ended by itself with status 0.
+    /// Send SIGTERM, then SIGKILL if the program has not ended after two seconds. Report whether it ended on its own with status 0.
     pub async fn stop(&mut self) -> io::Result<bool> {
         if let Some(pid) = self
             .child
@@ -115,7 +115,7 @@ impl Program {
             .and_then(|pid| i32::try_from(pid).ok())
             .and_then(Pid::from_raw)
         {
-            // It may just have ended.
+            // The program may have ended in the meantime.
             let _ = kill_process(pid, Signal::TERM);
         }
         match tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await {

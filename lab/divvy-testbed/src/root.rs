@@ -1,4 +1,4 @@
-//! The folder that a cluster lives in, and its end: also after a kill -9.
+//! The directory in which a cluster keeps its files, and its removal, even after a kill -9.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,8 +14,8 @@ const UNLOCKED: &str = "lock.new";
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A folder of its own for one cluster, removed when this is dropped. While its process lives it holds a lock on a file in it, so
-/// that the next cluster to start can tell what a killed one left behind.
+/// A separate directory for one cluster, removed on drop. The process holds a lock on a file in the directory as long as it lives, so that
+/// the next cluster that starts can tell which directories killed clusters left behind.
 #[derive(Debug)]
 pub struct Root {
     path: PathBuf,
@@ -23,18 +23,18 @@ pub struct Root {
 }
 
 impl Root {
-    /// Makes a folder in `base` (the system's temporary folder, say), after removing those of clusters that were killed.
+    /// Create a directory in `base` (for example the system's temporary directory), after removing the directories of killed clusters.
     pub fn create(base: &Path) -> io::Result<Root> {
         sweep(base)?;
         let own = std::process::id();
         for _ in 0..1000 {
-            // No name is used twice by one process: another one that sweeps may have this folder's predecessor in hand.
+            // A process never uses a name twice: another process may be removing a directory with the earlier name right now.
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            // Short: a Unix socket's path has at most 107 bytes, and sockets lie five folders deeper.
+            // The name is short because a Unix socket's path has at most 107 bytes, and the sockets are five directories deeper.
             let path = base.join(format!("{PREFIX}{own}-{number}"));
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    // Under another name until it is locked: who finds it free takes its cluster for dead.
+                    // The directory has another name until it is locked, because an unlocked directory counts as that of a dead cluster.
                     let unlocked = path.join(UNLOCKED);
                     let lock = File::create(&unlocked)?;
                     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -50,11 +50,14 @@ impl Root {
         }
         Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            format!("a thousand folders {PREFIX}{own}-* are in {}", base.display()),
+            format!(
+                "there are already a thousand directories {PREFIX}{own}-* in {}",
+                base.display()
+            ),
         ))
     }
 
-    /// The folder.
+    /// Return the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -62,21 +65,21 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        // A child that is just ending may still write into the folder: once more then.
+        // A child that is just ending may still write into the directory, so the removal is tried up to three times.
         for _ in 0..3 {
             match fs::remove_dir_all(&self.path) {
                 Ok(()) => return,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return,
-                Err(error) => tracing::debug!(path = %self.path.display(), %error, "not removed yet"),
+                Err(error) => tracing::debug!(path = %self.path.display(), %error, "directory not removed yet"),
             }
         }
     }
 }
 
-/// A folder without a lock is being made right now, or whoever made it was killed in the middle.
+/// The age below which a directory without a lock may still be being created. If it is older, its creator was killed in between.
 const BEING_MADE: Duration = Duration::from_secs(60);
 
-/// Removes the folders whose lock nobody holds.
+/// Remove the directories whose lock no process holds.
 fn sweep(base: &Path) -> io::Result<()> {
     for entry in fs::read_dir(base)? {
         let entry = entry?;
@@ -87,12 +90,12 @@ fn sweep(base: &Path) -> io::Result<()> {
             Ok(false) => {}
             Ok(true) => {
                 if let Err(error) = fs::remove_dir_all(entry.path()) {
-                    tracing::warn!(path = %entry.path().display(), %error, "a killed cluster's folder could not be removed");
+                    tracing::warn!(path = %entry.path().display(), %error, "could not remove the directory of a killed cluster");
                 }
             }
-            // Its owner has just removed it.
+            // Its owner has just removed the directory.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::debug!(path = %entry.path().display(), %error, "left alone"),
+            Err(error) => tracing::debug!(path = %entry.path().display(), %error, "directory left alone"),
         }
     }
     Ok(())
@@ -118,16 +121,16 @@ mod tests {
 
     #[test]
     fn a_folder_goes_with_its_owner_and_a_dead_owners_folder_with_the_next_start() {
-        let base = tempfile::tempdir().expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
         let dead = base.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).expect("made");
         fs::write(dead.join(LOCK), "").expect("made");
         let first = Root::create(base.path()).expect("made");
-        assert!(!dead.exists(), "nobody holds its lock");
+        assert!(!dead.exists(), "no process holds its lock");
         let second = Root::create(base.path()).expect("made");
         assert!(
             first.path().exists() && first.path() != second.path(),
-            "a living cluster is left alone"
+            "the directory of a living cluster is kept"
         );
         let path = first.path().to_path_buf();
         drop(first);
@@ -137,13 +140,13 @@ mod tests {
 
     #[test]
     fn clusters_that_come_and_go_at_once_keep_their_own_folders() {
-        let base = tempfile::tempdir().expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..100 {
                         let root = Root::create(base.path()).expect("made");
-                        fs::write(root.path().join("file"), "").expect("its folder is there");
+                        fs::write(root.path().join("file"), "").expect("the directory exists");
                         std::thread::yield_now();
                         assert!(root.path().join("file").exists() && root.path().join(LOCK).exists());
                     }

@@ -1,8 +1,8 @@
-//! Scenarios: what a person would do to a cluster, and what must come of it.
+//! Scenarios: the actions of a person on a cluster, and the results that they must have.
 //!
-//! They are written against [`Cluster`], which a real Kubernetes is, too (crate `divvy-e2e`): they act through the API server and the
-//! `divvy` program, look at what containers report of themselves, and wait for what must come, without internal hooks. [`suite`] is what
-//! must come out alike on both; the tour is for people.
+//! The scenarios are written against [`Cluster`], which the embedded cluster and a real Kubernetes (crate `divvy-e2e`) both implement.
+//! They act through the API server and the `divvy` program, read the reports that containers write about themselves, and wait for the
+//! required results. They use no internal hooks. The scenes of [`suite`] must have the same results on both clusters; the tour is for people.
 
 mod churn;
 mod machines;
@@ -25,42 +25,42 @@ pub use churn::Churn;
 pub use machines::{BUILT_IN, Machine};
 pub use play::{Play, Stop};
 
-/// What a container says of itself.
+/// The state of a container, as the container itself reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Names one start of the container: another after every restart.
+    /// An identifier of this start of the container. It changes with every restart.
     pub id: String,
-    /// Its environment.
+    /// The container's environment variables.
     pub env: std::collections::BTreeMap<String, String>,
-    /// Its device nodes of GPUs and drivers, in order.
+    /// The device nodes of GPUs and drivers in the container, sorted.
     pub devices: Vec<String>,
-    /// Where files of a driver are mounted, in order: all mounts below `/usr`, where nobody else mounts any.
+    /// The mount points of driver files, sorted: all mounts below `/usr`, where nothing but the driver's files is mounted.
     pub mounts: Vec<String>,
-    /// Whether it runs now.
+    /// Whether the container is running now.
     pub running: bool,
 }
 
-/// What of a container's mount points is told in a [`Report`].
+/// Return those of a container's mount points that belong in a [`Report`], sorted.
 pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
     let mut below: Vec<String> = mount_points.filter(|path| path.starts_with("/usr/")).collect();
     below.sort();
     below
 }
 
-/// What happens to a GPU.
+/// A change of a GPU's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The driver reports this XID, and the GPU does not answer any more.
+    /// The driver reports this XID, and the GPU stops answering.
     Dies {
-        /// 79: "GPU has fallen off the bus".
+        /// The XID, for example 79: "GPU has fallen off the bus".
         xid: u32,
     },
-    /// It answers again.
+    /// The GPU answers again.
     Recovers,
 }
 
 impl Fault {
-    /// Lets it happen to a GPU of the machine whose simulated NVML library listens there.
+    /// Apply the fault to GPU `gpu` of the machine whose simulated NVML library listens on the socket `nvml`.
     pub async fn happen(self, nvml: &Path, gpu: u32) -> io::Result<()> {
         let lost = |lost| json!({"op": "lost", "gpu": gpu, "lost": lost});
         match self {
@@ -73,44 +73,44 @@ impl Fault {
     }
 }
 
-/// A container that lives on a machine, whatever the API server says of it.
+/// A container that is running on a machine, whether or not the API server knows about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Living {
-    /// The node.
+    /// The name of the node.
     pub node: String,
-    /// UID of its pod.
+    /// The UID of the container's pod.
     pub pod_uid: String,
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub container: String,
-    /// Names one start of it.
+    /// An identifier of this start of the container.
     pub id: String,
-    /// Its device nodes of GPUs and drivers.
+    /// The device nodes of GPUs and drivers in the container.
     pub devices: Vec<String>,
-    /// Its environment.
+    /// The container's environment variables.
     pub env: std::collections::BTreeMap<String, String>,
 }
 
-/// Looks at the machines: every container of a test program that lives now. Sandboxes are left out.
+/// Inspect the machines: return every running container of a test program. Sandbox containers are omitted.
 pub type Witness = Box<dyn FnMut() -> io::Result<Vec<Living>> + Send>;
 
-/// A program of a cluster, Kubernetes' own or Divvy's.
+/// A program of a cluster: one of Kubernetes or one of Divvy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// kube-apiserver. While it is away [`Cluster::client`] fails.
+    /// kube-apiserver. While it is down, requests through [`Cluster::client`] fail.
     ApiServer,
     /// kube-scheduler.
     Scheduler,
     /// `divvy extender`.
     Extender,
-    /// `divvy agent` of this node, and its probe.
+    /// `divvy agent` on this node, and its probe.
     Agent(&'a str),
-    /// The kubelet of this node. Containers run on.
+    /// The kubelet of this node. Containers keep running without it.
     Kubelet(&'a str),
-    /// containerd of this node. Containers run on.
+    /// containerd on this node. Containers keep running without it.
     Runtime(&'a str),
 }
 
-/// How a program ends.
+/// How a program is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// SIGTERM.
@@ -119,68 +119,69 @@ pub enum End {
     Killed,
 }
 
-/// A cluster with Divvy on it, embedded or real.
+/// A cluster with Divvy installed, embedded or real.
 pub trait Cluster {
-    /// Its API.
+    /// Return a client for the cluster's API server.
     fn client(&self) -> kube::Client;
-    /// The node that is this machine; none if the cluster has no such node.
+    /// Return the name of the node that stands for this machine, or `None` if the cluster has no such node.
     fn node_of(&self, machine: Machine) -> Option<String>;
-    /// Lets a node join, with the agent on it if it has GPUs. Returns once the node is known to the API server; at once when it is.
+    /// Let a node join, with the agent on it if it has GPUs. Return once the API server knows the node; immediately if it already does.
     fn join(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
-    /// Whether this node's machine has GPUs.
+    /// Report whether this node's machine has GPUs.
     fn has_gpus(&self, node: &str) -> bool;
-    /// What the newest start of a pod's container reports; `None` before the first.
+    /// Return the report of the newest start of a pod's container, or `None` before the container's first start.
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
-    /// Writes a file of a node, as its administrator does, or removes it. Its folder is there: `/etc/cdi`.
+    /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
-    /// Lets something happen to a GPU.
+    /// Apply a fault to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
-    /// Whether agents are pods: then none is there before its kubelet, and one that is killed is started again by it.
+    /// Report whether agents run as pods. If so, an agent cannot start before its kubelet, and the kubelet restarts an agent that is killed.
     fn agents_are_pods(&self) -> bool;
-    /// Ends a program, which stays away until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). One that has ended
-    /// already is left so.
+    /// End a program, which stays down until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). Do nothing if
+    /// it has already ended.
     fn stop(&mut self, part: Part<'_>, end: End) -> impl Future<Output = io::Result<()>>;
-    /// Starts a program again; returns when it has begun, or answers. One that runs is left alone.
+    /// Start a program, and return when it has started or answers. Do nothing if it is running.
     fn start(&mut self, part: Part<'_>) -> impl Future<Output = io::Result<()>>;
-    /// Switches a node off: processes, cgroups and all that lies in memory are gone, the boot id is another one. Agent, kubelet and runtime
-    /// stay away until they are started.
+    /// Power a node off: its processes, its cgroups and everything in memory are gone, and its next boot has another boot id. The agent,
+    /// the kubelet and the container runtime stay down until they are started.
     fn power_off(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
-    /// Replaces every program of Divvy by a new one, as an update of its workloads does: one node's agent after another, then the extender.
-    /// Returns when all are ready.
+    /// Replace every program of Divvy by a new one, as an update of its workloads does: the agents node by node, then the extender.
+    /// Return when all are ready.
     fn roll(&mut self) -> impl Future<Output = io::Result<()>>;
-    /// Gives the extender and every agent this `--memory-unit`, as an update of the installation does. Returns when all are ready.
+    /// Set `--memory-unit` of the extender and of every agent, as an update of the installation does. Return when all are ready.
     fn change_unit(&mut self, unit: MemoryUnit) -> impl Future<Output = io::Result<()>>;
-    /// Looks at the nodes that have joined by now.
+    /// Return a [`Witness`] of the nodes that have joined so far.
     fn witness(&self) -> Witness;
-    /// Names of the files that a node keeps of grants: records and CDI specs.
+    /// Return the names of the files that a node keeps for grants: records and CDI specs.
     fn grants(&self, node: &str) -> io::Result<Vec<String>>;
-    /// Where the extender is asked by whoever looks from outside of the cluster; none where it is a pod, which the API server passes questions on to.
+    /// Return the address at which a client outside the cluster reaches the extender; `None` if the extender is a pod, to which the API server
+    /// forwards requests.
     fn extender_url(&self) -> Option<String>;
-    /// `divvy` with these arguments against the cluster, to be run: standard input is empty, and it does not outlive who waits for it.
+    /// Return the command `divvy` with these arguments, set up for this cluster. Its standard input is empty, and it is killed when dropped.
     fn divvy(&self, args: &[&str]) -> Command;
 }
 
-/// A play.
+/// A scenario that `divvy demo` can play.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
-    /// Two pods on one card.
+    /// Two pods on one GPU.
     Tutorial,
     /// The tutorial, then a day on a small cluster.
     Tour,
 }
 
 impl Scenario {
-    /// Every scenario with its name and a line about it.
+    /// Every scenario with its name and a one-line description.
     pub const ALL: [(Scenario, &'static str, &'static str); 2] = [
-        (Scenario::Tutorial, "tutorial", "two pods share one card: 3/16, then 8/16"),
+        (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
         (
             Scenario::Tour,
             "tour",
-            "the tutorial, then mixed GPUs, a pod that waits, a GPU that dies, restarts",
+            "the tutorial, then mixed GPUs, a waiting pod, a failing GPU, and restarts",
         ),
     ];
 
-    /// The scenario of this name.
+    /// Return the scenario with this name.
     pub fn named(name: &str) -> Option<Scenario> {
         Self::ALL
             .iter()
@@ -188,7 +189,7 @@ impl Scenario {
             .map(|(scenario, ..)| *scenario)
     }
 
-    /// Plays it. An error is [`Stop`]: the play could not go on; checks that failed are counted in the play.
+    /// Play the scenario. The error [`Stop`] means that the play could not go on; the play counts the checks that failed.
     pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>) -> Result<(), Stop> {
         tour::tutorial(play).await?;
         match self {
@@ -198,7 +199,7 @@ impl Scenario {
     }
 }
 
-/// The machines that the scenarios are written for.
+/// Return the machines that the scenarios are written for.
 pub fn machines() -> Machines {
     Machines::parse(BUILT_IN).expect("the built-in description is tested")
 }

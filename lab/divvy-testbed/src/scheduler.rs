@@ -1,30 +1,32 @@
-//! A scheduler loop that behaves as kube-scheduler 1.36 does where Divvy can see it: one pod at a time from a queue, the filters of the
-//! default profile first, then the extender over HTTP (research/k8s-seams.md section 2).
+//! A scheduler loop that behaves as kube-scheduler 1.36 does wherever Divvy can observe it: it takes one pod at a time from a queue, and
+//! applies the filters of the default profile first, then calls the extender over HTTP (`pkg/scheduler/extender.go`).
 //!
-//! What is true: the queue's three parts and what moves a pod between them; the filters that are there, their order and their messages
-//! ([`filters`]; one file for each plugin); assume, bind beside the next cycle, forget on an error; Go field names; only status 200 counts; 5 s
-//! for a call; the extender's answer must name nodes that it was asked about; prioritize is skipped when one node is left.
+//! What matches kube-scheduler: the three parts of the queue and what moves a pod between them; the implemented filters, their order and
+//! their messages ([`filters`]; one file per plugin); assuming a pod, binding it concurrently with the next cycle, and forgetting it on an
+//! error; Go field names; only status 200 counts as success; a 5 s limit per call; the extender's response may contain only nodes from the
+//! request; prioritize is skipped if only one node is left.
 //!
-//! The filters are NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit, PodTopologySpread and InterPodAffinity, with the
-//! feature gates as they are by default. [`feasible`] asks them about a pod without a cluster, as a function of objects. A pod with scheduling
-//! gates waits until the last is gone. Preemption is what DefaultPreemption does with these filters ([`preempt`] says where it is simpler), and
-//! asks the extender as that does; a pod with `preemptionPolicy: Never` evicts nobody.
+//! The filters are NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit, PodTopologySpread, and InterPodAffinity,
+//! with the default feature gates. [`feasible`] applies them to a pod without a cluster, as a function of objects. A pod with scheduling
+//! gates waits until the last gate is removed. Preemption follows DefaultPreemption with these filters ([`preempt`] lists the
+//! simplifications) and calls the extender in the same way. A pod with `preemptionPolicy: Never` evicts no pod.
 //!
-//! What is simpler:
+//! Simplifications:
 //!
-//! - Scoring is LeastAllocated over cpu and memory: preferred affinity, `ScheduleAnyway` and `PreferNoSchedule` move nothing.
-//! - No volumes, resource claims or gang scheduling; NodeName is not asked, since a pod with a node is not scheduled; one profile, one extender.
-//! - There is no node controller: a node whose condition Ready is not True is one with the taint `node.kubernetes.io/not-ready:NoSchedule`, and a
-//!   cordoned one has `node.kubernetes.io/unschedulable:NoSchedule`.
-//! - `matchLabelKeys` and `mismatchLabelKeys` are read with the labels that their pod has when a pod is tried. A real API server writes them into
-//!   the selectors when their pod is created.
-//! - Constraints that a real API server refuses are not refused. A selector between pods that cannot be read matches no pod; kube-scheduler fails
-//!   a pod with such a selector.
-//! - A change wakes more pods than queueing hints would: a node that changes and a pod that leaves wake all; a pod that is placed, or whose labels
-//!   change, or that is being deleted, and a namespace that changes its labels (which wakes nobody in kube-scheduler), wake those that
-//!   PodTopologySpread or InterPodAffinity refused somewhere.
-//! - A nominated pod keeps nothing from others, and the message of a refusal does not go on to say what preemption found.
-//! - Every node is looked at (`percentageOfNodesToScore: 100`). Queue order is priority, then creation.
+//! - Scoring is LeastAllocated over cpu and memory. Preferred affinity, `ScheduleAnyway`, and `PreferNoSchedule` have no effect.
+//! - There are no volumes, resource claims, or gang scheduling. NodeName is not applied, because a pod with a node is not scheduled. There is
+//!   one profile and one extender.
+//! - There is no node controller. A node whose condition Ready is not True counts as tainted with `node.kubernetes.io/not-ready:NoSchedule`,
+//!   and a cordoned node as tainted with `node.kubernetes.io/unschedulable:NoSchedule`.
+//! - `matchLabelKeys` and `mismatchLabelKeys` are evaluated with the labels that their pod has when a pod is tried. A real API server writes
+//!   them into the selectors when their pod is created.
+//! - Constraints that a real API server refuses are not refused. An invalid selector between pods matches no pod; kube-scheduler fails a pod
+//!   with such a selector.
+//! - A change wakes more pods than queueing hints would. A changed node and a pod that leaves its node wake all pods. The following wake the
+//!   pods that PodTopologySpread or InterPodAffinity refused somewhere: a pod that is placed, that changes its labels, or that is being
+//!   deleted; and a namespace that changes its labels (which wakes no pod in kube-scheduler).
+//! - A nominated pod reserves nothing, and the message of a refusal does not report the result of preemption.
+//! - Every node is considered (`percentageOfNodesToScore: 100`). The queue is ordered by priority, then by creation.
 
 #[cfg(test)]
 mod cases;
@@ -52,31 +54,31 @@ use tokio_util::task::TaskTracker;
 
 use crate::node::Backoff;
 
-/// How the scheduler is set up.
+/// The scheduler's configuration.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// `spec.schedulerName` of the pods that it looks after.
+    /// The `spec.schedulerName` of the pods that the scheduler places.
     pub name: String,
-    /// The extender's `urlPrefix`; none: every pod is placed by node sums alone.
+    /// The extender's `urlPrefix`. With `None`, pods are placed only by the nodes' sums.
     pub extender_url: Option<String>,
-    /// The verb that is POSTed for prioritize; none: not asked.
+    /// The prioritize verb, sent with POST. With `None`, it is not called.
     pub prioritize_verb: Option<String>,
-    /// The verb that is POSTed for preempt; none: victims go as the sums say.
+    /// The preempt verb, sent with POST. With `None`, the victims are those that the sums require.
     pub preempt_verb: Option<String>,
-    /// Pods that ask for one of these go to the extender; with none every pod does.
+    /// The resources whose pods go to the extender. If empty, every pod does.
     pub managed_resources: Vec<String>,
-    /// For each call to the extender.
+    /// The time limit of each call to the extender.
     pub http_timeout: Duration,
-    /// Weight of the extender's scores, which are 0 to 10.
+    /// The weight of the extender's scores, which are 0 to 10.
     pub weight: i64,
-    /// Where the choice between equal nodes comes from.
+    /// The seed of the choice between nodes with equal scores.
     pub seed: u64,
-    /// How long a pod that did not fit waits at least (kube-scheduler: 1 s to 10 s; here shorter).
+    /// The minimum wait of a pod that did not fit (kube-scheduler: 1 s to 10 s; here shorter).
     pub backoff: Backoff,
-    /// After this a pod that did not fit is tried again without any event.
+    /// The time after which a pod that did not fit is retried without any event.
     pub flush_unschedulable: Duration,
-    /// Before a failed watch is tried again, longer each time until it works (kube-scheduler: 0.8 s to 30 s, so that a pod may wait for half
-    /// a minute after the API server is back; here a tenth).
+    /// The wait before a failed watch is retried, which doubles until the watch works (kube-scheduler: 0.8 s to 30 s, so that a pod may wait
+    /// half a minute after the API server is back; here a tenth of that).
     pub api_retry: Backoff,
 }
 
@@ -107,7 +109,7 @@ impl Default for SchedulerConfig {
     }
 }
 
-/// A running scheduler. Ends when it is dropped.
+/// A running scheduler. It ends on drop.
 #[derive(Debug)]
 pub struct Scheduler {
     token: CancellationToken,
@@ -115,7 +117,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts it.
+    /// Start a scheduler.
     pub fn start(client: Client, config: SchedulerConfig) -> Scheduler {
         let (token, tracker) = (CancellationToken::new(), TaskTracker::new());
         let (own, tasks) = (token.clone(), tracker.clone());
@@ -126,7 +128,7 @@ impl Scheduler {
         Scheduler { token, tracker }
     }
 
-    /// Ends it and waits until it has. A bind that is under way is cut off, as by the end of a process.
+    /// Stop the scheduler and wait until it has ended. A bind in progress is cut off, as by the end of a process.
     pub async fn shutdown(self) {
         self.token.cancel();
         self.tracker.close();

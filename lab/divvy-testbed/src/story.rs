@@ -1,62 +1,62 @@
-//! What a scenario tells while it is played: values, printed by whoever listens.
+//! The events of a scenario while it is played: values that the listener prints.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// One thing that happened, or that was looked at.
+/// An event with its number and time.
 #[derive(Debug, Clone, Serialize)]
 pub struct Told {
-    /// Its number, from 1.
+    /// The event's number, starting at 1.
     pub seq: u64,
     /// Milliseconds since the scenario began.
     pub ms: u64,
-    /// What it is.
+    /// The event itself.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// What happened.
+/// Something that happened in a play.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Event {
-    /// A new part of the story begins.
+    /// A scene begins.
     Scene {
-        /// Its title.
+        /// The scene's title.
         text: String,
     },
     /// Something happened in the cluster.
     Step {
-        /// One word: `created`, `bound`, `started`, `ended`, …
+        /// One word that says what happened: `created`, `bound`, `started`, `ended`, …
         what: String,
-        /// The pod, node or program.
+        /// The pod, node, or program.
         subject: String,
         /// The rest of the sentence.
         text: String,
-        /// More, a line each.
+        /// Details, one per line.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         details: Vec<String>,
     },
-    /// A command was run as a user would.
+    /// The play ran a command as a user would.
     Command {
-        /// What a user would type.
+        /// The command line that a user would type.
         text: String,
-        /// What it printed.
+        /// The command's output.
         output: String,
     },
-    /// The scenario looked whether something is as it should be.
+    /// The play checked a condition.
     Check {
-        /// Whether it is.
+        /// Whether the condition holds.
         ok: bool,
-        /// What should be.
+        /// The condition, in words.
         text: String,
-        /// What was found, when it is not so.
+        /// What the play found instead, if the condition does not hold.
         #[serde(skip_serializing_if = "Option::is_none")]
         found: Option<String>,
     },
 }
 
-/// For people: whole lines.
+/// Format the event as whole lines for people.
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -85,8 +85,8 @@ impl fmt::Display for Event {
     }
 }
 
-/// Somebody who listens.
+/// A receiver of events.
 pub trait Listener {
-    /// Hears one event. An error ends the play: nobody listens any more.
+    /// Receive one event. An error means that no one is listening anymore, and ends the play.
     fn hear(&mut self, told: &Told) -> std::io::Result<()>;
 }

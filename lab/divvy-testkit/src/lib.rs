@@ -1,4 +1,4 @@
-//! What the tests of several crates build.
+//! Builders that the tests of several crates share.
 //!
 //! - [`machine`]: machines as trees of files, from a laptop with one GPU to a server with partitions
 //! - [`nodes`]: nodes and pods as values of `divvy-model`

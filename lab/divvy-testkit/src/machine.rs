@@ -71,7 +71,7 @@ impl Tree for Machine {
     }
 }
 
-/// The first bytes of a 64-bit library for x86.
+/// Return the first bytes of a 64-bit library for x86.
 pub fn elf() -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(18, 0);
@@ -79,7 +79,7 @@ pub fn elf() -> Vec<u8> {
     bytes
 }
 
-/// The first bytes of a 32-bit library.
+/// Return the first bytes of a 32-bit library.
 pub fn elf32() -> Vec<u8> {
     let mut bytes = elf();
     bytes[4] = 1;
@@ -87,7 +87,7 @@ pub fn elf32() -> Vec<u8> {
     bytes
 }
 
-/// A cache in the new format; each library is a 64-bit one for x86.
+/// Return a loader cache in the new format, in which each library is a 64-bit one for x86.
 pub fn ld_so_cache(libraries: &[(&str, &str)]) -> Vec<u8> {
     let libraries: Vec<_> = libraries.iter().map(|(name, path)| (*name, *path, 0x0303)).collect();
     ld_so_cache_with_flags(&libraries)
@@ -116,7 +116,7 @@ pub fn ld_so_cache_with_flags(libraries: &[(&str, &str, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// A cache in the old format, followed by `behind` at the offset where a cache in the new format may begin.
+/// Return a loader cache in the old format, followed by `behind` at the offset where a cache in the new format may begin.
 pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
     let mut bytes = b"ld.so-1.7.0\0".to_vec();
     bytes.extend(u32::try_from(libraries.len()).expect("few").to_le_bytes());
@@ -139,7 +139,7 @@ pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
 }
 
 impl Machine {
-    /// Two libraries of the driver with the links that `ldconfig` creates, and more libraries without links.
+    /// Add two libraries of the driver with the links that `ldconfig` creates, and more libraries without links.
     pub fn driver(&mut self, root: &str, folder: &str, version: &str) -> &mut Machine {
         for name in ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"] {
             self.file(&format!("{root}{folder}/{name}.so.{version}"), elf());
@@ -150,7 +150,7 @@ impl Machine {
         self.file(&format!("{root}{folder}/libc.so.6"), elf())
     }
 
-    /// The `/proc` files of a driver with GPUs at these PCI addresses. The first GPU has the highest minor number.
+    /// Add the `/proc` files of a driver with GPUs at these PCI addresses. The first GPU has the highest minor number.
     pub fn gpus(&mut self, version: &str, addresses: &[&str]) -> &mut Machine {
         self.file("/sys/module/nvidia/version", format!("{version}\n"));
         let count = addresses.len();
@@ -178,7 +178,7 @@ impl Machine {
         self
     }
 
-    /// A PCI device with its DRM device nodes.
+    /// Add a PCI device with its DRM device nodes.
     pub fn drm(&mut self, address: &str, card: u32, render: u32) -> &mut Machine {
         let device = format!("/sys/devices/pci0000:00/{address}");
         for name in [format!("card{card}"), format!("renderD{render}")] {
@@ -201,7 +201,7 @@ impl Machine {
 pub mod kinds {
     use super::{Machine, elf, elf32, ld_so_cache};
 
-    /// A Debian host with driver 550, two GPUs, and all files that the driver's installer adds.
+    /// Return a Debian host with driver 550, two GPUs, and all files that the driver's installer adds.
     pub fn debian() -> Machine {
         let mut machine = Machine::default();
         let lib = "/usr/lib/x86_64-linux-gnu";
@@ -248,7 +248,7 @@ pub mod kinds {
         machine
     }
 
-    /// A driver container as the GPU operator mounts it. Links and the cache in its root are valid only relative to that root.
+    /// Return a driver container as the GPU operator mounts it. Links and the cache in its root are valid only relative to that root.
     pub fn operator() -> Machine {
         let mut machine = Machine::default();
         let root = "/run/nvidia/driver";
@@ -263,21 +263,21 @@ pub mod kinds {
         machine
     }
 
-    /// A host with Red Hat's directories.
+    /// Return a host with Red Hat's directories.
     pub fn red_hat() -> Machine {
         let mut machine = Machine::default();
         machine
             .driver("", "/usr/lib64", "560.35.03")
             .link("/lib64", "usr/lib64")
             .link("/lib", "usr/lib")
-            // A 32-bit library of the same name.
+            // A 32-bit library with the same name.
             .file("/usr/lib/libcuda.so.560.35.03", elf32())
             .gpus("560.35.03", &["0000:06:00.0"])
             .nvidia_nodes("", 1);
         machine
     }
 
-    /// Two GPUs; the second one has two MIG devices.
+    /// Return a machine with two GPUs, of which the second one has two MIG devices.
     pub fn mig() -> Machine {
         let mut machine = Machine::default();
         machine
@@ -299,7 +299,7 @@ pub mod kinds {
         machine
     }
 
-    /// A machine with WSL 2 and a GPU.
+    /// Return a machine with WSL 2 and a GPU.
     pub fn wsl() -> Machine {
         let mut machine = Machine::default();
         let store = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b6f8f2c";
@@ -328,7 +328,7 @@ pub mod kinds {
         machine
     }
 
-    /// Two MI300X; the second one has two partitions.
+    /// Return a machine with two MI300X, of which the second one has two partitions.
     pub fn mi300() -> Machine {
         let mut machine = Machine::default();
         machine
@@ -360,7 +360,7 @@ pub mod kinds {
         machine
     }
 
-    /// An integrated Intel GPU, an Intel Flex card, and a network card.
+    /// Return a machine with an integrated Intel GPU, an Intel Flex card, and a network card.
     pub fn intel() -> Machine {
         let mut machine = Machine::default();
         machine.drm("0000:00:02.0", 0, 128).drm("0000:4d:00.0", 1, 129);
@@ -382,7 +382,7 @@ pub mod kinds {
         machine
     }
 
-    /// A machine without a GPU.
+    /// Return a machine without a GPU.
     pub fn none() -> Machine {
         let mut machine = Machine::default();
         machine

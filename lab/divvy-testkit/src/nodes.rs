@@ -10,7 +10,7 @@ use divvy_model::{
 
 pub const GIB: MemoryUnit = MemoryUnit::GIB;
 
-/// A node as gpushare's plugin makes it.
+/// Return a node as gpushare's device plugin creates it, with `units` of memory on `gpus` GPUs.
 pub fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
     Node {
         uid: format!("uid-{name}"),
@@ -21,7 +21,7 @@ pub fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
     }
 }
 
-/// A node with Divvy's agent and GPUs of these sizes in units of GiB.
+/// Return a node with Divvy's agent and GPUs of these sizes, in units of GiB.
 pub fn divvy_node(name: &str, sizes: &[u64]) -> Node {
     let gpus: Vec<Gpu> = sizes.iter().enumerate().map(|(i, units)| gpu(name, i, *units)).collect();
     Node {
@@ -89,7 +89,7 @@ pub fn request(units: &[u64]) -> PodRequest {
     }
 }
 
-/// A pending pod that asks for this.
+/// Return a pending pod that asks for this many units.
 pub fn pending(name: &str, units: u64) -> Pod {
     Pod {
         uid: format!("u-{name}"),
@@ -100,7 +100,7 @@ pub fn pending(name: &str, units: u64) -> Pod {
     }
 }
 
-/// A running pod that gpushare placed.
+/// Return a running pod that gpushare placed on the GPU with this index.
 pub fn gpushare_pod(name: &str, node: &str, index: u32, units: u64) -> Pod {
     Pod {
         node: Some(node.to_owned()),
@@ -112,7 +112,7 @@ pub fn gpushare_pod(name: &str, node: &str, index: u32, units: u64) -> Pod {
     }
 }
 
-/// A running pod that Divvy placed.
+/// Return a running pod that Divvy placed on the GPU with this index.
 pub fn divvy_pod(name: &str, node: &str, index: usize, units: u64) -> Pod {
     Pod {
         node: Some(node.to_owned()),

@@ -1,4 +1,4 @@
-//! The agent's shell: the real decisions over a disk in memory.
+//! The agent's shell: the real decisions, with a disk in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
 use crate::api::{Api, Listing, PodWatch, Seen};
 use crate::story::{Story, ensure};
 
-/// The agent's files, and what the kernel says: what outlives the process.
+/// The agent's files and the kernel's state: everything that outlives the agent's process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Disk {
     pub records: BTreeMap<Key, GrantRecord>,
@@ -19,12 +19,15 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// As `Store::perform`.
+    /// Perform an action, as `Store::perform` does.
     fn perform(&mut self, action: &Action) -> Result<(), String> {
         match action {
             Action::WriteRecord(record) => {
                 let read = GrantRecord::parse(&record.to_json()).map_err(|error| error.to_string())?;
-                ensure!(read == *record, "a record is not what is read from its file: {record:?}");
+                ensure!(
+                    read == *record,
+                    "a record differs from what is read from its file: {record:?}"
+                );
                 self.records.insert(Key::of(record), read);
             }
             Action::RemoveRecord(key) => drop(self.records.remove(key)),
@@ -40,13 +43,13 @@ impl Disk {
     }
 }
 
-/// What the node shows to an agent that asks now.
+/// The state that a node shows to an agent that reads it now.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
     pub gpus: &'a [Gpu],
     /// The kubelet's checkpoint.
     pub handouts: &'a [Handout],
-    /// UIDs of pods with processes; `None`: the kubelet makes no cgroups for pods.
+    /// The UIDs of pods with processes; `None` if the kubelet creates no cgroups for pods.
     pub populated: Option<&'a BTreeSet<String>>,
 }
 
@@ -57,21 +60,21 @@ pub struct Agent {
     settings: Settings,
     pub pods: PodWatch,
     pub synced: bool,
-    /// The watch has had its first list.
+    /// Whether the watch has had its first list.
     followed: bool,
-    /// A list that is on its way: the watch was cut.
+    /// A list on its way, because the watch was cut.
     pub listing: Option<Listing>,
-    /// A list beside the watch arrived, and the watch has not shown since all that there is: what the agent knows of pods is of several moments.
+    /// Whether a list outside the watch has arrived and the watch has not caught up since: the agent's knowledge of pods mixes several moments.
     muddled: bool,
-    /// Actions until the process is killed.
+    /// The number of actions until the process is killed.
     pub dies_after: Option<u8>,
-    /// What there was to see when reconciling was last compared.
+    /// The state that was visible when reconciling was last compared.
     compared: Option<Compared>,
 }
 
 type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
 
-/// The process is gone: nothing that it was asked for gets an answer.
+/// The process is gone, so requests to it get no response.
 #[derive(Debug)]
 pub enum Stop {
     Killed,
@@ -84,22 +87,22 @@ impl From<String> for Stop {
     }
 }
 
-/// A list of pods beside the watch, as the core knows it.
+/// A list of pods outside the watch, as the core knows it.
 pub type Begun = divvy_agent_core::Listing;
 
-/// What PreStartContainer came to.
+/// The result of PreStartContainer.
 #[derive(Debug)]
 pub enum Start {
-    /// For this container.
+    /// The start is granted to this container.
     Granted(Key),
-    /// Not now, and why.
+    /// The start is refused for this reason.
     Refused(Reason),
-    /// Something is not known: the agent lists the pods.
+    /// Something is unknown, so the agent lists the pods.
     Lists(Begun),
 }
 
 impl Agent {
-    /// A new process: everything that it knows comes from the disk.
+    /// Create a process whose whole knowledge comes from the disk.
     pub fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
         let settings = Settings {
             unit: MemoryUnit::GIB,
@@ -124,7 +127,7 @@ impl Agent {
         }
     }
 
-    /// What a new process would be that has read the disk and the same events.
+    /// Return the core of a new process that has read the disk and the same events.
     pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
         let mut core = new_core(&self.settings, disk, sight);
         if self.synced {
@@ -133,7 +136,7 @@ impl Agent {
         core
     }
 
-    /// Memory of a GPU that is shared now.
+    /// Return the memory of a GPU that is shared now.
     pub fn capacity(&self, uuid: &str) -> MiB {
         let units = self
             .core
@@ -144,7 +147,7 @@ impl Agent {
         self.settings.unit.memory(units).unwrap()
     }
 
-    /// The pods of this node as of now.
+    /// Read the current pods of this node.
     pub fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
         self.listing = Some(self.pods.ask(api));
         self.list_arrives(disk)
@@ -155,7 +158,7 @@ impl Agent {
         self.listing = Some(self.pods.ask(api));
     }
 
-    /// The watch's list arrives.
+    /// Deliver the watch's list.
     pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), Stop> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
@@ -168,7 +171,7 @@ impl Agent {
         self.perform(&actions, disk)
     }
 
-    /// Up to `events` events, or the list that comes first.
+    /// Deliver up to `events` events, or the list that comes first.
     pub fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
         if self.listing.is_some() {
             self.list_arrives(disk)?;
@@ -204,7 +207,7 @@ impl Agent {
         }
     }
 
-    /// Performs actions in their order; each counts only once it is done.
+    /// Perform actions in order. Each takes effect only once it is done.
     fn perform(&mut self, actions: &[Action], disk: &mut Disk) -> Result<(), Stop> {
         for action in actions {
             if let Some(left) = &mut self.dies_after {
@@ -219,8 +222,8 @@ impl Agent {
         Ok(())
     }
 
-    /// PreStartContainer. What is not known yet is read again, once. Between the look at the node and the decision come so many
-    /// events.
+    /// Handle PreStartContainer. If something is unknown, it is read again once. `events` events arrive between the reading of the node and the
+    /// decision.
     pub fn pre_start(
         &mut self,
         ids: &[String],
@@ -238,7 +241,7 @@ impl Agent {
         let same = self.rebuilt(disk, sight).pre_start(ids, &facts);
         let answer = self.core.pre_start(ids, &facts);
         if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
-            let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\nand not with\n{answer:?}");
+            let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\ninstead of\n{answer:?}");
             return Err(Stop::Broken(text));
         }
         if let PreStart::Wait(reason, text) = &answer {
@@ -248,7 +251,7 @@ impl Agent {
         self.answer(answer, disk, story)
     }
 
-    /// The list arrives that PreStartContainer waits for; the watch may be before it or after it.
+    /// Deliver the list for which PreStartContainer waits. The watch may be before or after it.
     #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     pub fn pre_start_listed(
         &mut self,
@@ -270,7 +273,7 @@ impl Agent {
             format!("  the agent's list of pods arrives, {age}")
         });
         let Some(actions) = self.core.listed(begun, listing.pods) else {
-            story.tell(|| "  the watch began again meanwhile: the list counts for nothing".to_owned());
+            story.tell(|| "  the watch has started again in the meantime, so the list is discarded".to_owned());
             return Ok(Start::Refused(Reason::UnknownPod));
         };
         self.perform(&actions, disk)?;
@@ -300,12 +303,12 @@ impl Agent {
         }
     }
 
-    /// GetPreferredAllocation.
+    /// Handle GetPreferredAllocation.
     pub fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
         self.core.preferred(available, must, size)
     }
 
-    /// Allocate: the grant's name.
+    /// Handle Allocate. Return the grant's name.
     pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
         let names = self.core.allocate(Resource::Memory, ids)?;
         let [name] = names.as_slice() else {
@@ -314,7 +317,7 @@ impl Agent {
         Ok(cdi::grant_name(name).unwrap().to_owned())
     }
 
-    /// One pass. Between the look at the node and the decision come so many events.
+    /// Reconcile once. `events` events arrive between the reading of the node and the decision.
     pub fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
         let facts = self.facts(disk, sight, false);
         if self.followed && self.listing.is_none() {
@@ -326,12 +329,12 @@ impl Agent {
         Ok(found)
     }
 
-    /// What this agent knows is what another would know that started now (invariant 6).
+    /// Check that this agent's knowledge equals that of an agent that starts now (invariant 6).
     pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
         let rebuilt = self.rebuilt(disk, sight);
         ensure!(
             rebuilt.records().eq(self.core.records()),
-            "the agent knows other records than are on its disk: {:?} and not {:?}",
+            "the agent's records differ from those on its disk: {:?} instead of {:?}",
             self.core.records().collect::<Vec<_>>(),
             rebuilt.records().collect::<Vec<_>>()
         );
@@ -341,12 +344,12 @@ impl Agent {
         for (uid, pod) in self.pods.view.iter().filter(|_| self.synced) {
             let known = self.core.pod(uid);
             ensure!(known.is_some(), "the agent has forgotten {uid}, which its watch has shown");
-            // Of a pod that is bound the agent keeps no rules.
+            // The agent does not keep the rules of a bound pod.
             let mut pod = pod.clone();
             pod.request.rules = None;
             ensure!(
                 known == Some(&pod),
-                "the agent takes {uid} for {known:?}, and its watch has shown {pod:?}"
+                "the agent knows {uid} as {known:?}, but its watch has shown {pod:?}"
             );
         }
         for uid in api.bound.keys() {
@@ -356,12 +359,12 @@ impl Agent {
         let (ours, theirs) = (healthy(&self.core), healthy(&rebuilt));
         ensure!(
             ours == theirs,
-            "the agent offers {ours} ids, restarted it would offer {theirs}"
+            "the agent offers {ours} ids, after a restart it would offer {theirs}"
         );
         if let Some(expected) = self.expected_healthy() {
             ensure!(
                 ours == expected,
-                "the agent offers {ours} ids, where pods and health say {expected}"
+                "the agent offers {ours} ids, but by pods and health it must offer {expected}"
             );
         }
         let compared = (
@@ -377,23 +380,23 @@ impl Agent {
         self.compared = Some(compared);
         let facts = self.facts(disk, sight, false);
         let (ours, theirs) = (self.core.clone().reconcile(&facts), rebuilt.clone().reconcile(&facts));
-        // The process that did not reconcile yet keeps what it published; a new one measures.
+        // A process that has not reconciled yet keeps what was published; a new one measures.
         ensure!(
             files(&ours.actions).eq(files(&theirs.actions)) && (ours.held == theirs.held || !self.synced),
-            "the agent would reconcile with\n{ours:?}\nand restarted with\n{theirs:?}"
+            "the agent would reconcile with\n{ours:?}\nand after a restart with\n{theirs:?}"
         );
         Ok(())
     }
 
-    /// A pod with gpushare's annotations is here, and a card was replaced: its index means another GPU than when it started. A running agent goes by the
-    /// index, one that starts by its records.
+    /// Report whether a pod with gpushare's annotations is here while a GPU was replaced, so that its index now means another GPU than at its
+    /// start. A running agent goes by the index; an agent that starts goes by its records.
     fn is_moved(&self, sight: Sight<'_>) -> bool {
         let lost = sight.gpus.iter().any(|gpu| gpu.health == Health::Lost);
         lost && self.pods.view.values().any(|pod| matches!(pod.held, Held::Legacy(_)))
     }
 
-    /// Ids of good GPUs, and of failed ones as many as pods hold there: what kube-scheduler subtracts.
-    /// Nothing where pods are that no extender placed.
+    /// Return the number of ids of healthy GPUs, plus on failed GPUs as many as pods hold there, which kube-scheduler subtracts. Return `None` if
+    /// there are pods that no extender placed.
     fn expected_healthy(&self) -> Option<usize> {
         let foreign = |pod: &Pod| match &pod.held {
             Held::Allocation(allocation) => {
@@ -440,7 +443,7 @@ fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {
     actions.iter().filter(|action| !matches!(action, Action::Event { .. }))
 }
 
-/// What of an answer must not depend on how long the agent lived: not the events, which are said once.
+/// Return the part of a response that must not depend on the agent's age. Events are excluded because they are sent only once.
 fn outcome(answer: &PreStart) -> String {
     match answer {
         PreStart::Granted { actions, key, .. } => format!("{key:?} {:?}", files(actions).collect::<Vec<_>>()),

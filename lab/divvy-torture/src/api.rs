@@ -1,4 +1,4 @@
-//! The API server: objects, their history, and watches that are late.
+//! The API server: objects, their history, and watches that lag.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,27 @@ use divvy_model::{Allocation, Gpu, Health, Held, Inventory, MiB, Node, Phase, Po
 
 use crate::node::GIB;
 
-/// How long an API server may hold a request.
+/// The longest time for which an API server may hold a request.
 const REQUEST_TIMEOUT_NS: u64 = 60_000_000_000;
 
-/// What changed.
+/// A change of an object.
 #[derive(Debug, Clone)]
 pub enum PodEvent {
     Applied(Pod),
     Deleted(Pod),
 }
 
-/// What was written by the Binding of a pod; stays known when the pod is gone.
+/// The content of a pod's Binding, which is kept when the pod is gone.
 #[derive(Debug, Clone)]
 pub struct Bound {
     pub node: String,
     pub held: Held,
-    /// By a Binding of the extender. Else the pod's owner wrote `spec.nodeName` and the annotations.
+    /// Whether the extender sent the Binding; otherwise the pod's owner wrote `spec.nodeName` and the annotations.
     pub ours: bool,
 }
 
 impl Bound {
-    /// What the extender allocated.
+    /// Return the allocation if the extender made one.
     pub fn allocation(&self) -> Option<&Allocation> {
         match &self.held {
             Held::Allocation(allocation) if self.ours => Some(allocation),
@@ -37,43 +37,43 @@ impl Bound {
     }
 }
 
-/// A Binding without an answer, which may still be carried out.
+/// A Binding without a response, which may still be carried out.
 #[derive(Debug, Clone)]
 pub struct Late {
     pub binding: BindingRequest,
     pub since_ns: u64,
-    /// The process that sent it.
+    /// The process that sent the Binding.
     pub life: u32,
 }
 
-/// Objects as they are, and how they came to be.
+/// The current objects and their history.
 #[derive(Debug, Default)]
 pub struct Api {
-    /// Time that never goes back and is the same on all machines.
+    /// The monotonic time, which is the same on all machines.
     pub now_ns: u64,
     /// The Lease with its version.
     pub lease: Option<(Record, u64)>,
     pub late: Vec<Late>,
-    /// The extender process that listed the pods last in order to bind.
+    /// The extender process that last listed the pods in order to bind.
     pub writer: u32,
-    /// A Binding of an earlier writer was carried out after the list of the present one: for the rest of the story the ledger may
+    /// Whether a Binding of an earlier writer was carried out after the current writer's list. For the rest of the history, the ledger may
     /// promise too much.
     pub two_writers: bool,
-    /// An extender was told that a pod is gone which is there. Until it has looked again it does not count the pod, and may promise too much.
+    /// Whether an extender was told that an existing pod is gone. Until it checks again, it does not count the pod and may promise too much.
     pub misled: bool,
     lives: u32,
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Node>,
     pub pod_log: Vec<PodEvent>,
     pub node_log: Vec<Node>,
-    /// By UID.
+    /// The Bindings by pod UID.
     pub bound: BTreeMap<String, Bound>,
-    /// The most that a GPU was ever said to share.
+    /// The most that each GPU was ever reported to share.
     pub most: BTreeMap<String, MiB>,
     created: u32,
 }
 
-/// The API server's word on a Binding.
+/// The API server's verdict on a Binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Created,
@@ -82,20 +82,20 @@ pub enum Verdict {
 }
 
 impl Api {
-    /// Time passes; requests that the API server has had for too long are given up.
+    /// Let time pass. Requests that the API server has held too long are dropped.
     pub fn tick(&mut self, ns: u64) {
         self.now_ns += ns;
         let now = self.now_ns;
         self.late.retain(|late| now - late.since_ns < REQUEST_TIMEOUT_NS);
     }
 
-    /// A number for a new process.
+    /// Return the number of a new process.
     pub fn new_life(&mut self) -> u32 {
         self.lives += 1;
         self.lives
     }
 
-    /// Replaces the Lease if it has this version, or creates it. As with any update, one that changes nothing makes no new version.
+    /// Replace the Lease if it has this version, or create it. As with any update, a write that changes nothing creates no new version.
     pub fn write_lease(&mut self, record: &Record, version: Option<&str>) -> Option<String> {
         let now = self.lease.as_ref().map(|(_, version)| version.to_string());
         if now.as_deref() != version {
@@ -117,7 +117,7 @@ impl Api {
         })
     }
 
-    /// A pod whose owner wrote the node and the allocation, where nothing keeps users from that.
+    /// Create a pod with a node and allocation from its owner, in a cluster that does not prevent this.
     pub fn forge(&mut self, name: &str, request: PodRequest, node: &str, held: Held) -> Option<String> {
         let uid = self.create_as(name, |pod| {
             pod.request = request;
@@ -156,7 +156,7 @@ impl Api {
         self.pods.values().find(|pod| pod.uid == uid)
     }
 
-    /// Changes the pod with this UID, if it is there.
+    /// Change the pod with this UID, if it exists.
     pub fn update(&mut self, uid: &str, change: impl FnOnce(&mut Pod)) {
         if let Some(pod) = self.pods.values_mut().find(|pod| pod.uid == uid) {
             let before = pod.clone();
@@ -167,7 +167,7 @@ impl Api {
         }
     }
 
-    /// What `kubectl delete` asks for: a pod that no kubelet has goes at once.
+    /// Request a deletion as `kubectl delete` does. A pod that no kubelet has is removed at once.
     pub fn delete(&mut self, uid: &str) {
         match self.pod(uid) {
             Some(pod) if pod.node.is_none() => self.remove(uid),
@@ -176,17 +176,17 @@ impl Api {
         }
     }
 
-    /// kube-scheduler writes or clears `status.nominatedNodeName`.
+    /// Write or clear `status.nominatedNodeName`, as kube-scheduler does.
     pub fn nominate(&mut self, uid: &str, node: Option<&str>) {
         self.update(uid, |pod| pod.nominated = node.map(Box::from));
     }
 
-    /// Pods that wait for a node that was promised to them when others were evicted.
+    /// Return the pods that wait for a node to which they were nominated when others were evicted.
     pub fn nominated(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values().filter(|pod| pod.nominated.is_some() && pod.node.is_none())
     }
 
-    /// The object goes.
+    /// Remove the object.
     pub fn remove(&mut self, uid: &str) {
         let key = self.pod(uid).map(Pod::key);
         if let Some(pod) = key.and_then(|key| self.pods.remove(&key)) {
@@ -194,7 +194,7 @@ impl Api {
         }
     }
 
-    /// `BindingREST.Create` (registry/core/pod/storage): node and annotations in one transaction. `life`: the process that sent it.
+    /// `BindingREST.Create` (registry/core/pod/storage): write node and annotations in one transaction. `life` is the process that sent it.
     pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, String> {
         let key = PodKey {
             namespace: binding.namespace.clone(),
@@ -229,14 +229,14 @@ impl Api {
         );
         self.two_writers |= life != self.writer;
         pod.node = Some(binding.node.clone());
-        // It stays in the status and means nothing any more.
+        // The field stays in the status but has no meaning anymore.
         pod.nominated = None;
         pod.held = held;
         self.pod_log.push(PodEvent::Applied(pod.clone()));
         Ok(Verdict::Created)
     }
 
-    /// A status write by a kubelet: refused if the object is gone, or another one.
+    /// Write a kubelet's status; refused if the object is gone or has another UID.
     pub fn status(&mut self, uid: &str, phase: Phase, container_running: bool) {
         self.update(uid, |pod| {
             // Terminal phases are final.
@@ -267,7 +267,7 @@ impl Api {
         }
     }
 
-    /// The agent's patch, through its text.
+    /// Apply the agent's patch, through its text form.
     pub fn publish(&mut self, node: &str, inventory: &Inventory) {
         let same = self
             .nodes
@@ -278,17 +278,17 @@ impl Api {
         }
     }
 
-    /// The GPUs that a node publishes.
+    /// Return the GPUs that a node publishes.
     pub fn gpus(&self, node: &str) -> &[Gpu] {
         gpus(self.nodes.get(node))
     }
 
-    /// What pods that have not ended hold of a GPU.
+    /// Return the memory of a GPU that pods that have not ended hold.
     pub fn ledger(&self, uuid: &str) -> MiB {
         self.sum(uuid, |_| true)
     }
 
-    /// What the extender has allocated of a GPU to pods that have not ended.
+    /// Return the memory of a GPU that the extender has allocated to pods that have not ended.
     pub fn promised(&self, uuid: &str) -> MiB {
         self.sum(uuid, |pod| self.bound.get(&pod.uid).is_some_and(|bound| bound.ours))
     }
@@ -300,7 +300,7 @@ impl Api {
     }
 }
 
-/// The GPUs that a node object shows.
+/// Return the GPUs that a node object shows.
 pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     match node.and_then(|node| node.inventory.as_ref()) {
         Some(Ok(inventory)) => &inventory.gpus,
@@ -308,8 +308,8 @@ pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     }
 }
 
-/// As [`gpus`], with the units that a scheduler may give away. While the kubelet lags behind the inventory, that is the smaller of the inventory's
-/// units and the node's capacity divided by the number of GPUs.
+/// Return [`gpus`] with the units that a scheduler may allocate. While the kubelet lags behind the inventory, that is the smaller of the
+/// inventory's units and the node's capacity divided by the number of GPUs.
 pub fn offered(node: &Node) -> Vec<Gpu> {
     let mut offered = gpus(Some(node)).to_vec();
     let (units, count) = (node.capacity_units, node.capacity_gpus);
@@ -329,13 +329,13 @@ pub fn key(name: &str) -> PodKey {
     }
 }
 
-/// The naive count of one pod on a GPU of its node, which has these: it counts when it has a node and has not ended, by its annotations, and by
-/// what the kubelet gives it at least.
+/// Count one pod naively on a GPU of its node, whose GPUs are `gpus`: it counts if it has a node and has not ended, with the memory of its
+/// annotations and at least what the kubelet gives it.
 pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     if pod.node.is_none() || pod.ended() {
         return MiB::ZERO;
     }
-    // No more than the GPU offers, should it offer less than before.
+    // At most what the GPU offers, if it offers less than before.
     let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
     let asked = pod.request.effective_units().unwrap();
     let given = MiB(asked * GIB).min(gpu.map_or(MiB(u64::MAX), |gpu| MiB(gpu.units * GIB)));
@@ -360,23 +360,23 @@ pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     }
 }
 
-/// The GPU that gpushare's annotations mean by an index: of two the one that is there.
+/// Return the GPU that an index in gpushare's annotations means; of two GPUs, the one that is present.
 pub fn at_index(gpus: &[Gpu], index: u32) -> Option<&str> {
     let here = gpus.iter().filter(|gpu| gpu.index == index);
     here.min_by_key(|gpu| (gpu.health == Health::Lost, &gpu.uuid))
         .map(|gpu| gpu.uuid.as_str())
 }
 
-/// What an allocation of the extender gives of a GPU.
+/// Return what an allocation of the extender assigns of a GPU.
 pub fn share(held: &Held, uuid: &str) -> Option<MiB> {
     match held {
         Held::Allocation(allocation) => allocation.share(uuid).map(|share| share.memory),
-        Held::Legacy(_) => panic!("every node has an inventory, so the extender writes more than gpushare's form"),
+        Held::Legacy(_) => panic!("every node has an inventory, so the extender must write more than gpushare's form"),
         Held::Nothing | Held::Unreadable(_) => None,
     }
 }
 
-/// A watch of pods: the history in order, from where it is, and what it has shown so far.
+/// A watch of pods: its position in the history, and what it has shown so far.
 #[derive(Debug, Clone, Default)]
 pub struct PodWatch {
     node: Option<String>,
@@ -384,7 +384,7 @@ pub struct PodWatch {
     pub view: BTreeMap<String, Pod>,
 }
 
-/// What a watcher is told.
+/// An event for a watcher.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Seen {
@@ -393,7 +393,7 @@ pub enum Seen {
 }
 
 impl PodWatch {
-    /// Of all pods, or of one node's (field selector `spec.nodeName`).
+    /// Create a watch of all pods, or of one node's pods (field selector `spec.nodeName`).
     pub fn new(node: Option<&str>) -> PodWatch {
         PodWatch {
             node: node.map(str::to_owned),
@@ -405,7 +405,7 @@ impl PodWatch {
         self.node.is_none() || pod.node == self.node
     }
 
-    /// The next event that concerns this watch.
+    /// Return the next event that concerns this watch.
     pub fn next(&mut self, api: &Api) -> Option<Seen> {
         while let Some(event) = api.pod_log.get(self.at) {
             self.at += 1;
@@ -421,7 +421,7 @@ impl PodWatch {
         None
     }
 
-    /// The API server's answer to a list, which arrives later.
+    /// Let the API server take a list, which arrives later.
     pub fn ask(&self, api: &Api) -> Listing {
         Listing {
             pods: api.pods.values().filter(|pod| self.selects(pod)).cloned().collect(),
@@ -429,19 +429,19 @@ impl PodWatch {
         }
     }
 
-    /// A list arrives; the watch goes on from the moment in which it was taken.
+    /// Deliver a list. The watch continues from the moment at which the list was taken.
     pub fn arrive(&mut self, listing: Listing) -> Vec<Pod> {
         self.at = listing.at;
         self.view = listing.pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
         listing.pods
     }
 
-    /// How much of the history it has shown.
+    /// Return the position in the history up to which the watch has shown events.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Whether it has shown all that there is.
+    /// Report whether the watch has shown everything.
     pub fn is_current(&self, api: &Api) -> bool {
         self.at == api.pod_log.len()
     }
@@ -451,6 +451,6 @@ impl PodWatch {
 #[derive(Debug, Clone)]
 pub struct Listing {
     pub pods: Vec<Pod>,
-    /// The history's length at that moment.
+    /// The length of the history at that moment.
     pub at: usize,
 }

@@ -1,27 +1,27 @@
-//! Chance by number: the same luck and the same words give the same outcome, whatever happened before.
+//! Chance by number: the same luck and the same text yield the same outcome, whatever happened before.
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// A SplitMix64 generator (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// From a step's luck and what it is about.
+    /// Create a generator from a step's luck and its subject.
     pub fn new(luck: u8, about: &str) -> Chance {
-        // FNV-1a, so that the number depends on the text alone.
+        // FNV-1a, so that the number depends only on the text.
         let hash = about.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
         Chance(hash ^ (u64::from(luck) << 32))
     }
 
-    /// From a history's number.
+    /// Create a generator from a history's number.
     ///
-    /// Neighbouring numbers give unlike sequences: SplitMix64 adds a constant for each draw, so the number is mixed first.
+    /// Adjacent numbers yield unlike sequences: SplitMix64 adds a constant per draw, so the number is mixed first.
     pub fn from_seed(seed: u64) -> Chance {
         Chance(Chance(seed).number())
     }
 
-    /// Any number.
+    /// Return a number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -30,7 +30,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 when `bound` is 0.
+    /// Return a number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let number = self.number();
         if bound == 0 {
@@ -40,12 +40,12 @@ impl Chance {
         }
     }
 
-    /// True once in `n`.
+    /// Return true once in `n` calls, on average.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// In a random order.
+    /// Shuffle the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));

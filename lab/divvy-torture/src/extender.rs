@@ -1,4 +1,4 @@
-//! The extender's shell: the real core, and API calls that take their time.
+//! The extender's shell: the real core, and API calls that take time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,17 +14,17 @@ use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
 use crate::story::{Story, ensure};
 
-/// After this time an answer to a write of the Lease is not waited for any more (`lease.rs`, `ANSWER`).
+/// The time after which the extender no longer waits for the response to a write of the Lease (`lease.rs`, `ANSWER`).
 const LEASE_ANSWER_NS: u64 = 3_000_000_000;
 
-/// An API call under way.
+/// An API call in progress.
 #[derive(Debug, Clone)]
 pub struct Call {
     what: What,
     since_ns: u64,
-    /// It is sent after a pause.
+    /// The earliest time at which the call is sent, for calls after a pause.
     not_before_ns: u64,
-    /// The server's answer, once it has carried the call out.
+    /// The server's response, once the server has carried out the call.
     answer: Option<Reply>,
 }
 
@@ -41,12 +41,12 @@ enum Reply {
     Got(Got),
 }
 
-/// A replica's part in the election.
+/// A replica's state in the election.
 #[derive(Debug)]
 pub struct Member {
     election: Election,
     held_until_ns: u64,
-    /// A write of the Lease that was carried out and whose answer is on its way: what was written, its version, when it was sent.
+    /// A write of the Lease that was carried out and whose response is on its way: the record, its version, and the time of sending.
     answer: Option<(Record, String, u64)>,
 }
 
@@ -55,27 +55,27 @@ pub struct Member {
 pub struct Extender {
     pub core: Core,
     pub pods: PodWatch,
-    /// A list of pods on its way: the watch was cut, or this replica was elected.
+    /// A list of pods on its way, because the watch was cut or this replica was elected.
     pub listing: Option<Listing>,
     nodes_at: usize,
     pub nodes: BTreeMap<String, Node>,
     pub calls: Vec<Call>,
-    /// (UID, node) of the reservations before the core was asked.
+    /// The reservations before the current call of the core, as UID and node.
     reserved: BTreeSet<(String, String)>,
-    /// Binds that wait for their answer.
+    /// The binds that wait for their response.
     waiting: BTreeMap<Ticket, BindArgs>,
-    /// `None`: it is the only one.
+    /// The election state; `None` if this is the only replica.
     pub member: Option<Member>,
-    /// It does nothing, as a process that was stopped or whose machine sleeps.
+    /// Whether the process does nothing, because it was stopped or its machine sleeps.
     pub frozen: bool,
     life: u32,
     started_ns: u64,
-    /// What the machine's wall clock is ahead.
+    /// The seconds by which the machine's wall clock is ahead.
     pub wall_s: i64,
 }
 
 impl Extender {
-    /// A new process that has listed the cluster. Of several replicas none leads yet.
+    /// Create a process that has listed the cluster. If there are several replicas, none leads yet.
     pub fn new(api: &mut Api, alone: bool) -> Extender {
         let life = api.new_life();
         let member = (!alone).then(|| Member {
@@ -105,7 +105,7 @@ impl Extender {
         }
         let now = extender.now(api);
         let pods = extender.pods.arrive(extender.pods.ask(api));
-        // Nothing is under way: there is nothing to be done.
+        // No call is in progress, so there is nothing to do.
         extender
             .core
             .pod_change(Change::Reset(pods.into_iter().map(ReadPod::from).collect()), now);
@@ -113,7 +113,7 @@ impl Extender {
         extender
     }
 
-    /// What a new process would be that has read the same events.
+    /// Return the core of a new process that has read the same events.
     pub fn rebuilt(&self) -> Core {
         let mut core = Core::new(MemoryUnit::GIB, Timing::default());
         core.index_mut().reset_pods(self.pods.view.values().cloned().collect());
@@ -133,17 +133,17 @@ impl Extender {
         i64::try_from(api.now_ns / 1_000).unwrap() + self.wall_s * 1_000_000
     }
 
-    /// Whether it may bind, by the clock.
+    /// Report whether this replica may bind, according to the clock.
     pub fn leads(&self, api: &Api) -> bool {
         self.member.as_ref().is_none_or(|member| api.now_ns < member.held_until_ns)
     }
 
-    /// Its name, if it takes part in an election.
+    /// Return the replica's name if it takes part in an election.
     pub fn identity(&self) -> String {
         format!("replica-{}", self.life)
     }
 
-    /// Who leads, as far as it knows.
+    /// Return the leader that this replica knows.
     pub fn holder(&self) -> Option<&str> {
         self.member.as_ref()?.election.holder()
     }
@@ -156,7 +156,7 @@ impl Extender {
         self.core.node_change(Change::Reset(nodes), now);
     }
 
-    /// The watch of pods was cut: the API server takes a list. The watch of nodes is cut, too, and goes on at once.
+    /// The watch of pods was cut: the API server takes a list. The watch of nodes was cut as well and continues at once.
     pub fn ask(&mut self, api: &Api) {
         let now = self.now(api);
         self.core.pod_change(Change::Interrupted("the watch was cut".to_owned()), now);
@@ -164,7 +164,7 @@ impl Extender {
         self.list_nodes(api);
     }
 
-    /// The list of pods arrives.
+    /// Deliver the list of pods.
     pub fn list_arrives(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
@@ -175,12 +175,12 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// Up to this many events of each watch.
+    /// Deliver up to this many events of each watch.
     pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), String> {
         self.note_reserved();
         let now = self.now(api);
         for _ in 0..pods {
-            // While a list is on its way there is no watch.
+            // There is no watch while a list is on its way.
             if self.listing.is_some() {
                 break;
             }
@@ -202,13 +202,13 @@ impl Extender {
         Ok(())
     }
 
-    /// Everything that there is to be seen arrives.
+    /// Deliver everything that is outstanding.
     pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
         self.list_arrives(api, story)?;
         self.watch(api, usize::MAX, usize::MAX, story)
     }
 
-    /// kube-scheduler asks for a bind.
+    /// Receive a bind request from kube-scheduler.
     pub fn bind(&mut self, api: &Api, args: BindArgs, story: &mut Story) -> Result<(), String> {
         self.note_reserved();
         let (ticket, actions) = self.core.begin_bind(args.clone(), self.now(api));
@@ -219,14 +219,14 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// A look at the Lease, and what follows from it, as in `lease.rs`.
+    /// Read the Lease and do what follows, as in `lease.rs`.
     pub fn look(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
         let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
         let Some(member) = &mut self.member else { return Ok(()) };
         if let Some((record, version, sent_ns)) = member.answer.take()
             && now - sent_ns <= LEASE_ANSWER_NS
         {
-            story.tell(|| format!("  {identity} hears that it has the lease"));
+            story.tell(|| format!("  {identity} learns that it has the lease"));
             member.election.written(record, version, sent_ns);
             self.is_elected(api, story);
         } else if fate != LeaseFate::ReadLost {
@@ -265,7 +265,7 @@ impl Extender {
         Ok(())
     }
 
-    /// The Lease is its own: if it was not, it lists the pods before it binds. No list that was asked for before counts.
+    /// Take over the Lease. A replica that did not have it lists the pods before it binds. Lists requested earlier do not count.
     fn is_elected(&mut self, api: &mut Api, story: &mut Story) {
         let Some(member) = &mut self.member else { return };
         member.held_until_ns = member.election.held_until_ns();
@@ -277,7 +277,7 @@ impl Extender {
         }
     }
 
-    /// It ends in good order: it gives the Lease back if nothing of it is in doubt.
+    /// End in good order: give the Lease back unless its state is in doubt.
     pub fn retire(&mut self, api: &mut Api) -> bool {
         let Some(member) = &mut self.member else { return false };
         if self.core.in_doubt() || !self.calls.is_empty() {
@@ -308,16 +308,16 @@ impl Extender {
                     let bound = api.bound.get(&args.pod_uid).map(|bound| &bound.node);
                     ensure!(
                         result.is_err() || bound == Some(&args.node),
-                        "the bind of {} to {} was answered with success, but it is bound to {bound:?}",
+                        "the bind of {} to {} was answered with success, but the pod is bound to {bound:?}",
                         args.pod_uid,
                         args.node
                     );
                     continue;
                 }
-                // The last moment at which it can be known.
+                // This is the last moment at which the replica can know whether it leads.
                 Action::Post { op, binding } if !self.leads(api) => {
-                    story.tell(|| format!("  no Binding of {} is sent: the lease is over", binding.uid));
-                    let text = "the lease is over".to_owned();
+                    story.tell(|| format!("  no Binding of {} is sent: the lease has expired", binding.uid));
+                    let text = "the lease has expired".to_owned();
                     let now = self.now(api);
                     actions.extend(self.core.posted(op, Posted::NotSent(text), now));
                     continue;
@@ -331,7 +331,7 @@ impl Extender {
                     What::Post(op, binding)
                 }
                 Action::Warn { pod, reason, .. } => {
-                    story.tell(|| format!("  {reason} is said of {pod}"));
+                    story.tell(|| format!("  event {reason} about {pod}"));
                     continue;
                 }
                 Action::Get { op, pod, after_ns } => {
@@ -350,15 +350,15 @@ impl Extender {
         Ok(())
     }
 
-    /// A fresh choice lies on a GPU that is good as far as the extender knows; one that is sent again may not.
+    /// Check that a new choice is on a GPU that is healthy as far as the extender knows. A choice that is sent again need not be.
     fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
-            return Err(format!("a Binding of {} is sent and nothing is reserved", binding.uid));
+            return Err(format!("a Binding of {} is sent, but nothing is reserved", binding.uid));
         };
         ensure!(
             reservation.held == divvy_model::Held::from_annotations(&binding.annotations),
-            "what is sent for {} is not what is reserved",
+            "the Binding of {} differs from its reservation",
             binding.uid
         );
         if self.reserved.contains(&(binding.uid.clone(), binding.node.clone())) {
@@ -367,7 +367,7 @@ impl Extender {
         for gpu in gpus(self.nodes.get(&binding.node)) {
             ensure!(
                 share(&reservation.held, &gpu.uuid).is_none() || gpu.health == Health::Ok,
-                "{} was placed on GPU {}, which the extender knows to have failed",
+                "{} was placed on GPU {}, although the extender knows that it failed",
                 binding.uid,
                 gpu.uuid
             );
@@ -375,8 +375,8 @@ impl Extender {
         if api.misled { Ok(()) } else { self.check_kept(binding) }
     }
 
-    /// Whoever was nominated to the node and is no less important still finds room there, if it did before and the extender has seen all that
-    /// (kube-scheduler's rule for its sums: `RunFilterPluginsWithNominatedPods`).
+    /// Check that a pod nominated to the node with equal or higher priority still finds room there, if it did before and the extender has seen
+    /// everything (kube-scheduler's rule for its sums: `RunFilterPluginsWithNominatedPods`).
     fn check_kept(&self, binding: &BindingRequest) -> Result<(), String> {
         let Some(pod) = self.pods.view.get(&binding.uid) else {
             return Ok(());
@@ -406,8 +406,8 @@ impl Extender {
         Ok(())
     }
 
-    /// A naive count: whether a pod has room on a node, without another pod, once its victims have ended: pods of lower priority that are being deleted,
-    /// and deleted pods whose containers still run.
+    /// Count naively whether a pod has room on a node without another pod, once its victims have ended: pods of lower priority that are being
+    /// deleted, and deleted pods whose containers still run.
     fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
         let all = self.nodes.get(node).map(offered).unwrap_or_default();
         let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));
@@ -435,11 +435,11 @@ impl Extender {
         match &self.calls[call].what {
             What::Post(_, binding) => format!("the Binding of {} to {}", binding.uid, binding.node),
             What::Get(_, pod) => format!("the GET of {}", pod.name),
-            What::Check { uid, .. } => format!("the look at {uid}"),
+            What::Check { uid, .. } => format!("the check of {uid}"),
         }
     }
 
-    /// A call under way goes on.
+    /// Advance a call in progress.
     pub fn call(&mut self, api: &mut Api, index: usize, fate: Fate, story: &mut Story) -> Result<(), String> {
         let life = self.life;
         let call = &mut self.calls[index];
@@ -469,7 +469,7 @@ impl Extender {
                     What::Post(_, binding) => key_of(binding),
                     What::Get(_, pod) | What::Check { pod, .. } => pod.clone(),
                 };
-                // Nobody could recover from a wrong answer about a Binding that was carried out, or to the look that is to find out.
+                // No one could recover from a wrong answer about a Binding that was carried out, or to the check that is to find out.
                 let unsent = matches!(what, What::Post(..)) && call.answer.is_none();
                 let page = Some(Page::number(number)).filter(|page| unsent || !page.misleads);
                 let page = page.unwrap_or(Page::number(0));
@@ -522,7 +522,7 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// Killed and started: what it knew is gone. What becomes of Bindings under way is said.
+    /// Kill and start the process, which loses its memory. `leftover` says what happens to Bindings in progress.
     pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), String> {
         let calls: Vec<Call> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
         for call in calls {
@@ -546,9 +546,9 @@ impl Extender {
         Ok(())
     }
 
-    /// Nothing is under way: no call, no bind, no reservation.
+    /// Check that nothing is in progress: no call, no bind, no reservation.
     pub fn check_at_rest(&self) -> Result<(), String> {
-        ensure!(self.calls.is_empty(), "calls are under way at quiet: {:?}", self.calls);
+        ensure!(self.calls.is_empty(), "calls are in progress at quiet: {:?}", self.calls);
         ensure!(
             self.core.under_way() == 0 && self.waiting.is_empty(),
             "binds never got an answer: {:?}",
@@ -560,7 +560,7 @@ impl Extender {
     }
 }
 
-/// What a pod wants of each GPU, and of how many.
+/// Return the memory that a pod requests of each GPU, and the number of GPUs.
 pub fn wants(pod: &Pod) -> (MiB, usize) {
     let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
     let spread = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1));
@@ -575,7 +575,7 @@ fn key_of(binding: &BindingRequest) -> PodKey {
     }
 }
 
-/// A Binding that nobody waits for is carried out.
+/// Carry out a Binding that no process waits for.
 pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), String> {
     let late = api.late.remove(index);
     let verdict = api.bind(&late.binding, late.life)?;

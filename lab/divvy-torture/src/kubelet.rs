@@ -1,4 +1,4 @@
-//! A kubelet's books: which ids it believes to be free, and which container has which (research/reliability.md section 1).
+//! A kubelet's books: the ids that it considers free, and the ids of each container (`pkg/kubelet/cm/devicemanager/manager.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,28 +9,28 @@ use crate::agent::Agent;
 use crate::api::PodWatch;
 use crate::chance::Chance;
 
-/// Where a container is.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// To be started.
+    /// It waits to be started.
     Waiting,
     Running,
-    /// Ended for good.
+    /// It has ended for good.
     Done,
 }
 
-/// A pod as its kubelet has it.
+/// A pod as its kubelet sees it.
 #[derive(Debug, Clone)]
 pub struct Local {
     pub pod: Pod,
     pub admitted: bool,
-    /// Deletion was asked for.
+    /// Whether deletion was requested.
     pub terminating: bool,
-    /// The object is gone (forced); the kubelet takes its ids back and ends the containers later.
+    /// Whether the object is gone (forced deletion). The kubelet takes the ids back and ends the containers later.
     pub removed: bool,
-    /// Failed while its containers run.
+    /// Whether the pod failed while its containers run.
     pub evicted: bool,
-    /// In a terminal phase, with nothing running.
+    /// Whether the pod is in a terminal phase and nothing of it runs.
     pub finished: bool,
     pub states: BTreeMap<String, State>,
 }
@@ -54,7 +54,7 @@ impl Local {
         }
     }
 
-    /// Whether the kubelet would start containers of it.
+    /// Report whether the kubelet would start containers of the pod.
     pub fn is_live(&self) -> bool {
         self.admitted && !(self.terminating || self.removed || self.evicted || self.finished)
     }
@@ -69,7 +69,7 @@ impl Local {
         }
     }
 
-    /// The containers that may be started now: init containers one by one, then the apps in any order.
+    /// Return the containers that may be started now: init containers one by one, then the app containers in any order.
     pub fn startable(&self) -> Vec<ContainerRequest> {
         let mut startable = Vec::new();
         for container in &self.pod.request.containers {
@@ -87,7 +87,7 @@ impl Local {
         startable
     }
 
-    /// Whether every app container ended for good.
+    /// Report whether every app container has ended for good.
     pub fn apps_done(&self) -> bool {
         self.pod
             .request
@@ -98,16 +98,16 @@ impl Local {
     }
 }
 
-/// The kubelet.
+/// The books of a kubelet.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
     pub watch: PodWatch,
     pub pods: BTreeMap<String, Local>,
     /// The checkpoint.
     pub handouts: Vec<Handout>,
-    /// Ids that the kubelet believes to be taken: less than the checkpoint says, by B1.
+    /// The ids that the kubelet considers taken. Because of B1, they may be fewer than in the checkpoint.
     allocated: BTreeSet<String>,
-    /// From the last message of ListAndWatch; empty when the stream ended.
+    /// The ids of the last ListAndWatch message; empty when the stream has ended.
     pub healthy: BTreeSet<String>,
     pub capacity: u64,
 }
@@ -124,7 +124,7 @@ impl Kubelet {
         }
     }
 
-    /// A message of ListAndWatch.
+    /// Apply a message of ListAndWatch.
     pub fn devices(&mut self, agent: &Agent) {
         let devices = agent.core.devices().memory;
         self.capacity = devices.len() as u64;
@@ -135,18 +135,18 @@ impl Kubelet {
             .collect();
     }
 
-    /// The stream ended: all ids are unhealthy at once, the capacity stays.
+    /// Note that the stream ended: all ids are unhealthy at once, but the capacity stays.
     pub fn stream_ended(&mut self) {
         self.healthy.clear();
     }
 
-    /// A new process: its books are the checkpoint.
+    /// Start a new process, whose books are the checkpoint.
     pub fn restart(&mut self) {
         self.stream_ended();
         self.allocated = self.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
     }
 
-    /// `UpdateAllocatedDevices`: pods that are gone or ended give their ids back.
+    /// `UpdateAllocatedDevices`: pods that are gone or have ended return their ids.
     fn collect_garbage(&mut self) {
         let pods = &self.pods;
         let active = |uid: &str| pods.get(uid).is_some_and(|local| !local.removed && !local.finished);
@@ -157,15 +157,15 @@ impl Kubelet {
         }
     }
 
-    /// A pod that is only to be brought to its end is not admitted.
+    /// Note a pod. A pod that only needs to be ended is not admitted.
     pub fn know(&mut self, pod: &Pod) {
         self.pods.entry(pod.uid.clone()).or_insert_with(|| Local::new(pod.clone()));
     }
 
-    /// Takes a pod in. The error is final (`UnexpectedAdmissionError`).
+    /// Admit a pod. The error is final (`UnexpectedAdmissionError`).
     ///
-    /// With `b1` some pod ends and somebody lists podresources during the calls, so that the kubelet forgets the ids that it
-    /// is handing out (kubernetes#137534).
+    /// With `b1`, another pod ends and a client lists podresources during the calls, so that the kubelet forgets the ids that it is handing out
+    /// (kubernetes#137534).
     pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
         self.know(pod);
         let mut agent = agent;
@@ -208,7 +208,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Ids of the pod's init containers first, then what the plugin prefers, or, as any kubelet may, others.
+    /// Choose ids: those of the pod's init containers first, then those that the plugin prefers or, as any kubelet may do, others.
     fn choose(
         &self,
         want: usize,
@@ -242,7 +242,7 @@ impl Kubelet {
             preferred.len() == want && must.iter().all(|id| preferred.contains(id)),
             "GetPreferredAllocation answered {preferred:?} to {available:?}, {must:?}, {want}"
         );
-        // The plugin only prefers; a kubelet that aligns with NUMA nodes does not ask it every time.
+        // The plugin only states a preference; a kubelet that aligns with NUMA nodes does not always call it.
         if !prefers_others {
             let wished: Vec<String> = preferred.into_iter().filter(|id| free.contains(id)).collect();
             let missing = want - ids.len();

@@ -1,11 +1,12 @@
-//! Random histories against the real decisions of extender and agent (`divvy_extender::core`, `divvy_agent_core`), in one process: a world
-//! whose every delay, loss and crash is a step of its own. After each step the invariants are checked, by sums of the simulation's
-//! own; then the world is brought to rest.
+//! Random histories against the real decisions of the extender and the agent (`divvy_extender::core`, `divvy_agent_core`), in one process.
+//! Every delay, loss, and crash in the simulated world is a separate step. After each step the invariants are checked, with the simulation's
+//! own sums. At the end, the world is brought to rest.
 //!
-//! Simulated are the API server with its watches, lists and Lease (`api`), kube-scheduler and controllers (`scheduler`), proxies (`proxy`), the
-//! kubelet's device manager (`kubelet`), and a node with its GPUs, cgroups and disk (`node`). What is written and read again goes through its text.
+//! The simulation consists of the API server with its watches, lists, and Lease (`api`), kube-scheduler and controllers (`scheduler`),
+//! proxies (`proxy`), the kubelet's device manager (`kubelet`), and a node with its GPUs, cgroups, and disk (`node`). Everything that is
+//! written and read again passes through its text form.
 //!
-//! `cargo xtask torture` plays fresh histories for some minutes; the tests play the same 2,000 each time.
+//! `cargo xtask torture` plays new histories for some minutes; the tests play the same 2,000 histories each time.
 #![allow(clippy::unwrap_used, reason = "a panic of the world fails its history like anything else")]
 
 pub mod agent;
@@ -26,11 +27,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ops::History;
 use world::World;
 
-/// What broke, and what happened until then.
+/// The violation of an invariant, and the events before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     pub what: String,
-    /// Empty if it was not to be told.
+    /// The story; empty if it was not requested.
     pub story: Vec<String>,
 }
 
@@ -41,7 +42,7 @@ impl std::fmt::Display for Broken {
     }
 }
 
-/// Plays a history; gives its story if that is to be told. A panic of a core is a failure like any other.
+/// Play a history, and return its story if `told`. A panic of a core is a failure like any other.
 pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     let broken = |what: String, story: &[String]| Broken {
         what,
@@ -59,7 +60,7 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
         Err(panic) => Err(match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
             (Some(text), _) => text.clone(),
             (None, Some(text)) => (*text).to_owned(),
-            (None, None) => "a panic without words".to_owned(),
+            (None, None) => "a panic without a message".to_owned(),
         }),
     };
     match result {
@@ -68,7 +69,7 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     }
 }
 
-/// What broke, without what depends on the history: its first words that have no digit in them.
+/// Return the part of the violation's text that does not depend on the history: its first words that contain no digit.
 fn kind(what: &str) -> Vec<&str> {
     let words = what
         .split_whitespace()
@@ -76,7 +77,8 @@ fn kind(what: &str) -> Vec<&str> {
     words.take(6).collect()
 }
 
-/// The shortest history that still breaks the same, by leaving steps out: halves first, single steps last, until none can be left out.
+/// Return the shortest history that still breaks the same invariant. Steps are left out, first in halves, at last singly, until none can be
+/// left out.
 pub fn shrink(history: &History) -> History {
     let breaks = |history: &History| play(history, false).err().map(|broken| broken.what);
     let Some(what) = breaks(history) else {
@@ -106,14 +108,17 @@ pub fn shrink(history: &History) -> History {
     least
 }
 
-/// Plays a history, and on failure its shortest form again, to tell the story and the steps.
+/// Play a history. If it fails, play its shortest form again and return its story and its steps.
 pub fn holds(history: &History) -> Result<(), String> {
     if play(history, false).is_ok() {
         return Ok(());
     }
     let least = shrink(history);
     let broken = play(&least, true).err();
-    let told = broken.map_or_else(|| "it broke once and not again".to_owned(), |broken| broken.to_string());
+    let told = broken.map_or_else(
+        || "it failed once, but not when played again".to_owned(),
+        |broken| broken.to_string(),
+    );
     let steps: String = least.steps.iter().map(|step| format!("    Op::{step:?},\n")).collect();
     Err(format!("{told}\nThe steps, in a world of Mix::{:?}:\n{steps}", least.mix))
 }

@@ -13,14 +13,14 @@ use clap::Parser;
 use divvy_torture::ops::History;
 use divvy_torture::{holds, play};
 
-/// Plays random histories against the decisions of the extender and of the agents, on all cores
+/// Play random histories against the decisions of the extender and of the agents, on all cores
 ///
-/// Each history is a random sequence of up to 60 steps (pods come and go, watches lag, lists are overtaken, API calls are lost, proxies answer,
-/// processes are killed or frozen, cards are replaced) against the real decisions in one process. After each step the invariants are checked. A
-/// history is made from a number alone, so its number plays it again.
+/// Each history is a random sequence of up to 60 steps against the real decisions, in one process: pods are created and deleted, watches lag,
+/// lists are overtaken, API calls are lost, proxies answer, processes are killed or frozen, GPUs are replaced. After each step the invariants
+/// are checked. A history is determined by its number, which plays it again.
 ///
-/// The first history that breaks an invariant ends the run: it is shortened, and told in words with the command that plays it again. Exit status: 0 if
-/// all histories held, 1 if one did not.
+/// The first history that breaks an invariant ends the run. It is shortened and printed as a story, with the command that plays it again.
+/// Exit status: 0 if all histories held, 1 if one did not.
 #[derive(Debug, Parser)]
 #[command(
     name = "cargo xtask torture",
@@ -29,17 +29,17 @@ use divvy_torture::{holds, play};
   cargo xtask torture --minutes 0 --seed 7    plays history 7 only"
 )]
 struct Arguments {
-    /// How long to play; with 0 one history is played
+    /// Minutes to play; with 0, play one history
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u32,
-    /// Number of the first history; the others follow it [default: a random number]
+    /// Number of the first history; the next ones follow it [default: a random number]
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A panic of a core is told with its history.
+    // A panic of a core is reported with its history.
     std::panic::set_hook(Box::new(|_| {}));
     let first = arguments
         .seed
@@ -48,21 +48,21 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(seed) => {
             let told = holds(&History::of(seed)).err();
-            println!("{}", told.as_deref().unwrap_or("it broke once and not again"));
+            println!("{}", told.as_deref().unwrap_or("it failed once, but not when played again"));
             println!("History {seed} breaks an invariant. To play it again: cargo xtask torture --minutes 0 --seed {seed}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// The error is the number of a history that does not hold.
+/// The error is the number of a history that breaks an invariant.
 fn run(first: u64, time: Duration) -> Result<(), u64> {
     let began = Instant::now();
     let cores = match time.is_zero() {
         true => 1,
         false => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
     };
-    println!("histories from {first} on, on {cores} core(s)");
+    println!("playing histories from number {first}, on {cores} core(s)");
     let (next, played) = (AtomicU64::new(0), AtomicU64::new(0));
     let broken: Mutex<Option<u64>> = Mutex::new(None);
     let over = || began.elapsed() >= time || broken.lock().is_ok_and(|broken| broken.is_some());
@@ -75,7 +75,7 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
                     if play(&History::of(seed), false).is_err()
                         && let Ok(mut broken) = broken.lock()
                     {
-                        // The same one in each run, whichever core comes first.
+                        // The lowest number wins, so that every run reports the same history, whichever core is first.
                         *broken = Some(broken.map_or(seed, |other| other.min(seed)));
                     }
                     played.fetch_add(1, Ordering::Relaxed);
@@ -86,7 +86,7 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
             });
         }
         let mut said = Instant::now();
-        // A terminal shows a line that changes, a log one line a minute.
+        // A terminal shows one line that changes; a log gets one line per minute.
         let terminal = std::io::stderr().is_terminal();
         let pause = Duration::from_secs(if terminal { 1 } else { 60 });
         while !over() {
@@ -96,7 +96,7 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
                 let line = progress(played.load(Ordering::Relaxed), began.elapsed(), cores);
                 let end = if terminal { "\r" } else { "\n" };
                 eprint!("{line}{end}");
-                // Progress is a courtesy.
+                // A failure to show progress does not matter.
                 let _ = std::io::stderr().flush();
             }
         }

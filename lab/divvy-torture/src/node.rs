@@ -15,27 +15,27 @@ use crate::story::{Story, ensure};
 
 pub const GIB: u64 = 1024;
 
-/// Processes of a pod: its sandbox, and containers with the GPUs that their runtime gave them.
+/// The processes of a pod: its sandbox, and its containers with the GPUs that the runtime gave them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cgroup {
     pub running: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// A PreStartContainer that has no answer yet.
+/// A PreStartContainer call without a response yet.
 #[derive(Debug)]
 pub struct Waiting {
     container: ContainerRequest,
     ids: Vec<String>,
-    /// The agent's list, and what the API server has answered, once it has.
+    /// The agent's list, and the API server's response once it exists.
     begun: Begun,
     listing: Option<Listing>,
 }
 
-/// One node.
+/// A simulated node.
 #[derive(Debug)]
 pub struct SimNode {
     pub name: String,
-    /// As they are.
+    /// The actual state of the GPUs.
     pub gpus: Vec<Gpu>,
     pub cgroups: BTreeMap<String, Cgroup>,
     pub populated: BTreeSet<String>,
@@ -44,22 +44,22 @@ pub struct SimNode {
     pub kubelet: Kubelet,
     pub reserve: MiB,
     boot: u32,
-    /// (UID, container) → the CDI name in the runtime's create call that is under way. It goes on when the kubelet forgets the pod.
+    /// (UID, container) → the CDI name in the runtime's create call in progress. The call continues even if the kubelet forgets the pod.
     pub creating: BTreeMap<(String, String), String>,
-    /// UID → the PreStartContainer that waits for the agent's list of pods.
+    /// UID → the PreStartContainer call that waits for the agent's list of pods.
     pub waiting: BTreeMap<String, Waiting>,
-    /// (UID, GPU) → what the pod has of it since it was granted something: by its allocation, and at least what the kubelet gave it.
+    /// (UID, GPU) → the memory that the pod has had since its grant: that of its allocation, and at least what the kubelet gave it.
     holds: BTreeMap<(String, String), MiB>,
-    /// The kubelet makes no cgroups for pods (`cgroupsPerQOS: false`).
+    /// Whether the kubelet creates no cgroups for pods (`cgroupsPerQOS: false`).
     pub no_pod_cgroups: bool,
-    /// Cards that came in place of others.
+    /// The number of GPUs that were put in as replacements.
     replaced: u32,
-    /// (UID, GPU) → what the GPU had to share when the pod was last granted something.
+    /// (UID, GPU) → the memory that the GPU had to share when the pod was last granted something.
     granted_under: BTreeMap<(String, String), MiB>,
 }
 
 impl SimNode {
-    /// A node with GPUs of these sizes in units, its agent at work.
+    /// Create a node with GPUs of these sizes in units, and with a running agent.
     pub fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
         let gpus = (0..)
             .zip(units)
@@ -95,12 +95,12 @@ impl SimNode {
         }
     }
 
-    /// A call of the kubelet's for a container of the pod is under way.
+    /// Report whether the kubelet has a call in progress for a container of the pod.
     fn is_busy(&self, uid: &str) -> bool {
         self.waiting.contains_key(uid) || self.creating.keys().any(|(of, _)| of == uid)
     }
 
-    /// Lets the agent do something with its disk; a killed one is gone, and its stream with it.
+    /// Let the agent work with its disk. If it is killed, it is gone, and its stream with it.
     fn with_agent<T>(
         &mut self,
         story: &mut Story,
@@ -126,7 +126,7 @@ impl SimNode {
         }
     }
 
-    /// A message of ListAndWatch.
+    /// Send a message of ListAndWatch.
     fn stream(&mut self) {
         if let Some(agent) = &self.agent {
             self.kubelet.devices(agent);
@@ -143,12 +143,12 @@ impl SimNode {
         self.waiting.clear();
     }
 
-    /// Starts the agent, whether or not another life of it is there: list, reconcile, publish, register.
+    /// Start the agent, whether or not an earlier process of it is running: list, reconcile, publish, register.
     pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
         self.reserve = reserve;
         self.waiting.clear();
         let mut agent = Agent::new(&self.name, self.boot, reserve, &self.disk, self.sight());
-        // Here a registration takes no time.
+        // A registration takes no time here.
         agent.core.set_registered(true);
         self.agent = Some(agent);
         self.with_agent(story, |agent, disk, sight, _| {
@@ -168,7 +168,7 @@ impl SimNode {
         }
     }
 
-    /// The kubelet's write of the node's status.
+    /// Write the node's status, as the kubelet does.
     pub fn heartbeat(&mut self, api: &mut Api) {
         let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
         let gpus = self.gpus.len() as u64;
@@ -195,21 +195,21 @@ impl SimNode {
         Ok(())
     }
 
-    /// The agent's watch was cut.
+    /// Cut the agent's watch, so that it lists again.
     pub fn relist_agent(&mut self, api: &Api) {
         if let Some(agent) = &mut self.agent {
             agent.ask(api);
         }
     }
 
-    /// The list of its watch arrives.
+    /// Deliver the list of the agent's watch.
     pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), String> {
         self.with_agent(story, |agent, disk, _, _| agent.list_arrives(disk))?;
         self.stream();
         Ok(())
     }
 
-    /// A card is taken out while the node runs, and another put in: it has its index and its minor number; the agent keeps the other as lost.
+    /// Replace a GPU while the node runs. The new GPU gets the old one's index and minor number; the agent keeps the old GPU as lost.
     pub fn replace_card(&mut self, gpu: usize) -> bool {
         let old = self.gpus[gpu].clone();
         if old.health == Health::Lost || !self.creating.is_empty() {
@@ -217,7 +217,7 @@ impl SimNode {
         }
         self.replaced += 1;
         let new = Gpu {
-            // UUIDs are in no order.
+            // UUIDs have no particular order.
             uuid: match self.replaced % 2 {
                 0 => format!("GPU-{}-{}-r{}", self.name, old.index, self.replaced),
                 _ => format!("GPU-{}-{}-{}", self.replaced, self.name, old.index),
@@ -227,18 +227,18 @@ impl SimNode {
             ..old
         };
         self.gpus[gpu].health = Health::Lost;
-        self.gpus[gpu].reason = Some("the driver has lost it".to_owned());
+        self.gpus[gpu].reason = Some("the driver no longer finds it".to_owned());
         self.gpus.push(new);
         self.see_hardware();
         true
     }
 
-    /// Lost cards are forgotten when the agent starts again.
+    /// Forget lost GPUs, as the agent does when it starts again.
     pub fn forget_lost(&mut self) {
         self.gpus.retain(|gpu| gpu.health != Health::Lost);
     }
 
-    /// As `hardware.rs`: a lost GPU keeps its index, and another may have it by now.
+    /// Read the hardware as `hardware.rs` does: a lost GPU keeps its index, even if another GPU has it now.
     fn see_hardware(&mut self) {
         let order = |gpu: &Gpu| (gpu.index, gpu.health == Health::Lost, gpu.uuid.clone());
         self.gpus.sort_by_key(order);
@@ -257,7 +257,7 @@ impl SimNode {
         self.see_hardware();
     }
 
-    /// Events reach the kubelet: deletions, and a batch of new pods, admitted in any order.
+    /// Deliver events to the kubelet: deletions, and a batch of new pods, which are admitted in any order.
     pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
         let mut new = Vec::new();
         for _ in 0..events {
@@ -326,7 +326,7 @@ impl SimNode {
         }
     }
 
-    /// Writes the status of a pod as it is.
+    /// Write a pod's current status.
     pub fn report(&mut self, api: &mut Api, uid: &str) {
         let running = self.cgroups.get(uid).is_some_and(|cgroup| !cgroup.running.is_empty());
         let Some(local) = self.kubelet.pods.get(uid) else { return };
@@ -345,7 +345,7 @@ impl SimNode {
         }
     }
 
-    /// Fails a pod whose containers run. Pod workers are serial: a create under way is waited for.
+    /// Fail a pod whose containers run. Pod workers are serial, so a create in progress is completed first.
     pub fn evict(&mut self, api: &mut Api, uid: &str) {
         if self.is_busy(uid) {
             return;
@@ -357,14 +357,14 @@ impl SimNode {
         }
     }
 
-    /// The kubelet gives a call up.
+    /// Let the kubelet abandon a call.
     fn hang_up(&mut self, uid: &str) {
         if let (Some(waiting), Some(agent)) = (self.waiting.remove(uid), &mut self.agent) {
             agent.core.list_failed(waiting.begun);
         }
     }
 
-    /// The lists arrive that starts wait for.
+    /// Deliver the lists for which starts wait.
     pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
         while let Some(uid) = self.waiting.keys().next().cloned() {
             self.work(api, &uid, 1, story)?;
@@ -372,7 +372,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// A pod worker's next step.
+    /// Take a pod worker's next step.
     pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
         let creating = self
             .creating
@@ -398,7 +398,7 @@ impl SimNode {
                 return Ok(());
             }
             let Some(listing) = listing else {
-                story.tell(|| format!("  the API server takes the agent's list for {uid}"));
+                story.tell(|| format!("  the API server takes the list that the agent requested for {uid}"));
                 let listing = self.agent.as_ref().map(|agent| agent.pods.ask(api));
                 let waiting = Waiting {
                     container,
@@ -415,7 +415,7 @@ impl SimNode {
             let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
             let answered = match waits {
                 true => self.answered(api, uid, &container, ids, true, answer, story),
-                // The kubelet has ended the pod meanwhile: its sync is cancelled, and the container is not created.
+                // The kubelet has ended the pod in the meantime: its sync is canceled, and the container is not created.
                 false => {
                     self.stream();
                     Ok(())
@@ -456,7 +456,7 @@ impl SimNode {
         story: &mut Story,
     ) -> Result<(), String> {
         let Some(handout) = self.kubelet.handout(uid, &container.name).cloned() else {
-            return Err(format!("{uid} is admitted and its container {} has no ids", container.name));
+            return Err(format!("{uid} is admitted, but its container {} has no ids", container.name));
         };
         let mut ids: Vec<String> = handout.ids.iter().cloned().collect();
         chance.shuffle(&mut ids);
@@ -467,14 +467,14 @@ impl SimNode {
         if let Some(Start::Refused(Reason::MemoryHeld)) = answer {
             self.check_refusal(api, uid)?;
         }
-        // Some requests take their time on the way to the API server, all of them on the way back.
+        // Some requests take time on the way to the API server; all of them take time on the way back.
         let at_once = chance.below(4) > 0;
         self.answered(api, uid, container, ids, at_once, answer, story)
     }
 
-    /// Without a look at the API server no start is refused for the memory of pods that have ended.
+    /// Check that no start is refused for the memory of ended pods without a request to the API server.
     fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
-        // Where it is not known what runs, every pod with a grant counts as running.
+        // If the running pods are unknown, every pod with a grant counts as running.
         if self.no_pod_cgroups {
             return Ok(());
         }
@@ -495,12 +495,12 @@ impl SimNode {
         }
         ensure!(
             allocation.is_none(),
-            "{uid} was refused for memory that others hold, but they have ended, and the API server was not asked"
+            "{uid} was refused for memory that others hold, but they have ended, and the API server was not queried"
         );
         Ok(())
     }
 
-    /// What PreStartContainer came to.
+    /// Apply the result of PreStartContainer.
     #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     fn answered(
         &mut self,
@@ -537,7 +537,7 @@ impl SimNode {
             key.container
         );
         let Some(bound) = api.bound.get(uid) else {
-            return Err(format!("{uid} was granted memory and has no allocation"));
+            return Err(format!("{uid} was granted memory but has no allocation"));
         };
         let record = self.disk.records.get(&key).ok_or("a grant without a record")?.clone();
         let given: BTreeSet<&String> = self
@@ -577,11 +577,11 @@ impl SimNode {
         Ok(())
     }
 
-    /// The runtime resolves the name that the kubelet recorded; then the container runs with what the spec says.
+    /// Let the runtime resolve the name that the kubelet recorded, then run the container with the contents of the spec.
     fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
         let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
-            story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be tried again"));
+            story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be retried"));
             self.finish(uid);
             self.report(api, uid);
             return Ok(());
@@ -597,14 +597,11 @@ impl SimNode {
             .map(|gpu| gpu.uuid.clone())
             .collect();
         story.tell(|| format!("  {uid}/{container} runs on {gpus:?}"));
-        let bound = api
-            .bound
-            .get(uid)
-            .ok_or("a container of a pod that nobody bound is created")?;
+        let bound = api.bound.get(uid).ok_or("a container of an unbound pod is created")?;
         let void = format!("{}={}", names::VISIBLE_DEVICES, names::VISIBLE_NONE);
         ensure!(
             edits.env.contains(&void),
-            "invariant 7: {uid}/{container} runs with {:?} and not with {void}",
+            "invariant 7: {uid}/{container} runs with {:?} instead of {void}",
             edits.env
         );
         match (&bound.held, bound.allocation()) {
@@ -613,13 +610,13 @@ impl SimNode {
                 let allocated: BTreeSet<String> = shares.iter().map(|share| share.uuid.clone()).collect();
                 ensure!(
                     gpus == allocated,
-                    "invariant 2: {uid}/{container} runs on {gpus:?} and is allocated {allocated:?}"
+                    "invariant 2: {uid}/{container} runs on {gpus:?} but is allocated {allocated:?}"
                 );
                 let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
                 let units = format!("{}={units}", names::ALIYUN_CONTAINER);
                 ensure!(
                     edits.env.contains(&units),
-                    "invariant 7: {uid}/{container} runs with {:?} and not with {units}",
+                    "invariant 7: {uid}/{container} runs with {:?} instead of {units}",
                     edits.env
                 );
             }
@@ -627,12 +624,12 @@ impl SimNode {
                 let mut indices = self.gpus.iter().filter(|gpu| gpus.contains(&gpu.uuid)).map(|gpu| gpu.index);
                 ensure!(
                     gpus.len() == 1 && indices.all(|index| legacy.gpus.contains_key(&index)),
-                    "invariant 2: {uid}/{container} runs on {gpus:?}, and gpushare's annotations say {legacy:?}"
+                    "invariant 2: {uid}/{container} runs on {gpus:?}, but gpushare's annotations say {legacy:?}"
                 );
             }
             (held, None) => ensure!(
                 gpus.iter().all(|uuid| crate::api::share(held, uuid).is_some()),
-                "invariant 2: {uid}/{container} runs on {gpus:?}, and its annotation says {held:?}"
+                "invariant 2: {uid}/{container} runs on {gpus:?}, but its annotation says {held:?}"
             ),
         }
         self.runs(uid, container, gpus);
@@ -650,13 +647,13 @@ impl SimNode {
         }
     }
 
-    /// UIDs of pods that `end` does something about.
+    /// Return the UIDs of pods for which `end` has an effect.
     pub fn endable(&self) -> BTreeSet<String> {
         let terminating = self.kubelet.pods.iter().filter(|(_, local)| local.terminating);
         self.cgroups.keys().chain(terminating.map(|(uid, _)| uid)).cloned().collect()
     }
 
-    /// A container ends. When nothing of an ended pod runs its sandbox goes, and then the object, if it was to be deleted.
+    /// End a container. When nothing of an ended pod runs, remove its sandbox, then its object if it is being deleted.
     pub fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
         let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
         if let Some(cgroup) = self.cgroups.get_mut(uid) {
@@ -673,7 +670,7 @@ impl SimNode {
                 self.populated.remove(uid);
                 self.creating.retain(|(of, _), _| of != uid);
                 self.hang_up(uid);
-                story.tell(|| format!("  the sandbox of {uid} goes"));
+                story.tell(|| format!("  the sandbox of {uid} ends"));
                 self.left(api, uid);
             }
         } else {
@@ -695,8 +692,8 @@ impl SimNode {
         self.finish(uid);
     }
 
-    /// Sidecars are ended with the last app container, and the pod with them. Pod workers are serial: a create under way is waited for, and no
-    /// status is written that does not know of it.
+    /// End the sidecars with the last app container, and the pod with them. Pod workers are serial: a create in progress is completed first, and
+    /// every status that is written includes its result.
     fn finish(&mut self, uid: &str) {
         if self.is_busy(uid) {
             return;
@@ -710,7 +707,7 @@ impl SimNode {
         }
     }
 
-    /// Nothing of the pod is left on the node.
+    /// Handle a pod of which nothing is left on the node.
     fn left(&mut self, api: &mut Api, uid: &str) {
         let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
         if local.removed {
@@ -724,7 +721,7 @@ impl SimNode {
         }
     }
 
-    /// A new kubelet process: pods that run are left alone, others are admitted again.
+    /// Start a new kubelet process. It leaves running pods alone and admits other pods again.
     pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.kubelet.restart();
         self.creating.clear();
@@ -765,7 +762,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Everything starts again: no process and no spec is left, records and checkpoint are. Minor numbers may have changed.
+    /// Reboot: no process and no spec is left, but records and the checkpoint are. Minor numbers may have changed.
     pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.boot += 1;
         self.agent = None;
@@ -792,7 +789,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// UIDs of pods with a container that has this GPU.
+    /// Return the UIDs of pods with a container on this GPU.
     pub fn on_gpu(&self, uuid: &str) -> BTreeSet<&String> {
         self.cgroups
             .iter()
@@ -801,7 +798,7 @@ impl SimNode {
             .collect()
     }
 
-    /// Whether another pod that has not ended has exactly the ids of this one: it may have to wait.
+    /// Report whether another pod that has not ended has exactly the ids of this one, which may then have to wait.
     pub fn shares_its_ids(&self, uid: &str) -> bool {
         let names = self.kubelet.handouts.iter().map(|handout| (&handout.key.uid, &handout.grant));
         let recorded = self.disk.records.values().map(|record| (&record.uid, &record.cdi));
@@ -812,7 +809,7 @@ impl SimNode {
             .any(|(of, name)| of != uid && ours.contains(name) && live(of))
     }
 
-    /// What holds on a node after every step.
+    /// Check what holds on a node after every step.
     pub fn check(&self) -> Result<(), String> {
         for gpu in &self.gpus {
             let live = self.on_gpu(&gpu.uuid);
@@ -829,13 +826,13 @@ impl SimNode {
         for (uid, cgroup) in &self.cgroups {
             for (container, _) in cgroup.running.iter().filter(|(_, gpus)| !gpus.is_empty()) {
                 let recorded = self.disk.records.values().any(|record| record.uid == *uid);
-                ensure!(recorded, "invariant 4: {uid}/{container} runs and its grant was ended");
+                ensure!(recorded, "invariant 4: {uid}/{container} runs, but its grant was ended");
             }
         }
         Ok(())
     }
 
-    /// Invariant 6.
+    /// Check invariant 6.
     pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), String> {
         if let Some(agent) = &mut self.agent {
             let sight = Sight {

@@ -1,61 +1,61 @@
-//! What can happen, one step each.
+//! The steps of a history.
 //!
-//! Numbers pick among what is there at that moment (modulo), so that every step means something in every world and a
-//! shorter sequence is still one. `luck` decides what Kubernetes leaves to chance, together with the pod's UID and not with
-//! what happened before, so that taking a step out does not change all later chances.
+//! Numbers pick among the objects that exist at that moment (modulo their count), so every step is valid in every world, and a shorter
+//! sequence is still valid. `luck` decides what Kubernetes leaves to chance, combined with the pod's UID and not with earlier events, so that
+//! removing a step does not change all later chances.
 
 use crate::chance::Chance;
 use crate::proxy::Page;
 
-/// How an API call ends for the extender.
+/// The result of an API call for the extender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// The server carries it out; no answer yet.
+    /// The server carries out the call; its response is still on its way.
     Taken,
-    /// The server's answer arrives; a call that was not carried out is, first.
+    /// The server's response arrives. If the call was not carried out yet, it is carried out first.
     Answered,
-    /// No answer arrives. A Binding that was not carried out may be later.
+    /// No response arrives. A Binding that was not carried out may be carried out later.
     Lost,
-    /// The client repeats the Binding by itself; the second answer arrives.
+    /// The client repeats the Binding automatically, and the second response arrives.
     Repeated,
-    /// A proxy answers ([`crate::proxy::Page::number`]).
+    /// A proxy answers instead ([`crate::proxy::Page::number`]).
     Page(u8),
 }
 
-/// What becomes of a look at the Lease and of the write that follows from it.
+/// The result of reading the Lease and of the write that follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseFate {
     Answered,
-    /// The Lease is not read.
+    /// The read fails.
     ReadLost,
     /// The write is not carried out.
     WriteLost,
-    /// It is carried out and nobody hears of it.
+    /// The write is carried out, but the response is lost.
     AnswerLost,
-    /// It is carried out, and the answer comes with the next look.
+    /// The write is carried out, and the response arrives at the next check of the Lease.
     AnswerLate,
 }
 
-/// How the annotations are forged of a pod whose owner wrote `spec.nodeName`.
+/// The forged annotations of a pod whose owner wrote `spec.nodeName`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgery {
     /// `memMiB: 0`
     Zero,
-    /// A pod's share that is right, a container's that is 0.
+    /// The pod's share is correct, but a container's share is 0.
     ZeroContainer,
-    /// Less than the pod asks for.
+    /// Less memory than the pod asks for.
     Less,
-    /// What it asks for, on a GPU that nobody checked.
+    /// The memory that the pod asks for, on a GPU that was not checked.
     Exact,
     /// gpushare's annotations with `ALIYUN_COM_GPU_MEM_POD: 0`.
     LegacyZero,
-    /// gpushare's with less than it asks for.
+    /// gpushare's annotations with less memory than the pod asks for.
     LegacyLess,
-    /// gpushare's with what it asks for.
+    /// gpushare's annotations with the memory that the pod asks for.
     LegacyExact,
-    /// None.
+    /// No annotations.
     Nothing,
-    /// What cannot be read.
+    /// Unreadable annotations.
     Garbage,
 }
 
@@ -73,32 +73,32 @@ impl Forgery {
     ];
 }
 
-/// What becomes of Bindings under way when the extender is killed.
+/// What happens to Bindings in progress when the extender is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leftover {
-    /// Carried out before the next process lists.
+    /// They are carried out before the next process lists.
     Done,
-    /// Never carried out.
+    /// They are never carried out.
     Dropped,
-    /// They may be carried out when the next process has listed: two writers for a while.
+    /// They may be carried out after the next process has listed: for a while there are two writers.
     Late,
 }
 
 /// How a container ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// For good.
+    /// It ends for good.
     Well,
     /// It will be started again.
     Crash,
 }
 
-/// One step.
+/// A step of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// A pod of this shape and priority under this name, unless the name is taken.
+    /// A pod of this shape and priority is created under this name, unless the name is taken.
     Create { name: u8, shape: u8, priority: u8 },
-    /// A pod with `spec.nodeName` and annotations that its owner wrote, as if on this GPU of the node.
+    /// A pod is created with `spec.nodeName` and annotations from its owner, as if it were on this GPU of the node.
     Forge {
         name: u8,
         shape: u8,
@@ -106,23 +106,23 @@ pub enum Op {
         gpu: u8,
         how: Forgery,
     },
-    /// Graceful deletion is asked for.
+    /// The graceful deletion of a pod is requested.
     Delete { pod: u8 },
-    /// The object goes at once, whatever its containers do.
+    /// A pod's object is removed at once, whatever its containers do.
     ForceDelete { pod: u8 },
-    /// Force-deleted and made again under the same name (StatefulSet).
+    /// A pod is force-deleted and created again under the same name (StatefulSet).
     Recreate { pod: u8 },
-    /// The kubelet fails the pod while its containers still run.
+    /// The kubelet fails a pod while its containers still run.
     Evict { pod: u8 },
-    /// kube-scheduler: filter, then bind to one of the nodes that passed, or preempt; the Binding may be lost at once. It asks this replica.
+    /// kube-scheduler filters, then binds to one of the nodes that passed, or preempts. The Binding may be lost at once. It calls this replica.
     Schedule { pod: u8, node: u8, lost: bool, replica: u8 },
-    /// A bind past filter: repeated, or decided long ago.
+    /// A bind without filter: a repetition, or one that was decided long ago.
     Bind { pod: u8, node: u8, replica: u8 },
-    /// An API call of the extender's goes on.
+    /// An API call of the extender advances.
     Call { call: u8, fate: Fate },
-    /// A Binding without an answer is carried out after all.
+    /// A Binding without a response is carried out after all.
     LateWrite { call: u8 },
-    /// The extender looks after its reservations.
+    /// The extender checks its reservations.
     Sweep { replica: u8 },
     /// Time passes.
     Tick { seconds: u8 },
@@ -140,58 +140,58 @@ pub enum Op {
     RelistAgent { node: u8 },
     /// The list of the agent's watch arrives.
     AgentListArrives { node: u8 },
-    /// A pod worker's next step: sandbox, PreStartContainer, or the runtime's create.
+    /// A pod worker takes its next step: sandbox, PreStartContainer, or the runtime's create.
     Work { pod: u8, luck: u8 },
-    /// A container ends, or what is left of an ended pod goes.
+    /// A container ends, or the remains of an ended pod are removed.
     End { pod: u8, container: u8, how: Ending },
     /// The kubelet writes the pods' status.
     Report { node: u8 },
     /// The kubelet writes the node's status.
     Heartbeat { node: u8 },
-    /// The agent's ten seconds are over; so many events come between its look at the node and its decision.
+    /// The agent's ten-second interval has passed. This many events arrive between its reading of the node and its decision.
     Reconcile { node: u8, events: u8 },
     /// The agent's patch of the node's annotation arrives.
     Publish { node: u8 },
     /// The extender is killed and started.
     RestartExtender { replica: u8, leftover: Leftover },
-    /// It ends in good order and gives the Lease back, and another starts.
+    /// A replica ends in good order and gives the Lease back, and another one starts.
     Retire { replica: u8 },
-    /// A replica looks at the Lease.
+    /// A replica reads the Lease.
     Lease { replica: u8, fate: LeaseFate },
-    /// A replica stops in the middle of what it does, as on a machine that sleeps.
+    /// A replica stops in the middle of its work, as on a machine that sleeps.
     Freeze { replica: u8 },
-    /// It goes on.
+    /// A frozen replica continues.
     Thaw { replica: u8 },
-    /// The wall clock of its machine is set; no other clock changes.
+    /// The wall clock of a replica's machine is set; no other clock changes.
     Clock { replica: u8, seconds: i16 },
     /// The agent is killed.
     KillAgent { node: u8 },
     /// The agent will be killed between two of its actions.
     KillAgentAfter { node: u8, actions: u8 },
-    /// The agent starts (again), with this many units of each GPU kept back.
+    /// The agent starts (again), with this many units of each GPU reserved.
     StartAgent { node: u8, reserve: u8, listed: bool },
     /// The kubelet starts again, before or after the agent has registered.
     RestartKubelet { node: u8, registered: bool },
     /// Everything on the node starts again.
     Reboot { node: u8, registered: bool },
-    /// A card is taken out and another put in while the node runs.
+    /// A GPU is replaced by another one while the node runs.
     ReplaceCard { gpu: u8 },
     /// A GPU fails.
     Fail { gpu: u8 },
-    /// It recovers.
+    /// A failed GPU recovers.
     Recover { gpu: u8 },
-    /// A pod goes the straight way: bind, admission, then so many steps of its worker.
+    /// A pod takes the direct path: bind, admission, then this many steps of its worker.
     Hurry { pod: u8, steps: u8, luck: u8 },
-    /// Everything under way arrives.
+    /// Everything in progress arrives.
     Calm,
 }
 
-/// What a story is mostly about.
+/// The emphasis of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
     /// Everything that can happen with one extender.
     Everything,
-    /// Binds: calls without answers, late writes, restarts of the extender.
+    /// Binds: calls without responses, late writes, restarts of the extender.
     Binds,
     /// Starts of containers: lists that are slow and overtaken.
     Starts,
@@ -199,13 +199,13 @@ pub enum Mix {
     Preemption,
     /// Two extenders, one of which leads.
     Replicas,
-    /// Cards that are replaced, and pods that no extender placed.
+    /// GPUs that are replaced, and pods that no extender placed.
     Cards,
-    /// A kubelet that makes no cgroups for pods.
+    /// A kubelet that creates no cgroups for pods.
     NoPodCgroups,
 }
 
-/// What happened, from the start of a world: which one, and its steps.
+/// A history: its number, its emphasis, and its steps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
     pub mix: Mix,
@@ -213,7 +213,7 @@ pub struct History {
 }
 
 impl History {
-    /// The history with this number.
+    /// Return the history with this number.
     pub fn of(seed: u64) -> History {
         const MIXES: [Mix; 8] = [
             Mix::Everything,
@@ -226,7 +226,7 @@ impl History {
             Mix::NoPodCgroups,
         ];
         let mut chance = Chance::from_seed(seed);
-        // Rare: one node of it has most invariants switched off.
+        // Rare, because most invariants are switched off for one of its nodes.
         let mix = match MIXES[chance.below(MIXES.len())] {
             Mix::NoPodCgroups if chance.below(4) > 0 => Mix::Replicas,
             mix => mix,
@@ -240,7 +240,7 @@ impl History {
 }
 
 impl Mix {
-    /// Two of three steps are among these of the table.
+    /// Return the ranges of the table from which two of three steps come.
     fn focus(self) -> &'static [(u16, u16)] {
         match self {
             Mix::Everything => &[],
@@ -287,7 +287,7 @@ impl Op {
             2..=7 => Fate::Answered,
             8..=10 => Fate::Lost,
             11 => Fate::Repeated,
-            // What is believed of a wrong answer shows when another replica binds the pod.
+            // The effect of believing a wrong answer shows when another replica binds the pod.
             _ if mix == Mix::Replicas && flags % 3 == 0 => Fate::Page(Page::MISLEADING),
             _ => Fate::Page(c),
         };
@@ -402,7 +402,7 @@ impl Op {
                 gpu: flags,
                 how: Forgery::ALL[usize::from(spare) % Forgery::ALL.len()],
             },
-            // 229..=254, and in worlds with one extender what is about several.
+            // 229..=254, and in worlds with one extender also the steps about several.
             _ => Op::Hurry {
                 pod: a,
                 steps: if flag { 9 } else { b % 4 },

@@ -1,29 +1,29 @@
-//! What answers in the API server's place, or beside it: load balancers, ingress controllers, an API server that is starting.
+//! The programs that answer instead of the API server: load balancers, ingress controllers, an API server that is starting.
 
 use divvy_model::PodKey;
 
 use crate::api::Verdict;
 
-/// What becomes of a request whose answer is not the API server's.
+/// What happens to a request that the API server does not answer itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
-    /// The API server carried it out.
+    /// The API server carried out the request.
     Done,
-    /// It never came there.
+    /// The request never reached the API server.
     Never,
-    /// It may be carried out later.
+    /// The request may be carried out later.
     Late,
 }
 
-/// An answer that is not the API server's.
+/// A response that does not come from the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     pub code: u16,
-    /// `{pod}` stands for the name of the pod.
+    /// The body, in which `{pod}` stands for the pod's name.
     body: &'static str,
     pub passed: Passed,
-    /// An API server answers, but not the one of this cluster: a load balancer has backends of two clusters, or one was restored from an old
-    /// backup. Its answer cannot be told from a right one.
+    /// Whether an API server of another cluster answers, because a load balancer has backends of two clusters or one was restored from an old
+    /// backup. Its response cannot be distinguished from a correct one.
     pub misleads: bool,
 }
 
@@ -71,7 +71,7 @@ const PAGES: [Page; 12] = [
 ];
 
 impl Page {
-    /// The number of the page that misleads.
+    /// The number of the misleading page.
     pub const MISLEADING: u8 = 11;
 
     pub fn number(n: u8) -> Page {
@@ -83,7 +83,7 @@ impl Page {
     }
 }
 
-/// The API server's own answer to a Binding.
+/// Return the API server's own response to a Binding.
 pub fn status(verdict: &Verdict, pod: &PodKey) -> (u16, String) {
     let failure = |code: u16, reason: &str, message: &str| {
         let body = format!(

@@ -1,4 +1,4 @@
-//! The end of every story: what could be placed is placed, everything ends, nothing is left, and all of it can be used again.
+//! The end of every history: pods are placed where possible, everything ends, nothing is left behind, and every GPU can be used again.
 
 use divvy_model::{ContainerKind, Health, MiB, Phase, Pod};
 
@@ -8,9 +8,9 @@ use crate::story::ensure;
 use crate::world::{World, request};
 
 impl World {
-    /// Everything arrives; what waits is placed and started; everything ends; every GPU is used whole once more.
+    /// Deliver everything, place and start the waiting pods, end everything, and use every GPU as a whole once more.
     pub fn quiet(&mut self) -> Result<(), String> {
-        self.story.tell(|| "at quiet: everything under way arrives".to_owned());
+        self.story.tell(|| "at quiet: everything in progress arrives".to_owned());
         self.calm()?;
         self.check()?;
         for node in &mut self.nodes {
@@ -18,7 +18,7 @@ impl World {
         }
         self.calm()?;
         self.preempt_all()?;
-        self.story.tell(|| "at quiet: what waits is placed".to_owned());
+        self.story.tell(|| "at quiet: waiting pods are placed".to_owned());
         let mut pending = self.pending();
         pending.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
         for pod in pending {
@@ -30,7 +30,7 @@ impl World {
         self.end_all()?;
         self.nothing_is_left()?;
         self.story
-            .tell(|| "at quiet: every GPU recovers and is used whole".to_owned());
+            .tell(|| "at quiet: every GPU recovers and is used as a whole".to_owned());
         for node in &mut self.nodes {
             let lost = node.gpus.iter().any(|gpu| gpu.health == Health::Lost);
             node.forget_lost();
@@ -55,7 +55,7 @@ impl World {
             self.api.create(&name, units, 0);
             self.see_all()?;
             let placed = self.place(&crate::api::key(&name))?;
-            ensure!(placed, "{size} units fit nowhere though nothing is left");
+            ensure!(placed, "{size} units fit nowhere, although no pod is left");
         }
         self.run_all()?;
         for pod in self.api.pods.values() {
@@ -69,10 +69,10 @@ impl World {
         self.nothing_is_left()
     }
 
-    /// The important ones of those that wait are scheduled until they are bound or nobody is left to be evicted for them; whatever is made in place of
-    /// those that were evicted is scheduled before them each time. With everything seen and no GPU failing, one eviction is enough for each.
+    /// Schedule the important ones among the waiting pods until they are bound or no pod is left that could be evicted for them. Replacements of
+    /// evicted pods are scheduled before them each time. With all events delivered and no GPU failing, one eviction per pod suffices.
     fn preempt_all(&mut self) -> Result<(), String> {
-        self.story.tell(|| "at quiet: the important ones evict others".to_owned());
+        self.story.tell(|| "at quiet: the important pods evict others".to_owned());
         let mut waiting: Vec<Pod> = self.pending().into_iter().filter(|pod| pod.priority > 0).collect();
         waiting.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
         for pod in waiting {
@@ -103,7 +103,7 @@ impl World {
             let rounds = self.rounds(&pod) - before;
             ensure!(
                 rounds <= 1 || in_vain,
-                "pods were evicted {rounds} times for {}, and others took the room",
+                "pods were evicted {rounds} times for {}, but other pods took the room",
                 pod.uid
             );
         }
@@ -111,8 +111,8 @@ impl World {
         self.calm()
     }
 
-    /// Whether a pod that may be evicted for this one is on a GPU that is not well. Its ids are healthy while it is there, and go with it: by the
-    /// sums its eviction makes room, and it makes none.
+    /// Report whether a pod that may be evicted for this one is on an unhealthy GPU. Its ids are healthy while it is there and disappear with
+    /// it: by the sums, its eviction makes room, but in fact it does not.
     fn frees_nothing(&self, pod: &Pod) -> bool {
         let mut lower = self.api.pods.values().filter(|other| other.priority < pod.priority);
         lower.any(|other| {
@@ -128,7 +128,7 @@ impl World {
         self.scheduler.rounds.get(&pod.uid).copied().unwrap_or(0)
     }
 
-    /// What is to be deleted ends.
+    /// End the pods that are being deleted.
     fn end_deleted(&mut self) -> Result<(), String> {
         for node in &mut self.nodes {
             node.kubelet_sees(&mut self.api, usize::MAX, 1, &mut self.story)?;
@@ -143,7 +143,7 @@ impl World {
         Ok(())
     }
 
-    /// Kubelets start what they can; init containers end well.
+    /// Let kubelets start all pods that can start; init containers succeed.
     fn run_all(&mut self) -> Result<(), String> {
         for node in &mut self.nodes {
             let (api, story) = (&mut self.api, &mut self.story);
@@ -173,12 +173,12 @@ impl World {
         self.calm()
     }
 
-    /// Every pod that its kubelet took in runs, unless its GPU failed, or its memory or its ids are still others'.
+    /// Check that every admitted pod runs, unless its GPU failed or its memory or ids still belong to others.
     fn check_started(&self) -> Result<(), String> {
         for node in &self.nodes {
             for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
                 let waits = local.startable();
-                // What an owner wrote is refused, or not.
+                // A pod with its owner's annotations may be refused or not.
                 let Some(allocation) = self.api.bound[uid].allocation() else {
                     continue;
                 };
@@ -192,14 +192,14 @@ impl World {
                     });
                 ensure!(
                     excused || waits.is_empty(),
-                    "{uid} could run and does not: containers {waits:?} are not started"
+                    "{uid} could run but does not: containers {waits:?} are not started"
                 );
             }
         }
         Ok(())
     }
 
-    /// Every pod is deleted, every container ends.
+    /// Delete every pod and end every container.
     fn end_all(&mut self) -> Result<(), String> {
         let uids: Vec<String> = self.api.pods.values().map(|pod| pod.uid.clone()).collect();
         for uid in uids {
@@ -217,9 +217,9 @@ impl World {
         self.calm()
     }
 
-    /// Invariant 3.
+    /// Check invariant 3.
     fn nothing_is_left(&self) -> Result<(), String> {
-        ensure!(self.api.pods.is_empty(), "pods do not go: {:?}", self.api.pods);
+        ensure!(self.api.pods.is_empty(), "pods are not removed: {:?}", self.api.pods);
         for extender in &self.extenders {
             extender.check_at_rest()?;
         }
@@ -237,7 +237,7 @@ impl World {
                 .iter()
                 .flat_map(|agent| agent.core.inventory().gpus)
                 .find(|gpu| gpu.held != MiB::ZERO);
-            ensure!(held.is_none(), "invariant 3: memory is held by nobody: {held:?}");
+            ensure!(held.is_none(), "invariant 3: memory is held without a holder: {held:?}");
             for extender in &self.extenders {
                 let view = extender.core.index().ledger().node(&node.name);
                 let view = view.ok_or("the extender has forgotten a node")?;

@@ -1,5 +1,5 @@
 //! kube-scheduler, as far as it decides between pods: sums, nominations, preemption (`pkg/scheduler/framework/preemption`,
-//! `plugins/defaultpreemption`, `RunFilterPluginsWithNominatedPods`), and controllers that replace what was evicted.
+//! `plugins/defaultpreemption`, `RunFilterPluginsWithNominatedPods`), and controllers that replace evicted pods.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use divvy_model::{Phase, Pod, PodRequest};
 use crate::story::ensure;
 use crate::world::World;
 
-/// More than this does nobody evict for one pod.
+/// The most evictions for one pod. More evictions are an error.
 const MOST_EVICTIONS: u32 = 8;
 
-/// What the scheduler and the controllers remember.
+/// The memory of the scheduler and the controllers.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    /// UID → how often pods were evicted for it.
+    /// UID → how many times pods were evicted for it.
     pub rounds: BTreeMap<String, u32>,
-    /// Pods that were evicted and whose controller makes another when they are gone.
+    /// The evicted pods whose controllers create replacements once they are gone.
     evicted: Vec<Evicted>,
 }
 
@@ -34,7 +34,7 @@ fn units(pod: &Pod) -> u64 {
 }
 
 impl World {
-    /// Filter, then a bind; or preemption, if nothing fits.
+    /// Filter, then bind, or preempt if the pod fits nowhere.
     pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), String> {
         if self.extenders[replica].frozen {
             self.story.tell(|| format!("no extender answers for {}", pod.uid));
@@ -42,7 +42,7 @@ impl World {
         }
         let passed = self.filter(replica, pod)?;
         let fit: Vec<usize> = passed.into_iter().filter(|node| self.resources_fit(pod, *node)).collect();
-        // The node that was promised to it is tried first.
+        // The nominated node is tried first.
         let promised = fit
             .iter()
             .find(|node| pod.nominated.as_deref() == Some(&*self.nodes[**node].name));
@@ -56,8 +56,8 @@ impl World {
         }
     }
 
-    /// NodeResourcesFit: healthy ids less what pods that are not in a terminal phase ask for, and those that were promised room and are no less
-    /// important.
+    /// NodeResourcesFit: the healthy ids minus the requests of pods that are not in a terminal phase, and of nominated pods of equal or higher
+    /// priority.
     fn resources_fit(&self, pod: &Pod, node: usize) -> bool {
         self.sum_left(pod, node, &[]) >= Some(units(pod))
     }
@@ -85,7 +85,7 @@ impl World {
             && without.iter().all(|gone| gone.uid != pod.uid)
     }
 
-    /// PostFilter. Nobody is evicted while those that were for this pod are still ending.
+    /// PostFilter. No pod is evicted while earlier victims for this pod are still ending.
     fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), String> {
         let ends = |other: &&Pod| other.deleting && other.priority < pod.priority && other.node.is_some();
         let mut ending = self.api.pods.values().filter(ends);
@@ -125,7 +125,7 @@ impl World {
             let Some(victim) = self.api.pod(uid).cloned() else { continue };
             ensure!(
                 victim.priority < pod.priority,
-                "{uid} (priority {}) is to go for {} (priority {})",
+                "{uid} (priority {}) is to be evicted for {} (priority {})",
                 victim.priority,
                 pod.uid,
                 pod.priority
@@ -148,7 +148,7 @@ impl World {
             "pods were evicted {rounds} times for {}, which still waits",
             pod.uid
         );
-        // Others that are less important and were promised the same room have to look again.
+        // Less important pods with a nomination to the same room must be scheduled again.
         let others = self
             .api
             .nominated()
@@ -164,12 +164,12 @@ impl World {
         Ok(())
     }
 
-    /// Preemption does not help: nothing is promised to the pod any more.
+    /// Preemption does not help: clear the pod's nomination.
     fn forget(&mut self, pod: &Pod) {
         self.api.nominate(&pod.uid, None);
     }
 
-    /// Those of lower priority that must go by the sums, the least important first; nothing if that does not help, or if nobody has to.
+    /// Return the pods of lower priority that must leave by the sums, the least important first; `None` if that does not help or none must leave.
     fn victims(&self, pod: &Pod, node: usize) -> Option<Vec<String>> {
         let name = &self.nodes[node].name;
         let here = self.api.pods.values().filter(|other| self.counts(other, name, &[]));
@@ -179,7 +179,7 @@ impl World {
         if lower.is_empty() || !fits(&lower) {
             return None;
         }
-        // The most important are let off first.
+        // The most important pods are spared first.
         let mut gone = lower.clone();
         for other in lower.iter().rev() {
             let fewer: Vec<&Pod> = gone.iter().filter(|pod| pod.uid != other.uid).copied().collect();
@@ -190,7 +190,7 @@ impl World {
         (!gone.is_empty()).then(|| gone.iter().map(|pod| pod.uid.clone()).collect())
     }
 
-    /// Controllers make another pod for each that was evicted, once it is gone and its name is free.
+    /// Let controllers create a replacement for each evicted pod, once it is gone and its name is free.
     pub fn replace_evicted(&mut self) {
         let evicted = std::mem::take(&mut self.scheduler.evicted);
         for pod in evicted {
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// At quiet: nobody is replaced any more.
+    /// At quiet: let controllers create no more replacements.
     pub fn replace_nobody(&mut self) {
         self.scheduler.evicted.clear();
     }

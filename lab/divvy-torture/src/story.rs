@@ -1,33 +1,33 @@
-//! What happened, in words; only when somebody wants to read it.
+//! The story of a history in words, recorded only if a reader wants it.
 
-/// Lines of a run.
+/// The lines of a story.
 #[derive(Debug, Default)]
 pub struct Story {
     lines: Option<Vec<String>>,
 }
 
 impl Story {
-    /// Told or not.
+    /// Create a story that records lines only if `told`.
     pub fn new(told: bool) -> Story {
         Story {
             lines: told.then(Vec::new),
         }
     }
 
-    /// A line.
+    /// Record a line.
     pub fn tell(&mut self, line: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             lines.push(line());
         }
     }
 
-    /// All lines so far.
+    /// Return all lines so far.
     pub fn lines(&self) -> &[String] {
         self.lines.as_deref().unwrap_or_default()
     }
 }
 
-/// Ends the run with a sentence unless the condition holds.
+/// Return an error with this text unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {

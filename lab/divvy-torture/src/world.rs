@@ -19,13 +19,13 @@ use crate::story::{Story, ensure};
 
 mod checks;
 
-/// Names of pods; few, so that they come back.
+/// The pods' names; few, so that they are used again.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
 /// `spec.priority`
 const PRIORITIES: [i32; 4] = [0, 10, 20, 0];
 
-/// Nodes by name with their GPUs in units.
+/// The nodes by name, with their GPUs in units.
 type Nodes = &'static [(&'static str, &'static [u64])];
 
 fn nodes(mix: Mix) -> Nodes {
@@ -35,7 +35,7 @@ fn nodes(mix: Mix) -> Nodes {
     }
 }
 
-/// Over how many GPUs what these ask for is spread.
+/// A pod's containers with their requests, and the number of GPUs over which they are spread.
 type Shape = (u32, &'static [(&'static str, ContainerKind, u64)]);
 
 fn shapes() -> [Shape; 10] {
@@ -68,32 +68,32 @@ pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
     }
 }
 
-/// Everything.
+/// The world.
 #[derive(Debug)]
 pub struct World {
     pub api: Api,
-    /// One, or replicas of which one leads.
+    /// A single extender, or replicas of which one leads.
     pub extenders: Vec<Extender>,
     pub scheduler: Scheduler,
     pub nodes: Vec<SimNode>,
     pub story: Story,
-    /// Nodes on which something happened in this step.
+    /// The nodes that this step changed.
     touched: BTreeSet<usize>,
-    /// Position in the history of pods up to which the ledger was checked.
+    /// The position in the pods' history up to which the ledger was checked.
     checked: usize,
 }
 
-/// The `n`th of what is there.
+/// Return the `n`th item, modulo their number.
 fn pick<T: Clone>(items: impl IntoIterator<Item = T>, n: u8) -> Option<T> {
     let items: Vec<T> = items.into_iter().collect();
     items.get(usize::from(n) % items.len().max(1)).cloned()
 }
 
 impl World {
-    /// Nodes whose agents run, and extenders that know them.
+    /// Create nodes whose agents run, and extenders that know them.
     pub fn new(mix: Mix, told: bool) -> Result<World, String> {
         let mut api = Api::default();
-        // Clocks that are set back do not come before 1970.
+        // Clocks that are set back do not go before 1970.
         api.tick(1_000_000_000_000_000);
         let mut nodes = nodes(mix)
             .iter()
@@ -116,7 +116,7 @@ impl World {
         Ok(world)
     }
 
-    /// One step, and what must hold after it.
+    /// Take one step and check the invariants.
     pub fn step(&mut self, op: Op) -> Result<(), String> {
         self.tick(1_000_000)?;
         self.apply(op)?;
@@ -124,7 +124,7 @@ impl World {
         self.check()
     }
 
-    /// Time passes. Replicas that are not frozen look at the Lease every two seconds.
+    /// Let time pass. Replicas that are not frozen read the Lease every two seconds.
     pub fn tick(&mut self, ns: u64) -> Result<(), String> {
         const LOOK_NS: u64 = 2_000_000_000;
         let end = self.api.now_ns + ns;
@@ -147,7 +147,7 @@ impl World {
         extender.look(&mut self.api, fate, &mut self.story)
     }
 
-    /// Time passes until some replica leads and knows the pods; it is the first one that is not frozen.
+    /// Let time pass until a replica leads and knows the pods. It is the first one that is not frozen.
     pub fn lead(&mut self) -> Result<(), String> {
         for _ in 0..20 {
             for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
@@ -161,7 +161,7 @@ impl World {
         Err("no replica leads".to_owned())
     }
 
-    /// The replica that leads, if it is not frozen.
+    /// Return the replica that leads, if it is not frozen.
     pub fn leader(&self) -> Option<usize> {
         let leads = |extender: &Extender| !extender.frozen && extender.leads(&self.api);
         self.extenders.iter().position(leads)
@@ -181,7 +181,7 @@ impl World {
         self.api.pods.values().cloned().collect()
     }
 
-    /// The node whose kubelet has this pod.
+    /// Return the node whose kubelet has this pod.
     fn home(&mut self, uid: &str) -> Option<usize> {
         let node = self.nodes.iter().position(|node| {
             node.kubelet.pods.contains_key(uid) || node.cgroups.contains_key(uid) || node.waiting.contains_key(uid)
@@ -202,7 +202,7 @@ impl World {
             } => self.forge(name, shape, node, gpu, how),
             Op::Delete { pod } => {
                 if let Some(pod) = pick(self.all_pods(), pod) {
-                    self.story.tell(|| format!("deletion of {} is asked for", pod.uid));
+                    self.story.tell(|| format!("deletion of {} is requested", pod.uid));
                     self.api.delete(&pod.uid);
                 }
             }
@@ -217,7 +217,7 @@ impl World {
                     self.api.remove(&pod.uid);
                     let uid = self.api.create(&pod.name, pod.request.clone(), pod.priority);
                     self.story
-                        .tell(|| format!("{} is force-deleted and made again: {uid:?}", pod.uid));
+                        .tell(|| format!("{} is force-deleted and created again: {uid:?}", pod.uid));
                 }
             }
             Op::Evict { pod } => {
@@ -289,7 +289,7 @@ impl World {
                 if let Some(uid) = pick(self.nodes.iter().flat_map(live).collect::<Vec<_>>(), pod)
                     && let Some(node) = self.home(&uid)
                 {
-                    self.story.tell(|| format!("the kubelet works on {uid}"));
+                    self.story.tell(|| format!("the pod worker of {uid} takes a step"));
                     self.nodes[node].work(&mut self.api, &uid, luck, &mut self.story)?;
                 }
             }
@@ -297,7 +297,7 @@ impl World {
                 if let Some(uid) = pick(self.nodes.iter().flat_map(SimNode::endable).collect::<Vec<_>>(), pod)
                     && let Some(node) = self.home(&uid)
                 {
-                    self.story.tell(|| format!("something of {uid} ends"));
+                    self.story.tell(|| format!("a container or the sandbox of {uid} ends"));
                     self.nodes[node].end(&mut self.api, &uid, usize::from(container), how, &mut self.story);
                 }
             }
@@ -305,7 +305,7 @@ impl World {
                 if let Some((node, gpu)) = pick(self.all_gpus(), gpu) {
                     self.touched.insert(node);
                     let uuid = self.nodes[node].gpus[gpu].uuid.clone();
-                    // A machine has so many slots.
+                    // A machine has a limited number of slots.
                     if self.nodes[node].gpus.len() < 4 && self.nodes[node].replace_card(gpu) {
                         self.story.tell(|| format!("another card is put in place of {uuid}"));
                     }
@@ -319,7 +319,7 @@ impl World {
                 }
             }
             Op::Calm => {
-                self.story.tell(|| "everything under way arrives".to_owned());
+                self.story.tell(|| "everything in progress arrives".to_owned());
                 self.calm()?;
             }
             Op::ToAgent { .. }
@@ -339,7 +339,7 @@ impl World {
         Ok(())
     }
 
-    /// Calls that may go on in this way: a frozen replica hears no answer.
+    /// Return the calls that can advance in this way. A frozen replica receives no response.
     fn calls(&self, fate: Fate) -> Vec<(usize, usize)> {
         let replicas = self.extenders.iter().enumerate();
         replicas
@@ -361,7 +361,7 @@ impl World {
         let extender = &mut extenders[replica];
         match op {
             Op::RestartExtender { leftover, .. } => {
-                story.tell(|| format!("{who} is restarted; Bindings under way: {leftover:?}"));
+                story.tell(|| format!("{who} is restarted; Bindings in progress: {leftover:?}"));
                 return extender.restart(api, leftover, story);
             }
             Op::Freeze { .. } if several && !extender.frozen => {
@@ -369,16 +369,16 @@ impl World {
                 extender.frozen = true;
             }
             Op::Thaw { .. } if extender.frozen => {
-                story.tell(|| format!("{who} goes on"));
+                story.tell(|| format!("{who} continues"));
                 extender.frozen = false;
             }
             Op::Clock { seconds, .. } => {
-                story.tell(|| format!("the wall clock of {who} is set by {seconds} s"));
+                story.tell(|| format!("the wall clock of {who} is changed by {seconds} s"));
                 extender.wall_s += i64::from(seconds);
             }
             _ if extender.frozen => {}
             Op::Sweep { .. } => {
-                story.tell(|| format!("{who} looks after its reservations"));
+                story.tell(|| format!("{who} checks its reservations"));
                 extender.sweep(api, story)?;
             }
             Op::ToExtender { pods, nodes, .. } => {
@@ -398,7 +398,7 @@ impl World {
                 extender.restart(api, crate::ops::Leftover::Late, story)?;
             }
             Op::Lease { fate, .. } => {
-                story.tell(|| format!("{who} looks at the lease: {fate:?}"));
+                story.tell(|| format!("{who} checks the lease: {fate:?}"));
                 extender.look(api, fate, story)?;
             }
             _ => {}
@@ -441,7 +441,7 @@ impl World {
                 node.relist_agent(api);
             }
             Op::AgentListArrives { .. } => {
-                story.tell(|| format!("the list of pods arrives at the agent of {name}, if it waits for one"));
+                story.tell(|| format!("the list of pods arrives at the agent of {name}, if it is waiting for one"));
                 node.list_arrives(story)?;
             }
             Op::Report { .. } => node.report_all(api),
@@ -468,7 +468,7 @@ impl World {
                 }
             }
             Op::StartAgent { reserve, listed, .. } => {
-                story.tell(|| format!("the agent of {name} starts, {reserve} units kept back, has listed: {listed}"));
+                story.tell(|| format!("the agent of {name} starts, {reserve} units reserved, has listed: {listed}"));
                 node.start_agent(api, MiB(u64::from(reserve) * GIB), listed, story)?;
             }
             Op::RestartKubelet { registered, .. } => {
@@ -484,7 +484,7 @@ impl World {
         Ok(())
     }
 
-    /// What a pod of this shape asks for, under a name that is free.
+    /// Return the request of a new pod of this shape, and a free name.
     fn new_pod(&self, name: u8, shape: u8) -> Option<(&'static str, PodRequest)> {
         let free = NAMES
             .iter()
@@ -520,7 +520,7 @@ impl World {
         }
     }
 
-    /// A pod whose owner wrote the node and the annotations. Through their texts, as they are read.
+    /// Create a pod with a node and annotations from its owner. The annotations pass through their text form.
     fn forge(&mut self, name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) {
         let Some((name, request)) = self.new_pod(name, shape).filter(|(_, request)| request.rules.is_none()) else {
             return;
@@ -585,13 +585,13 @@ impl World {
         }
     }
 
-    /// Nodes that filter passes.
+    /// Return the nodes that filter passes.
     pub fn filter(&self, replica: usize, pod: &Pod) -> Result<Vec<usize>, String> {
         let names = self.nodes.iter().map(|node| node.name.as_str());
         Ok(self.extenders[replica].core.filter(pod, names)?.passed)
     }
 
-    /// Schedules one of the pods that wait; if none does there is one now.
+    /// Schedule one of the waiting pods; if there is none, create one.
     fn schedule_one(&mut self, pod: u8, node: u8, lost: bool, replica: u8) -> Result<(), String> {
         let Some(waiting) = pick(self.pending(), pod) else {
             self.create(pod, node, 0);
@@ -610,7 +610,7 @@ impl World {
         Ok(())
     }
 
-    /// kube-scheduler asks this replica; one that does not lead hands the bind on to the one that it takes for the leader.
+    /// Send kube-scheduler's bind to this replica. A replica that does not lead forwards it to the one that it takes for the leader.
     pub fn bind(&mut self, replica: usize, pod: &Pod, node: usize) -> Result<(), String> {
         let args = BindArgs {
             pod_name: pod.name.clone(),
@@ -627,15 +627,15 @@ impl World {
             _ => (!asked.frozen).then_some(replica),
         };
         let Some(replica) = handed else {
-            self.story.tell(|| format!("nobody answers the bind of {}", pod.uid));
+            self.story.tell(|| format!("no replica answers the bind of {}", pod.uid));
             return Ok(());
         };
         self.story
-            .tell(|| format!("kube-scheduler asks to bind {} to {}", pod.uid, args.node));
+            .tell(|| format!("kube-scheduler requests the bind of {} to {}", pod.uid, args.node));
         self.extenders[replica].bind(&self.api, args, &mut self.story)
     }
 
-    /// Scheduled, bound, admitted and started, as far as that goes.
+    /// Schedule, bind, admit, and start a pod, as far as possible.
     fn hurry(&mut self, uid: &str, steps: u8, luck: u8) -> Result<(), String> {
         self.story.tell(|| format!("{uid} hurries"));
         if let Some(pod) = self.api.pod(uid).filter(|pod| pod.node.is_none() && !pod.deleting).cloned() {
@@ -672,7 +672,7 @@ impl World {
         Ok(())
     }
 
-    /// Every call of an extender that is not frozen is carried out and answered, in order.
+    /// Carry out and answer every call of the extenders that are not frozen, in order.
     pub fn answer_all(&mut self) -> Result<(), String> {
         for _ in 0..1_000 {
             let Some((replica, call)) = self.calls(Fate::Answered).first().copied() else {
@@ -686,14 +686,14 @@ impl World {
         Err("the extender does not stop calling the API server".to_owned())
     }
 
-    /// What has happened so far, in numbers.
+    /// Return counters that show whether anything happened.
     fn history(&self) -> (usize, usize, usize) {
         let ledgers = self.extenders.iter().map(|extender| extender.core.index().ledger());
         let reserved = ledgers.map(|ledger| ledger.reservations().count()).sum();
         (self.api.pod_log.len(), self.api.node_log.len(), reserved)
     }
 
-    /// Everything under way arrives, until nothing moves; containers, also those of pods that are gone, run on.
+    /// Deliver everything in progress until nothing changes. Containers keep running, even those of pods that are gone.
     pub fn calm(&mut self) -> Result<(), String> {
         self.touched = (0..self.nodes.len()).collect();
         for extender in &mut self.extenders {
@@ -702,7 +702,7 @@ impl World {
         for _ in 0..20 {
             let before = self.history();
             self.answer_all()?;
-            // Bindings without an answer are not carried out any more.
+            // After this time, Bindings without a response can no longer be carried out.
             self.tick(70_000_000_000)?;
             self.lead()?;
             for extender in &mut self.extenders {
@@ -731,7 +731,7 @@ impl World {
                 extender.catch_up(&self.api, &mut self.story)?;
                 kept += extender.core.index().ledger().departed().count();
             }
-            // Nothing is kept for pods that vanished any more: what they hold the agents have said by now.
+            // Nothing is held for vanished pods anymore: the agents have reported by now what these hold.
             let calls = self.calls(Fate::Answered);
             if self.history() == before && calls.is_empty() && kept == 0 {
                 for extender in &self.extenders {
@@ -743,13 +743,13 @@ impl World {
         Err("the world does not come to rest".to_owned())
     }
 
-    /// The pods that wait.
+    /// Return the waiting pods.
     pub fn pending(&self) -> Vec<Pod> {
         let pending = self.api.pods.values().filter(|pod| pod.node.is_none() && !pod.deleting);
         pending.cloned().collect()
     }
 
-    /// At rest: binds a pod where it fits, if it does and nobody goes before it.
+    /// At rest: bind a pod if it fits somewhere and no other pod has precedence.
     pub fn place(&mut self, key: &PodKey) -> Result<bool, String> {
         let Some(pod) = self.api.pods.get(key).filter(|pod| pod.node.is_none()).cloned() else {
             return Ok(false);
@@ -770,7 +770,7 @@ impl World {
         Ok(true)
     }
 
-    /// The extenders see everything.
+    /// Deliver all events to the extenders.
     pub fn see_all(&mut self) -> Result<(), String> {
         for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
             extender.catch_up(&self.api, &mut self.story)?;

@@ -45,16 +45,16 @@ fn a_list_without_reasons_is_refused() {
     }
 }
 
-/// Rust files below these folders, with their text.
+/// Return the Rust files below these directories of each crate, with their text.
 fn sources(kinds: &[&str]) -> Vec<(PathBuf, String)> {
     let mut folders: Vec<PathBuf> = Vec::new();
-    for package in fs::read_dir(root().join("crates")).expect("a folder") {
+    for package in fs::read_dir(root().join("crates")).expect("a directory") {
         let package = package.expect("an entry").path();
         folders.extend(kinds.iter().map(|kind| package.join(kind)).filter(|folder| folder.is_dir()));
     }
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder") {
+        for entry in fs::read_dir(&folder).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 folders.push(path);
@@ -67,14 +67,15 @@ fn sources(kinds: &[&str]) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Ways to leave a test early that nobody would count, and what to write instead. Before `divvy-skip`, every test that was skipped used one of them.
+/// Find ways to leave a test early that the record would not count, with the replacement to use. Before `divvy-skip` existed, all skipped tests used
+/// one of them.
 fn uncounted(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
     for (number, line) in lines.iter().enumerate() {
         let mut complain = |what: &str| found.push(format!("{}: {what}", number + 1));
         let prints = ["print!(", "println!("].iter().any(|print| line.contains(print));
-        // The text may be on the line after.
+        // The text may be on the next line.
         let said = [*line, lines.get(number + 1).copied().unwrap_or_default()]
             .concat()
             .to_lowercase();
@@ -86,7 +87,7 @@ fn uncounted(text: &str) -> Vec<String> {
         }
         let variable = ["NVIDIA_CTK", "CDI_SCHEMA", "OPENB", "TOOLKIT"].map(|name| format!("(\"DIVVY_{name}\""));
         if line.contains("env::var") && variable.iter().any(|variable| line.contains(variable)) {
-            complain("a folder that may be missing; call divvy_skip::folder");
+            complain("a directory that may be missing; call divvy_skip::folder");
         }
         if line.contains("is_root()") {
             complain("a test that only root can run; call divvy_skip::root");
@@ -112,7 +113,7 @@ fn the_ways_to_skip_that_nobody_would_count_are_recognised() {
 #[test]
 fn no_test_is_skipped_in_a_way_that_is_not_counted() {
     let sources = sources(&["tests", "benches", "src"]);
-    assert!(sources.len() > 300, "only {} files were looked at", sources.len());
+    assert!(sources.len() > 300, "only {} files were checked", sources.len());
     let wrong: Vec<String> = sources
         .iter()
         .flat_map(|(path, text)| {
@@ -124,7 +125,7 @@ fn no_test_is_skipped_in_a_way_that_is_not_counted() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What is listed and does not exist any more is taken off the list.
+/// A listed test or step that no longer exists must be removed from the list.
 #[test]
 fn everything_that_may_be_skipped_exists() {
     let text = fs::read_to_string(root().join(ALLOWED)).expect("there");
@@ -142,6 +143,6 @@ fn everything_that_may_be_skipped_exists() {
             Some((_, test)) => sources.iter().any(|(_, text)| text.contains(&format!("fn {test}("))),
             None => script.contains(&format!("skip \"{name}\"")),
         };
-        assert!(there, "{name} is listed in {ALLOWED}, and there is no such test or step");
+        assert!(there, "{name} is listed in {ALLOWED}, but there is no such test or step");
     }
 }

@@ -1,4 +1,4 @@
-//! What an allocation is worth, against the devices that the kubelet gave and what the pod asks for.
+//! The memory that an allocation books, compared with the devices that the kubelet gave and with what the pod requests.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn legacy(units: u64, pod: Pod) -> Pod {
     }
 }
 
-/// Both containers of the pod start, or the first of them that does not says why.
+/// Check that both containers of the pod start, or that the first one that does not start reports the reason.
 fn check(pod: Pod, expected: Result<(), &str>) {
     let mut node = Node::new(&[16384, 16384]);
     let containers: Vec<String> = pod
@@ -64,14 +64,14 @@ fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
         );
     }
     check(edited(simple("p", 0, 3), |allocation| share(allocation, 4096)), Ok(()));
-    // Each container for itself has enough, and together they book less than they have.
+    // Each container by itself has enough memory, but together they have more than they book.
     let two = || pod("p", 0, &[("a", App, 3), ("b", App, 3)]);
     check(two(), Ok(()));
     check(
         edited(two(), |allocation| allocation.gpus[0].memory = MiB(3072)),
-        Err("gives its containers 6144 MiB of it together"),
+        Err("its containers may use 6144 MiB of this GPU together"),
     );
-    // The rest is booked on a GPU that none of them uses.
+    // The rest is booked on a GPU that none of the containers uses.
     let elsewhere = edited(two(), |allocation| {
         let mut other = allocation.gpus[0].clone();
         other.uuid = "GPU-1".to_owned();
@@ -80,17 +80,17 @@ fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
         allocation.gpus.push(other);
     });
     check(elsewhere, Err("books 3072 MiB of GPU GPU-0"));
-    // An init container may use more than those that come after it.
+    // An init container may use more than the containers that come after it.
     check(pod("p", 0, &[("i", Init, 5), ("s", Sidecar, 1), ("m", App, 2)]), Ok(()));
     let starved = edited(pod("p", 0, &[("i", Init, 5), ("m", App, 2)]), |allocation| {
         allocation.gpus[0].memory = MiB(2048)
     });
-    check(starved, Err("of it together"));
+    check(starved, Err("of this GPU together"));
 }
 
 #[test]
 fn a_pod_without_memory_on_paper_gets_no_gpu_that_is_full() {
-    // Whoever sets spec.nodeName passes the extender by; without admission policies it may write this.
+    // A user who sets spec.nodeName bypasses the extender. Without admission policies, that user may write this annotation.
     for free in [
         edited(simple("thief", 0, 1), |allocation| {
             allocation.gpus[0].memory = MiB::ZERO;
@@ -119,13 +119,13 @@ fn gpushares_annotations_are_worth_what_gpushares_extender_counts() {
     check(legacy(3, simple("p", 0, 3)), Ok(()));
     check(
         legacy(0, simple("p", 0, 3)),
-        Err("give it 0 MiB of GPU GPU-0, but its containers ask for 3072 MiB"),
+        Err("give it 0 MiB of GPU GPU-0, but its containers request 3072 MiB"),
     );
     check(
         legacy(5, pod("p", 0, &[("a", App, 3), ("b", App, 3)])),
-        Err("ask for 6144 MiB"),
+        Err("request 6144 MiB"),
     );
-    // It does not count init containers: what they need beside is booked all the same.
+    // gpushare does not count init containers. The memory that they need in addition is booked all the same.
     let larger = legacy(2, pod("p", 0, &[("i", Init, 5), ("m", App, 2)]));
     check(larger.clone(), Ok(()));
     let mut node = Node::new(&[16384]);
@@ -154,13 +154,13 @@ fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
     node.see(pod);
     node.admit("p").expect("admitted");
     node.start("p", "a").expect("started");
-    // The operator changes the unit; the kubelet still has the devices that it gave.
+    // The operator changes the unit, while the kubelet still has the devices that it handed out before.
     node.change_unit(MemoryUnit::GIB);
     node.start("p", "a").expect("it restarts");
     node.start("p", "b").expect("its second container starts");
 }
 
-/// A pod of these units of so many MiB on GPU 0, as the extender bound it.
+/// A pod with this many units of this many MiB on GPU 0, as the extender bound it.
 fn in_unit(uid: &str, units: u64, mib: u64) -> Pod {
     edited(simple(uid, 0, units), |allocation| {
         allocation.gpus[0].memory = MiB(units * mib);
@@ -249,7 +249,7 @@ fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_
     assert!(node.records.values().all(|record| record.unit == MemoryUnit::GIB));
 }
 
-/// Who claims a former, smaller unit would get devices for less than they are worth.
+/// A pod that claims an earlier, smaller unit would get devices for less than they stand for.
 #[test]
 fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
     let mut small = settings();
@@ -277,7 +277,7 @@ fn a_gpushare_pod_stays_on_the_card_of_its_first_grant_whatever_has_that_index_n
         if restarted {
             node.restart_agent();
         }
-        // The container that was there before and the one that comes first now have the same answer.
+        // The container that was there before and the first one now get the same answer.
         for container in ["a", "b"] {
             let (reason, text) = node.start("p", container).expect_err("its card is gone");
             assert_eq!(reason, Reason::GpuUnavailable, "{restarted}: {text}");

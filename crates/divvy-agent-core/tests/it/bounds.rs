@@ -1,4 +1,5 @@
-//! What the agent keeps of a pod of its node, whatever its annotations say: its memory limit is 64 MiB, and a pod's annotations have 256 KiB.
+//! What the agent keeps about a pod of its node is bounded, whatever the pod's annotations contain. The agent's memory limit is 64 MiB, and a
+//! pod's annotations may have 256 KiB.
 
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;

@@ -1,4 +1,4 @@
-//! GetPreferredAllocation, Allocate and PreStartContainer one at a time.
+//! GetPreferredAllocation, Allocate, and PreStartContainer, one at a time.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
     let mut node = Node::new(&[4096, 4096]);
     let all = node.free_ids();
     for (available, must, size, expected) in [
-        // Nobody waits: the ids of one GPU.
+        // No pod is waiting: the ids of one GPU.
         (all.clone(), ids(&[]), 2, ids(&["GPU-0::m0", "GPU-0::m1"])),
         // must_include decides the GPU.
         (all.clone(), ids(&["GPU-1::m3"]), 2, ids(&["GPU-1::m3", "GPU-1::m0"])),
         (all.clone(), ids(&["GPU-1::m3"]), 1, ids(&["GPU-1::m3"])),
-        // A hole: the GPU where all of it fits comes first.
+        // Gaps: the GPU on which everything fits comes first.
         (
             ids(&["GPU-0::m2", "GPU-1::m0", "GPU-1::m1"]),
             ids(&[]),
@@ -39,7 +39,7 @@ fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
         ),
         (all.clone(), ids(&[]), 0, ids(&[])),
         (all.clone(), ids(&["GPU-0::m0"]), 0, ids(&[])),
-        // More than there is: all there is.
+        // More than available: all available ids.
         (ids(&["GPU-0::m0"]), ids(&[]), 5, ids(&["GPU-0::m0"])),
         // Duplicates, unknown and foreign ids.
         (
@@ -108,7 +108,7 @@ fn ids_are_steered_to_the_gpu_of_the_pod_that_waits() {
     let free = node.free_ids();
     let chosen = node.core.preferred(&free, &[], 3);
     assert!(chosen.iter().all(|id| id.starts_with("GPU-1::")), "{chosen:?}");
-    // Another size: nobody waits for it.
+    // Another size: no pod is waiting for it.
     assert!(node.core.preferred(&free, &[], 2).iter().all(|id| id.starts_with("GPU-0::")));
     // A pod that is being deleted steals nothing (R4).
     node.change("a", |pod| pod.deleting = true);
@@ -143,13 +143,17 @@ fn foreign_doubled_and_missing_ids_are_refused_in_words() {
             vec!["GPU-9::m0"],
             "GPU GPU-9, which this node does not have (GPUs: GPU-0)",
         ),
-        (Resource::Memory, vec!["GPU-0::m2"], "slot 2 of a GPU with 2 units of GiB"),
+        (
+            Resource::Memory,
+            vec!["GPU-0::m2"],
+            "slot 2 of a GPU that has only 2 units of GiB",
+        ),
         (Resource::Memory, vec!["GPU-0::c"], "does not belong to aliyun.com/gpu-mem"),
         (Resource::Count, vec!["GPU-0::m0"], "does not belong to aliyun.com/gpu-count"),
         (
             Resource::Memory,
             vec!["GPU-0::m1", "GPU-0::m1"],
-            "\"GPU-0::m1\" is there twice",
+            "\"GPU-0::m1\" appears twice",
         ),
     ] {
         let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
@@ -261,12 +265,12 @@ fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
             "{containers:?}: {:?}",
             node.handouts
         );
-        // What is left of the GPU is what the formula says, not the sum over containers.
+        // The rest of the GPU is what the formula leaves, not the sum over containers.
         let left = 4 - effective;
         if left > 0 {
             node.see(simple("b", 1, left));
             node.admit("b").expect("admitted");
-            node.start("b", "main").expect("fits beside");
+            node.start("b", "main").expect("fits next to it");
         }
         node.see(simple("c", 1, 1));
         node.allocate_as("c", "main", &ids(&["GPU-0::m0"])).expect("allocated");
@@ -370,7 +374,7 @@ fn no_container_starts_on_a_gpu_that_failed_was_lost_or_is_not_there() {
         node.set_health(1, health, reason);
         let (class, text) = node.start("a", "main").expect_err("failed GPU");
         assert_eq!(class, Reason::GpuUnavailable);
-        assert!(text.contains(expected) && text.contains("starts by itself"), "{text}");
+        assert!(text.contains(expected) && text.contains("starts automatically"), "{text}");
         node.set_health(1, Health::Ok, None);
         node.start("a", "main").expect("recovered");
     }

@@ -67,14 +67,14 @@ fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
     assert_eq!(core.set_hardware("d", vec![gpu(0, 4096)]).expect("4096 ids"), None);
 }
 
-/// K04, and DESIGN.md section 8: what pods hold stays healthy.
+/// K04: ids that pods hold stay healthy.
 #[test]
 fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
     let mut node = Node::new(&[8192, 8192]);
     node.see(simple("a", 0, 3));
     node.admit("a").expect("admitted");
     node.start("a", "main").expect("started");
-    // Bound, not yet admitted: it holds its units too.
+    // This pod is bound but not admitted yet. It holds its units as well.
     node.see(simple("b", 0, 2));
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
     node.set_health(0, Health::Failed, Some("XID 79"));
@@ -107,11 +107,11 @@ fn the_number_that_turns_unhealthy_is_right_when_the_kubelet_gave_the_ids_of_ano
     let ids: Vec<String> = (0..3).map(|slot| format!("GPU-0::m{slot}")).collect();
     node.allocate_as("a", "main", &ids).expect("allocated");
     node.set_health(0, Health::Lost, None);
-    // GPU-0 has four ids and no pod of its own: four turn, all of them free ones.
+    // GPU-0 has four ids and no pod of its own, so four ids turn unhealthy, all of them free ones.
     let devices = node.core.devices().memory;
     let unhealthy: Vec<String> = devices.iter().filter(|d| !d.healthy).map(|d| d.id.to_string()).collect();
     assert_eq!(unhealthy, ["GPU-0::m3", "GPU-1::m0", "GPU-1::m1", "GPU-1::m2"]);
-    // What is healthy and not handed out is what GPU-1 has free: 4 - 3.
+    // The ids that are healthy and not handed out are what GPU-1 has free: 4 - 3.
     assert_eq!(node.free_ids().len(), 1);
 }
 

@@ -25,7 +25,7 @@ fn basis() -> Basis {
     }
 }
 
-/// A spec in `/etc/cdi` of both GPUs.
+/// A spec of both GPUs in `/etc/cdi`.
 fn etc(driver: &str) -> SpecFile {
     SpecFile {
         path: "/etc/cdi/nvidia.yaml".to_owned(),
@@ -36,7 +36,7 @@ fn etc(driver: &str) -> SpecFile {
     }
 }
 
-/// The same beside the agent's own.
+/// The same spec in the directory of the agent's own.
 fn beside(driver: &str) -> SpecFile {
     SpecFile {
         path: "/var/run/cdi/nvidia.yaml".to_owned(),
@@ -73,7 +73,7 @@ fn seen(files: Vec<SpecFile>) -> Seen {
     }
 }
 
-/// The step in a word, and what is left to somebody else.
+/// The step as one word, and what is left to the operator.
 fn shown(verdict: Verdict) -> (&'static str, String) {
     let step = match verdict.step {
         Step::Nothing => "nothing",
@@ -141,12 +141,12 @@ fn what_is_done_with_the_drivers_spec() {
     for (name, seen, step, left) in [
         ("fresh", seen(vec![etc(NEW)]), "nothing", ""),
         (
-            "fresh again: the own goes",
+            "current again: the agent's own spec is removed",
             with(vec![etc(NEW)], own(NEW, true), None),
             "remove",
             "",
         ),
-        ("it says no driver", seen(vec![silent]), "nothing", ""),
+        ("the spec names no driver version", seen(vec![silent]), "nothing", ""),
         ("stale", seen(vec![etc(OLD)]), "make", ""),
         ("none", seen(vec![]), "make", ""),
         ("its files are gone", seen(vec![gone]), "make", ""),
@@ -159,13 +159,13 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "made, and somebody changed it",
+            "made, then changed by another program",
             with(vec![etc(OLD)], own(NEW, false), last(basis(), Ok(()))),
             "make",
             "",
         ),
         (
-            "made, and somebody removed it",
+            "made, then removed by another program",
             with(vec![etc(OLD)], None, last(basis(), Ok(()))),
             "make",
             "",
@@ -186,8 +186,8 @@ fn what_is_done_with_the_drivers_spec() {
             "it could not be made",
             with(vec![etc(OLD)], None, last(basis(), Err("no libcuda"))),
             "nothing",
-            "/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded: containers with GPUs do not start, or get \
-             libraries that the kernel's module refuses. The agent could not make one: no libcuda. As soon as that is put right it tries again; by \
+            "/etc/cdi/nvidia.yaml was made for driver 550.54.15, but 560.35.03 is loaded: containers with GPUs do not start, or get \
+             libraries that the kernel module refuses. The agent could not make a spec: no libcuda. It tries again once this is fixed; to make it by \
              hand: divvy cdi generate -o /etc/cdi/nvidia.yaml",
         ),
         (
@@ -197,13 +197,13 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "it could not be made again, and the old own one is all there is",
+            "it could not be made again, and only the agent's old spec exists",
             with(vec![], own(OLD, true), last(basis(), Err("no libcuda"))),
             "nothing",
-            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, and 560.35.03 is loaded",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, but 560.35.03 is loaded",
         ),
         (
-            "the driver's files were replaced, and not the module: the own one names what is gone",
+            "the driver's files were replaced but not the module: the agent's own spec names missing files",
             with(
                 vec![],
                 Some(Own {
@@ -213,37 +213,48 @@ fn what_is_done_with_the_drivers_spec() {
                 last(basis(), Err("load the new module, or reboot")),
             ),
             "nothing",
-            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which is not there: containers with GPUs do not \
-             start. The agent could not make one: load the new module, or reboot",
+            "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which does not exist: containers with GPUs do \
+             not start. The agent could not make a spec: load the new module, or reboot",
         ),
         (
-            "another tool's beside it",
+            "another tool's spec in the same directory",
             seen(vec![beside(OLD)]),
             "nothing",
-            "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml has nvidia.com/gpu=0 \
-             already, and engines give out no device that two files of a directory have. Make /var/run/cdi/nvidia.yaml again (divvy cdi \
-             generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
+            "The agent does not write /var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json: /var/run/cdi/nvidia.yaml already has \
+             nvidia.com/gpu=0, and container runtimes ignore a device that two files of one directory define. Make \
+             /var/run/cdi/nvidia.yaml again (divvy cdi generate -o /var/run/cdi/nvidia.yaml), or remove it (rm /var/run/cdi/nvidia.yaml)",
         ),
         (
-            "another tool's came beside it",
+            "another tool's spec appeared in the same directory",
             with(vec![beside(OLD)], own(NEW, true), last(basis(), Ok(()))),
             "remove",
-            "engines give out no device",
+            "container runtimes ignore a device",
         ),
-        ("engines refuse the one beside it", seen(vec![refused]), "make", ""),
-        ("other devices beside it", seen(vec![other_device, etc(OLD)]), "make", ""),
+        (
+            "container runtimes refuse the other spec in the directory",
+            seen(vec![refused]),
+            "make",
+            "",
+        ),
+        (
+            "other devices in the same directory",
+            seen(vec![other_device, etc(OLD)]),
+            "make",
+            "",
+        ),
         (
             "off",
             off(None),
             "nothing",
-            "On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml. With --driver-spec auto",
+            "On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml. With --driver-spec auto",
         ),
         ("switched off", off(own(NEW, true)), "remove", "--driver-spec auto"),
         (
             "no root",
             of(without_root.clone(), vec![etc(OLD)], None),
             "nothing",
-            "The agent cannot make one: divvy-probe sees none of the driver's files at /host/. On the node: divvy cdi generate -o /etc/cdi/nvidia.yaml",
+            "The agent cannot make a spec: divvy-probe finds none of the driver's files at /host/. On the node, run: divvy cdi generate \
+             -o /etc/cdi/nvidia.yaml",
         ),
         (
             "an older probe",
@@ -252,7 +263,7 @@ fn what_is_done_with_the_drivers_spec() {
                 ..of(without_root.clone(), vec![etc(OLD)], None)
             },
             "nothing",
-            "The agent cannot make one: the probe is older. On the node",
+            "The agent cannot make a spec: the probe is older. On the node",
         ),
         (
             "no root for a while",
@@ -261,12 +272,12 @@ fn what_is_done_with_the_drivers_spec() {
             "",
         ),
         (
-            "no root, and none at all",
+            "no root, and no spec at all",
             of(without_root, vec![], None),
             "nothing",
             "no CDI spec of kind nvidia.com/gpu names GPU-0",
         ),
-        ("MIG: not given away whole", of(mig, vec![], None), "nothing", ""),
+        ("MIG: no container gets the whole GPU", of(mig, vec![], None), "nothing", ""),
         (
             "the driver does not answer",
             Seen {

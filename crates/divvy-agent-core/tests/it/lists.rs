@@ -1,4 +1,4 @@
-//! Lists of the node's pods that a start asks for while the watch goes on: each may show an older state than the watch has told.
+//! Lists of the node's pods that a start requests alongside the watch. Each list may show an older state than the watch has reported.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn a_list_that_the_watch_overtook_does_not_bring_an_ended_pod_back_to_life() {
     node.change("q", |pod| (pod.phase, pod.container_running) = (Phase::Succeeded, false));
     node.core.listed(listing, snapshot);
     assert!(node.core.pod("q").expect("known").ended());
-    // Its sandbox ends a moment later, and its memory is free.
+    // The pod's sandbox ends a moment later, and its memory is free.
     node.populated.remove("q");
     node.kubelet_forgets("q");
     node.see(simple("r", 0, 12));
@@ -52,30 +52,30 @@ fn what_a_list_says_of_pods_that_the_watch_did_not_speak_of_is_the_newer_word() 
     core.listed(listing, vec![simple("stays", 0, 1), ends, simple("comes", 0, 1)]);
     assert!(core.pod("stays").is_some() && core.pod("comes").is_some());
     assert!(core.pod("gone").is_none() && core.pod("ends").is_some_and(Pod::ended));
-    // A list that failed is forgotten, and changes nothing.
+    // A list that failed is forgotten and changes nothing.
     let listing = core.begin_list();
     core.list_failed(listing);
     assert!(core.pod("stays").is_some());
 }
 
-/// What may happen.
+/// One step of a random run.
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// On the API server.
+    /// A change on the API server.
     Create,
     End(u8),
     Remove(u8),
-    /// The watch tells so many of the changes that it has not told yet.
+    /// The watch reports this many of the changes that it has not reported yet.
     Watch(u8),
-    /// The watch breaks and begins again with a list.
+    /// The watch breaks and restarts with a list.
     Relist,
-    /// The agent asks for a list.
+    /// The agent requests a list.
     Ask,
-    /// The API server reads what it will answer.
+    /// The API server reads the state for its answer.
     Read,
-    /// An answer arrives; which one.
+    /// The answer with this number arrives.
     Arrive(u8),
-    /// A call is given up.
+    /// A call is abandoned.
     GiveUp,
 }
 
@@ -94,7 +94,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// When the watch has told everything and no list is under way, the agent knows exactly what the API server has, whichever list was overtaken.
+    /// Once the watch has reported everything and no list is in progress, the agent knows exactly what the API server has, whichever list was
+    /// outdated.
     #[test]
     fn the_watch_has_the_last_word_whatever_lists_arrive_when(steps in proptest::collection::vec(step(), 1..60)) {
         let mut core = Core::new(settings());

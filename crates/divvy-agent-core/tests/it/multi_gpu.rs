@@ -8,7 +8,7 @@ use divvy_model::{Health, Held, MiB, Pod};
 
 use crate::node::{Node, pod, simple};
 
-/// On GPUs 0 and 2, half of everything on each.
+/// A pod on GPUs 0 and 2, with half of its memory on each.
 fn on_two(uid: &str, containers: &[(&str, divvy_model::ContainerKind, u64)]) -> Pod {
     let mut pod = pod(uid, 0, containers);
     let Held::Allocation(held) = &mut pod.held else {
@@ -51,7 +51,7 @@ fn a_container_gets_all_its_gpus_and_is_told_which_they_are() {
     assert_eq!(env("ALIYUN_COM_GPU_MEM_CONTAINER"), Some("6"));
     assert_eq!(env("ALIYUN_COM_GPU_MEM_DEV"), Some("8"));
     assert_eq!(env("NVIDIA_VISIBLE_DEVICES"), Some("void"));
-    // What is on both is counted on both.
+    // A pod on two GPUs counts on both.
     let held: Vec<u64> = node
         .records
         .values()
@@ -67,7 +67,7 @@ fn every_gpu_must_be_well_and_have_room() {
     node.see(simple("old", 2, 6));
     node.admit("old").expect("admitted");
     node.start("old", "main").expect("started");
-    // Its object goes, its container does not; the extender has not heard of that.
+    // The pod's object is deleted but its container is not, and the extender has not noticed.
     node.object_gone("old");
     node.see(on_two("a", &[("main", App, 6)]));
     node.admit("a").expect("admitted");
@@ -95,7 +95,7 @@ fn ids_are_divided_over_the_gpus_as_far_as_there_are_some() {
     let free = node.free_ids();
     let chosen = node.core.preferred(&free, &[], 6);
     assert_eq!(count(&chosen), BTreeMap::from([("GPU-0", 3), ("GPU-2", 3)]));
-    // Others' ids lie on GPU 2: any that are free will do.
+    // The kubelet has given most of GPU 2's ids to other pods, so any free ids must do.
     let few: Vec<String> = free
         .into_iter()
         .filter(|id| !id.starts_with("GPU-2::") || id.ends_with("::m0"))

@@ -107,7 +107,7 @@ pub(crate) fn key(uid: &str, container: &str) -> Key {
     }
 }
 
-/// What a container has once it runs, from the spec that its runtime resolved.
+/// What a running container has, from the spec that its container runtime resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Running {
     pub(crate) env: Vec<String>,
@@ -118,7 +118,7 @@ pub(crate) struct Node {
     pub(crate) core: Core,
     settings: Settings,
     gpus: Vec<Gpu>,
-    // What is on disk.
+    // The agent's files on disk.
     pub(crate) records: BTreeMap<Key, GrantRecord>,
     pub(crate) specs: BTreeMap<String, String>,
     // The kubelet.
@@ -133,7 +133,7 @@ pub(crate) struct Node {
     pub(crate) events: Vec<(String, &'static str, String)>,
 }
 
-/// A CDI spec that names the GPUs, and has no files.
+/// A CDI spec that names the GPUs and has no files.
 fn spec_of(gpus: &[Gpu]) -> Spec {
     let devices = gpus.iter().map(|gpu| Device {
         name: gpu.uuid.clone(),
@@ -163,7 +163,7 @@ impl Node {
             specs: BTreeMap::new(),
             handouts: Vec::new(),
             populated: BTreeSet::new(),
-            // With the driver's spec, as an agent makes one.
+            // The driver's spec exists, as if an agent had made it.
             node_files: NodeFiles {
                 specs: vec![spec_of(&gpus)],
                 ..NodeFiles::default()
@@ -181,7 +181,7 @@ impl Node {
         self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
     }
 
-    /// The API server has this pod, and the agent sees it.
+    /// Create this pod on the API server, and let the agent see it.
     pub(crate) fn see(&mut self, pod: Pod) {
         self.pods.insert(pod.uid.clone(), pod.clone());
         let actions = self.core.apply_pod(pod);
@@ -194,7 +194,7 @@ impl Node {
         self.see(pod);
     }
 
-    /// The pod's object goes, whatever its containers do.
+    /// Delete the pod's object, regardless of its containers.
     pub(crate) fn object_gone(&mut self, uid: &str) {
         self.pods.remove(uid);
         self.core.delete_pod(uid);
@@ -212,7 +212,7 @@ impl Node {
         }
     }
 
-    /// What the driver says of the processes: pod, GPU, MiB.
+    /// The driver's list of processes: pod, GPU, MiB.
     pub(crate) fn processes(&mut self, of: &[(&str, usize, u64)]) {
         let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
         for (uid, index, mib) in of {
@@ -245,7 +245,7 @@ impl Node {
         }
     }
 
-    /// All ids that the kubelet has free.
+    /// All ids that are free in the kubelet's view.
     pub(crate) fn free_ids(&self) -> Vec<String> {
         let taken: BTreeSet<&String> = self.handouts.iter().flat_map(|handout| &handout.ids).collect();
         let devices = self.core.devices().memory;
@@ -257,7 +257,8 @@ impl Node {
             .collect()
     }
 
-    /// Admits a pod as kubelets do (research/reliability.md section 1.2): containers in order, ids of init containers used again.
+    /// Admit a pod as the kubelet's device manager does: containers in order, with the ids of init containers reused
+    /// (`pkg/kubelet/cm/devicemanager/manager.go`).
     pub(crate) fn admit(&mut self, uid: &str) -> Result<(), String> {
         let pod = self.pods[uid].clone();
         let mut reuse: Vec<String> = Vec::new();
@@ -286,7 +287,7 @@ impl Node {
         Ok(())
     }
 
-    /// Allocate for these very ids, and the checkpoint's entry.
+    /// Call Allocate for exactly these ids, and add the checkpoint's entry.
     pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
         let names = self.core.allocate(Resource::Memory, ids)?;
         self.handouts.push(Handout {
@@ -304,7 +305,7 @@ impl Node {
         handout.expect("handed out").ids.iter().cloned().collect()
     }
 
-    /// PreStartContainer, with a sandbox that runs.
+    /// Call PreStartContainer while the pod's sandbox is running.
     pub(crate) fn pre_start(&mut self, uid: &str, container: &str) -> PreStart {
         self.populated.insert(uid.to_owned());
         let ids = self.ids_of(uid, container);
@@ -314,7 +315,7 @@ impl Node {
     pub(crate) fn pre_start_ids(&mut self, ids: &[String]) -> PreStart {
         let mut answer = self.core.pre_start(ids, &self.facts());
         if matches!(answer, PreStart::Wait(..)) {
-            // As the shell does: list the pods, and ask again.
+            // Like the agent: list the pods, then call again.
             if self.synced {
                 let listing = self.core.begin_list();
                 let actions = self.core.listed(listing, self.pods.values().cloned().collect());
@@ -333,7 +334,7 @@ impl Node {
         answer
     }
 
-    /// Starts a container: PreStart, then the runtime resolves the CDI name that the kubelet recorded.
+    /// Start a container: call PreStart, then let the container runtime resolve the CDI name that the kubelet recorded.
     pub(crate) fn start(&mut self, uid: &str, container: &str) -> Result<Running, (Reason, String)> {
         match self.pre_start(uid, container) {
             PreStart::Granted { .. } => {
@@ -351,7 +352,7 @@ impl Node {
         }
     }
 
-    /// What the runtime finds under the name that the kubelet recorded.
+    /// What the container runtime finds under the name that the kubelet recorded.
     pub(crate) fn resolve(&self, uid: &str, container: &str) -> Option<Running> {
         let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container))?;
         let spec = cdi::Spec::parse(self.specs.get(handout.grant.as_ref()?)?).expect("own text");
@@ -362,7 +363,7 @@ impl Node {
         })
     }
 
-    /// The kubelet's own books forget a pod.
+    /// Remove a pod from the kubelet's own records.
     pub(crate) fn kubelet_forgets(&mut self, uid: &str) {
         self.handouts.retain(|handout| handout.key.uid != uid);
         self.core.set_handouts(self.handouts.clone());
@@ -385,19 +386,19 @@ impl Node {
         found
     }
 
-    /// Another card is put in place of the one with this index.
+    /// Replace the GPU with this index by another one.
     pub(crate) fn replace_card(&mut self, index: usize, uuid: &str) {
         uuid.clone_into(&mut self.gpus[index].uuid);
         self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
     }
 
-    /// The agent starts again with another `--memory-unit`.
+    /// Restart the agent with another `--memory-unit`.
     pub(crate) fn change_unit(&mut self, unit: divvy_model::MemoryUnit) {
         self.settings.unit = unit;
         self.restart_agent();
     }
 
-    /// A new process: what it knows comes from disk, from the checkpoint and from the API server.
+    /// Start a new agent process. Its knowledge comes from disk, from the checkpoint, and from the API server.
     pub(crate) fn restart_agent(&mut self) {
         let mut core = Core::new(self.settings.clone());
         core.load_records(self.records.values().cloned().collect());
@@ -408,7 +409,7 @@ impl Node {
         self.perform(&actions);
     }
 
-    /// Memory of containers with a grant and processes, per GPU, each pod once; from the test's own books.
+    /// Memory of containers with a grant and processes, per GPU, each pod once. Computed from the test's own records.
     pub(crate) fn used(&self, totals: &BTreeMap<String, (String, u64)>) -> BTreeMap<String, u64> {
         let mut used: BTreeMap<String, u64> = BTreeMap::new();
         for uid in &self.populated {

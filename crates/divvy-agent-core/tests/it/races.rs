@@ -1,4 +1,4 @@
-//! The interleavings of research/reliability.md section 2.2, as far as they can be seen at the agent's decisions.
+//! The races of `docs/compatibility/races.md`, as far as the agent's decisions show them.
 
 use divvy_agent_core::{Class, PreStart, Reason};
 use divvy_model::ContainerKind::{App, Init};
@@ -15,7 +15,7 @@ fn r1_pods_of_one_size_admitted_in_the_other_order_get_their_own_gpus() {
     let mut node = Node::new(&[4096, 4096]);
     node.see(simple("a", 0, 3));
     node.see(simple("b", 1, 3));
-    // The kubelet takes b first; the guess is a.
+    // The kubelet admits b first, while the guess is a.
     node.admit("b").expect("admitted");
     node.admit("a").expect("admitted");
     assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
@@ -88,13 +88,13 @@ fn r5_memory_is_not_given_again_when_deletion_was_only_asked_for() {
     node.start("a", "main").expect("started");
     node.change("a", |pod| pod.deleting = true);
     node.see(simple("b", 0, 3));
-    // The kubelet still holds a's ids; b gets some other set, in whatever way.
+    // The kubelet still holds a's ids, so b gets another set, whichever.
     node.kubelet_forgets("a");
     node.admit("b").expect("admitted");
     let (reason, text) = node.start("b", "main").expect_err("a runs");
     assert_eq!(reason, Reason::MemoryHeld);
     assert!(
-        text.contains("memory still held by default/pod-a (being deleted): 3072 MiB"),
+        text.contains("memory is still held by default/pod-a (being deleted): 3072 MiB"),
         "{text}"
     );
     node.processes_end("a");
@@ -153,7 +153,7 @@ fn r7_a_pod_re_created_under_the_same_name_is_another_pod() {
     node.see(named("new", 1));
     node.admit("new").expect("admitted");
     assert!(has(&node.start("new", "main").expect("started"), "/dev/nvidia1"));
-    // The old UID's events come late.
+    // The events of the old UID arrive late.
     node.processes_end("old");
     node.object_gone("old");
     node.reconcile();
@@ -177,7 +177,7 @@ fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
         matches!(&answer, PreStart::Wait(Reason::UnknownPod, text) if text.contains('a')),
         "{answer:?}"
     );
-    // The list that the shell then makes has it.
+    // The list that the agent then requests contains the pod.
     node.pods.insert("a".to_owned(), hidden);
     assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
 }
@@ -195,7 +195,7 @@ fn r16_an_agent_that_restarts_between_allocate_and_pre_start_has_lost_nothing() 
     assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia0"));
 }
 
-/// K10, R17: what starts without PreStart finds its spec.
+/// K10, R17: a container that starts without PreStart finds its spec.
 #[test]
 fn r17_containers_restart_without_pre_start_while_the_kubelet_restarts() {
     let mut node = Node::new(&[4096]);
@@ -222,11 +222,11 @@ fn r18_ids_handed_out_twice_give_nobody_memory_twice() {
     assert_eq!(reason, Reason::DoubleHandout);
     assert!(text.contains("default/pod-a and default/pod-b"), "{text}");
     assert_eq!(node.reconcile().classes[&Class::DoubleHandout], 1);
-    // One of them ends: the other starts, on the GPU of its allocation.
+    // One of the pods ends, and the other starts on the GPU of its allocation.
     node.processes_end("a");
     node.object_gone("a");
-    assert!(has(&node.start("b", "main").expect("alone now"), "/dev/nvidia1"));
-    // a's grant ends; the name is b's by now.
+    assert!(has(&node.start("b", "main").expect("no other owner now"), "/dev/nvidia1"));
+    // a's grant ends, but its name belongs to b by now.
     node.reconcile();
     assert!(has(&node.resolve("b", "main").expect("kept"), "/dev/nvidia1"));
     assert_eq!(node.records.len(), 1);
@@ -255,8 +255,8 @@ fn r18_ids_handed_out_twice_in_part_do_no_harm_and_are_counted() {
 
 #[test]
 fn r19_no_order_of_times_matters() {
-    // The core has no clock and reads no time from annotations; what is left is that the order in which pods are seen
-    // changes no grant.
+    // The core has no clock and reads no time from annotations. What remains to check is that the order in which pods are seen changes no
+    // grant.
     for order in [["a", "b"], ["b", "a"]] {
         let mut node = Node::new(&[4096, 4096]);
         for uid in order {
@@ -297,7 +297,7 @@ fn r21_a_changed_allocation_has_no_effect_and_is_said_once() {
     );
     node.admit("a").expect("admitted");
     assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
-    // An agent that starts later believes the record, not the annotation.
+    // An agent that starts later trusts the record, not the annotation.
     node.change("a", |pod| pod.held = Held::Allocation(other));
     node.restart_agent();
     assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
@@ -328,11 +328,11 @@ fn no_record_is_made_for_a_container_whose_start_is_refused() {
     node.admit("a").expect("admitted");
     let ids = node.ids_of("a", "main");
     node.start("a", "main").expect("started");
-    // It starts once more, and its runtime has not looked at the spec yet when its object goes.
+    // The container starts once more, and its container runtime has not read the spec yet when the pod's object is deleted.
     let before = node.resolve("a", "main");
     node.object_gone("a");
     node.kubelet_forgets("a");
-    // The kubelet gives its ids to a pod on the other GPU, one container of which runs without them.
+    // The kubelet gives its ids to a pod on the other GPU, and one container of that pod runs without them.
     node.see(pod("b", 1, &[("x", App, 1), ("y", App, 3)]));
     let free: Vec<String> = node.free_ids().into_iter().filter(|id| !ids.contains(id)).take(1).collect();
     node.allocate_as("b", "x", &free).expect("allocated");
@@ -343,8 +343,8 @@ fn no_record_is_made_for_a_container_whose_start_is_refused() {
     node.reconcile();
     // Both have the same grant name.
     assert_eq!(node.resolve("b", "y"), before, "the spec is still that of a");
-    // It ends: b's grant is made when b starts.
+    // a's container ends: b's grant is made when b starts.
     node.processes_end("a");
     node.reconcile();
-    assert!(has(&node.start("b", "y").expect("alone now"), "/dev/nvidia1"));
+    assert!(has(&node.start("b", "y").expect("no other owner now"), "/dev/nvidia1"));
 }

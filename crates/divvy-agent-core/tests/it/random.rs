@@ -1,5 +1,5 @@
-//! Random lives of pods on a node, with an extender that sees only the API's objects: whatever happens, containers that run
-//! never have more of a GPU than it has, each runs on the GPU of its allocation, and at quiet nothing is left.
+//! Random pods on a node, with an extender that sees only the API's objects. In every run, running containers never have more of a GPU than it
+//! has, each runs on the GPU of its allocation, and nothing is left at the end.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ const GPUS: [u64; 2] = [6, 4];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Bound by the extender if its ledger has room.
+    /// The extender binds a pod if its ledger has room.
     Create {
         gpu: u32,
         shape: usize,
     },
     Admit(usize),
     Start(usize),
-    /// All containers end and will not restart; the object goes if it was being deleted.
+    /// All containers end and will not restart. The object is removed if it was being deleted.
     End(usize, bool),
     Delete(usize),
     ForceDelete {
@@ -30,7 +30,7 @@ enum Step {
     KillGhosts,
     Reconcile,
     RestartAgent,
-    /// The records are lost; the specs are not.
+    /// The records are lost, but the specs are not.
     LoseState,
     Reboot,
     Health(usize, bool),
@@ -66,7 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct World {
     node: Node,
-    /// The test's own books: what each pod ever created takes, and where.
+    /// The test's own records: what each pod ever created takes, and where.
     totals: BTreeMap<String, (String, u64)>,
     created: usize,
     /// Pods whose container got a grant since the pod's processes last ended.
@@ -108,7 +108,7 @@ impl World {
                     && !self.node.pods[&uid].deleting
                     && !self.node.pods[&uid].ended()
                 {
-                    // What the kubelet has no ids for it rejects; its own books are then as before.
+                    // The kubelet rejects a pod for which it has no ids. Its own records are then unchanged.
                     if self.node.admit(&uid).is_err() {
                         self.node.kubelet_forgets(&uid);
                         self.node.change(&uid, |pod| pod.phase = Phase::Failed);
@@ -169,7 +169,7 @@ impl World {
             Step::LoseState => {
                 node.records.clear();
                 node.restart_agent();
-                // As the agent's start does, before the kubelet can call.
+                // The agent does this at its start, before the kubelet can call.
                 node.reconcile();
             }
             Step::Reboot => {
@@ -205,7 +205,7 @@ impl World {
         }
     }
 
-    /// Invariant 1, from the test's own books.
+    /// Invariant 1, checked with the test's own records.
     fn check(&self) {
         let started: BTreeMap<String, (String, u64)> = self
             .totals
@@ -217,10 +217,10 @@ impl World {
             let index: usize = gpu.trim_start_matches("GPU-").parse().expect("a number");
             assert!(used <= GPUS[index] * GIB, "{gpu}: {used} MiB are in use");
         }
-        // The core agrees with the disk at all times.
+        // The core always agrees with the disk.
         let known: Vec<_> = self.node.core.records().cloned().collect();
         assert_eq!(known, self.node.records.values().cloned().collect::<Vec<_>>());
-        // Healthy ids are what kube-scheduler may count on: those of good GPUs, and what pods hold on failed ones.
+        // Healthy ids are the ones that kube-scheduler may count on: those of good GPUs, and those that pods hold on failed GPUs.
         let healthy = self.node.core.devices().memory.iter().filter(|device| device.healthy).count() as u64;
         let expected: u64 = self
             .node
@@ -245,7 +245,7 @@ impl World {
         assert_eq!(healthy, expected);
     }
 
-    /// Everything ends: nothing may be left.
+    /// Let everything end, and check that nothing is left.
     fn quiet(&mut self) {
         let before: Vec<_> = {
             self.node.reconcile();

@@ -47,7 +47,7 @@ fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
         let found = node.reconcile();
         assert_eq!(found.classes.get(&Class::GrantEnded), Some(&1), "{name}");
         assert!(node.records.is_empty() && node.specs.is_empty(), "{name}");
-        // The other order: no processes, but the object is there.
+        // The other order: no processes are left, but the object still exists.
         let mut node = running(&[4096], &[("a", 0, 3)]);
         node.processes_end("a");
         node.reconcile();
@@ -82,7 +82,7 @@ fn after_a_reboot_specs_are_rebuilt_from_the_records() {
     let before = node.specs.clone();
     node.specs.clear();
     node.populated.clear();
-    // Another boot, other numbers: only the UUIDs stay.
+    // Another boot may change the numbers; only the UUIDs stay.
     let mut gpus = vec![gpu(0, 4096), gpu(1, 4096)];
     gpus[0].minor = 1;
     gpus[1].minor = 0;
@@ -103,7 +103,7 @@ fn after_a_reboot_specs_are_rebuilt_from_the_records() {
         rebooted.specs.keys().collect::<BTreeSet<_>>(),
         before.keys().collect::<BTreeSet<_>>()
     );
-    // No Allocate: the kubelet replays its answer, and PreStart makes the grant this boot's.
+    // There is no Allocate: the kubelet replays its answer, and PreStart renews the grant for this boot.
     let running = rebooted.start("a", "main").expect("started");
     assert!(running.devices.contains(&"/dev/nvidia0".to_owned()), "{running:?}");
     assert_eq!(rebooted.records[&key("a", "main")].boot_id, "boot-2");
@@ -135,7 +135,7 @@ fn a_lost_state_directory_comes_back_from_the_specs() {
 fn with_the_specs_lost_too_running_pods_come_back_from_checkpoint_and_allocation() {
     let mut node = running(&[4096], &[("a", 0, 3)]);
     let (records, specs) = (std::mem::take(&mut node.records), std::mem::take(&mut node.specs));
-    // Admitted, not started: it has no grant to rebuild.
+    // This pod is admitted but not started, so there is no grant to rebuild.
     node.see(simple("b", 0, 1));
     node.admit("b").expect("admitted");
     node.restart_agent();
@@ -198,7 +198,7 @@ fn a_lost_checkpoint_is_said_once_for_each_pod() {
         assert_eq!(node.reconcile().classes.get(&Class::CheckpointLost), Some(&2));
     }
     assert_eq!(node.events.len(), 2, "{:?}", node.events);
-    // A checkpoint that cannot be read is another matter: nothing is known, nothing is said, nothing is lost.
+    // A checkpoint that cannot be read is different: nothing is known, so no event is posted and nothing is lost.
     let facts = Facts {
         handouts: None,
         ..node.facts()
@@ -245,18 +245,18 @@ fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away(
     assert_eq!(node.records, before);
 }
 
-/// The driver's processes are reported against the grants, once for each pod and class, and nothing is taken from anybody.
+/// The driver's processes are compared with the grants. Each difference is reported once per pod and class, and no pod loses anything.
 #[test]
 fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
     type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
     let cases: [Case<'_>; 8] = [
-        ("nobody computes", &[], &[]),
+        ("no processes", &[], &[]),
         ("within the grant", &[("a", 0, 3072)], &[]),
         ("the driver does not say how much", &[("a", 0, 0)], &[]),
         ("more than granted", &[("a", 0, 3073)], &[(Class::MemoryExceeded, 1)]),
         ("the wrong GPU", &[("a", 1, 1)], &[(Class::NotGranted, 1)]),
-        ("a pod that asked for nothing", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
-        ("a pod that nobody knows", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("a pod without a request", &[("other", 1, 10)], &[(Class::NotGranted, 1)]),
+        ("an unknown pod", &[("unknown", 1, 10)], &[(Class::NotGranted, 1)]),
         (
             "both at once",
             &[("a", 0, 4000), ("a", 1, 1)],

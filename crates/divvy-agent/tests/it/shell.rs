@@ -1,13 +1,12 @@
-//! The whole agent, in this process: an embedded API server, an emulated kubelet and runtime on real sockets, and a probe that
-//! says what the test wants.
+//! The whole agent, in this process: an embedded API server, an emulated kubelet and container runtime on real sockets, and a probe with
+//! scripted answers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_agent::config::{DeviceListStrategy, Probe};
-use divvy_agent::{Config, Error};
+use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
 use divvy_cdi::driver::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
@@ -24,16 +23,16 @@ use tokio_util::sync::CancellationToken;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What the probe says: GPUs with MiB, and XIDs so far.
+/// What the probe answers: each GPU's memory in MiB, and the XIDs so far.
 #[derive(Debug, Clone, Default)]
 struct Machine {
     gpus: Vec<u64>,
     xids: Vec<(usize, u64)>,
-    /// MIG devices of the last GPU, if MIG is on.
+    /// MIG devices of the last GPU, if MIG mode is on.
     mig: Option<Vec<MigDevice>>,
 }
 
-/// A probe of the tests' own: DESIGN.md section 15.
+/// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
 async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: PathBuf) {
     loop {
         let Ok((stream, _)) = listener.accept().await else { return };
@@ -189,7 +188,7 @@ impl Bed {
         outcome.expect("a stop is no error");
     }
 
-    /// `(capacity, allocatable)` of gpu-mem becomes this.
+    /// Wait until the node's `(capacity, allocatable)` of gpu-mem has these values.
     async fn memory_is(&self, capacity: u64, allocatable: u64) {
         let found = self
             .api
@@ -203,7 +202,7 @@ impl Bed {
         assert!(found.is_some(), "{capacity} and {allocatable} expected: {}", node["status"]);
     }
 
-    /// The inventory becomes as `look` wants it.
+    /// Wait until `look` accepts the inventory.
     async fn inventory(&self, look: impl Fn(&Inventory) -> bool) -> Inventory {
         let read = |api: &ApiServer| {
             let node = api.get("nodes", "", "n1").ok()?;
@@ -216,7 +215,7 @@ impl Bed {
         found.unwrap_or_else(|| panic!("not as expected: {:?}", read(&self.api)))
     }
 
-    /// A pod with one container, bound already; without `gpu` as if no extender had seen it.
+    /// Create a pod with one container that is already bound. Without `gpu`, the pod looks as if no extender had handled it.
     fn create(&self, name: &str, gpu: Option<u32>, units: u64) -> String {
         let mut pod = builders::pod(name).gpu_mem(units).build();
         pod["spec"]["nodeName"] = "n1".into();
@@ -238,7 +237,7 @@ impl Bed {
         pod["metadata"]["uid"].as_str().expect("has one").to_owned()
     }
 
-    /// The kubelet that runs now has this many ids of gpu-mem, all of them healthy.
+    /// Wait until the kubelet that runs now has this many ids of gpu-mem, all of them healthy.
     async fn kubelet_has(&self, count: usize) {
         let look = || {
             let view = self.node.device_manager();
@@ -343,7 +342,7 @@ async fn memory_of_a_force_deleted_pod_is_given_again_only_when_its_container_en
     bed.memory_is(4, 4).await;
     let uid = bed.create("a", Some(0), 3);
     bed.running("a").await;
-    // The kubelet does not see the deletion, so that the container stays.
+    // The kubelet does not see the deletion, so the container stays.
     bed.node.stop_kubelet(true).await;
     let options = DeleteOptions {
         grace_period_s: Some(0),
@@ -375,11 +374,11 @@ async fn a_failed_gpu_is_not_offered_and_comes_back() {
     bed.machine.send_modify(|machine| machine.xids.push((0, 79)));
     let failed = bed.inventory(|inventory| inventory.gpus[0].reason.is_some()).await;
     assert_eq!(failed.gpus[0].reason.as_deref(), Some("XID 79"));
-    // GPU-1's four, and the one that a pod holds.
+    // GPU-1's four ids, and the one that a pod holds.
     bed.memory_is(8, 5).await;
     bed.inventory(|inventory| inventory.gpus[0].reason.is_none()).await;
     bed.memory_is(8, 8).await;
-    // Who looks at the cluster's events is told.
+    // An event tells users who read the cluster's events.
     for (reason, kind, part) in [
         ("GpuFailed", "Warning", "failed: XID 79"),
         ("GpuRecovered", "Normal", "offered again"),
@@ -402,7 +401,7 @@ async fn a_failed_gpu_is_not_offered_and_comes_back() {
     bed.stop_agent().await;
 }
 
-/// The driver of this version is installed and loaded; the one before is gone.
+/// Install and load this version of the driver, and remove the previous one.
 fn install_driver(root: &std::path::Path, before: Option<&str>, version: &str) {
     for (path, text) in [
         ("sys/module/nvidia/version", format!("{version}\n")),
@@ -431,7 +430,7 @@ fn operators_spec(version: &str) -> String {
     )
 }
 
-/// What a container gets mounted, of libcuda.
+/// The libcuda files that a container gets mounted.
 fn libcudas(spec: &str) -> Vec<String> {
     let spec = divvy_cdi::Spec::parse(spec).expect("a spec");
     let mounts = spec.devices[0]
@@ -462,14 +461,18 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
     let grant = {
         let names = std::fs::read_dir(&cdi).expect("listed");
         let mut paths: Vec<PathBuf> = names.map(|entry| entry.expect("an entry").path()).collect();
-        assert_eq!(paths.len(), 1, "a fresh spec of the operator's is left alone: {paths:?}");
+        assert_eq!(
+            paths.len(),
+            1,
+            "the agent does not touch a current spec of the operator: {paths:?}"
+        );
         paths.remove(0)
     };
     let granted = || libcudas(&std::fs::read_to_string(&grant).expect("the grant's spec"));
     assert_eq!(granted(), ["/usr/lib64/libcuda.so.550.54.15"]);
 
     install_driver(&root, Some("550.54.15"), "560.35.03");
-    // A pod is a reason to look at once.
+    // A pod triggers a check immediately.
     bed.create("b", Some(0), 1);
     let new = ["/usr/lib64/libcuda.so.560.35.03"];
     bed.eventually("the grant names the new library", || (granted() == new).then_some(()))
@@ -494,14 +497,14 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
         .expect("an event of the node");
     let text = event["message"].as_str().unwrap_or_default();
     assert!(
-        text.contains("/etc/cdi/nvidia.yaml was made for driver 550.54.15, and 560.35.03 is loaded")
+        text.contains("/etc/cdi/nvidia.yaml was made for driver 550.54.15, but 560.35.03 is loaded")
             && text.contains("gpu.json was made"),
         "{text}"
     );
     let (_, metrics) = bed.get("/metrics").await.expect("served");
     assert!(metrics.contains("divvy_agent_driver_spec_stale 0"), "{metrics}");
 
-    // Later passes, of this agent and of another one, write nothing: each puts the grant's spec back.
+    // Later passes of this agent and of another one write nothing. Each puts the grant's spec back.
     let modified = || std::fs::metadata(&own).expect("there").modified().expect("known");
     let before = modified();
     for restart in [false, true] {
@@ -519,7 +522,7 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
         assert_eq!(modified(), before, "restart: {restart}");
     }
 
-    // The operator's is of use again.
+    // The operator's spec is usable again.
     bed.kubelet_has(16).await;
     std::fs::write(&operators, operators_spec("560.35.03")).expect("written");
     bed.create("d", Some(0), 1);
@@ -571,11 +574,11 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
     };
     bed.memory_is(56, 56).await;
     bed.machine.send_modify(|machine| machine.mig = Some(vec![part(1, 3)]));
-    // What nothing can run on is not offered.
+    // A GPU on which nothing can run is not offered.
     bed.memory_is(56, 16).await;
     let divided = bed.inventory(|inventory| inventory.gpus[1].reason.is_some()).await;
     let reason = divided.gpus[1].reason.clone().unwrap_or_default();
-    assert!(reason.starts_with("MIG is on"), "{reason}");
+    assert!(reason.starts_with("MIG mode is on"), "{reason}");
     let first = ["0", "1:1", "GPU-0", "MIG-3", "all"];
     bed.eventually("the driver's names", || names().filter(|names| names.iter().eq(&first)))
         .await;
@@ -591,9 +594,9 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         )
         .then_some(())
     };
-    bed.eventually("what is missing is said", told).await;
+    bed.eventually("an event names what is missing", told).await;
     make_nodes(&root, 5);
-    // A pod is a reason to look.
+    // A pod triggers a check.
     bed.create("a", Some(0), 1);
     bed.running("a").await;
     let second = ["0", "1:0", "1:1", "GPU-0", "MIG-3", "MIG-5", "all"];
@@ -625,7 +628,7 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
     };
     let of_node = events("Node", "DriverSpecStale", 1);
     bed.api.until(LIMIT, of_node).await.expect("an event of the node");
-    // Each pod is a reason to look again; the library that the operator's spec names is not there, so that none starts.
+    // Each pod triggers another check. The library that the operator's spec names does not exist, so none of the pods starts.
     for pod in ["a", "b"] {
         let uid = bed.create(pod, Some(0), 1);
         let record = bed.config.state_dir().join(format!("grants/{uid}_main.json"));
@@ -638,9 +641,9 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0]["count"].as_u64().unwrap_or(1) == 1, "{found:?}");
     let text = found[0]["message"].as_str().unwrap_or_default();
-    // What the driver says where the kernel's files are not to be seen.
+    // What the driver reports if the kernel's files are not visible.
     assert!(
-        text.contains("made for driver 535.129.03, and 550.54.15 is loaded")
+        text.contains("made for driver 535.129.03, but 550.54.15 is loaded")
             && text.contains("divvy cdi generate -o /etc/cdi/nvidia.yaml"),
         "{text}"
     );
@@ -679,7 +682,7 @@ async fn where_no_driver_is_installed_node_pod_and_inventory_say_so_until_it_is(
         );
     }
     install_driver(&bed.config.sys_root, None, "550.54.15");
-    // A pod is a reason to look.
+    // A pod triggers a check.
     bed.create("b", Some(0), 1);
     bed.running("b").await;
     bed.inventory(|inventory| inventory.driver_trouble.is_none()).await;
@@ -705,7 +708,7 @@ async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
     bed.stop_agent().await;
 }
 
-/// The kubelet refuses for good what comes when it has no devices; that it took the registration does not mean that it has them.
+/// The kubelet permanently rejects a pod that arrives while it has no devices. A successful registration does not mean that it has them.
 #[tokio::test]
 async fn a_node_is_unschedulable_whenever_its_kubelet_does_not_have_the_devices() {
     let mut bed = Bed::with(&[4096], |spec| spec.timings.dial = Duration::from_millis(200)).await;
@@ -729,12 +732,12 @@ async fn a_node_is_unschedulable_whenever_its_kubelet_does_not_have_the_devices(
     bed.stop_agent().await;
 }
 
-/// The kubelet refuses for good what comes when no plugin is there.
+/// The kubelet permanently rejects a pod that arrives while no plugin is registered.
 #[tokio::test]
 async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_their_way() {
     let mut bed = Bed::new(&[4096]).await;
     bed.memory_is(4, 4).await;
-    // Its start is held up: the agent does not hear of it, as when it was bound in the very last moment.
+    // The pod's start is delayed, and the agent does not hear of the pod, as if it was bound at the very last moment.
     let hang = Rule::new(Match::any().resource("pods"), Effect::Latency(Duration::from_millis(150)));
     bed.create("p", Some(0), 1);
     let rule = bed.api.faults().add(hang);
@@ -748,7 +751,7 @@ async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_
     bed.stop_agent().await;
 }
 
-/// Its watch is behind, and the kubelet is on its way to it with a pod that was bound in the last moment.
+/// The agent's watch lags behind, and the kubelet is about to call it for a pod that was bound at the last moment.
 #[tokio::test]
 async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_of() {
     let mut bed = Bed::with(&[4096], |spec| spec.timings.allocate = Duration::from_millis(600)).await;
@@ -766,7 +769,7 @@ async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_
     bed.running("p").await;
 }
 
-/// A role without `list` (kube-rs lists before it watches): the inventory is written, but nobody would see it removed.
+/// With a role without `list` (kube-rs lists before it watches), the inventory is written, but the agent would not notice its removal.
 #[tokio::test]
 async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {
     let mut bed = Bed::new(&[4096]).await;
@@ -791,14 +794,14 @@ async fn known_pods_start_and_restart_while_the_api_server_is_away() {
     bed.memory_is(4, 4).await;
     bed.create("a", Some(0), 1);
     let a = bed.running("a").await;
-    // The agent's own way to the API server: its kubeconfig leads nowhere from now on.
+    // From now on, the agent's own access to the API server fails.
     let nowhere = bed.api.kubeconfig(free_port());
     std::fs::write(bed.config.kubeconfig.as_ref().expect("set"), nowhere).expect("written");
     bed.stop_agent().await;
     bed.start_agent();
     bed.ready_is(503, "inventory").await;
     bed.ready_is(503, "pods").await;
-    // It registers without, for the sake of the container that is here.
+    // The agent registers without an inventory, for the container that already runs here.
     bed.eventually("both sockets", || (bed.sockets().len() == 2).then_some(()))
         .await;
     assert_eq!(bed.running("a").await.id, a.id);
@@ -820,7 +823,7 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
     );
     let (code, _) = bed.get("/healthz").await.expect("served");
     assert_eq!(code, 200);
-    assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it goes on trying");
+    assert!(!bed.agent.as_ref().expect("running").0.is_finished(), "it keeps trying");
     bed.stop_agent().await;
 }
 
@@ -838,7 +841,7 @@ async fn half_requests_and_large_headers_do_not_block_the_kubelets_probes() {
             .expect("an address of the loopback");
         let mut stream = socket.connect(address).await.expect("a connection");
         let text = [large.as_str(), "GET /metrics HTTP/1.1\r\n", ""][usize::from(at) / 3 % 3];
-        // The agent may have ended it before all is sent.
+        // The agent may have closed the connection before everything is sent.
         let _ = stream.write_all(text.as_bytes()).await;
         held.push((stream, text.len()));
         if at % 20 == 19 {
@@ -852,7 +855,7 @@ async fn half_requests_and_large_headers_do_not_block_the_kubelets_probes() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
     }
-    // A body is read by nobody here.
+    // No handler here reads a body.
     let mut stream = TcpStream::connect(address).await.expect("a connection");
     let head = b"GET /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n";
     stream.write_all(head).await.expect("sent");

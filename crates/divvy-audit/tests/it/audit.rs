@@ -1,4 +1,5 @@
-//! The audit: each finding fires on a crafted history, and not on the same history without the fault; sums against a naive recount.
+//! The audit. Each finding occurs for a crafted history, and does not occur for the same history without the fault. Sums are
+//! compared with a naive recount.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +53,7 @@ fn failed() -> Node {
     node
 }
 
-/// A container of a pod on GPU 0 of n1 that says what is right.
+/// The correct report of a container of a pod on GPU 0 of n1.
 fn report(name: &str, units: u64) -> Report {
     let units = units.to_string();
     let env = [
@@ -78,7 +79,7 @@ fn with(mut report: Report, edit: impl FnOnce(&mut Report)) -> Fact {
     Fact::Report(report)
 }
 
-/// Facts a second apart, the numbers that are given being the seconds between; revisions count up.
+/// Run an audit. The number before a fact is the time since the previous one in seconds; revisions count up.
 fn audit(facts: Vec<(i64, Fact)>) -> Outcome {
     let mut audit = Audit::new(Limits::default());
     let mut at = Moment {
@@ -129,7 +130,7 @@ fn a_sound_history_has_no_findings() {
             (1, there(running(bound("c", "n1", 0, 10)))),
             (1, Fact::PodGone(ended(bound("a", "n1", 0, 10)))),
             (0, Fact::Report(report("c", 10))),
-            // The same name again is another pod.
+            // A pod with the same name again is another pod.
             (
                 1,
                 there(Pod {
@@ -165,7 +166,7 @@ fn a_gpu_that_was_given_twice_is_found_and_whether_containers_ran() {
     );
     assert_eq!(
         finding.what.to_string(),
-        "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB; not all of these ran at once"
+        "GPU 0 of node n1 offers 16384 MiB, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB; not all of their containers ran at once"
     );
     let ran = check(
         "ran",
@@ -178,7 +179,7 @@ fn a_gpu_that_was_given_twice_is_found_and_whether_containers_ran() {
     );
     assert_eq!(ran.findings[0].until, None);
     assert_eq!(ran.worst(), Some(Level::Fault));
-    // By gpushare's annotations, on a node of gpushare's plugin.
+    // With gpushare's annotations, on a node of gpushare's device plugin.
     let old = audit(vec![
         (0, Fact::Node(gpushare_node("n9", 32, 2))),
         (1, there(gpushare_pod("a", "n9", 1, 10))),
@@ -369,7 +370,7 @@ fn each_fault_of_a_container_is_found() {
 
 #[test]
 fn containers_beyond_a_gpu_are_found_by_their_own_reports_alone() {
-    // On paper b was bound when a had gone; a's container had not.
+    // On paper, b was bound after a was gone. But a's container still ran.
     let facts = |end: i64| {
         vec![
             (1, there(running(bound("a", "n1", 0, 10)))),
@@ -390,7 +391,7 @@ fn containers_beyond_a_gpu_are_found_by_their_own_reports_alone() {
         outcome.findings[0]
             .what
             .to_string()
-            .contains("containers of 20480 MiB ran on it at once")
+            .contains("containers with 20480 MiB ran on it at once")
     );
 }
 
@@ -581,7 +582,7 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
             (1, end()),
             (1, there(running(bound("b", "n1", 0, 6)))),
             (5, list(Some("too old"))),
-            // For a moment both would be booked.
+            // Between these two facts, both would be counted.
             (1, there(running(bound("c", "n1", 0, 10)))),
             (1, there(running(bound("b", "n1", 0, 6)))),
             (1, end()),
@@ -594,9 +595,9 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
         (gap.at.revision, gap.until.and_then(|until| until.revision)),
         (Some(105), Some(109))
     );
-    // a, b and c together would have been too much before that.
+    // Counted too early, a, b, and c together would exceed the GPU before that.
     assert_eq!(outcome.findings[1].at.revision, Some(110));
-    assert_eq!(gap.what.to_string(), "nothing was seen of pods for a while: too old");
+    assert_eq!(gap.what.to_string(), "changes of pods were not recorded for a while: too old");
     check(
         "no end",
         vec![(1, list(None)), (1, there(bound("a", "n1", 0, 10)))],
@@ -610,9 +611,9 @@ fn a_gap_is_said_and_what_vanished_in_it_is_gone() {
     assert_eq!(unknown.worst(), Some(Level::Doubt));
     assert_eq!(
         unknown.findings[0].what.to_string(),
-        "1 pod was allocated GPUs of node n1, of which nothing is known here"
+        "1 pod was allocated GPUs of node n1, about which the history says nothing"
     );
-    assert!(unknown.findings[0].what.next().starts_with("give the nodes, too"));
+    assert!(unknown.findings[0].what.next().starts_with("pass the nodes as well"));
     let too_late = audit(vec![
         (1, there(bound("a", "n1", 0, 10))),
         (1, Fact::PodGone(bound("a", "n1", 0, 10))),
@@ -637,8 +638,8 @@ fn where_all_nodes_were_listed_nobody_is_asked_for_the_nodes() {
     assert_eq!(
         (what.to_string().as_str(), what.next().as_str()),
         (
-            "2 pods were allocated GPUs of node n1, which does not exist (any more)",
-            "Kubernetes deletes pods of a node that is gone; which are left: kubectl get pods -A --field-selector spec.nodeName=n1"
+            "2 pods were allocated GPUs of node n1, which does not exist, or no longer exists",
+            "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName=n1"
         )
     );
 }
@@ -703,7 +704,7 @@ enum Step {
     Capacity {
         sizes: [u64; 2],
     },
-    /// A gap, in which this pod vanished.
+    /// A gap of the history, in which this pod vanished.
     Relist {
         gone: usize,
     },
@@ -720,13 +721,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// From the definition: after each fact, for each GPU, the sum over all pods that are there and have not ended.
+    /// The definition: after each fact, for each GPU, the sum over all existing pods that have not ended.
     #[test]
     fn overcommitment_is_what_a_naive_recount_says(sizes in prop::collection::vec((0..2usize, 0..9u64), 12), steps in steps()) {
         let pod_of = |pod: usize| bound(&format!("p{pod}"), "n1", sizes[pod].0, sizes[pod].1);
         let mut pods: BTreeMap<usize, (bool, bool)> = BTreeMap::new();
         let mut capacity = [16, 16];
-        // Per GPU whether it is over now; all episodes as (first revision, end, peak, ran).
+        // Per GPU, whether it is overcommitted now; and all episodes as (first revision, end, peak, ran).
         let mut over: [Option<usize>; 2] = [None, None];
         let mut episodes: Vec<(u64, Option<u64>, u64, bool)> = Vec::new();
         let mut audit = Audit::new(Limits::default());

@@ -1,4 +1,4 @@
-//! `--memory-unit` is changed on a cluster where pods run.
+//! `--memory-unit` is changed on a cluster with running pods.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn unit(mib: u64) -> MemoryUnit {
     MemoryUnit::new(mib).expect("not zero")
 }
 
-/// A node with one GPU of so many MiB, as its agent publishes it, and a kubelet that has the devices.
+/// A node with one GPU of this size in MiB, as its agent publishes it, after the kubelet has received the devices.
 fn node(mib: u64, now: MemoryUnit, others: &[MemoryUnit]) -> Node {
     let mut node = divvy_node("n1", &[1]);
     if let Some(Ok(inventory)) = &mut node.inventory {
@@ -25,7 +25,7 @@ fn node(mib: u64, now: MemoryUnit, others: &[MemoryUnit]) -> Node {
     node
 }
 
-/// A pod that runs, whose containers ask for so many units, as the extender bound it in this unit.
+/// A running pod whose containers request these units, as the extender bound it with this unit.
 fn bound(name: &str, units: &[u64], unit: MemoryUnit) -> Pod {
     let request = request(units);
     let uuid = uuid("n1", 0);
@@ -75,7 +75,7 @@ fn there(pod: &Pod) -> Fact {
     }
 }
 
-/// A look at the cluster as it is.
+/// Audit the cluster in its present state.
 fn look(node: &Node, pod: &Pod) -> Vec<&'static str> {
     let mut facts = Vec::new();
     for (kind, fact) in [(Kind::Nodes, Fact::Node(node.clone())), (Kind::Pods, there(pod))] {
@@ -131,7 +131,7 @@ proptest! {
         prop_assert_eq!(look(&node(400_000, now, &[]), &ended), [""; 0], "it holds nothing, and its agent has forgotten it");
     }
 
-    /// What the extender counts for a pod is its allocation, whatever the unit is by now.
+    /// The extender counts a pod's allocation, whatever the unit is by now.
     #[test]
     fn a_pod_of_a_former_unit_takes_what_it_was_given(before in a_unit(), now in a_unit(), units in requests()) {
         let pod = bound("a", &units, before);
@@ -156,7 +156,7 @@ fn less_than_what_a_pod_asks_for_frees_nothing_where_no_unit_explains_it() {
     }
 }
 
-/// The agent publishes its inventory before the kubelet has its devices: for a moment the node's capacity is counted in the former unit.
+/// The agent publishes its inventory before the kubelet has its devices. For a moment, the node's capacity is in the former unit.
 #[test]
 fn no_memory_is_called_promised_twice_while_the_kubelet_has_not_caught_up_with_the_unit() {
     let (before, now) = (GIB, unit(256));
@@ -174,7 +174,7 @@ fn no_memory_is_called_promised_twice_while_the_kubelet_has_not_caught_up_with_t
     assert_eq!(ledger.overbooked_since(0), Vec::new());
 }
 
-/// 15109 MiB are 59 units of 256 MiB, and 14 GiB.
+/// 15109 MiB are 59 units of 256 MiB, or 14 units of 1 GiB.
 #[test]
 fn memory_that_the_present_unit_rounds_off_is_kept_for_pods_that_have_it() {
     let pods = [bound("a", &[32], unit(256)), bound("b", &[27], unit(256))];

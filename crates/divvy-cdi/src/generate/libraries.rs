@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::files::{FILE, mount};
 use super::ldcache;
-use crate::{Mount, stale};
+use crate::Mount;
 use divvy_host::{Kind, Root};
 
 /// The directories in which installers put the libraries, as in nvidia-container-toolkit's library search paths. Directories from the root's
@@ -162,7 +162,10 @@ fn version(root: &Root<'_>, folders: &[String], loaded: Option<&str>) -> Option<
         let mut installed = Vec::new();
         for folder in folders {
             for name in root.names(folder) {
-                let Some(version) = name.strip_prefix(library).filter(|version| stale::is_version(version)) else {
+                let Some(version) = name
+                    .strip_prefix(library)
+                    .filter(|version| crate::driver_version::is_version(version))
+                else {
                     continue;
                 };
                 let is_file = root.look(folder, &name).is_some_and(|entry| entry.kind == Kind::File);

@@ -1,52 +1,10 @@
 //! Generates the spec of NVIDIA GPUs.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root, proc};
+use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, files, libraries, open_root};
 use crate::{Edits, Hook};
 use divvy_host::Root;
 
-/// A GPU as the driver reports it, from NVML or from [`proc::gpus`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Gpu {
-    /// NVML's index, from 0.
-    pub index: u32,
-    /// The UUID in the form `GPU-…`; `None` if it is unknown, because no program has used the driver yet.
-    pub uuid: Option<String>,
-    /// The minor number of `/dev/nvidia<minor>`, which may differ from the index.
-    pub minor: u32,
-    /// The PCI address, such as `0000:81:00.0`.
-    pub pci: String,
-    /// The MIG devices; `None` if MIG is disabled or not known to be enabled. If MIG is enabled, no program can run on the whole GPU, so the GPU
-    /// itself is not a device of the spec.
-    pub mig: Option<Vec<Mig>>,
-}
-
-/// A MIG device: a compute instance of a GPU instance.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Mig {
-    /// NVML's index among the MIG devices of the GPU, from 0.
-    pub index: u32,
-    /// The UUID in the form `MIG-…`; only NVML knows it.
-    pub uuid: Option<String>,
-    /// The ID of the GPU instance.
-    pub gpu_instance: u32,
-    /// The ID of the compute instance.
-    pub compute_instance: u32,
-    /// The minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>` that give access to the GPU instance and to the compute instance; `None` if they are
-    /// unknown.
-    pub capabilities: Option<(u32, u32)>,
-}
-
-impl Mig {
-    /// Return the paths of the capability device nodes: for the GPU instance and for the compute instance. Return `None` if they are unknown.
-    pub fn nodes(&self) -> Option<[String; 2]> {
-        let (gi, ci) = self.capabilities?;
-        Some([gi, ci].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
-    }
-}
+pub use super::nvidia_gpu::{Gpu, Mig};
 
 /// The device node that every container with a GPU needs.
 const CONTROL: &str = "/dev/nvidiactl";
@@ -62,7 +20,7 @@ pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &O
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
     let nodes = Nodes::find(tree, options, CONTROL)?;
     let mut draft = Draft::default();
-    let loaded = proc::loaded_driver(tree).or_else(|| driver.map(str::to_owned));
+    let loaded = crate::driver_version::loaded_driver(tree).or_else(|| driver.map(str::to_owned));
     driver_files(&root, &machine, loaded.as_deref(), options, &mut draft)?;
     if !nodes.add_with_group(&mut draft.common, CONTROL) {
         return Err(Error::NoDriver(format!(
@@ -103,7 +61,7 @@ pub struct Installed {
 /// Find the driver's libraries. Return `None` if neither libcuda nor libnvidia-ml exists.
 pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
     let root = Root::open(tree, driver_root)?;
-    let found = libraries::find(&root, proc::loaded_driver(tree).as_deref(), &mut Vec::new())?;
+    let found = libraries::find(&root, crate::driver_version::loaded_driver(tree).as_deref(), &mut Vec::new())?;
     Some(Installed {
         version: found.version,
         folders: found.folders,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::extras::numbered;
 use super::nvidia::driver_files;
-use super::{Channels, Draft, Error, Extras, Generated, Item, Naming, Nodes, Options, Tree, open_root, proc};
+use super::{Channels, Draft, Error, Extras, Generated, Item, Naming, Nodes, Options, Tree, open_root};
 use divvy_host::Root;
 
 /// The kind of device that a spec describes.
@@ -120,7 +120,13 @@ fn management(
     options: &Options,
     draft: &mut Draft,
 ) -> Result<(), Error> {
-    driver_files(root, machine, proc::loaded_driver(tree).as_deref(), options, draft)?;
+    driver_files(
+        root,
+        machine,
+        crate::driver_version::loaded_driver(tree).as_deref(),
+        options,
+        draft,
+    )?;
     let mut item = all();
     let is_other = |name: &&String| OTHERS.iter().any(|other| name.starts_with(other));
     let names = nodes.root.names("/dev");

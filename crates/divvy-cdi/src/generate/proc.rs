@@ -4,21 +4,13 @@ use std::collections::BTreeMap;
 
 use divvy_model::MigDevice;
 
-use super::nvidia::{Gpu, Mig};
-use super::{Tree, stale};
+use super::Tree;
+use super::nvidia_gpu::{Gpu, Mig};
 use divvy_host::Root;
 
 const GPUS: &str = "/proc/driver/nvidia/gpus";
 const CAPABILITIES: &str = "/proc/driver/nvidia/capabilities";
 const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
-
-/// Return the version of the loaded driver, or `None` if no NVIDIA driver is loaded.
-pub fn loaded_driver(tree: &dyn Tree) -> Option<String> {
-    let root = Root::open(tree, "/")?;
-    ["/sys/module/nvidia/version", "/proc/driver/nvidia/version"]
-        .iter()
-        .find_map(|path| stale::loaded_version(&root.text(path)?).map(str::to_owned))
-}
 
 /// Return the GPUs in the order of their PCI addresses, which is NVML's default order.
 pub fn gpus(tree: &dyn Tree) -> Vec<Gpu> {

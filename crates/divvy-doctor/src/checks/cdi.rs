@@ -1,27 +1,27 @@
-//! CDI specs.
+//! Checks of CDI specs.
 
 use std::collections::BTreeMap;
 
 use divvy_cdi::stale::Stale;
 use divvy_cdi::{Found, Severity as Strength};
 
-use crate::check::{Repair, Verdict, problem, repaired_by, skip};
+use crate::check::{Repair, Verdict, count, problem, repaired_by, skip};
 use crate::facts::Facts;
 
-/// Kinds that `divvy cdi generate` makes, and how it is told so.
+/// The CDI kinds that `divvy cdi generate` writes, with the value of its `--vendor`.
 const OURS: [(&str, &str); 3] = [
     ("nvidia.com/gpu", "nvidia"),
     ("amd.com/gpu", "amd"),
     ("intel.com/gpu", "intel"),
 ];
 
-/// C01
+/// Judge check C01.
 pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
     let registry = facts.specs();
     let files = registry.files();
     if files.is_empty() {
         return match facts.any_gpu() {
-            Ok(()) => skip("there is no CDI spec in /etc/cdi and /var/run/cdi (R03, R15)"),
+            Ok(()) => skip("no CDI spec in /etc/cdi or /var/run/cdi (R03, R15)"),
             Err(_) => skip("no CDI spec, and no GPU"),
         };
     }
@@ -49,9 +49,9 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
     if wrong.is_empty() {
         let left_out = match refused.is_empty() {
             true => String::new(),
-            false => format!("; left out: {} (no usable spec, see C02)", refused.join(", ")),
+            false => format!("; not checked: {} (no usable spec, see C02)", refused.join(", ")),
         };
-        return Ok(format!("{fresh} looked at{left_out}"));
+        return Ok(format!("{} checked{left_out}", count(fresh, "spec")));
     }
     let fix: Vec<String> = repairs
         .iter()
@@ -61,18 +61,18 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
         })
         .collect();
     let fix = match fix.is_empty() {
-        true => "make the file again with the tool that wrote it, or remove it".to_owned(),
-        false => format!("{} (divvy doctor --fix --only C01 does so)", fix.join("; ")),
+        true => "generate the file again with the tool that wrote it, or remove it".to_owned(),
+        false => format!("{} (or: divvy doctor --fix --only C01)", fix.join("; ")),
     };
     let verdict = problem(
         wrong.join("\n"),
-        "containers with these devices do not start (\"no such file or directory … libcuda.so.…\"), or run with libraries that the kernel's module refuses",
+        "containers with these devices do not start (\"no such file or directory … libcuda.so.…\"), or run with libraries that the kernel module rejects",
         fix,
     );
     repaired_by(verdict, repairs)
 }
 
-/// C02
+/// Judge check C02.
 pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
     let registry = facts.specs();
     if registry.files().is_empty() {
@@ -85,10 +85,10 @@ pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
             .into_iter()
             .filter(|problem| problem.severity == Strength::Error);
         if let Some(first) = errors.map(|problem| problem.to_string()).next() {
-            wrong.push(format!("{} is refused: {first}", file.path));
+            wrong.push(format!("{} is invalid: {first}", file.path));
         }
     }
-    // Two files with the same devices: one line for the pair.
+    // Report two files that define the same devices in one line for the pair.
     let mut pairs: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     let devices = registry.devices();
     for device in &devices {
@@ -101,15 +101,15 @@ pub(super) fn usable(facts: &Facts<'_>) -> Verdict {
         }
     }
     for ((one, other), names) in pairs {
-        wrong.push(format!("{one} and {other} both have {}", names.join(", ")));
+        wrong.push(format!("{one} and {other} both define {}", names.join(", ")));
     }
     if wrong.is_empty() {
         let usable = registry.files().iter().filter_map(Found::usable).count();
-        return Ok(format!("{usable} with {} devices", devices.len()));
+        return Ok(format!("{} with {}", count(usable, "spec"), count(devices.len(), "device")));
     }
     problem(
         wrong.join("\n"),
-        "engines leave out files that they refuse, and devices that two files of a directory have: \"unresolvable CDI devices\"",
-        "divvy cdi validate /etc/cdi /var/run/cdi says more; correct or remove the file",
+        "engines ignore invalid files, and devices that two files of one directory define: \"unresolvable CDI devices\"",
+        "divvy cdi validate /etc/cdi /var/run/cdi shows all errors; correct or remove the file",
     )
 }

@@ -1,17 +1,18 @@
-//! Nodes and DaemonSets.
+//! Checks of nodes and DaemonSets.
 
 use std::collections::BTreeSet;
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, INVENTORY, WHOLE_GPU};
 use divvy_model::{Inventory, parse_quantity};
 
-use super::kubelet::is_gpu;
-use super::pods;
-use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
+use super::objects;
+use super::objects::{listed, listed_or_this_machine, some, some_lines};
+use crate::check::{Severity, Stop, Verdict, count, milder, problem, skip};
 use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Toleration};
-use crate::facts::{Asked, Facts, version_at_least};
+use crate::facts::{Facts, version_at_least};
+use crate::gpu_resource::is_gpu;
 
-/// Images of device plugins, by a part of their names.
+/// Parts of the image names of device plugins for GPUs.
 const PLUGINS: [&str; 7] = [
     "k8s-device-plugin",
     "gpushare-device-plugin",
@@ -22,53 +23,11 @@ const PLUGINS: [&str; 7] = [
     "nvidia-gpu-device-plugin",
 ];
 
-pub(super) fn objects<'f>(facts: &'f Facts<'_>) -> Result<&'f Cluster, Stop> {
-    match &facts.cluster {
-        Asked::Answer(cluster) => Ok(cluster),
-        Asked::Failed(reason) | Asked::Blocked(reason) => blind(reason.clone()),
-        Asked::Absent(reason) | Asked::Not(reason) => skip(reason.clone()),
-    }
-}
-
-/// The cluster, if all of these lists of it could be read.
-pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f Cluster, Stop> {
-    let cluster = objects(facts)?;
-    cluster.listed(plurals)?;
-    Ok(cluster)
-}
-
-/// The same for a check that this machine can answer, too: none if it is to.
-pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f Cluster>, Stop> {
-    match listed(facts, plurals) {
-        Ok(cluster) => Ok(Some(cluster)),
-        Err(_) if facts.node => Ok(None),
-        Err(stop) => Err(stop),
-    }
-}
-
-/// Names, no more than a few.
-pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
-    let shown: Vec<&str> = names.iter().take(5).map(AsRef::as_ref).collect();
-    match names.len() {
-        0..=5 => shown.join(", "),
-        n => format!("{} and {} more", shown.join(", "), n - 5),
-    }
-}
-
-/// The same, each on a line of its own.
-pub(super) fn some_lines(lines: &[&str]) -> String {
-    let mut shown: Vec<String> = lines.iter().take(5).map(|line| (*line).to_owned()).collect();
-    if lines.len() > shown.len() {
-        shown.push(format!("and {} more", lines.len() - shown.len()));
-    }
-    shown.join("\n")
-}
-
 fn amount(resources: &Texts, name: &str) -> u64 {
     resources.get(name).and_then(parse_quantity).unwrap_or(0)
 }
 
-/// Whether a node has any of a resource, be it that no more of it can be had now.
+/// Report whether a node has any of a resource, even if no more is allocatable now.
 pub(super) fn offers(node: &Node, resource: &str) -> bool {
     amount(&node.status.capacity, resource) > 0 || amount(&node.status.allocatable, resource) > 0
 }
@@ -77,7 +36,7 @@ fn name(node: &Node) -> &str {
     &node.metadata.name
 }
 
-/// K01
+/// Judge check K01.
 pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes"])?;
     let of = |node: &Node| format!("{} ({})", node.metadata.name, node.status.node_info.kubelet_version);
@@ -93,14 +52,14 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
             .collect()
     };
     if known.is_empty() {
-        return skip("no node says its version");
+        return skip("no node publishes its kubelet version");
     }
-    let fix = "upgrade Kubernetes; 1.32 and later is what Divvy is tested with in full";
+    let fix = "upgrade Kubernetes; Divvy is fully tested with 1.32 and later";
     let ancient = older(&[1, 26]);
     if !ancient.is_empty() {
         return problem(
             some(&ancient),
-            "device plugins are stable since 1.26; before 1.10 a kubelet knows none",
+            "device plugins are stable since Kubernetes 1.26; a kubelet before 1.10 does not support them",
             fix,
         );
     }
@@ -109,7 +68,7 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
         return milder(
             Severity::Info,
             some(&without_cdi),
-            "below 1.29 a device plugin cannot name CDI devices: there Divvy needs divvy-runtime",
+            "before Kubernetes 1.29 a device plugin cannot name CDI devices, so Divvy needs divvy-runtime on these nodes",
             fix,
         );
     }
@@ -117,13 +76,13 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
         true => String::new(),
         false => {
             let names: Vec<&str> = silent.into_iter().map(name).collect();
-            format!("; left out: {} (no version published)", some(&names))
+            format!("; not checked: {} (no version published)", some(&names))
         }
     };
     Ok(format!("{}{left_out}", count(known.len(), "node")))
 }
 
-/// DaemonSets that run a device plugin, Divvy's among them.
+/// Return the DaemonSets that run a device plugin for GPUs, including Divvy's.
 fn plugins(cluster: &Cluster) -> impl Iterator<Item = &DaemonSet> {
     cluster.daemon_sets.iter().filter(|set| is_divvys(set) || is_foreign(set))
 }
@@ -140,7 +99,7 @@ fn is_foreign(set: &DaemonSet) -> bool {
     images.any(|image| PLUGINS.iter().any(|plugin| image.contains(plugin)))
 }
 
-/// Whether it offers [`GPU_MEM`].
+/// Report whether the DaemonSet's plugin offers [`GPU_MEM`].
 fn shares_memory(set: &DaemonSet) -> bool {
     let mut images = set.spec.template.spec.containers.iter().map(|container| &container.image);
     is_divvys(set) || images.any(|image| image.contains("gpushare"))
@@ -150,7 +109,7 @@ fn full_name(set: &DaemonSet) -> String {
     format!("{}/{}", set.metadata.namespace, set.metadata.name)
 }
 
-/// What takes one of two device plugins away.
+/// Return the commands that remove the foreign device plugins.
 fn without(foreign: &[&DaemonSet]) -> String {
     let commands: Vec<String> = foreign
         .iter()
@@ -158,14 +117,14 @@ fn without(foreign: &[&DaemonSet]) -> String {
         .map(|set| format!("kubectl delete ds -n {} {}", set.metadata.namespace, set.metadata.name))
         .collect();
     match commands.is_empty() {
-        true => "find the other plugin (kubectl get ds,pods -A -o wide) and delete it, or keep one of the two from these nodes by their labels".to_owned(),
-        false => format!("{}; or keep one of the two from these nodes by their labels", commands.join("; ")),
+        true => "find the other plugin (kubectl get ds,pods -A -o wide) and delete it, or keep one of the two off these nodes with labels".to_owned(),
+        false => format!("{}; or keep one of the two off these nodes with labels", commands.join("; ")),
     }
 }
 
-/// K04
+/// Judge check K04.
 pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
-    let why = "two plugins promise the same GPUs: pods run out of memory on each other";
+    let why = "two device plugins offer the same GPUs, so pods take each other's GPU memory";
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes", "daemonsets"])? {
         let both: Vec<&str> = cluster
             .nodes
@@ -204,16 +163,16 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             return milder(
                 Severity::Warning,
                 format!(
-                    "{noun} {} {verb} beside Divvy's; no node offers the GPUs of both now",
+                    "{noun} {} {verb} in addition to Divvy's; no node offers the GPUs of both now",
                     some(&names)
                 ),
                 why,
-                "see that their nodeSelectors leave each other's nodes out",
+                "give the DaemonSets nodeSelectors that select different nodes",
             );
         }
         return match foreign.len() + usize::from(ours) {
             0 => skip("no device plugin for GPUs runs as a DaemonSet"),
-            _ => Ok("no node offers two".to_owned()),
+            _ => Ok("no node offers the resources of two plugins".to_owned()),
         };
     }
     let kubelet = facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))?;
@@ -222,7 +181,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
         let sockets = facts.sockets.answer().map_or(&[][..], Vec::as_slice);
         sockets.iter().any(|socket| socket.path == path && socket.answers.is_err())
     };
-    // Names as the plugins choose them: divvy-gpu-mem-….sock and divvy-gpu-count-….sock, aliyungpushare.sock, nvidia-gpu.sock.
+    // The plugins choose these names: divvy-gpu-mem-….sock and divvy-gpu-count-….sock, aliyungpushare.sock, nvidia-gpu.sock.
     let named = |part: &str| {
         let names = facts.root.names(&folder).into_iter();
         let mut names = names.filter(|name| name.ends_with(".sock") && name.contains(part) && !dead(&format!("{folder}/{name}")));
@@ -237,7 +196,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// K05
+/// Judge check K05.
 pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes"])?;
     let mut found = Vec::new();
@@ -256,16 +215,16 @@ pub(super) fn leftovers(facts: &Facts<'_>) -> Verdict {
         }
     }
     match fix {
-        None => Ok(format!("{} looked at", count(cluster.nodes.len(), "node"))),
+        None => Ok(format!("{} checked", count(cluster.nodes.len(), "node"))),
         Some(fix) => problem(
             some(&found),
-            "a device plugin that is gone has left its resource behind: kubectl describe node still shows it, and readers take it for a fault",
+            "a removed device plugin has left its resource behind: kubectl describe node still shows it, which looks like a fault",
             fix,
         ),
     }
 }
 
-/// What takes a resource out of a node's status.
+/// Return the command that removes a resource from a node's status.
 fn forget(node: &Node, resource: &str) -> String {
     format!(
         "kubectl patch node {} --subresource=status --type=json -p '[{{\"op\":\"remove\",\"path\":\"/status/capacity/{}\"}}]'",
@@ -285,7 +244,8 @@ fn written(selector: &Texts) -> String {
     labels.join(",")
 }
 
-/// What shows that a node has had an agent: its inventory, a resource of shared memory (0 once the agent is gone), or a pod with an allocation.
+/// Return the evidence that a node has had an agent: a resource of shared memory (0 once the agent is gone), an inventory, or a pod with
+/// an allocation.
 fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String> {
     let capacity = &node.status.capacity;
     let resource = [GPU_MEM, GPU_COUNT]
@@ -300,10 +260,10 @@ fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String
     }
     with_allocations
         .contains(name(node))
-        .then(|| "pods with an allocation of Divvy are bound to it".to_owned())
+        .then(|| "pods with a Divvy allocation are bound to it".to_owned())
 }
 
-/// K19
+/// Judge check K19.
 pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes"])?;
     let mut looked = 0;
@@ -323,21 +283,21 @@ pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
         let found: Vec<&str> = found.iter().map(String::as_str).collect();
         return problem(
             some_lines(&found),
-            "a program that uses CUDA ends with \"libcuda.so.1: cannot open shared object file\", or does not start",
-            "what stands there with each node; then wait 10 s",
+            "programs that use CUDA end with \"libcuda.so.1: cannot open shared object file\", or do not start",
+            "run the command that is shown for each node, then wait 10 s",
         );
     }
     if looked == 0 && unreadable.is_empty() {
-        return skip("no node has the inventory of an agent of Divvy");
+        return skip("no node has the inventory of a Divvy agent");
     }
     let left_out = match unreadable.is_empty() {
         true => String::new(),
-        false => format!("; left out: {} (its inventory cannot be read)", some(&unreadable)),
+        false => format!("; not checked: {} (its inventory cannot be read)", some(&unreadable)),
     };
     Ok(format!("{}{left_out}", count(looked, "node")))
 }
 
-/// K07
+/// Judge check K07.
 pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     let mut looked = 0;
@@ -354,25 +314,25 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
         }
         return problem(
             format!(
-                "DaemonSet {} wants nodes with {}, and there is none",
+                "DaemonSet {} selects nodes with {}, but there is none",
                 full_name(set),
                 written(selector)
             ),
-            "it runs nowhere (desired 0), so no node offers GPUs",
+            "the DaemonSet has no pods (desired 0), so no node offers GPUs",
             format!("kubectl label node NODE {}", written(selector).replace(',', " ")),
         );
     }
     if looked == 0 {
         return skip("no device plugin for GPUs runs as a DaemonSet");
     }
-    // A node that was deleted and registered again has lost the labels that were given to it.
+    // A node that is deleted and registers again loses the labels that an administrator gave it.
     let agents: Vec<&DaemonSet> = plugins(cluster).filter(|set| shares_memory(set)).collect();
     let bound = cluster
         .pods
         .iter()
         .filter(|pod| pod.metadata.annotations.contains_key(ALLOCATION));
     let with_allocations: BTreeSet<&str> = bound
-        .filter(pods::lives)
+        .filter(objects::lives)
         .filter_map(|pod| pod.spec.node_name.as_deref())
         .collect();
     let mut lost: Vec<(String, String, &Node)> = Vec::new();
@@ -411,7 +371,7 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
         let fix: Vec<&str> = lost.iter().map(|(_, fix, _)| fix.as_str()).collect();
         let leftover = match first.status.capacity.contains_key(GPU_MEM) {
             true => format!(
-                "; if it is not to share GPUs any more, take the rest away instead: {}",
+                "; if the node should no longer share GPUs, remove the leftover resource instead: {}",
                 forget(first, GPU_MEM)
             ),
             false => String::new(),
@@ -419,18 +379,21 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
         return milder(
             Severity::Warning,
             some_lines(&found),
-            "a node that is deleted and registered again loses its labels; without its agent it offers no GPU memory, and new pods do not go there",
+            "a node that is deleted and registers again loses its labels; without an agent it offers no GPU memory, so new pods are not scheduled there",
             format!("{}{leftover}", some_lines(&fix)),
         );
     }
     let anywhere = match anywhere.is_empty() {
         true => String::new(),
-        false => format!("; left out: {} (no nodeSelector; affinity is not looked at)", some(&anywhere)),
+        false => format!(
+            "; not checked: {} (no nodeSelector; affinity is not evaluated)",
+            some(&anywhere)
+        ),
     };
     Ok(format!("{}{anywhere}", count(looked, "DaemonSet")))
 }
 
-/// K08
+/// Judge check K08.
 pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let mut looked = 0;
@@ -445,18 +408,18 @@ pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
         if nowhere && !cluster.nodes.iter().any(|node| has_labels(node, selector)) {
             let master = "node-role.kubernetes.io/master";
             let hint = match selector.contains_key(master) {
-                true => format!("; new clusters have node-role.kubernetes.io/control-plane and no {master}"),
+                true => format!("; current Kubernetes uses node-role.kubernetes.io/control-plane instead of {master}"),
                 false => String::new(),
             };
             return problem(
                 format!(
-                    "pod {} wants a node with {}, and there is none{hint}",
+                    "pod {} selects a node with {}, but there is none{hint}",
                     pod.metadata.name,
                     written(selector)
                 ),
                 "the extender does not run, and pods with GPUs stay Pending: \"node(s) didn't match node selector\"",
                 format!(
-                    "kubectl label node CONTROL-PLANE {}, or take the nodeSelector out of the Deployment",
+                    "kubectl label node CONTROL-PLANE {}, or remove the nodeSelector from the Deployment",
                     written(selector).replace(',', " ")
                 ),
             );
@@ -474,7 +437,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     key && value && (toleration.effect.is_empty() || toleration.effect == taint.effect)
 }
 
-/// The first taint that keeps pods like this off a node. The node controller's own come and go.
+/// Return the first taint that keeps such a pod off a node. The taints of the node controller (`node.kubernetes.io/…`) are ignored, because
+/// they are temporary.
 fn in_the_way<'n>(node: &'n Node, spec: &PodSpec) -> Option<&'n Taint> {
     node.spec.taints.iter().find(|taint| {
         taint.effect != "PreferNoSchedule"
@@ -497,7 +461,8 @@ fn toleration(taint: &Taint) -> String {
     )
 }
 
-/// Whether a node is one that this DaemonSet is meant for: one that every node matches leaves control planes out, and needs no toleration for that.
+/// Report whether a DaemonSet is meant for a node. A DaemonSet that selects every node is not meant for control planes, so it needs no
+/// toleration for them.
 fn is_meant(set: &DaemonSet, node: &Node) -> bool {
     let selector = &set.spec.template.spec.node_selector;
     let is_chosen = selector.keys().any(|key| !key.starts_with("kubernetes.io/"));
@@ -509,7 +474,7 @@ fn is_meant(set: &DaemonSet, node: &Node) -> bool {
     has_labels(node, selector) && (is_chosen || !is_control_plane)
 }
 
-/// K09
+/// Judge check K09.
 pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "daemonsets", "pods"])?;
     for set in plugins(cluster) {
@@ -518,14 +483,14 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             if let Some(taint) = in_the_way(node, spec) {
                 return problem(
                     format!(
-                        "node {} has the taint {}, and DaemonSet {} does not tolerate it",
+                        "node {} has the taint {}, but DaemonSet {} does not tolerate it",
                         name(node),
                         shown(taint),
                         full_name(set)
                     ),
                     "the device plugin does not run there, so the node offers no GPUs",
                     format!(
-                        "{} in the DaemonSet (in Divvy's chart gpuNodes.tolerations)",
+                        "add {} to the DaemonSet (in Divvy's chart gpuNodes.tolerations)",
                         toleration(taint)
                     ),
                 );
@@ -547,7 +512,7 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             continue;
         }
         waiting += 1;
-        // Whether a node has what the pod asks for, and the labels that it wants.
+        // Report whether a node offers the resources that the pod requests and has the labels that it selects.
         let fits = |node: &Node| {
             let mut limits = pod
                 .spec
@@ -565,13 +530,13 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             .map(|(node, taint)| format!("{} ({})", name(node), shown(taint)))
             .collect();
         let is_open = |node: &Node| in_the_way(node, &pod.spec).is_none() && fits(node);
-        let pod = pods::full_name(pod);
+        let pod = objects::full_name(pod);
         if cluster.nodes.iter().any(is_open) {
-            barred.push(format!("pod {pod} waits, and does not tolerate the taint of {}", some(&each)));
+            barred.push(format!("pod {pod} waits and does not tolerate the taint of {}", some(&each)));
         } else {
             nowhere = true;
             barred.push(format!(
-                "pod {pod} wants a GPU, and tolerates the taint of no node that has one: {}",
+                "pod {pod} requests a GPU but does not tolerate the taint of any node that has one: {}",
                 some(&each)
             ));
         }
@@ -595,14 +560,14 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
     let barred: Vec<&str> = barred.iter().map(String::as_str).collect();
     let (found, fix) = (
         some_lines(&barred),
-        format!("in the pod, if it may run there: {}", some(&taints)),
+        format!("add to the pod, if it may run there: {}", some(&taints)),
     );
     match nowhere {
-        true => problem(found, "such a pod stays Pending: \"had untolerated taint\"", fix),
+        true => problem(found, "these pods stay Pending: \"had untolerated taint\"", fix),
         false => milder(
             Severity::Warning,
             found,
-            "the scheduler does not consider these nodes for the pod, whatever is free there: \"had untolerated taint\"",
+            "the scheduler skips these nodes for the pod, even if GPUs are free there: \"had untolerated taint\"",
             fix,
         ),
     }

@@ -1,11 +1,11 @@
-//! Docker.
+//! Checks of Docker.
 
 use divvy_engines::docker;
 
 use crate::check::{Severity, Verdict, blind, milder, problem, skip};
 use crate::facts::{Asked, Facts, Kind, for_gpus, version_at_least};
 
-/// R06
+/// Judge check R06.
 pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let docker = match &facts.docker {
         Asked::Answer(docker) => docker,
@@ -15,38 +15,42 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let version = &docker.version;
     let fix = "upgrade Docker, or use containerd";
     if !version_at_least(version, &[1, 12]) {
-        return problem(format!("Docker {version}"), "it knows no other runtimes than its own", fix);
+        return problem(
+            format!("Docker {version}"),
+            "Docker before 1.12 supports only its own runtime",
+            fix,
+        );
     }
     if !version_at_least(version, &[19, 3]) {
         return milder(
             Severity::Warning,
             format!("Docker {version}"),
-            "\"unknown flag: --gpus\": that came with 19.03; CDI (--device nvidia.com/gpu=all) with 25",
+            "\"unknown flag: --gpus\": the flag needs Docker 19.03, and CDI (--device nvidia.com/gpu=all) needs Docker 25",
             fix,
         );
     }
     let cdi = match version_at_least(version, &[25]) {
-        true => "does CDI",
-        false => "does no CDI (25 does)",
+        true => "supports CDI",
+        false => "no CDI (needs Docker 25)",
     };
     Ok(format!("{version}, {cdi}"))
 }
 
-/// R07
+/// Judge check R07.
 pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let running = facts.docker.answer();
     if running.is_none() && !facts.exists(docker::CONFIG) && facts.program(&["dockerd"]).is_none() {
         return skip("no Docker here");
     }
-    let why = "containers of Docker see no GPU: \"could not select device driver\", \"did you set the docker default runtime to 'nvidia'?\"";
+    let why = "Docker's containers see no GPU: \"could not select device driver\", \"did you set the docker default runtime to 'nvidia'?\"";
     let configured = match docker::read(&facts.root, docker::CONFIG) {
         Ok(configured) => configured,
         Err(error) => {
             return problem(
                 error.to_string(),
-                "dockerd does not start with such a file: \"unable to configure the Docker daemon with file /etc/docker/daemon.json\"",
-                "correct that place, then: dockerd --validate && systemctl restart docker",
+                "dockerd does not start with this file: \"unable to configure the Docker daemon with file /etc/docker/daemon.json\"",
+                "correct the file at that place, then: dockerd --validate && systemctl restart docker",
             );
         }
     };
@@ -59,12 +63,12 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
         {
             return problem(
                 format!(
-                    "{} has the runtime {name} at {path}, and there is no such file",
+                    "{} has the runtime {name} at {path}, but that file does not exist",
                     docker::CONFIG
                 ),
                 why,
                 format!(
-                    "install it there, or correct the path in {}; then systemctl restart docker",
+                    "install the program there, or correct the path in {}; then systemctl restart docker",
                     docker::CONFIG
                 ),
             );
@@ -81,13 +85,13 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
         if !forgotten.is_empty() || default.is_some_and(|default| default != docker.default_runtime) {
             let what = match default.filter(|default| *default != docker.default_runtime) {
                 Some(default) => format!(
-                    "its default runtime is {default}, and dockerd runs with {}",
+                    "the default runtime in the file is {default}, but dockerd uses {}",
                     docker.default_runtime
                 ),
-                None => format!("it has the runtime {}, and dockerd does not", forgotten.join(", ")),
+                None => format!("the file has the runtime {}, but dockerd does not", forgotten.join(", ")),
             };
             return problem(
-                format!("{} was edited and dockerd not restarted: {what}", docker::CONFIG),
+                format!("{} was edited, but dockerd was not restarted: {what}", docker::CONFIG),
                 why,
                 "systemctl restart docker",
             );
@@ -109,7 +113,7 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
     if of_pods && !is_default {
         return problem(
             format!(
-                "the kubelet runs pods on Docker, and its default runtime is {}",
+                "the kubelet runs pods on Docker, whose default runtime is {}",
                 configured.default_runtime.as_deref().unwrap_or("runc")
             ),
             why,
@@ -121,7 +125,7 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
             format!("{} has no runtime for GPUs, and Docker is not set up for CDI", docker::CONFIG),
             why,
             format!(
-                "divvy configure docker --cdi --restart, and {}; then docker run --device nvidia.com/gpu=all (Docker 25 and later) or --runtime nvidia",
+                "divvy configure docker --cdi --restart and {}; then docker run --device nvidia.com/gpu=all (Docker 25 and later) or --runtime nvidia",
                 facts.generate("nvidia", "/etc/cdi/nvidia.yaml")
             ),
         ),

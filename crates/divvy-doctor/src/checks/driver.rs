@@ -1,4 +1,4 @@
-//! The GPU and the kernel's driver.
+//! Checks of the GPU and the kernel driver.
 
 use divvy_model::xid_is_fatal;
 
@@ -10,17 +10,17 @@ fn addresses(gpus: &[PciGpu]) -> String {
     gpus.iter().map(|gpu| gpu.address.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// D01
+/// Judge check D01.
 pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
     if facts.wsl() {
-        return Ok("WSL: /dev/dxg is Windows's GPU".to_owned());
+        return Ok("WSL: the GPU of Windows is /dev/dxg".to_owned());
     }
     let (devices, gpus) = facts.pci();
     let mut parts = Vec::new();
     for vendor in [Vendor::Nvidia, Vendor::Amd, Vendor::Intel] {
         let own: Vec<PciGpu> = gpus.iter().filter(|gpu| gpu.vendor == vendor).cloned().collect();
         if !own.is_empty() {
-            parts.push(format!("{} of {} ({})", own.len(), vendor.name(), addresses(&own)));
+            parts.push(format!("{} from {} ({})", own.len(), vendor.name(), addresses(&own)));
         }
     }
     if !parts.is_empty() {
@@ -28,23 +28,23 @@ pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
     }
     problem(
         match devices {
-            0 => "there is no PCI device at all (/sys/bus/pci/devices is empty)".to_owned(),
+            0 => "there are no PCI devices (/sys/bus/pci/devices is empty)".to_owned(),
             devices => format!(
-                "{} here, and none is a GPU of NVIDIA, AMD or Intel",
+                "{} found, but no GPU from NVIDIA, AMD, or Intel",
                 count(devices, "PCI device")
             ),
         },
-        "there is nothing to share here; device plugins say \"No devices found. Waiting indefinitely.\"",
-        "is this the right machine? If it should have a GPU: check that the card is seated and powered, that the BIOS shows it (Above 4G Decoding), and \
-         in a virtual machine that it is passed through. Else it needs no agent: leave it out of the DaemonSet's nodeSelector",
+        "this machine has no GPU to share; device plugins log \"No devices found. Waiting indefinitely.\"",
+        "if this machine should have a GPU, check that the card is seated and powered, that the BIOS shows it (Above 4G Decoding), and, in a virtual \
+         machine, that the GPU is passed through. If not, it needs no agent: exclude it from the DaemonSet's nodeSelector",
     )
 }
 
-/// D02
+/// Judge check D02.
 pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     if facts.wsl() {
-        return Ok("WSL: the driver is Windows's".to_owned());
+        return Ok("WSL: the driver is part of Windows".to_owned());
     }
     let mut loaded = Vec::new();
     let has = |vendor| !facts.gpus_of(vendor).is_empty();
@@ -56,7 +56,7 @@ pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
         None if has(Vendor::Nvidia) => {
             return problem(
                 "the kernel module nvidia is not loaded (no /sys/module/nvidia, no /proc/driver/nvidia/version)",
-                "nothing can use an NVIDIA GPU; NVML says \"driver not loaded\", nvidia-smi \"couldn't communicate with the NVIDIA driver\"",
+                "no program can use an NVIDIA GPU; NVML reports \"driver not loaded\", nvidia-smi \"couldn't communicate with the NVIDIA driver\"",
                 install_nvidia(facts),
             );
         }
@@ -67,8 +67,8 @@ pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
     } else if has(Vendor::Amd) {
         return problem(
             "the kernel module amdgpu is not loaded (no /sys/module/amdgpu)",
-            "nothing can use an AMD GPU",
-            "modprobe amdgpu; where there is no such module, install linux-modules-extra or AMD's amdgpu-dkms",
+            "no program can use an AMD GPU",
+            "modprobe amdgpu; if the module does not exist, install linux-modules-extra or AMD's amdgpu-dkms",
         );
     }
     let intel: Vec<&str> = ["i915", "xe"]
@@ -77,8 +77,8 @@ pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
         .collect();
     if intel.is_empty() && has(Vendor::Intel) {
         return problem(
-            "neither of the kernel modules i915 and xe is loaded",
-            "nothing can use an Intel GPU",
+            "neither kernel module i915 nor xe is loaded",
+            "no program can use an Intel GPU",
             "modprobe xe || modprobe i915",
         );
     }
@@ -88,8 +88,8 @@ pub(super) fn loaded(facts: &Facts<'_>) -> Verdict {
 
 fn install_nvidia(facts: &Facts<'_>) -> String {
     if facts.installed().is_some() {
-        return "modprobe nvidia && nvidia-modprobe -c 0 -u; if that fails, dmesg | grep -i -e nvrm -e nvidia says why (Secure Boot, a kernel without its \
-                module: dkms status)"
+        return "modprobe nvidia && nvidia-modprobe -c 0 -u; if that fails, dmesg | grep -i -e nvrm -e nvidia says why (Secure Boot, or no module was \
+                built for this kernel: dkms status)"
             .to_owned();
     }
     let install = if facts.is_like("ubuntu") {
@@ -99,21 +99,17 @@ fn install_nvidia(facts: &Facts<'_>) -> String {
     } else if facts.is_like("rhel") || facts.is_like("fedora") {
         "dnf install nvidia-driver-cuda kmod-nvidia-open-dkms (from NVIDIA's repository)"
     } else {
-        "install the NVIDIA driver by your distribution's package"
+        "install the NVIDIA driver with your distribution's package"
     };
     format!("{install}, then: modprobe nvidia && nvidia-modprobe -c 0 -u")
 }
 
-/// D03
+/// Judge check D03.
 pub(super) fn for_plugins(facts: &Facts<'_>) -> Verdict {
-    at_least(
-        facts,
-        &[384, 81],
-        "NVML of an older driver cannot be initialised by device plugins",
-    )
+    at_least(facts, &[384, 81], "device plugins cannot initialize NVML of an older driver")
 }
 
-/// D04
+/// Judge check D04.
 pub(super) fn for_containers(facts: &Facts<'_>) -> Verdict {
     at_least(
         facts,
@@ -129,12 +125,12 @@ fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> Verdict {
         false => problem(
             format!("driver {version} is loaded"),
             why,
-            "upgrade the driver (550 and later are maintained), then reboot",
+            "upgrade the driver (NVIDIA maintains 550 and later), then reboot",
         ),
     }
 }
 
-/// D06
+/// Judge check D06.
 pub(super) fn nouveau(facts: &Facts<'_>) -> Verdict {
     let mut taken = facts.gpus_of(Vendor::Nvidia);
     if taken.is_empty() {
@@ -144,21 +140,21 @@ pub(super) fn nouveau(facts: &Facts<'_>) -> Verdict {
     taken.retain(|gpu| gpu.driver.as_deref() == Some("nouveau"));
     let in_the_way = facts.exists("/sys/module/nouveau") && facts.loaded().is_none();
     if taken.is_empty() && !in_the_way {
-        return Ok(format!("{all} looked at"));
+        return Ok(format!("{} checked", count(all, "GPU")));
     }
     let found = match taken.as_slice() {
-        [] => "the kernel module nouveau is loaded, and nvidia is not".to_owned(),
+        [] => "the kernel module nouveau is loaded, but nvidia is not".to_owned(),
         taken => format!("nouveau drives {}", addresses(taken)),
     };
     problem(
         found,
-        "the free driver cannot compute, and keeps NVIDIA's from the GPU: nvidia-smi says \"No devices were found\"",
-        "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf, then update-initramfs -u (Debian, Ubuntu) or dracut --force \
-         (Red Hat), then reboot",
+        "nouveau cannot run CUDA, and NVIDIA's driver cannot use a GPU that nouveau drives: nvidia-smi prints \"No devices were found\"",
+        "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf; then update-initramfs -u (Debian, Ubuntu) or dracut --force \
+         (Red Hat); then reboot",
     )
 }
 
-/// D11
+/// Judge check D11.
 pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let xids = fatal_xids(facts);
@@ -167,8 +163,8 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
         Asked::Failed(reason) => {
             return problem(
                 format!("the driver does not answer: {reason}"),
-                "no GPU of this machine can be used or shared while its driver does not answer",
-                "nvidia-smi -L shows whether anything can talk to it; dmesg | grep NVRM says why not; reboot if it hangs",
+                "no program can use a GPU of this machine until the driver answers",
+                "nvidia-smi -L shows whether the driver answers other programs; dmesg | grep NVRM shows the driver's errors; reboot if the driver hangs",
             );
         }
         _ if !xids.is_empty() => return fatal(&xids),
@@ -193,8 +189,8 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
         broken.extend(xids);
         return problem(
             broken.join("; "),
-            "pods on this GPU fail (\"GPU is lost\"); with some device plugins one lost GPU takes the node's other GPUs away, too",
-            "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; if it comes back, the card or its power is at fault",
+            "pods on this GPU fail (\"GPU is lost\"); some device plugins then withdraw the node's other GPUs as well",
+            "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; if the error returns, the card or its power supply is defective",
         );
     }
     match (probed.gpus.is_empty(), xids.is_empty()) {
@@ -203,31 +199,32 @@ pub(super) fn answers(facts: &Facts<'_>) -> Verdict {
             probed.gpus.len(),
             match &facts.kernel_log {
                 Asked::Answer(_) => String::new(),
-                other => format!("; the kernel's log was not looked at: {}", other.reason()),
+                other => format!("; the kernel log was not checked: {}", other.reason()),
             }
         )),
-        // It may have been reset since.
+        // The log does not say whether the GPU was reset after the XID, so this is only a warning.
         (false, false) => match fatal(&xids) {
             Err(Stop::Problem(finding)) => Err(Stop::Milder(Severity::Warning, finding)),
             other => other,
         },
         (true, _) => problem(
-            "the driver runs and knows no GPU",
-            "nvidia-smi says \"No devices were found\": the module did not take the card",
-            "dmesg | grep -e NVRM -e nvidia says why (power cables, firmware, an older card than the driver supports, nouveau)",
+            "the driver is loaded but finds no GPU",
+            "nvidia-smi prints \"No devices were found\": the kernel module could not start the card",
+            "dmesg | grep -e NVRM -e nvidia shows why (power cables, firmware, a card too old for this driver, nouveau)",
         ),
     }
 }
 
 fn fatal(xids: &[String]) -> Verdict {
     problem(
-        format!("the kernel has logged since it was started: {}", xids.join("; ")),
-        "these errors leave a GPU unfit for new work until it is reset",
-        "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; NVIDIA's list of XIDs says what each means",
+        format!("the kernel has logged since boot: {}", xids.join("; ")),
+        "after these errors a GPU cannot run new work until it is reset",
+        "kubectl drain NODE --ignore-daemonsets, then nvidia-smi --gpu-reset -i INDEX, or reboot; NVIDIA's XID documentation explains each number",
     )
 }
 
-/// `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`: those that are not caused by programs, each GPU and number once.
+/// Return the XIDs in the kernel log that are not caused by programs, each GPU and number once. A log line looks like
+/// `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`.
 fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
     let mut found = Vec::new();
     for line in facts.kernel_log.answer().into_iter().flat_map(|log| log.lines()) {
@@ -243,7 +240,7 @@ fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
     found
 }
 
-/// D08
+/// Judge check D08.
 pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
     let gpus = probed(facts)?;
     let old: Vec<String> = gpus
@@ -257,18 +254,18 @@ pub(super) fn capability(facts: &Facts<'_>) -> Verdict {
         known.sort_unstable();
         known.dedup();
         return match known.as_slice() {
-            [] => skip("the driver does not say"),
+            [] => skip("the driver does not report it"),
             known => Ok(format!("{}{silent}", known.join(", "))),
         };
     }
     problem(
         old.join("; "),
-        "CUDA images have no code for such a GPU: \"no kernel image is available for execution on the device\"",
-        "leave it out: NVIDIA_VISIBLE_DEVICES of the agent's DaemonSet, or pods with the annotation divvy.dev/gpu-model",
+        "CUDA images contain no code for this GPU: \"no kernel image is available for execution on the device\"",
+        "exclude the GPU with NVIDIA_VISIBLE_DEVICES in the agent's DaemonSet, or send pods to other GPUs with the annotation divvy.dev/gpu-model",
     )
 }
 
-/// D12
+/// Judge check D12.
 pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
     let gpus = probed(facts)?;
     let modes: Vec<_> = gpus
@@ -276,7 +273,7 @@ pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
         .filter_map(|gpu| Some((gpu, gpu.compute_mode.as_deref()?)))
         .collect();
     if modes.is_empty() {
-        return skip("the driver does not say");
+        return skip("the driver does not report it");
     }
     let other: Vec<_> = modes.iter().filter(|(_, mode)| *mode != "default").collect();
     if other.is_empty() {
@@ -295,39 +292,39 @@ pub(super) fn compute_mode(facts: &Facts<'_>) -> Verdict {
     )
 }
 
-/// D13
+/// Judge check D13.
 pub(super) fn persistence(facts: &Facts<'_>) -> Verdict {
     facts.nvidia_driver()?;
     let socket = facts.of_driver("/run/nvidia-persistenced/socket");
     if facts.exists(&socket) {
-        return Ok(format!("nvidia-persistenced runs ({socket})"));
+        return Ok(format!("nvidia-persistenced is running ({socket})"));
     }
     if let Some(probed) = facts.probe.answer() {
         let on = probed.gpus.iter().filter(|gpu| gpu.persistence == Some(true)).count();
         if on > 0 && on == probed.gpus.len() {
-            return Ok(format!("persistence mode is on for {on}"));
+            return Ok(format!("persistence mode is on for {}", count(on, "GPU")));
         }
     }
     problem(
-        "no nvidia-persistenced, and persistence mode is not known to be on",
-        "whenever the last client of a GPU ends the driver lets go of it, and the next container waits seconds for it to start",
+        "nvidia-persistenced is not running, and the driver does not report persistence mode as on",
+        "the driver shuts a GPU down when its last client ends, and the next container waits seconds for the GPU to start",
         "systemctl enable --now nvidia-persistenced",
     )
 }
 
-/// D14
+/// Judge check D14.
 pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
     let gpus = probed(facts)?;
     let known: Vec<_> = gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.mig?))).collect();
     if known.is_empty() {
-        return skip("no GPU here can do MIG");
+        return skip("no GPU here supports MIG");
     }
     let pending: Vec<_> = known.iter().filter(|(_, (current, pending))| current != pending).collect();
     if pending.is_empty() {
         let on = known.iter().filter(|(_, (current, _))| *current).count();
         let without = match gpus.len() - known.len() {
             0 => String::new(),
-            n => format!("; {n} cannot do MIG"),
+            n => format!("; {n} without MIG support"),
         };
         return Ok(format!("on for {on} of {}{without}", known.len()));
     }
@@ -342,9 +339,9 @@ pub(super) fn mig(facts: &Facts<'_>) -> Verdict {
         .collect();
     problem(
         found.join("; "),
-        "\"MIG mode is in pending enable state\": the GPU is offered as it is not going to be, and labels say …-MIG-INVALID",
+        "\"MIG mode is in pending enable state\": device plugins offer the GPU in the old mode, and labels say …-MIG-INVALID",
         format!(
-            "stop what uses the GPU (nvidia-smi shows it; kubectl drain), then: {}; or reboot",
+            "stop the programs that use the GPU (nvidia-smi lists them; kubectl drain), then: {}; or reboot",
             fix.join("; ")
         ),
     )
@@ -359,16 +356,16 @@ fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], Stop> {
     }
 }
 
-/// GPUs of which something is not known, behind what is known of the others.
+/// Return the suffix that names the GPUs for which the driver does not report the value, empty if there are none.
 fn left_out<'g>(gpus: impl Iterator<Item = &'g ProbedGpu>) -> String {
     let names: Vec<String> = gpus.map(|gpu| format!("GPU {}", gpu.index)).collect();
     match names.is_empty() {
         true => String::new(),
-        false => format!("; left out: {} (the driver does not say)", names.join(", ")),
+        false => format!("; not checked: {} (the driver does not report it)", names.join(", ")),
     }
 }
 
-/// D15
+/// Judge check D15.
 pub(super) fn amd(facts: &Facts<'_>) -> Verdict {
     if facts.gpus_of(Vendor::Amd).is_empty() && !facts.exists("/sys/class/kfd") {
         return skip("no AMD GPU here");
@@ -378,16 +375,16 @@ pub(super) fn amd(facts: &Facts<'_>) -> Verdict {
         .filter(|path| !facts.exists(path))
         .collect();
     if missing.is_empty() {
-        return Ok("/sys/class/kfd and /sys/module/amdgpu/drivers are there".to_owned());
+        return Ok("/sys/class/kfd and /sys/module/amdgpu/drivers exist".to_owned());
     }
     problem(
         format!("there is no {}", missing.join(" and no ")),
-        "AMD's device plugin finds no GPU: it waits without a word, or ends with status 2",
-        "modprobe amdgpu; if /sys/class/kfd does not come, install AMD's amdgpu-dkms: the kernel's own module was built without compute (CONFIG_HSA_AMD)",
+        "AMD's device plugin finds no GPU: it waits without a message, or exits with status 2",
+        "modprobe amdgpu; if /sys/class/kfd does not appear, install AMD's amdgpu-dkms: the kernel's own module was built without compute (CONFIG_HSA_AMD)",
     )
 }
 
-/// D16
+/// Judge check D16.
 pub(super) fn amd_partitions(facts: &Facts<'_>) -> Verdict {
     let gpus = facts.gpus_of(Vendor::Amd);
     let mut found: Vec<(String, String)> = Vec::new();
@@ -400,7 +397,7 @@ pub(super) fn amd_partitions(facts: &Facts<'_>) -> Verdict {
         }
     }
     let Some((_, first)) = found.first().cloned() else {
-        return skip("no AMD GPU here that can be partitioned");
+        return skip("no AMD GPU here can be partitioned");
     };
     if found.iter().all(|(_, style)| *style == first) {
         let without = match gpus.len() - found.len() {
@@ -412,12 +409,12 @@ pub(super) fn amd_partitions(facts: &Facts<'_>) -> Verdict {
     let each: Vec<String> = found.iter().map(|(address, style)| format!("{address} is {style}")).collect();
     problem(
         each.join(", "),
-        "\"Partitions of different styles … not supported with single strategy\": AMD's device plugin ends",
-        "partition all alike (amd-smi set --gpu all --compute-partition SPX), or start AMD's plugin with -resource_naming_strategy=mixed",
+        "AMD's device plugin exits: \"Partitions of different styles … not supported with single strategy\"",
+        "partition all GPUs the same way (amd-smi set --gpu all --compute-partition SPX), or start AMD's plugin with -resource_naming_strategy=mixed",
     )
 }
 
-/// D17
+/// Judge check D17.
 pub(super) fn intel(facts: &Facts<'_>) -> Verdict {
     let gpus = facts.gpus_of(Vendor::Intel);
     if gpus.is_empty() {
@@ -441,9 +438,9 @@ pub(super) fn intel(facts: &Facts<'_>) -> Verdict {
         return Ok(addresses(&gpus));
     }
     let found = wrong.join("; ");
-    let why = "Intel's device plugin does not offer it: gpu.intel.com/i915 or gpu.intel.com/xe is missing on the node";
-    let fix = "modprobe xe || modprobe i915; a GPU with vfio-pci belongs to a virtual machine: echo ADDRESS > /sys/bus/pci/drivers/vfio-pci/unbind; with SR-IOV \
-               make virtual functions: echo N > /sys/bus/pci/devices/ADDRESS/sriov_numvfs";
+    let why = "Intel's device plugin does not offer this GPU: gpu.intel.com/i915 or gpu.intel.com/xe is missing on the node";
+    let fix = "modprobe xe || modprobe i915; if vfio-pci has the GPU, it is reserved for a virtual machine: echo ADDRESS > /sys/bus/pci/drivers/vfio-pci/unbind; \
+               with SR-IOV, create virtual functions: echo N > /sys/bus/pci/devices/ADDRESS/sriov_numvfs";
     if wrong.len() < gpus.len() {
         return milder(Severity::Warning, found, why, fix);
     }

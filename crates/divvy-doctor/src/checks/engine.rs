@@ -1,9 +1,9 @@
-//! containerd and CRI-O, as they are configured.
+//! Checks of the configuration of containerd and CRI-O.
 
 use divvy_engines::{Configuration, containerd, crio, docker};
 
-use super::cluster::{listed, some};
-use super::pods;
+use super::objects;
+use super::objects::{listed, some};
 use crate::check::{Repair, Severity, Stop, Verdict, blind, milder, problem, repaired_by, skip};
 use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
 
@@ -16,10 +16,11 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
     Ok((engine, configuration))
 }
 
-/// Whether this engine does CDI.
+/// Report whether CDI is on in this engine.
 ///
 /// # Errors
-/// Nobody can say: containerd 2 does it unless told otherwise, 1.7 only where it is told so, and which of them runs here is not known.
+/// Returns [`Stop::Blind`] if the answer is unknown: containerd 2 has CDI on by default and containerd 1.7 has it off by default, but the
+/// configuration does not set it and the version is unknown.
 fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
         Kind::Crio => return Ok(true),
@@ -36,9 +37,9 @@ fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -
     match facts.containerd_version(engine) {
         Some((major, _)) => Ok(major >= 2),
         None => blind(format!(
-            "{} does not say whether {} does CDI: containerd does it from 2.0 on by default, and its version is not known here; containerd --version prints it",
+            "{} does not say whether CDI is on in {}: the default is on from containerd 2.0, but the version is unknown here; containerd --version prints it",
             match configuration.files.is_empty() {
-                true => format!("without {} its configuration", engine.file),
+                true => format!("there is no {}, so the configuration", engine.file),
                 false => engine.file.clone(),
             },
             engine.name
@@ -46,7 +47,7 @@ fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -
     }
 }
 
-/// R05
+/// Judge check R05.
 pub(super) fn which(facts: &Facts<'_>) -> Verdict {
     let Some(kubelet) = facts.kubelet() else {
         return skip("no kubelet here");
@@ -67,17 +68,17 @@ pub(super) fn which(facts: &Facts<'_>) -> Verdict {
         return Ok(found);
     }
     problem(
-        format!("{found}; {} is there, too", others.join(", ")),
-        "edits of that other file do nothing for pods",
-        format!("{} writes into the file that counts", engine.configure("")),
+        format!("{found}; {} exists but is not used", others.join(", ")),
+        "edits of the unused file have no effect on pods",
+        format!("{} edits the file that is used", engine.configure("")),
     )
 }
 
-/// R08
+/// Judge check R08.
 pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let engine = facts.engine()?;
     if engine.kind != Kind::Containerd {
-        return skip("pods run on no containerd");
+        return skip("pods do not run on containerd");
     }
     let read = containerd::read(&facts.root, &engine.file, containerd::Merge::Keys);
     let configuration = match read {
@@ -85,9 +86,9 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         Err(error) => {
             return problem(
                 error.to_string(),
-                "containerd does not start with it, or starts without its CRI plugin, and the node is NotReady",
+                "with this file, containerd does not start, or starts without its CRI plugin, and the node is NotReady",
                 format!(
-                    "correct that place, then: containerd config dump > /dev/null && systemctl restart {}",
+                    "correct the file at that place, then: containerd config dump > /dev/null && systemctl restart {}",
                     engine.service
                 ),
             );
@@ -95,7 +96,7 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     };
     let mut wrong = Vec::new();
     for file in &configuration.files {
-        // It was parsed a moment ago.
+        // Parsing succeeded in `containerd::read`, so a failure here is only a race with an edit.
         let Ok(table) = facts.text(file).unwrap_or_default().parse::<toml::Table>() else {
             continue;
         };
@@ -109,19 +110,17 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
             let runtimes = plugins.get(other).and_then(|section| section.get("containerd"));
             if other != right && runtimes.is_some() && !plugins.contains_key(right) {
                 let says = written.map_or_else(
-                    || "says no version, which is 1".to_owned(),
-                    |version| format!("says version {version}"),
+                    || "has no version, which means version 1".to_owned(),
+                    |version| format!("has version {version}"),
                 );
                 wrong.push(format!(
-                    "{file} {says}, and has plugins.{other:?}: in that version it is plugins.{right:?}"
+                    "{file} {says} and the section plugins.{other:?}: in that version the section is plugins.{right:?}"
                 ));
             }
         }
     }
     match wrong.is_empty() {
-        true if configuration.files.is_empty() => {
-            Ok(format!("there is no {}; {} runs with its defaults", engine.file, engine.name))
-        }
+        true if configuration.files.is_empty() => Ok(format!("there is no {}; {} uses its defaults", engine.file, engine.name)),
         true => Ok(format!(
             "version {} in {}",
             configuration.version.unwrap_or(2),
@@ -129,16 +128,16 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         )),
         false => problem(
             wrong.join("\n"),
-            "containerd leaves out a section that is not of its version, without a word, and its runtimes with it: \"no runtime for \\\"nvidia\\\" is configured\"",
+            "containerd silently ignores a section of another version and the runtimes in it: \"no runtime for \\\"nvidia\\\" is configured\"",
             format!(
-                "rename the section, or correct version; containerd config dump shows what came of it; then systemctl restart {}",
+                "rename the section or correct the version; check the result with containerd config dump; then systemctl restart {}",
                 engine.service
             ),
         ),
     }
 }
 
-/// R09
+/// Judge check R09.
 pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let (engine, configuration) = pods(facts)?;
@@ -148,9 +147,9 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
         let Some(path) = &runtime.path else {
             return problem(
                 format!("the runtime {name} in {} names no program (BinaryName)", runtime.file),
-                "containers of that runtime are started by runc, and get no GPU",
+                "runc starts the containers of that runtime, so they get no GPU",
                 format!(
-                    "give it options.BinaryName = \"/usr/bin/nvidia-container-runtime\" (or divvy-runtime's path), then systemctl restart {}",
+                    "set options.BinaryName = \"/usr/bin/nvidia-container-runtime\" (or divvy-runtime's path) in that runtime, then systemctl restart {}",
                     engine.service
                 ),
             );
@@ -161,10 +160,10 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
         };
         if !there {
             return problem(
-                format!("the runtime {name} is {path}, and there is no such program"),
+                format!("the runtime {name} is {path}, but there is no such program"),
                 NOT_CONFIGURED,
                 format!(
-                    "install it there, or correct the path in {}, then systemctl restart {}; {} takes divvy-runtime",
+                    "install the program there, or correct the path in {}, then systemctl restart {}; or use divvy-runtime: {}",
                     runtime.file,
                     engine.service,
                     engine.configure("")
@@ -175,12 +174,12 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
     }
     if found.is_empty() {
         return match facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
-            true => Ok(format!("none, and none is needed: {} does CDI", engine.name)),
+            true => Ok(format!("none, and none is needed: {} uses CDI", engine.name)),
             false => problem(
-                format!("{} has no runtime for GPUs, and gives none by CDI (R15)", engine.name),
+                format!("{} has no runtime for GPUs and does not use CDI (R15)", engine.name),
                 NOT_CONFIGURED,
                 format!(
-                    "{}, and {}",
+                    "{} and {}",
                     engine.configure("--cdi"),
                     facts.generate("nvidia", "/var/run/cdi/nvidia.yaml")
                 ),
@@ -190,7 +189,7 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
     Ok(found.join(", "))
 }
 
-/// R10
+/// Judge check R10.
 pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let (engine, configuration) = pods(facts)?;
@@ -200,18 +199,18 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
         return Ok(format!("{name} is the default runtime"));
     }
     if facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
-        return Ok("by CDI, whatever the runtime".to_owned());
+        return Ok("by CDI, with any runtime".to_owned());
     }
     let names: Vec<&str> = runtimes.iter().map(|(name, _)| name.as_str()).collect();
-    let why = "a pod without runtimeClassName gets no driver: device plugins in it find 0 GPUs, although ctr run --gpus 0 works (which is another way)";
+    let why = "a pod without runtimeClassName gets no driver: device plugins in such pods find 0 GPUs, although ctr run --gpus 0 works (ctr uses another mechanism)";
     let fix = format!(
-        "give such pods runtimeClassName: nvidia (divvy configure --runtime-class | kubectl apply -f -), or make it the default: {}",
+        "set runtimeClassName: nvidia in these pods (divvy configure --runtime-class | kubectl apply -f -), or make the runtime the default: {}",
         engine.configure("--set-default")
     );
     let Asked::Answer(cluster) = &facts.cluster else {
         if names.is_empty() {
             return problem(
-                format!("{} has no runtime for GPUs and does no CDI for them", engine.name),
+                format!("{} has no runtime for GPUs and does not use CDI for them", engine.name),
                 why,
                 fix,
             );
@@ -219,7 +218,7 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
         return milder(
             Severity::Warning,
             format!(
-                "{} is not the default runtime; whether pods ask for it by a RuntimeClass only the API server knows (--cluster)",
+                "{} is not the default runtime; whether pods select it with a RuntimeClass is known to the API server (add --cluster)",
                 names.join(", ")
             ),
             why,
@@ -235,10 +234,10 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
         Some(class) => Ok(format!("pods with runtimeClassName {} get {}", class.name(), class.handler)),
         None => problem(
             format!(
-                "the default runtime is {}, and no RuntimeClass has {} for a handler",
+                "the default runtime is {}, and no RuntimeClass has the handler {}",
                 default.unwrap_or("runc"),
                 if names.is_empty() {
-                    "a runtime for GPUs".to_owned()
+                    "of a runtime for GPUs".to_owned()
                 } else {
                     names.join(" or ")
                 }
@@ -249,14 +248,15 @@ pub(super) fn reached(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// R11
+/// Judge check R11.
 pub(super) fn default(facts: &Facts<'_>) -> Verdict {
     let (engine, configuration) = pods(facts)?;
     let default = configuration.default_runtime.as_deref().unwrap_or(match engine.kind {
         Kind::Crio => "crun",
         Kind::Containerd | Kind::Docker => "runc",
     });
-    // What an engine brings itself; containerd says in its dump whether it is still there.
+    // The runtimes that an engine has without any configuration. A dumped configuration of containerd lists its runtimes, so nothing is
+    // assumed there.
     let asked = engine.kind == Kind::Containerd && facts.containerd.answer().is_some();
     let built_in = match engine.kind {
         Kind::Crio => ["crun", "runc"].contains(&default),
@@ -268,32 +268,32 @@ pub(super) fn default(facts: &Facts<'_>) -> Verdict {
     let names: Vec<&str> = configuration.runtimes.keys().map(String::as_str).collect();
     problem(
         format!(
-            "the default runtime is {default:?}, and there are only {:?}",
+            "the default runtime {default:?} is not among the defined runtimes {:?}",
             names.join(", ")
         ),
-        "the CRI plugin is not loaded: \"no corresponding runtime configured\", the kubelet says \"unknown service runtime.v1.RuntimeService\", the node is NotReady",
+        "containerd does not load the CRI plugin (\"no corresponding runtime configured\"), the kubelet reports \"unknown service runtime.v1.RuntimeService\", and the node is NotReady",
         format!(
-            "in {}: a table runtimes.{default} with runtime_type = \"io.containerd.runc.v2\"; then systemctl restart {}",
+            "add to {} a table runtimes.{default} with runtime_type = \"io.containerd.runc.v2\"; then systemctl restart {}",
             engine.file, engine.service
         ),
     )
 }
 
-/// R12
+/// Judge check R12.
 pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
     let (engine, configuration) = pods(facts)?;
     if engine.kind != Kind::Containerd {
-        return skip("pods run on no containerd");
+        return skip("pods do not run on containerd");
     }
     let cri = |plugin: &&String| plugin.as_str() == "cri" || plugin.ends_with(".cri") || plugin.contains(".cri.v1.");
     match configuration.disabled_plugins.iter().find(cri) {
-        None => Ok("disabled_plugins has no cri".to_owned()),
+        None => Ok("cri is not in disabled_plugins".to_owned()),
         Some(plugin) => problem(
             format!(
-                "{} has disabled_plugins = [{plugin:?}], as Docker's packages write it",
+                "{} has disabled_plugins = [{plugin:?}], which Docker's packages write",
                 engine.file
             ),
-            "containerd answers no kubelet, and tools that configure runtimes end well and change nothing: \"unknown service runtime.v1.RuntimeService\"",
+            "the kubelet cannot use containerd (\"unknown service runtime.v1.RuntimeService\"), and tools that configure runtimes report success without effect",
             format!(
                 "sed -i '/^disabled_plugins/d' {} && systemctl restart {}",
                 engine.file, engine.service
@@ -302,7 +302,7 @@ pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// R13
+/// Judge check R13.
 pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
     let (engine, configuration) = pods(facts)?;
     let wanted = facts.kubelet().and_then(|kubelet| kubelet.cgroup_driver);
@@ -322,7 +322,7 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
         }
     };
     let Some(first) = of.first().map(|(_, driver)| (*driver).to_owned()) else {
-        return skip("no runtime is defined in the engine's files");
+        return skip("the engine's configuration defines no runtime");
     };
     let wanted_of = wanted.as_ref().map_or("", |_| "the kubelet's ");
     let wanted = wanted.unwrap_or(first);
@@ -338,17 +338,17 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
         };
         let left_out = match others.is_empty() {
             true => String::new(),
-            false => format!("; left out: {} (not for GPUs)", others.join(", ")),
+            false => format!("; not checked: {} (not for GPUs)", others.join(", ")),
         };
         return Ok(format!("{wanted} for {}{left_out}", all.join(", ")));
     }
-    let found: Vec<String> = of.iter().map(|(name, driver)| format!("{name} has {driver}")).collect();
+    let found: Vec<String> = of.iter().map(|(name, driver)| format!("{name} uses {driver}")).collect();
     let names: Vec<&str> = of.iter().map(|(name, _)| name.as_str()).collect();
     problem(
         format!("{}; {wanted_of}cgroup driver is {wanted}", found.join(", ")),
         "pods are killed every few minutes, or do not start: \"expected cgroupsPath to be of format \\\"slice:prefix:name\\\"\"",
         format!(
-            "{} sets it for the runtime for GPUs; by hand: SystemdCgroup = {} in the options of {}, then systemctl restart {}",
+            "{} sets the cgroup driver of the runtime for GPUs; by hand: SystemdCgroup = {} in the options of {}, then systemctl restart {}",
             engine.configure(&format!("--cgroup-driver {wanted}")),
             wanted == "systemd",
             names.join(" and "),
@@ -357,10 +357,10 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
     )
 }
 
-/// R14
+/// Judge check R14.
 pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
     if let Asked::Absent(_) | Asked::Not(_) = &facts.cluster {
-        return skip("RuntimeClasses are in the API server: add --cluster");
+        return skip("RuntimeClasses are read from the API server: add --cluster");
     }
     let cluster = listed(facts, &["runtimeclasses", "pods"])?;
     let is_there = |name: &str| cluster.runtime_classes.iter().any(|class| class.name() == name);
@@ -374,13 +374,13 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
             .pods
             .iter()
             .filter(|pod| pod.spec.runtime_class_name.as_deref() == Some(name));
-        let pods: Vec<String> = pods.map(pods::full_name).collect();
+        let pods: Vec<String> = pods.map(objects::full_name).collect();
         return problem(
             format!(
-                "there is no RuntimeClass {name:?}, and it is the runtimeClassName of {}",
+                "there is no RuntimeClass {name:?}, but it is the runtimeClassName of {}",
                 some(&pods)
             ),
-            "a controller cannot create such a pod again: \"pod rejected: RuntimeClass \\\"nvidia\\\" not found\"",
+            "a controller cannot create these pods again: \"pod rejected: RuntimeClass \\\"nvidia\\\" not found\"",
             format!("divvy configure --runtime-class --runtime-name {name} | kubectl apply -f -"),
         );
     }
@@ -393,7 +393,7 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
         return skip("no RuntimeClass is for GPUs");
     }
     if !facts.node {
-        return skip("which handlers a node has is on the node: run divvy doctor --node --cluster there");
+        return skip("the handlers of a node are configured on the node: run divvy doctor --node --cluster there");
     }
     let (engine, configuration) = pods(facts)?;
     for class in &classes {
@@ -401,7 +401,7 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
             let names: Vec<&str> = configuration.runtimes.keys().map(String::as_str).collect();
             return problem(
                 format!(
-                    "RuntimeClass {} has the handler {:?}, and {} on this node has {}",
+                    "RuntimeClass {} has the handler {:?}, but {} on this node has {}",
                     class.name(),
                     class.handler,
                     engine.name,
@@ -423,22 +423,22 @@ pub(super) fn runtime_class(facts: &Facts<'_>) -> Verdict {
     Ok(found.join(", "))
 }
 
-/// R15
+/// Judge check R15.
 pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     let engine = facts.engine()?;
     let configuration = facts.configuration(&engine)?;
-    let why = "Divvy, and device plugins that name CDI devices, start containers that then fail: \"unresolvable CDI devices\"";
+    let why = "containers that get CDI devices from Divvy or another device plugin fail to start: \"unresolvable CDI devices\"";
     if !does_cdi(facts, &engine, &configuration)? {
         return problem(
             format!(
-                "{} does no CDI (enable_cdi is {})",
+                "CDI is switched off in {} (enable_cdi is {})",
                 engine.name,
                 if configuration.cdi.is_some() { "false" } else { "not set" }
             ),
             why,
             format!(
-                "{}, for containerd 1.7 and later; 2.0 does it unless told otherwise",
+                "{}, for containerd 1.7 and later; CDI is on by default from 2.0",
                 engine.configure("--cdi")
             ),
         );
@@ -452,10 +452,10 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
             .any(|folder| folders.contains(&folder.replace("/run/", "/var/run/").replace("/var/var/", "/var/").as_str()))
     {
         return problem(
-            format!("{} looks for CDI specs in {} alone", engine.name, looked_at.join(", ")),
+            format!("{} reads CDI specs only from {}", engine.name, looked_at.join(", ")),
             why,
             format!(
-                "cdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"] in {}; then systemctl restart {}",
+                "set cdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"] in {}; then systemctl restart {}",
                 engine.file, engine.service
             ),
         );
@@ -463,9 +463,9 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
     if there.is_empty() {
         return repaired_by(
             problem(
-                "neither /etc/cdi nor /var/run/cdi is there",
-                "the agent's pod mounts them, and nobody has a place for specs",
-                "mkdir -p /var/run/cdi (divvy doctor --fix --only R15 does so), then divvy cdi generate -o /var/run/cdi/nvidia.yaml",
+                "neither /etc/cdi nor /var/run/cdi exists",
+                "the agent's pod mounts these directories, and CDI specs belong in one of them",
+                "mkdir -p /var/run/cdi (or: divvy doctor --fix --only R15), then divvy cdi generate -o /var/run/cdi/nvidia.yaml",
             ),
             vec![Repair::Folder {
                 path: "/var/run/cdi".to_owned(),
@@ -475,7 +475,7 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
     if facts.nvidia().is_ok() && !facts.has_spec("nvidia.com") {
         return problem(
             format!(
-                "{} does CDI, and no spec describes the NVIDIA GPUs of this machine",
+                "{} uses CDI, but no spec describes the NVIDIA GPUs of this machine",
                 engine.name
             ),
             why,
@@ -485,7 +485,7 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
     Ok(format!("{}, {}", engine.name, there.join(", ")))
 }
 
-/// R16
+/// Judge check R16.
 pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
     let mut engines: Vec<Engine> = facts.engine().into_iter().collect();
     engines.extend(facts.engines().into_iter().filter(|engine| engine.kind == Kind::Docker));
@@ -497,30 +497,30 @@ pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
             unknown.push(engine.name);
             continue;
         };
-        // Files on the disk, not what the engine printed.
+        // Read the files on disk: the dumped configuration is that of the running process.
         let read = match engine.kind {
             Kind::Containerd => containerd::read(&facts.root, &engine.file, containerd::Merge::Keys),
             Kind::Crio => crio::read(&facts.root, &engine.file),
             Kind::Docker => docker::read(&facts.root, &engine.file),
         };
-        // One that cannot be read is told elsewhere (R07, R08), and was written all the same.
+        // R07 and R08 report a file that cannot be parsed. Its modification time still counts here.
         let files = read.map_or_else(|_| vec![engine.file.clone()], |all| all.files);
         let newer = |file: &&String| facts.root.modified(file).is_some_and(|written| written > started);
         if let Some(file) = files.iter().find(newer) {
             return problem(
                 format!("{file} was written after {} was started", engine.name),
-                "what is in the file is not what the engine does: GPUs work after the next boot only",
+                "the engine does not use the changed configuration until it is restarted: GPUs may work only after the next boot",
                 format!("systemctl restart {}", engine.service),
             );
         }
         looked.push(engine.name);
     }
     match (looked.is_empty(), unknown.is_empty()) {
-        (true, true) => skip("no container engine runs here"),
-        (true, false) => blind(format!("/proc does not say when {} was started", unknown.join(", "))),
+        (true, true) => skip("no container engine is running here"),
+        (true, false) => blind(format!("/proc does not show when {} was started", unknown.join(", "))),
         (false, true) => Ok(looked.join(", ")),
         (false, false) => Ok(format!(
-            "{}; left out: {} (/proc does not say when it was started)",
+            "{}; not checked: {} (/proc does not show when it was started)",
             looked.join(", "),
             unknown.join(", ")
         )),

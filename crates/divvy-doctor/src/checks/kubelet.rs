@@ -1,42 +1,35 @@
-//! The kubelet, and what is registered with it.
+//! Checks of the kubelet, and of the device plugins that are registered with it.
 
 use std::collections::BTreeMap;
 
-use divvy_model::names::{GPU_COUNT, GPU_MEM};
 use divvy_model::parse_quantity;
 use serde::Deserialize;
 
-use super::cluster::{listed_or_this_machine, some};
+use super::objects::{listed_or_this_machine, some};
 use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::cluster::Cluster;
 use crate::facts::{Asked, Facts, Kubelet};
+use crate::gpu_resource::is_gpu;
 
-/// The most that a kubelet takes in one message of ListAndWatch, in bytes (gRPC's default).
+/// The largest ListAndWatch message that a kubelet accepts, in bytes (gRPC's default).
 const LARGEST_MESSAGE: u64 = 4 * 1024 * 1024;
-/// What one id of gpushare's kind takes in it, in tenths of a byte; two reports agree (research/vendors-ux.md, K06).
+/// The size of one device id in that message, in tenths of a byte, for ids like gpushare's. Two user reports agree on the value.
 const TENTHS_PER_ID: u64 = 609;
-
-/// Resources of GPUs: those of vendors' plugins and gpushare's.
-pub(crate) fn is_gpu(resource: &str) -> bool {
-    [GPU_MEM, GPU_COUNT, "nvidia.com/", "amd.com/gpu", "gpu.intel.com/"]
-        .iter()
-        .any(|name| resource.starts_with(name))
-}
 
 fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
     facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))
 }
 
-/// Behind a socket that is there.
-const UNTRIED: &str = " (whether anybody listens was not tried)";
+/// The suffix for a socket that exists but was not tried.
+const UNTRIED: &str = " (not tried whether a process listens)";
 
-/// Whether somebody listens at a socket: `None` where nobody was asked.
+/// Return whether a process listens on a socket, or the system's error; `None` if the socket was not tried.
 fn listens(facts: &Facts<'_>, path: &str) -> Option<Result<(), String>> {
     let sockets = facts.sockets.answer()?;
     Some(sockets.iter().find(|socket| socket.path == path)?.answers.clone())
 }
 
-/// K02
+/// Judge check K02.
 pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
     let kubelet = kubelet(facts)?;
     let path = format!("{}/device-plugins/kubelet.sock", kubelet.dir);
@@ -45,22 +38,22 @@ pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
         return problem(
             format!("there is no {path}"),
             why,
-            "systemctl status kubelet; where the kubelet has another --root-dir (k0s: /var/lib/k0s/kubelet), tell it to the agent: --kubelet-dir, in the chart \
+            "systemctl status kubelet; if the kubelet has another --root-dir (k0s: /var/lib/k0s/kubelet), pass it to the agent with --kubelet-dir, in the chart \
              gpuNodes.kubeletDir",
         );
     }
     match listens(facts, &path) {
         Some(Err(reason)) => problem(
-            format!("{path} is there, and nobody listens: {reason}"),
+            format!("{path} exists, but no process listens: {reason}"),
             why,
-            "systemctl restart kubelet; journalctl -u kubelet -n 50 says why it does not run",
+            "systemctl restart kubelet; journalctl -u kubelet -n 50 shows why the kubelet does not run",
         ),
         Some(Ok(())) => Ok(format!("{path} answers")),
         None => Ok(format!("{path}{UNTRIED}")),
     }
 }
 
-/// The part of the kubelet's checkpoint that says what is registered.
+/// The part of the kubelet's checkpoint that lists the registered devices.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Checkpoint {
@@ -73,7 +66,7 @@ struct Data {
     registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
 }
 
-/// Devices by resource, as the kubelet wrote them down; none if it wrote nothing.
+/// Return the number of devices by resource from the kubelet's checkpoint, or `None` if there is no checkpoint.
 fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<String, usize>>, Stop> {
     let path = format!("{}/device-plugins/kubelet_internal_checkpoint", kubelet.dir);
     let Some(bytes) = facts.root.read(&path, 16 << 20) else {
@@ -81,14 +74,14 @@ fn registered(facts: &Facts<'_>, kubelet: &Kubelet) -> Result<Option<BTreeMap<St
     };
     let checkpoint: Checkpoint = match serde_json::from_slice(&bytes) {
         Ok(checkpoint) => checkpoint,
-        Err(error) => return blind(format!("{path} is not what kubelets write: {error}")),
+        Err(error) => return blind(format!("{path} is not a kubelet checkpoint: {error}")),
     };
     let devices = checkpoint.data.registered_devices.unwrap_or_default().into_iter();
     let counted = devices.map(|(name, ids)| (name, ids.unwrap_or_default().len()));
     Ok(Some(counted.filter(|(name, _)| is_gpu(name)).collect()))
 }
 
-/// K03
+/// Judge check K03.
 pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes"])? {
         return offered(cluster);
@@ -96,11 +89,11 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     let kubelet = kubelet(facts)?;
     let Some(registered) = registered(facts, &kubelet)? else {
-        return skip("the kubelet has written no checkpoint of devices; --cluster asks the API server what the node offers");
+        return skip("the kubelet has not written a device checkpoint; with --cluster the API server shows what the node offers");
     };
-    let why = "pods that want a GPU stay Pending: kube-scheduler says \"Insufficient aliyun.com/gpu-mem\"";
-    let fix = "kubectl get pods -A -o wide | grep agent shows the agent of this node, kubectl logs what it waits for; if there is none: kubectl label node NODE \
-               with what its DaemonSet selects (K07)";
+    let why = "pods that request a GPU stay Pending: kube-scheduler reports \"Insufficient aliyun.com/gpu-mem\"";
+    let fix = "kubectl get pods -A -o wide | grep agent shows the agent of this node, kubectl logs shows what it waits for; if there is no agent, kubectl label \
+               node NODE with the label that its DaemonSet selects (K07)";
     let offered: Vec<String> = registered
         .iter()
         .filter(|(_, count)| **count > 0)
@@ -118,7 +111,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
             let paths: Vec<&str> = plugins.iter().map(|socket| socket.path.as_str()).collect();
             return problem(
                 format!(
-                    "the kubelet knows {}, and no plugin listens{}",
+                    "the kubelet knows {}, but no device plugin listens{}",
                     offered.join(", "),
                     match paths.as_slice() {
                         [] => String::new(),
@@ -133,7 +126,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     Ok(offered.join(", "))
 }
 
-/// The same, by what nodes say of themselves.
+/// Judge K03 by the capacities in the Node objects.
 fn offered(cluster: &Cluster) -> Verdict {
     let mut good = Vec::new();
     let (mut none, mut ill) = (Vec::new(), Vec::new());
@@ -151,19 +144,19 @@ fn offered(cluster: &Cluster) -> Verdict {
             }
         }
     }
-    // Of a node that has other GPUs, what is gone is a leftover (K05).
+    // A zero next to another GPU resource of the same node is a leftover, which K05 reports.
     none.retain(|(name, _)| !good.contains(name));
     let nodes = good.iter().collect::<std::collections::BTreeSet<_>>().len();
-    let why = "pods that want a GPU stay Pending: kube-scheduler says \"Insufficient aliyun.com/gpu-mem\"";
+    let why = "pods that request a GPU stay Pending: kube-scheduler reports \"Insufficient aliyun.com/gpu-mem\"";
     if nodes == 0 && ill.is_empty() {
         let found = match none.first() {
-            Some((name, resource)) => format!("{name} says {resource}: 0, and no other node offers GPUs"),
+            Some((name, resource)) => format!("{name} has {resource}: 0, and no other node offers GPUs"),
             None => "no node offers a GPU".to_owned(),
         };
         return problem(
             found,
             why,
-            "kubectl get ds -A shows whether an agent runs on the nodes with GPUs; divvy doctor on such a node says what it lacks",
+            "kubectl get ds -A shows whether an agent runs on the nodes with GPUs; divvy doctor on a node shows what is missing there",
         );
     }
     for (name, resource) in none {
@@ -173,10 +166,10 @@ fn offered(cluster: &Cluster) -> Verdict {
         return milder(
             Severity::Warning,
             some(&ill),
-            "new pods do not go there: on a node with none the device plugin is away (the kubelet keeps the resource for a while); otherwise the plugin calls the rest \
-             unhealthy, since a GPU failed or is lost",
-            "kubectl get pods -A -o wide | grep agent shows whether the agent of that node runs; kubectl inspect gpushare -o wide names the GPU, and divvy doctor --only \
-             D11 on that node says more of it",
+            "new pods cannot use these devices: 0 means that the device plugin stopped (the kubelet keeps the resource for a while); a lower number means that the \
+             plugin reports the rest as unhealthy, because a GPU failed or is lost",
+            "kubectl get pods -A -o wide | grep agent shows whether the agent of that node runs; kubectl inspect gpushare -o wide names the GPU; divvy doctor --only \
+             D11 on that node shows details",
         );
     }
     Ok(match nodes {
@@ -185,7 +178,7 @@ fn offered(cluster: &Cluster) -> Verdict {
     })
 }
 
-/// K06
+/// Judge check K06.
 pub(super) fn message(facts: &Facts<'_>) -> Verdict {
     let mut counts: Vec<(String, u64)> = Vec::new();
     let mut unreadable: Vec<&str> = Vec::new();
@@ -195,7 +188,7 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
                 let place = format!("{resource} of {}", node.metadata.name);
                 counts.push((place, parse_quantity(capacity).unwrap_or(0)));
             }
-            // What the agent would offer, even if the kubelet refused it.
+            // The units that the agent would offer. The capacity does not show them if the kubelet rejected the message.
             let inventory = node.metadata.annotations.get(divvy_model::names::INVENTORY);
             match inventory.map(divvy_model::Inventory::parse) {
                 Some(Ok(inventory)) => counts.push((format!("the inventory of {}", node.metadata.name), inventory.total_units())),
@@ -214,34 +207,36 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
     let bytes = most.saturating_mul(TENTHS_PER_ID) / 10;
     let left_out = match unreadable.is_empty() {
         true => String::new(),
-        false => format!("; left out: {} (its inventory cannot be read)", some(&unreadable)),
+        false => format!("; not checked: {} (its inventory cannot be read)", some(&unreadable)),
     };
     match bytes < LARGEST_MESSAGE {
         true => Ok(format!("{} at most ({place}){left_out}", count_ids(*most))),
         false => problem(
-            format!("{place} has {most} ids, which are about {bytes} bytes"),
-            "the kubelet takes no more than 4194304 in one message: \"grpc: received message larger than max\", and the node offers 0",
-            "a coarser unit, the same on agents and extender: --memory-unit GiB, or 256MiB",
+            format!("{place} has {most} device ids, about {bytes} bytes"),
+            "the kubelet accepts at most 4194304 bytes in one message: \"grpc: received message larger than max\", and the node offers 0",
+            "use a larger unit, the same on all agents and the extender: --memory-unit GiB, or 256MiB",
         ),
     }
 }
 
 fn count_ids(number: u64) -> String {
-    count(usize::try_from(number).unwrap_or(usize::MAX), "id")
+    count(usize::try_from(number).unwrap_or(usize::MAX), "device id")
 }
 
-/// K17
+/// Judge check K17.
 pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     let kubelet = kubelet(facts)?;
     let path = format!("{}/pod-resources/kubelet.sock", kubelet.dir);
-    let why = "exporters of metrics (dcgm-exporter) cannot say which pod uses a GPU: the labels pod and namespace stay empty";
-    let fix = "mount that folder into the exporter, and name Divvy's resources to it: NVIDIA_RESOURCE_NAMES=aliyun.com/gpu-mem";
+    let why = "metrics exporters (dcgm-exporter) cannot name the pod that uses a GPU: the labels pod and namespace stay empty";
+    let fix = "mount that directory into the exporter, and set NVIDIA_RESOURCE_NAMES=aliyun.com/gpu-mem there";
     if !facts.exists(&path) {
         return problem(
             format!("there is no {path}"),
             why,
-            format!("a kubelet since 1.13 has it: is it running, and is this its folder? Then {fix}"),
+            format!(
+                "every kubelet since 1.13 creates this socket: check that the kubelet runs and uses this directory; then {fix}"
+            ),
         );
     }
     match listens(facts, &path) {
@@ -251,7 +246,7 @@ pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// K18
+/// Judge check K18.
 pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let test = match &facts.runtime_test {
@@ -259,14 +254,14 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
         Asked::Failed(reason) => {
             return problem(
                 reason.clone(),
-                "a container that asks for a GPU would wait or fail at the same place",
-                "run it by hand: divvy-runtime --version",
+                "a container that requests a GPU would hang or fail in the same way",
+                "run the program by hand: divvy-runtime --version",
             );
         }
         Asked::Blocked(reason) => return blind(reason.clone()),
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
-    let why = "every container that asks for a GPU is given the same answer";
+    let why = "every container that requests a GPU gets the same result";
     match &test.outcome {
         Ok(devices)
             if devices
@@ -277,17 +272,17 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
         }
         Ok(devices) => problem(
             format!(
-                "{} gives a container that asks for all GPUs {:?}",
+                "{} gives a container that requests all GPUs {:?}",
                 test.program,
                 devices.join(" ")
             ),
             why,
-            "divvy cdi list shows what there is; divvy cdi generate -o /var/run/cdi/nvidia.yaml makes it",
+            "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",
         ),
         Err(text) => problem(
-            format!("{} refuses: {text}", test.program),
+            format!("{} fails: {text}", test.program),
             why,
-            "divvy cdi list shows what there is; divvy cdi generate -o /var/run/cdi/nvidia.yaml makes it",
+            "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",
         ),
     }
 }

@@ -1,9 +1,9 @@
-//! The driver's libraries.
+//! Checks of the driver libraries.
 
 use crate::check::{Verdict, problem, skip};
 use crate::facts::{Asked, DRIVER_CONTAINER, Facts};
 
-/// D07
+/// Judge check D07.
 pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     if facts.wsl() {
@@ -12,20 +12,20 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
             true => Ok(library.to_owned()),
             false => problem(
                 format!("there is no {library}"),
-                "NVML cannot be loaded: Windows shares no NVIDIA driver with WSL",
-                "install NVIDIA's driver for Windows (not in WSL), then in PowerShell: wsl --update; wsl --shutdown",
+                "NVML cannot be loaded: Windows does not share an NVIDIA driver with WSL",
+                "install NVIDIA's driver in Windows (not in WSL), then in PowerShell: wsl --update; wsl --shutdown",
             ),
         };
     }
     let why =
-        "everybody who asks the driver fails: \"could not load NVML library: libnvidia-ml.so.1: cannot open shared object file\"";
+        "every program that uses NVML fails: \"could not load NVML library: libnvidia-ml.so.1: cannot open shared object file\"";
     let Some(installed) = facts.installed() else {
         return problem(
-            format!("neither libcuda nor libnvidia-ml is below {}", facts.driver_root),
+            format!("neither libcuda nor libnvidia-ml exists below {}", facts.driver_root),
             why,
             format!(
-                "install the driver's libraries (Debian: libnvidia-ml1 libcuda1; Ubuntu: libnvidia-compute-VERSION; Red Hat: nvidia-driver-cuda-libs), or say where \
-                 they are: --driver-root {DRIVER_CONTAINER}"
+                "install the driver libraries (Debian: libnvidia-ml1 libcuda1; Ubuntu: libnvidia-compute-VERSION; Red Hat: nvidia-driver-cuda-libs), or name \
+                 their root directory: --driver-root {DRIVER_CONTAINER}"
             ),
         );
     };
@@ -40,44 +40,44 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
     if let Some(path) = has(&format!("{name}.1")) {
         return match &facts.probe {
             Asked::Failed(reason) if reason.contains("library_not_found") || reason.contains(name) => problem(
-                format!("{path} is there, and cannot be loaded: {reason}"),
+                format!("{path} exists but cannot be loaded: {reason}"),
                 why,
-                "reinstall the driver's libraries; ldd on that file names what it misses",
+                "reinstall the driver libraries; ldd on that file shows which libraries are missing",
             ),
             _ => Ok(path),
         };
     }
     match has(&full) {
         Some(path) => problem(
-            format!("{path} is there, and no {name}.1 beside it"),
+            format!("{path} has no {name}.1 next to it"),
             why,
             format!("ldconfig (below {})", facts.driver_root),
         ),
         None => problem(
             format!(
-                "libcuda of {} is in {}, and no {name}",
+                "libcuda {} is in {}, but there is no {name}",
                 installed.version,
                 installed.folders.join(", ")
             ),
             why,
-            "install the rest of the driver's libraries (Debian: libnvidia-ml1; Ubuntu: libnvidia-compute-VERSION; Red Hat: nvidia-driver-cuda-libs)",
+            "install the remaining driver libraries (Debian: libnvidia-ml1; Ubuntu: libnvidia-compute-VERSION; Red Hat: nvidia-driver-cuda-libs)",
         ),
     }
 }
 
-/// D05
+/// Judge check D05.
 pub(super) fn same_version(facts: &Facts<'_>) -> Verdict {
     let loaded = facts.nvidia_driver()?;
-    let why = "NVML and CUDA refuse to work: \"Failed to initialize NVML: Driver/library version mismatch\"; pods that run go on, new ones fail";
-    let fix = "reboot; or without: stop what uses the GPUs, then rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia. \
-               So that an unattended upgrade does not do it again: apt-mark hold 'nvidia-*' 'libnvidia-*'";
+    let why = "NVML and CUDA do not work: \"Failed to initialize NVML: Driver/library version mismatch\"; running pods continue, new pods fail";
+    let fix = "reboot; or, without a reboot: stop the programs that use GPUs, then rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia. \
+               To keep unattended upgrades from doing this again: apt-mark hold 'nvidia-*' 'libnvidia-*'";
     if let Asked::Failed(reason) = &facts.probe
         && reason.contains("mismatch")
     {
-        return problem(format!("kernel module {loaded}; NVML says: {reason}"), why, fix);
+        return problem(format!("kernel module {loaded}; NVML reports: {reason}"), why, fix);
     }
     match facts.installed() {
-        None => skip("the driver's libraries are not installed (D07)"),
+        None => skip("the driver libraries are not installed (D07)"),
         Some(installed) if installed.version == loaded => Ok(format!("both {loaded}")),
         Some(installed) => problem(format!("kernel module {loaded}, libraries {}", installed.version), why, fix),
     }

@@ -1,4 +1,4 @@
-//! Device nodes.
+//! Checks of device nodes.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use divvy_cdi::generate::{amd, proc};
 use crate::check::{Repair, Severity, Verdict, count, milder, problem, repaired_by, skip};
 use crate::facts::{Facts, Vendor};
 
-/// A node as it should be.
+/// A device node that should exist.
 struct Expected {
     path: String,
-    /// Major and minor, as far as they are known.
+    /// The major and minor device number, if the kernel publishes them.
     number: Option<(u32, u32)>,
 }
 
-/// NVIDIA's, by what the kernel says: 195 is registered for its GPUs, the others are in `/proc/devices`.
+/// Return NVIDIA's device nodes. The numbers come from `/proc/devices`. Major 195 is registered for NVIDIA's GPUs and is the default.
 fn nvidia(facts: &Facts<'_>) -> Vec<Expected> {
     let majors = majors(facts);
     let frontend = ["nvidia", "nvidia-frontend"]
@@ -39,7 +39,7 @@ fn nvidia(facts: &Facts<'_>) -> Vec<Expected> {
     nodes
 }
 
-/// Character devices of `/proc/devices`, by name.
+/// Return the majors of the character devices in `/proc/devices`, by name.
 fn majors(facts: &Facts<'_>) -> BTreeMap<String, u32> {
     let text = facts.root.text("/proc/devices").unwrap_or_default();
     let lines = text.lines().take_while(|line| !line.starts_with("Block"));
@@ -51,7 +51,7 @@ fn majors(facts: &Facts<'_>) -> BTreeMap<String, u32> {
         .collect()
 }
 
-/// D09
+/// Judge check D09.
 pub(super) fn there(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     if facts.wsl() {
@@ -62,7 +62,7 @@ pub(super) fn there(facts: &Facts<'_>) -> Verdict {
     if facts.loaded().is_some() {
         expected.extend(nvidia(facts));
         fix.push(
-            "nvidia-modprobe -u -c 0 (for each GPU: -c N; udev's 71-nvidia.rules does so at boot), then make CDI specs again",
+            "nvidia-modprobe -u -c 0 (-c N for each GPU N; udev's 71-nvidia.rules does this at boot), then generate the CDI specs again",
         );
     }
     if amd::is_there(facts.tree) {
@@ -80,7 +80,7 @@ pub(super) fn there(facts: &Facts<'_>) -> Verdict {
         fix.push("modprobe amdgpu; udevadm trigger");
     }
     if expected.is_empty() {
-        return skip("no driver of NVIDIA or AMD is loaded (D02); Intel's nodes are D17's");
+        return skip("no NVIDIA or AMD driver is loaded (D02); D17 checks Intel's device nodes");
     }
     let mut wrong = Vec::new();
     let mut compared = 0;
@@ -93,26 +93,26 @@ pub(super) fn there(facts: &Facts<'_>) -> Verdict {
             compared += 1;
             if have != wanted {
                 wrong.push(format!(
-                    "{} is {}:{}, and the driver's is {}:{}",
+                    "{} is {}:{}, but the driver uses {}:{}",
                     node.path, have.0, have.1, wanted.0, wanted.1
                 ));
             }
         }
     }
     let found = wrong.join("; ");
-    let why = "programs in containers cannot open the GPU: CUDA says \"no CUDA-capable device is detected\" or error 999";
+    let why = "programs in containers cannot open the GPU: CUDA reports \"no CUDA-capable device is detected\" or error 999";
     if wrong.is_empty() {
         let numbers = match expected.len() - compared {
             0 => String::new(),
-            n if n == expected.len() => "; numbers were not compared".to_owned(),
-            n => format!("; the numbers of {n} were not compared"),
+            n if n == expected.len() => "; device numbers not compared".to_owned(),
+            n => format!("; device numbers of {n} not compared"),
         };
-        return Ok(format!("{} looked at{numbers}", expected.len()));
+        return Ok(format!("{} checked{numbers}", count(expected.len(), "device node")));
     }
     problem(found, why, fix.join("; "))
 }
 
-/// D10
+/// Judge check D10.
 pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
     facts.nvidia_driver()?;
     let dev = facts.dev();
@@ -143,7 +143,7 @@ pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
             _ => Ok(match without_node {
                 0 => count(present, "link"),
                 n => format!(
-                    "{}; left out: {} that is not there (D09)",
+                    "{}; not checked: {} missing (D09)",
                     count(present, "link"),
                     count(n, "device node")
                 ),
@@ -158,11 +158,11 @@ pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
         })
         .collect();
     let found = format!("missing: {}", links.join(", "));
-    let why = "after systemctl daemon-reload systemd takes the devices from running containers that got them by other means than CDI: \"Failed to initialize NVML: \
+    let why = "systemctl daemon-reload takes the devices away from running containers that got them by means other than CDI: \"Failed to initialize NVML: \
                Unknown Error\"";
-    let fix = "divvy doctor --fix --only D10 makes the links until the next boot; a udev rule makes them at each: \
+    let fix = "divvy doctor --fix --only D10 creates the links until the next boot; this udev rule creates them at every boot: \
                ACTION==\"add\", DEVPATH==\"/bus/pci/drivers/nvidia\", RUN+=\"/usr/local/bin/divvy doctor --fix --only D10\"";
-    // With CDI the runtime itself allows the devices, and systemd is told.
+    // With CDI the OCI runtime allows the devices in the cgroup and passes the rules to systemd, so a reload keeps them.
     let verdict = match facts.has_spec("nvidia.com") {
         true => milder(Severity::Info, found, why, fix),
         false => problem(found, why, fix),

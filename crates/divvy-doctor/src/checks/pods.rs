@@ -1,4 +1,4 @@
-//! Pods.
+//! Checks of pods.
 
 mod requests;
 
@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, VISIBLE_DEVICES};
 
-use super::cluster::{listed, some};
-use super::kubelet::is_gpu;
+use super::objects::{full_name, listed, lives, some};
 use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
 use crate::facts::cluster::{Container, Pod};
+use crate::gpu_resource::is_gpu;
 
-/// Images whose name says that they compute on GPUs.
+/// Parts of image names that show that the image runs GPU code.
 const IMAGES: [&str; 8] = [
     "nvidia/cuda",
     "nvcr.io/",
@@ -23,7 +23,7 @@ const IMAGES: [&str; 8] = [
     "tritonserver",
     "tensorflow-gpu",
 ];
-/// Namespaces of what looks after GPUs, and has to see all of them.
+/// Namespaces of the components that manage GPUs. Their pods must see all GPUs.
 const CARETAKERS: [&str; 5] = [
     "kube-system",
     "gpu-operator",
@@ -34,32 +34,24 @@ const CARETAKERS: [&str; 5] = [
 
 pub(super) use requests::requests;
 
-/// As many failed pods are named in the command that deletes them.
+/// The largest number of failed pods in the command that deletes them.
 const MOST_DELETED: usize = 30;
 
 fn asks_for(container: &Container, resource: &str) -> bool {
     container.resources.limits.contains_key(resource)
 }
 
-/// Whether a pod wants a GPU of Divvy's, and no extender has said which.
+/// Report whether a pod requests a GPU from Divvy but has no allocation.
 pub(super) fn is_unplaced(pod: &Pod) -> bool {
     let of_divvy = |resource: &&str| pod.spec.all_containers().any(|container| asks_for(container, resource));
     lives(&pod) && [GPU_MEM, GPU_COUNT].iter().any(of_divvy) && !pod.metadata.annotations.contains_key(ALLOCATION)
-}
-
-pub(super) fn full_name(pod: &Pod) -> String {
-    format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
-}
-
-pub(super) fn lives(pod: &&Pod) -> bool {
-    !["Succeeded", "Failed"].contains(&pod.status.phase.as_str())
 }
 
 fn of_a_caretaker(pod: &Pod) -> bool {
     CARETAKERS.contains(&pod.metadata.namespace.as_str())
 }
 
-/// Objects that a check did not judge, with the reasons.
+/// The objects that a check did not judge, with the reasons.
 #[derive(Default)]
 struct LeftOut(Vec<String>);
 
@@ -71,16 +63,16 @@ impl LeftOut {
         }
     }
 
-    /// What is said of them behind what was found.
+    /// Return the suffix that names these objects, empty if there are none.
     fn said(&self) -> String {
         match self.0.as_slice() {
             [] => String::new(),
-            all => format!("; left out: {}", all.join("; ")),
+            all => format!("; not checked: {}", all.join("; ")),
         }
     }
 }
 
-/// K14
+/// Judge check K14.
 pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["pods"])?;
     let mut wrong = BTreeSet::new();
@@ -99,7 +91,7 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
                 } else if of_a_caretaker(pod) {
                     caretakers.insert(name);
                 } else if pod.metadata.annotations.contains_key(ALLOCATION) && asks_for(container, GPU_MEM) {
-                    // A grant replaces the value, but only in the containers that ask for memory.
+                    // A grant replaces the value, but only in containers that request GPU memory.
                     granted.insert(name);
                 } else if variable.from_elsewhere {
                     unknown.insert(name);
@@ -112,26 +104,26 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
     let not_judged: BTreeSet<&String> = [&granted, &caretakers, &unknown, &ended].into_iter().flatten().collect();
     let looked = cluster.pods.len().saturating_sub(not_judged.len());
     let mut left_out = LeftOut::default();
-    left_out.add(&granted, "Divvy granted their GPU, and the grant replaces the variable");
-    left_out.add(&caretakers, "their namespace is one of those that look after GPUs");
+    left_out.add(&granted, "Divvy granted the GPU, and the grant replaces the variable");
+    left_out.add(&caretakers, "the namespace is for components that manage GPUs");
     left_out.add(
         &unknown,
-        "the value comes from a ConfigMap, a Secret or a field, which is not read",
+        "the value comes from a ConfigMap, a Secret, or a field, which is not read",
     );
-    left_out.add(&ended, "they have ended");
+    left_out.add(&ended, "ended");
     let left_out = left_out.said();
     let wrong: Vec<String> = wrong.into_iter().collect();
     match wrong.is_empty() {
-        true => Ok(format!("{} looked at{left_out}", count(looked, "pod"))),
+        true => Ok(format!("{} checked{left_out}", count(looked, "pod"))),
         false => problem(
             format!("{VISIBLE_DEVICES} is set by {}{left_out}", some(&wrong)),
-            "on a node whose default runtime is NVIDIA's, such a container sees all GPUs, whatever its pod asks for, and nobody counts the memory that it uses",
-            "remove the variable from the pod; or on the node use divvy-runtime, or CDI without a default runtime for GPUs",
+            "on a node whose default runtime is NVIDIA's, this container sees the GPUs that the variable names, even without a request, and its memory is not counted",
+            "remove the variable from the pod; or, on the node, use divvy-runtime, or use CDI without a default runtime for GPUs",
         ),
     }
 }
 
-/// K15
+/// Judge check K15.
 pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let with_gpus: BTreeSet<&str> = cluster
@@ -157,29 +149,29 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
         };
     }
     let mut left_out = LeftOut::default();
-    left_out.add(&caretakers, "their namespace is one of those that look after GPUs");
+    left_out.add(&caretakers, "the namespace is for components that manage GPUs");
     let left_out = left_out.said();
     let silent: Vec<String> = silent.into_iter().collect();
     match silent.is_empty() {
         true => Ok(format!(
-            "{} on {} with GPUs looked at{left_out}",
+            "{} on {} with GPUs checked{left_out}",
             count(looked - caretakers.len(), "pod"),
             count(with_gpus.len(), "node")
         )),
         false => problem(
             format!(
-                "on nodes with GPUs, with an image for GPUs, and without asking for one: {}{left_out}",
+                "pods with an image for GPUs but no GPU request, on nodes with GPUs: {}{left_out}",
                 some(&silent)
             ),
-            "where the node's default runtime is NVIDIA's, the image's own NVIDIA_VISIBLE_DEVICES=all gives such a pod every GPU, and nobody counts the memory that it uses",
+            "if the node's default runtime is NVIDIA's, NVIDIA_VISIBLE_DEVICES=all in the image gives the pod every GPU, and its memory is not counted",
             format!(
-                "in the pod write limits: {{{GPU_MEM}: N}}; on the nodes use no default runtime for GPUs, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false"
+                "add limits: {{{GPU_MEM}: N}} to the pod; or, on the nodes, use no default runtime for GPUs, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false"
             ),
         ),
     }
 }
 
-/// K16
+/// Judge check K16.
 pub(super) fn admission(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["pods"])?;
     let failed: Vec<&Pod> = cluster
@@ -188,9 +180,9 @@ pub(super) fn admission(facts: &Facts<'_>) -> Verdict {
         .filter(|pod| pod.status.phase == "Failed" && pod.status.reason == "UnexpectedAdmissionError")
         .collect();
     if failed.is_empty() {
-        return Ok(format!("{} looked at", count(cluster.pods.len(), "pod")));
+        return Ok(format!("{} checked", count(cluster.pods.len(), "pod")));
     }
-    // Only these: other failed pods may still be wanted for their logs.
+    // Name only these pods: other failed pods may still be needed for their logs.
     let mut by_namespace: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for pod in failed.iter().take(MOST_DELETED) {
         let names = by_namespace.entry(&pod.metadata.namespace).or_default();
@@ -202,14 +194,14 @@ pub(super) fn admission(facts: &Facts<'_>) -> Verdict {
         .collect();
     let rest = match failed.len().saturating_sub(MOST_DELETED) {
         0 => String::new(),
-        more => format!("; after that, ask again for the other {more}"),
+        more => format!("; then run divvy doctor again for the other {more}"),
     };
     let names: Vec<String> = failed.iter().map(|pod| full_name(pod)).collect();
     problem(
         some(&names),
-        "the kubelet refused them when they were to start, usually since the device plugin was away (\"requested number of devices unavailable\"); such a pod never starts again",
+        "the kubelet rejected these pods at their start, usually because the device plugin was not registered (\"requested number of devices unavailable\"); a rejected pod never starts",
         format!(
-            "{}{rest}. A Deployment or Job makes new pods by itself; create a pod that nothing manages again",
+            "{}{rest}. A Deployment or Job creates new pods automatically; create pods without a controller again yourself",
             commands.join("; ")
         ),
     )

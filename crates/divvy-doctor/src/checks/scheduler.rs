@@ -1,4 +1,4 @@
-//! kube-scheduler and its extender.
+//! Checks of kube-scheduler and its extender.
 
 use divvy_model::names::GPU_MEM;
 
@@ -7,11 +7,11 @@ use crate::facts::{Asked, Facts, Scheduler, version_at_least};
 
 fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
     facts.scheduler().ok_or_else(|| {
-        Stop::Skip("no /etc/kubernetes/manifests/kube-scheduler.yaml: this is no control plane of kubeadm's kind".to_owned())
+        Stop::Skip("no /etc/kubernetes/manifests/kube-scheduler.yaml: this is not a kubeadm control plane".to_owned())
     })
 }
 
-/// From which version on a form of the configuration is gone.
+/// API versions of the configuration, with the Kubernetes version that removed each.
 const GONE: [(&str, [u32; 2]); 4] = [
     ("kubescheduler.config.k8s.io/v1alpha1", [1, 22]),
     ("kubescheduler.config.k8s.io/v1beta1", [1, 25]),
@@ -19,22 +19,22 @@ const GONE: [(&str, [u32; 2]); 4] = [
     ("kubescheduler.config.k8s.io/v1beta3", [1, 29]),
 ];
 
-/// K10
+/// Judge check K10.
 pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let scheduler = scheduler(facts)?;
     let version = scheduler.version.clone().unwrap_or_default();
-    let shown = if version.is_empty() { "of this version" } else { &version };
+    let shown = if version.is_empty() { "of unknown version" } else { &version };
     let why = "kube-scheduler does not start, and no pod is scheduled: \"no kind \\\"KubeSchedulerConfiguration\\\" is registered for version …\"";
-    let fix = "divvy scheduler-config --merge FILE prints it in the form of today: apiVersion: kubescheduler.config.k8s.io/v1";
+    let fix = "divvy scheduler-config --merge FILE prints the configuration in the current form: apiVersion: kubescheduler.config.k8s.io/v1";
     if scheduler.policy_flag && version_at_least(&version, &[1, 23]) {
         return problem(
-            format!("kube-scheduler {shown} is started with --policy-config-file, which is gone since 1.23"),
+            format!("kube-scheduler {shown} is started with --policy-config-file, which Kubernetes 1.23 removed"),
             why,
-            "write a KubeSchedulerConfiguration and --config instead: divvy scheduler-config --for kubeadm says where it goes",
+            "use a KubeSchedulerConfiguration with --config instead: divvy scheduler-config --for kubeadm prints the steps",
         );
     }
     if scheduler.on_host.is_none() {
-        return skip("kube-scheduler has no --config on this machine");
+        return skip("kube-scheduler has no --config file on this machine");
     }
     let Some(configuration) = facts.scheduler_configuration(&scheduler) else {
         return blind("kube-scheduler's configuration cannot be read as YAML (K11)");
@@ -42,12 +42,12 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let api = configuration["apiVersion"].as_str().unwrap_or_default().to_owned();
     let kind = configuration["kind"].as_str().unwrap_or_default();
     if kind != "KubeSchedulerConfiguration" {
-        return problem(format!("its kind is {kind:?}, and not KubeSchedulerConfiguration"), why, fix);
+        return problem(format!("its kind is {kind:?}, not KubeSchedulerConfiguration"), why, fix);
     }
     match GONE.iter().find(|(gone, _)| *gone == api) {
         Some((_, since)) if version_at_least(&version, since) || version.is_empty() => problem(
             format!(
-                "{api}, which kube-scheduler has no more since {}.{}; here is {shown}",
+                "its apiVersion is {api}, which Kubernetes {}.{} removed; kube-scheduler here is {shown}",
                 since[0], since[1]
             ),
             why,
@@ -55,15 +55,15 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         ),
         Some((_, since)) => milder(
             Severity::Warning,
-            format!("{api}, which kube-scheduler {}.{} will not have", since[0], since[1]),
+            format!("its apiVersion is {api}, which Kubernetes {}.{} removes", since[0], since[1]),
             why,
             fix,
         ),
         None if api == "kubescheduler.config.k8s.io/v1" && !version.is_empty() && !version_at_least(&version, &[1, 25]) => {
             problem(
-                format!("{api}, which came with 1.25; here is {shown}"),
+                format!("its apiVersion is {api}, which needs Kubernetes 1.25; kube-scheduler here is {shown}"),
                 why,
-                "apiVersion: kubescheduler.config.k8s.io/v1beta2 for this old one",
+                "set apiVersion: kubescheduler.config.k8s.io/v1beta2 for this older kube-scheduler",
             )
         }
         None if api == "kubescheduler.config.k8s.io/v1" => Ok(format!("{api}, kube-scheduler {shown}")),
@@ -71,55 +71,55 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     }
 }
 
-/// K11
+/// Judge check K11.
 pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
     let scheduler = scheduler(facts)?;
     let Some(config) = &scheduler.config else {
         return problem(
             "kube-scheduler is started without --config",
-            "it knows of no extender: pods with GPU memory are bound by node sums alone, or not at all",
-            "divvy scheduler-config --for kubeadm says what to write where",
+            "kube-scheduler calls no extender: it binds pods with GPU memory by the node's total only, or not at all",
+            "divvy scheduler-config --for kubeadm prints the steps",
         );
     };
     let why = "kube-scheduler does not start, or runs with its defaults and without the extender";
     let Some(on_host) = &scheduler.on_host else {
         return problem(
-            format!("--config={config} is in no volume of the pod"),
+            format!("no volume of the pod contains --config={config}"),
             why,
-            "a hostPath volume with that file, and its volumeMount: divvy scheduler-config --for kubeadm prints both",
+            "add a hostPath volume with that file, and its volumeMount: divvy scheduler-config --for kubeadm prints both",
         );
     };
     match facts.text(on_host) {
         None => problem(
             format!("there is no {on_host}"),
             why,
-            format!("divvy scheduler-config > {on_host}, then touch the manifest so that the kubelet starts the pod again"),
+            format!("divvy scheduler-config > {on_host}, then touch the manifest so that the kubelet restarts the pod"),
         ),
         Some(text) if text.trim().is_empty() => problem(
             format!(
                 "{on_host} is empty{}",
                 match scheduler.volume_type.as_deref() {
-                    Some("FileOrCreate") => ": the volume's type FileOrCreate made it",
+                    Some("FileOrCreate") => ": the volume type FileOrCreate created it",
                     _ => "",
                 }
             ),
             why,
             format!(
-                "divvy scheduler-config > {on_host}, then restart kube-scheduler (move its manifest out of the folder and back)"
+                "divvy scheduler-config > {on_host}, then restart kube-scheduler (move its manifest out of the directory and back)"
             ),
         ),
         Some(text) => match serde_saphyr::from_str::<serde_json::Value>(&text) {
             Ok(_) => Ok(format!("{on_host} as {config}")),
             Err(error) => problem(
-                format!("{on_host} is no YAML: {error}"),
+                format!("{on_host} is not valid YAML: {error}"),
                 why,
-                "correct that place; divvy scheduler-config prints a whole one",
+                "correct the file at that place; divvy scheduler-config prints a complete one",
             ),
         },
     }
 }
 
-/// K12
+/// Judge check K12.
 pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
     let extenders = facts.extenders();
     let ours = extenders
@@ -131,33 +131,39 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
             return problem(
                 format!("kube-scheduler's configuration here has no extender for {GPU_MEM}"),
                 why,
-                "divvy scheduler-config --merge FILE prints the configuration with it; divvy scheduler-config --check tries it",
+                "divvy scheduler-config --merge FILE prints the configuration with the extender; divvy scheduler-config --check tests it",
             );
         };
         if !ours.resources.is_empty() && !ours.resources.iter().any(|name| name == GPU_MEM) {
             return problem(
                 format!(
-                    "the extender {} is called for {} alone (managedResources)",
+                    "kube-scheduler calls the extender {} only for {} (managedResources)",
                     ours.url,
                     ours.resources.join(", ")
                 ),
                 why,
                 format!(
-                    "managedResources: [{{name: {GPU_MEM}, ignoredByScheduler: false}}] for that extender, then restart kube-scheduler"
+                    "set managedResources: [{{name: {GPU_MEM}, ignoredByScheduler: false}}] for that extender, then restart kube-scheduler"
                 ),
             );
         }
         if ours.ignorable {
             return problem(
                 format!("the extender {} is ignorable", ours.url),
-                "while it does not answer kube-scheduler binds by itself, and pods start on a GPU without room",
-                "ignorable: false for that extender, then restart kube-scheduler",
+                "while the extender does not answer, kube-scheduler binds pods without it, and they start on a GPU without enough memory",
+                "set ignorable: false for that extender, then restart kube-scheduler",
             );
         }
     }
     let asked = match &facts.extender {
         Asked::Answer(asked) => asked,
-        Asked::Failed(reason) => return problem(reason.clone(), why, "kubectl get pods -A | grep extender; kubectl logs it"),
+        Asked::Failed(reason) => {
+            return problem(
+                reason.clone(),
+                why,
+                "kubectl get pods -A | grep extender; then kubectl logs of that pod",
+            );
+        }
         Asked::Blocked(reason) => return blind(reason.clone()),
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
@@ -167,12 +173,12 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
             return problem(
                 format!("{} does not answer: {reason}", asked.url),
                 why,
-                "is it running (kubectl get pods -A | grep extender), and is that its address? kube-scheduler on the host does not know cluster names; \
-                 divvy scheduler-config --from-cluster writes address and certificates",
+                "check that the extender runs (kubectl get pods -A | grep extender) and that its address is right: kube-scheduler on the host network cannot \
+                 resolve Service names; divvy scheduler-config --from-cluster writes the address and the certificates",
             );
         }
     };
-    // A pod that the extender has placed shows that it was asked, perhaps before it was last started.
+    // A pod with an allocation shows that kube-scheduler has called the extender, perhaps before the extender's last restart.
     let wanting = facts.cluster.answer().map_or(0, |cluster| {
         let pods = cluster.pods.iter();
         pods.filter(|pod| super::pods::is_unplaced(pod)).count()
@@ -181,24 +187,24 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         return milder(
             Severity::Warning,
             format!(
-                "{} answers and was never asked to filter, though {} for a GPU and {} no allocation",
+                "{} answers, but kube-scheduler has never called its filter, although {} a GPU and {} no allocation",
                 asked.url,
                 match wanting {
-                    1 => "1 pod asks".to_owned(),
-                    n => format!("{n} pods ask"),
+                    1 => "1 pod requests".to_owned(),
+                    n => format!("{n} pods request"),
                 },
                 if wanting == 1 { "has" } else { "have" },
             ),
-            "kube-scheduler's configuration does not name it, or kube-scheduler was not restarted since",
+            "kube-scheduler's configuration does not name this extender, or kube-scheduler was not restarted after it was added",
             "divvy scheduler-config --check",
         );
     }
     let left_out = match asked.left_out.as_slice() {
         [] => String::new(),
-        all => format!("; left out: {}", all.join("; ")),
+        all => format!("; not checked: {}", all.join("; ")),
     };
     Ok(match asked.filter_calls {
         Some(calls) => format!("{} ({version}), {calls} filter calls{left_out}", asked.url),
-        None => format!("{} ({version}); how often it was called is not known{left_out}", asked.url),
+        None => format!("{} ({version}); the number of filter calls is unknown{left_out}", asked.url),
     })
 }

@@ -1,31 +1,31 @@
-//! The operating system, and the toolkit that puts drivers into containers.
+//! Checks of the operating system, and of the toolkit that puts drivers into containers.
 
 use crate::check::{Severity, Verdict, milder, problem, skip};
 use crate::facts::{Facts, version_at_least};
 
-/// R01
+/// Judge check R01.
 pub(super) fn linux(facts: &Facts<'_>) -> Verdict {
     let release = facts.text("/proc/sys/kernel/osrelease").or_else(|| {
         let version = facts.text("/proc/version")?;
         version.split_whitespace().nth(2).map(str::to_owned)
     });
     let Some(release) = release else {
-        return skip("there is no /proc/sys/kernel/osrelease: the kernel's version is not known");
+        return skip("the kernel version is unknown: there is no /proc/sys/kernel/osrelease");
     };
     let arch = facts.text("/proc/sys/kernel/arch").or_else(|| facts.arch.clone());
-    let found = format!("Linux {release} {}", arch.as_deref().unwrap_or("(processor not known)"));
+    let found = format!("Linux {release} {}", arch.as_deref().unwrap_or("(unknown processor)"));
     let known = arch.is_none_or(|arch| ["x86_64", "aarch64", "arm64"].contains(&arch.as_str()));
     match known && version_at_least(&release, &[3, 10, 1]) {
         true => Ok(found),
         false => problem(
             found,
-            "there are drivers and container runtimes for GPUs for Linux later than 3.10 on x86_64 and arm64 alone",
+            "GPU drivers and container runtimes for GPUs exist only for Linux later than 3.10, on x86_64 and arm64",
             "upgrade the distribution",
         ),
     }
 }
 
-/// R02
+/// Judge check R02.
 pub(super) fn modules(facts: &Facts<'_>) -> Verdict {
     if facts.kubelet().is_none() {
         return skip("no kubelet here");
@@ -42,7 +42,7 @@ pub(super) fn modules(facts: &Facts<'_>) -> Verdict {
     if !loaded("br_netfilter") && !facts.exists("/proc/sys/net/bridge") {
         missing.push("br_netfilter");
     }
-    // What is written down to be loaded at the next boot.
+    // The files that list the modules to load at boot.
     let mut written = vec!["/etc/modules".to_owned()];
     for folder in ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d"] {
         written.extend(facts.root.names(folder).into_iter().map(|name| format!("{folder}/{name}")));
@@ -59,26 +59,25 @@ pub(super) fn modules(facts: &Facts<'_>) -> Verdict {
         .iter()
         .find(|(_, word)| word.starts_with("br_netf") && word != "br_netfilter");
     let fix = "modprobe -a overlay br_netfilter; printf 'overlay\\nbr_netfilter\\n' > /etc/modules-load.d/k8s.conf";
-    let why =
-        "without them containerd has no snapshots and pods no network: \"bridge-nf-call-iptables: no such file or directory\"";
+    let why = "without them containerd cannot make snapshots and pods have no network: \"bridge-nf-call-iptables: no such file or directory\"";
     if !missing.is_empty() {
         return problem(format!("not loaded: {}", missing.join(", ")), why, fix);
     }
     if let Some((file, word)) = typo {
-        return problem(format!("{file} says {word:?}: there is no such module"), why, fix);
+        return problem(format!("{file} names {word:?}, which is not a kernel module"), why, fix);
     }
     if !words.iter().any(|(_, word)| word == "br_netfilter") && lists("/proc/modules", "br_netfilter") {
         return milder(
             Severity::Info,
-            "br_netfilter is loaded, and no file in /etc/modules-load.d names it",
-            "unless something else loads it, it is gone after the next boot",
+            "br_netfilter is loaded, but no file in /etc/modules-load.d names it",
+            "unless something else loads the module, it is missing after the next boot",
             fix,
         );
     }
-    Ok("overlay and br_netfilter are there".to_owned())
+    Ok("both are loaded".to_owned())
 }
 
-/// The toolkit's version, by its package.
+/// Return the version of NVIDIA's container toolkit from its dpkg package.
 fn toolkit(facts: &Facts<'_>) -> Option<String> {
     [
         "nvidia-container-toolkit",
@@ -89,7 +88,7 @@ fn toolkit(facts: &Facts<'_>) -> Option<String> {
     .find_map(|name| facts.package(name))
 }
 
-/// R03
+/// Judge check R03.
 pub(super) fn installed(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     let own = facts.program(&["divvy-runtime"]);
@@ -101,49 +100,49 @@ pub(super) fn installed(facts: &Facts<'_>) -> Verdict {
         let mut found: Vec<String> = own.into_iter().collect();
         found.extend(theirs.map(|path| match &version {
             Some(version) => format!("{path} {version}"),
-            None => format!("{path}, of which version is not known (no package of dpkg)"),
+            None => format!("{path}, unknown version (not a dpkg package)"),
         }));
         if spec {
             found.push("a CDI spec".to_owned());
         }
         return Ok(found.join(", "));
     }
-    let why = "nothing puts the driver into containers: \"nvidia-container-runtime: not found\", or pods that see no GPU";
+    let why = "containers get no driver: they fail with \"nvidia-container-runtime: not found\", or see no GPU";
     if let (true, Some(version)) = (old, version) {
         return problem(
             format!("nvidia-container-toolkit {version}"),
-            "that is older than 1.7.0, the oldest that device plugins support",
+            "device plugins need nvidia-container-toolkit 1.7.0 or later",
             format!(
-                "upgrade it (apt-get install nvidia-container-toolkit, dnf upgrade nvidia-container-toolkit), or do without: {}",
+                "upgrade it (apt-get install nvidia-container-toolkit, dnf upgrade nvidia-container-toolkit), or use CDI instead: {}",
                 facts.generate("nvidia", "/etc/cdi/nvidia.yaml")
             ),
         );
     }
     problem(
-        "neither a CDI spec nor divvy-runtime nor nvidia-container-runtime is here",
+        "there is no CDI spec, no divvy-runtime, and no nvidia-container-runtime",
         why,
         format!(
-            "{}, for an engine that does CDI (R15); else install divvy-runtime (docs/runtime.md)",
+            "{} if the engine supports CDI (R15); otherwise install divvy-runtime (docs/runtime.md)",
             facts.generate("nvidia", "/var/run/cdi/nvidia.yaml")
         ),
     )
 }
 
-/// R04
+/// Judge check R04.
 pub(super) fn cgroup_v2(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     if !facts.exists("/sys/fs/cgroup/cgroup.controllers") {
         return Ok("cgroup v1".to_owned());
     }
     let Some(version) = toolkit(facts) else {
-        return skip("nvidia-container-toolkit is not here, or not a package of dpkg");
+        return skip("nvidia-container-toolkit is not installed, or is not a dpkg package");
     };
     match version_at_least(&version, &[1, 8]) {
         true => Ok(format!("cgroup v2, toolkit {version}")),
         false => problem(
-            format!("cgroup v2, and nvidia-container-toolkit {version}"),
-            "before 1.8 it cannot allow devices in cgroup v2: \"bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted\"",
-            "upgrade nvidia-container-toolkit (no-cgroups = true is no way out: containers then open any device or none)",
+            format!("cgroup v2 and nvidia-container-toolkit {version}"),
+            "the toolkit before 1.8 cannot allow devices in cgroup v2: \"bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted\"",
+            "upgrade nvidia-container-toolkit (no-cgroups = true does not help: a container can then open any device or none)",
         ),
     }
 }

@@ -1,4 +1,5 @@
-//! The table. Sources of the texts: research/vendors-ux.md section 6, research/container-toolkit.md section 7.
+//! The table of error texts. They come from issues that users have filed with NVIDIA's, AMD's, Intel's, and gpushare's projects, and from
+//! the sources of these projects.
 
 mod programs;
 
@@ -11,7 +12,7 @@ const fn of(check: &'static str, texts: &'static [&'static str], means: &'static
     }
 }
 
-/// No check can tell the cause.
+/// Build a row for which no check can detect the cause.
 const fn without_check(texts: &'static [&'static str], means: &'static str, fix: &'static str) -> Explanation {
     Explanation {
         check: None,
@@ -21,7 +22,7 @@ const fn without_check(texts: &'static [&'static str], means: &'static str, fix:
     }
 }
 
-/// What is more special comes first: a line is explained once.
+/// All explanations. More specific texts come first, because the first match explains a line.
 pub const ALL: &[Explanation] = &[
     programs::OUT_OF_MEMORY,
     programs::NO_GPUS,
@@ -47,8 +48,8 @@ pub const ALL: &[Explanation] = &[
             "nvml error: lib rm version mismatch",
             "RmInitAdapter failed*version mismatch",
         ],
-        "the driver's libraries were upgraded, often by unattended-upgrades, while the old kernel module stayed loaded: what runs goes on, and no new program can use a GPU of this node",
-        "reboot the node; then apt-mark hold 'nvidia-*' 'libnvidia-*' so that it does not happen again",
+        "the driver libraries were upgraded, often by unattended-upgrades, while the old kernel module stayed loaded: running programs continue, but no new program can use a GPU of this node",
+        "reboot the node; then apt-mark hold 'nvidia-*' 'libnvidia-*' to prevent this from happening again",
     ),
     of(
         "D02",
@@ -64,8 +65,8 @@ pub const ALL: &[Explanation] = &[
             "Unable to find the kernel source tree",
             "modprobe: ERROR: could not insert nvidia",
         ],
-        "the kernel module of the driver is not loaded: it was not installed, not built for this kernel, or refused",
-        "modprobe nvidia; dmesg | grep -i nvidia; dkms status shows for which kernels it was built (install linux-headers-$(uname -r))",
+        "the driver's kernel module is not loaded: it is not installed, was not built for this kernel, or was rejected",
+        "modprobe nvidia; dmesg | grep -i nvidia shows why it fails; dkms status shows for which kernels the module was built (install linux-headers-$(uname -r))",
     ),
     of(
         "D02",
@@ -74,8 +75,8 @@ pub const ALL: &[Explanation] = &[
             "Required key not available",
             "module verification failed: signature",
         ],
-        "Secure Boot refuses a kernel module that is not signed by a key that the machine knows",
-        "mokutil --import /var/lib/dkms/mok.pub, reboot and enroll the key; or switch Secure Boot off; or install the distribution's signed module",
+        "Secure Boot rejects the kernel module, because no key that the machine trusts has signed it",
+        "mokutil --import /var/lib/dkms/mok.pub, then reboot and enroll the key; or switch Secure Boot off; or install the distribution's signed module",
     ),
     of(
         "D06",
@@ -84,8 +85,8 @@ pub const ALL: &[Explanation] = &[
             "No devices were found",
             "nouveau*is already bound",
         ],
-        "the driver runs and has no GPU: usually nouveau has it, or the card does not start (power, firmware)",
-        "lsmod | grep nouveau; blacklist it, rebuild the initramfs, reboot; dmesg | grep NVRM tells the other causes",
+        "the driver is loaded but has no GPU: usually nouveau drives it, or the card does not start (power, firmware)",
+        "lsmod | grep nouveau; if it is loaded, blacklist nouveau, rebuild the initramfs, and reboot; dmesg | grep NVRM shows other causes",
     ),
     of(
         "D04",
@@ -95,13 +96,13 @@ pub const ALL: &[Explanation] = &[
             "forward compatibility was attempted on non supported HW",
         ],
         "the image needs a newer driver than the machine has",
-        "upgrade the driver, or take an image of an older CUDA; nvidia-smi shows the newest CUDA of a driver",
+        "upgrade the driver, or use an image with an older CUDA; nvidia-smi shows the newest CUDA that the driver supports",
     ),
     of(
         "D11",
         &["system not yet initialized", "CUDA_ERROR_SYSTEM_NOT_READY"],
-        "the machine has NVSwitches and its fabric manager does not run: CUDA waits for it",
-        "systemctl enable --now nvidia-fabricmanager (of the driver's very version); nvidia-smi -q | grep -A2 Fabric shows its state",
+        "the machine has NVSwitches, but its fabric manager is not running, and CUDA waits for it",
+        "systemctl enable --now nvidia-fabricmanager (exactly the version of the driver); nvidia-smi -q | grep -A2 Fabric shows its state",
     ),
     of(
         "D11",
@@ -112,7 +113,7 @@ pub const ALL: &[Explanation] = &[
             "ERROR_GPU_IS_LOST",
             "Unable to determine the device handle for GPU",
         ],
-        "a GPU stopped answering (an XID says why): pods on it fail until it is reset",
+        "a GPU stopped answering (the XID says why): pods on this GPU fail until it is reset",
         "kubectl drain NODE --ignore-daemonsets; nvidia-smi --gpu-reset -i INDEX, or reboot; look the XID up in NVIDIA's list",
     ),
     of(
@@ -122,8 +123,8 @@ pub const ALL: &[Explanation] = &[
             "CUDA-capable device(s) is/are busy or unavailable",
             "cudaErrorDevicesUnavailable",
         ],
-        "usually the GPU is in an exclusive compute mode, and another process has it; otherwise the GPU has had an error",
-        "on the node divvy doctor --only D11,D12 tells which; nvidia-smi -c 0 ends an exclusive mode",
+        "usually the GPU is in an exclusive compute mode and another process uses it; otherwise the GPU had an error",
+        "on the node, divvy doctor --only D11,D12 shows which; nvidia-smi -c 0 ends an exclusive mode",
     ),
     of(
         "D14",
@@ -133,14 +134,14 @@ pub const ALL: &[Explanation] = &[
             "MIG devices*in use by another client",
             "In use by another client",
         ],
-        "MIG was switched and the GPU not reset since, or somebody uses the GPU that is to be changed",
-        "stop what uses the GPU (kubectl drain NODE; systemctl stop dcgm nvidia-persistenced), then nvidia-smi --gpu-reset -i INDEX",
+        "the MIG mode was changed but the GPU was not reset, or a program uses the GPU that should be changed",
+        "stop the programs that use the GPU (kubectl drain NODE; systemctl stop dcgm nvidia-persistenced), then nvidia-smi --gpu-reset -i INDEX",
     ),
     of(
         "D16",
         &["Partitions of different styles"],
-        "AMD GPUs of one node are partitioned in different ways, and the plugin has one resource for all",
-        "partition all alike, or start AMD's plugin with -resource_naming_strategy=mixed",
+        "the AMD GPUs of one node are partitioned in different ways, but the plugin has one resource for all of them",
+        "partition all GPUs the same way, or start AMD's plugin with -resource_naming_strategy=mixed",
     ),
     of(
         "D15",
@@ -155,8 +156,8 @@ pub const ALL: &[Explanation] = &[
     of(
         "D01",
         &["No devices found. Waiting indefinitely"],
-        "a device plugin runs on a node without a GPU, or cannot see it",
-        "divvy doctor on that node; if it has no GPU, take the label away by which the DaemonSet chose it",
+        "a device plugin runs on a node without a GPU, or cannot see the GPU",
+        "run divvy doctor on that node; if the node has no GPU, remove the label that the DaemonSet selects",
     ),
     of(
         "R10",
@@ -167,8 +168,8 @@ pub const ALL: &[Explanation] = &[
             "No valid resources detected, creating a null CDI handler",
             "nvidia-smi*executable file not found in $PATH",
         ],
-        "NVIDIA's device plugin, or the pod, was started by a runtime that puts no driver into it",
-        "runtimeClassName: nvidia in the pod; or divvy configure containerd --set-default --restart; or CDI. divvy doctor --only R09,R10,R15 on the node says what is missing",
+        "NVIDIA's device plugin, or the pod, was started by a runtime that does not put the driver into containers",
+        "set runtimeClassName: nvidia in the pod; or divvy configure containerd --set-default --restart; or use CDI. divvy doctor --only R09,R10,R15 on the node shows what is missing",
     ),
     of(
         "R07",
@@ -178,7 +179,7 @@ pub const ALL: &[Explanation] = &[
             "Unknown runtime specified nvidia",
             "unable to configure the Docker daemon with file",
         ],
-        "Docker does not know a runtime for GPUs, or was not restarted since it was told",
+        "Docker has no runtime for GPUs, or was not restarted after it was configured",
         "divvy doctor --only R06,R07; divvy configure docker --cdi --restart",
     ),
     of(
@@ -190,7 +191,7 @@ pub const ALL: &[Explanation] = &[
     of(
         "R07",
         &["invoking the NVIDIA Container Runtime Hook directly"],
-        "docker run --gpus in front of runc, where NVIDIA's config.toml sets a mode in which the GPUs come from a runtime",
+        "docker run --gpus was used with runc, but NVIDIA's config.toml sets a mode in which a runtime provides the GPUs",
         "sudo divvy configure docker --set-default --restart; or docker run --runtime nvidia --gpus all",
     ),
     of(
@@ -206,13 +207,13 @@ pub const ALL: &[Explanation] = &[
             "RuntimeHandler nvidia not supported",
             "failed to find runtime handler nvidia",
         ],
-        "a pod asks for the runtime handler nvidia, and the container engine has none of that name: not configured, in the wrong file, or not restarted",
+        "a pod selects the runtime handler nvidia, but the container engine has none of that name: it is not configured, is in the wrong file, or the engine was not restarted",
         "divvy doctor --only R08,R09,R16 on the node; divvy configure containerd --restart (or crio, k3s, …)",
     ),
     of(
         "R14",
         &["RuntimeClass nvidia not found", "runtimeclass.node.k8s.io nvidia not found"],
-        "a pod asks for a RuntimeClass that the cluster has not",
+        "a pod names a RuntimeClass that does not exist in the cluster",
         "divvy configure --runtime-class | kubectl apply -f -",
     ),
     of(
@@ -223,8 +224,8 @@ pub const ALL: &[Explanation] = &[
             "nvidia-container-runtime: no such file or directory",
             "nvidia-container-runtime-hook: no such file",
         ],
-        "the engine is told to use nvidia-container-runtime, and it is not installed",
-        "install nvidia-container-toolkit or divvy-runtime, or take the runtime out of the engine's configuration",
+        "the engine is configured to use nvidia-container-runtime, which is not installed",
+        "install nvidia-container-toolkit or divvy-runtime, or remove the runtime from the engine's configuration",
     ),
     of(
         "R03",
@@ -235,8 +236,8 @@ pub const ALL: &[Explanation] = &[
     of(
         "R04",
         &["bpf_prog_query(BPF_CGROUP_DEVICE) failed"],
-        "the toolkit is older than cgroup v2, or runs without the right to change device rules (rootless)",
-        "upgrade nvidia-container-toolkit, or give devices by CDI; no-cgroups=true only for rootless engines",
+        "the toolkit does not support cgroup v2, or has no permission to change device rules (rootless)",
+        "upgrade nvidia-container-toolkit, or provide devices by CDI; set no-cgroups=true only for rootless engines",
     ),
     of(
         "R11",
@@ -245,8 +246,8 @@ pub const ALL: &[Explanation] = &[
             "unknown service runtime.v1.RuntimeService",
             "unknown service runtime.v1alpha2.RuntimeService",
         ],
-        "containerd's CRI plugin is not loaded: its default runtime is not defined, it is among disabled_plugins, or its configuration is wrong",
-        "divvy doctor --only R11,R12,R08; journalctl -u containerd | grep -i cri says which; then systemctl restart containerd",
+        "containerd's CRI plugin is not loaded: its default runtime is not defined, the plugin is in disabled_plugins, or its configuration is wrong",
+        "divvy doctor --only R11,R12,R08 or journalctl -u containerd | grep -i cri shows which; correct it, then systemctl restart containerd",
     ),
     of(
         "R13",
@@ -254,8 +255,8 @@ pub const ALL: &[Explanation] = &[
             "expected cgroupsPath to be of format slice:prefix:name",
             "cgroup driver: * is different from docker cgroup driver",
         ],
-        "kubelet and container runtime use different cgroup drivers",
-        "SystemdCgroup = true in the options of runc and of nvidia where the kubelet's cgroupDriver is systemd; then systemctl restart containerd kubelet",
+        "the kubelet and the container runtime use different cgroup drivers",
+        "if the kubelet's cgroupDriver is systemd, set SystemdCgroup = true in the options of runc and nvidia; then systemctl restart containerd kubelet",
     ),
     of(
         "C01",
@@ -265,8 +266,8 @@ pub const ALL: &[Explanation] = &[
             "libnvidia-*.so*no such file or directory",
             "/dev/nvidia*no such file or directory",
         ],
-        "a CDI spec names files of a driver that was upgraded since, or device nodes that are not there",
-        "divvy cdi generate -o /var/run/cdi/nvidia.yaml (divvy doctor --fix --only C01 does so); divvy doctor --only D09",
+        "a CDI spec names files of a driver that was upgraded later, or device nodes that do not exist",
+        "divvy cdi generate -o /var/run/cdi/nvidia.yaml (or: divvy doctor --fix --only C01); divvy doctor --only D09 checks the device nodes",
     ),
     of(
         "C02",
@@ -276,7 +277,7 @@ pub const ALL: &[Explanation] = &[
             "invalid CDI Spec",
             "failed to load CDI Spec",
         ],
-        "a CDI spec is refused by the engine, or two have the same device",
+        "the engine rejects a CDI spec, or two specs define the same device",
         "divvy cdi validate /etc/cdi /var/run/cdi",
     ),
     of(
@@ -286,8 +287,8 @@ pub const ALL: &[Explanation] = &[
             "CDI device injection failed",
             "CDI devices requested*not supported",
         ],
-        "a container was promised a CDI device that no spec of the node has, or the engine does no CDI",
-        "divvy cdi list shows what is there; divvy cdi generate -o /var/run/cdi/nvidia.yaml makes it; divvy doctor --only R15",
+        "a container was assigned a CDI device that no spec on the node defines, or CDI is switched off in the engine",
+        "divvy cdi list shows the CDI devices of the node; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec; divvy doctor --only R15 checks the engine",
     ),
     of(
         "R02",
@@ -303,14 +304,14 @@ pub const ALL: &[Explanation] = &[
             "Could not contact Kubelet",
             "Could not register device plugin",
         ],
-        "a device plugin does not reach the kubelet: another folder (k0s, --root-dir), or the kubelet does not run",
-        "divvy doctor --only K02; give the agent --kubelet-dir",
+        "a device plugin cannot reach the kubelet: the kubelet uses another directory (k0s, --root-dir), or is not running",
+        "divvy doctor --only K02 shows which; set --kubelet-dir on the agent",
     ),
     of(
         "K06",
         &["received message larger than max"],
-        "a device plugin sends more device ids than the kubelet takes in one message (4 MiB): one id for each MiB is too many",
-        "a coarser unit on agents and extender: --memory-unit GiB (or 256MiB)",
+        "a device plugin sends more device ids than fit into one kubelet message (4 MiB): one id per MiB of GPU memory is too many",
+        "use a larger unit on all agents and the extender: --memory-unit GiB (or 256MiB)",
     ),
     of(
         "K10",
@@ -319,8 +320,8 @@ pub const ALL: &[Explanation] = &[
             "unknown flag: --policy-config-file",
             "no kind Policy is registered",
         ],
-        "kube-scheduler's configuration is of a version that this Kubernetes has no more",
-        "apiVersion: kubescheduler.config.k8s.io/v1 in the file that --config names (divvy scheduler-config --merge FILE prints it whole)",
+        "kube-scheduler's configuration has an apiVersion that this Kubernetes release no longer supports",
+        "set apiVersion: kubescheduler.config.k8s.io/v1 in the file that --config names (divvy scheduler-config --merge FILE prints the complete file)",
     ),
     of(
         "K12",
@@ -331,20 +332,20 @@ pub const ALL: &[Explanation] = &[
             "failed to run extender",
             "extender*connection refused",
         ],
-        "kube-scheduler does not reach the extender, or nobody chose a GPU for the pod",
+        "kube-scheduler cannot reach the extender, or the pod was bound without the extender and has no GPU",
         "divvy doctor --cluster --only K12; divvy scheduler-config --check",
     ),
     of(
         "K16",
         &["UnexpectedAdmissionError", "requested number of devices unavailable"],
-        "the kubelet refused the pod when it was to start, usually since the device plugin had not registered again after a restart; such a pod stays Failed for good",
-        "divvy doctor --cluster --only K16 names these pods and prints the command that deletes them, and no others",
+        "the kubelet rejected the pod at its start, usually because the device plugin had not registered again after a restart; the pod stays Failed",
+        "divvy doctor --cluster --only K16 names these pods and prints the command that deletes only them",
     ),
     of(
         "K09",
         &["had untolerated taint", "had taint*that the pod didnt tolerate"],
         "the nodes with GPUs have a taint that the pod does not tolerate",
-        "a toleration in the pod, or in the plugin's DaemonSet; divvy doctor --cluster --only K09",
+        "add a toleration to the pod, or to the plugin's DaemonSet; divvy doctor --cluster --only K09 names the taint",
     ),
     of(
         "K03",
@@ -354,14 +355,14 @@ pub const ALL: &[Explanation] = &[
             "Insufficient amd.com/",
             "Insufficient gpu.intel.com/",
         ],
-        "usually other pods hold it: no node has as much free as the pod wants; or no node offers so much at all, or the device plugin of the node that does is away",
-        "divvy why POD says how much shared memory is free, and where; divvy doctor --cluster --only K03,K05 says where a device plugin is away",
+        "usually other pods hold the GPU memory, and no node has as much free as the pod requests; otherwise no node offers that much, or the device plugin of the node that does is not running",
+        "divvy why POD shows how much GPU memory is free on each node; divvy doctor --cluster --only K03,K05 shows where a device plugin is not running",
     ),
     of(
         "K08",
         &["didnt match node selector", "didnt match Pods node affinity/selector"],
-        "no node has the label that the pod wants; a gpushare extender wants node-role.kubernetes.io/master, which no new cluster has",
-        "kubectl get nodes --show-labels; divvy doctor --cluster --only K07,K08",
+        "no node has the label that the pod selects; gpushare's extender selects node-role.kubernetes.io/master, which current clusters do not have",
+        "kubectl get nodes --show-labels; divvy doctor --cluster --only K07,K08 names the label",
     ),
     of(
         "K13",
@@ -369,8 +370,8 @@ pub const ALL: &[Explanation] = &[
             "must be equal to*gpu*limit",
             "Limit must be set for non overcommitable resources",
         ],
-        "GPUs are asked for in limits; requests may only say the same",
-        "write the resource in limits alone, as an integer",
+        "GPUs are requested in limits; requests must be equal to limits or absent",
+        "write the resource only in limits, as an integer",
     ),
     of(
         "D09",
@@ -381,7 +382,7 @@ pub const ALL: &[Explanation] = &[
             "CUDA_ERROR_UNKNOWN",
             "error 999",
         ],
-        "the program sees the driver and cannot open a GPU: a device node is missing (nvidia-uvm, most often) or was not given to the container",
-        "divvy doctor --only D09,D10 on the node",
+        "the program finds the driver but cannot open a GPU: a device node is missing (most often nvidia-uvm) or is not in the container",
+        "run divvy doctor --only D09,D10 on the node",
     ),
 ];

@@ -1,4 +1,4 @@
-//! Objects of the API server: only the fields that checks look at. All of it is outside input: what is missing or null is empty.
+//! Objects of the API server, with only the fields that checks use. They are untrusted input: a missing or null field is read as empty.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,25 +8,25 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use crate::check::Stop;
-use crate::checks::is_gpu;
+use crate::gpu_resource::is_gpu;
 
-/// What the API server has.
+/// The objects that the API server returned.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// `/api/v1/nodes`
+    /// The nodes (`/api/v1/nodes`).
     pub nodes: Vec<Node>,
-    /// `/api/v1/pods`
+    /// The pods of all namespaces (`/api/v1/pods`).
     pub pods: Vec<Pod>,
-    /// `/apis/apps/v1/daemonsets`
+    /// The DaemonSets of all namespaces (`/apis/apps/v1/daemonsets`).
     pub daemon_sets: Vec<DaemonSet>,
-    /// `/apis/node.k8s.io/v1/runtimeclasses`
+    /// The RuntimeClasses (`/apis/node.k8s.io/v1/runtimeclasses`).
     pub runtime_classes: Vec<RuntimeClass>,
-    /// What could not be listed (`nodes`, `pods`, `daemonsets`, `runtimeclasses`), and the reason, with what to type.
+    /// The lists that could not be read (`nodes`, `pods`, `daemonsets`, `runtimeclasses`), with the reason and what to type.
     pub refused: BTreeMap<String, String>,
 }
 
 impl Cluster {
-    /// Goes on if all of these could be listed; else the reason of the first that could not.
+    /// Return [`Stop::Blind`] with the reason if one of these lists could not be read.
     pub(crate) fn listed(&self, plurals: &[&str]) -> Result<(), Stop> {
         match plurals.iter().find_map(|plural| self.refused.get(*plural)) {
             None => Ok(()),
@@ -35,24 +35,24 @@ impl Cluster {
     }
 }
 
-/// Labels, annotations or resources, by name. A `BTreeMap` takes half a kilobyte for a single entry, and a cluster has hundreds of thousands of
-/// these maps with one or two.
+/// Labels, annotations, or resources: texts by name, sorted by name. A sorted vector saves memory: a `BTreeMap` takes half a kilobyte for a
+/// single entry, and a large cluster has hundreds of thousands of these maps with one or two entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Texts(Vec<(Box<str>, Box<str>)>);
 
 impl Texts {
-    /// The text of this name.
+    /// Return the text with this name.
     pub fn get(&self, name: &str) -> Option<&str> {
         let position = self.position(name).ok()?;
         Some(&*self.0[position].1)
     }
 
-    /// Whether there is a text of this name.
+    /// Report whether there is a text with this name.
     pub fn contains_key(&self, name: &str) -> bool {
         self.position(name).is_ok()
     }
 
-    /// Adds a text, in place of the one of this name.
+    /// Add a text, or replace the text with this name.
     pub fn insert(&mut self, name: impl Into<Box<str>>, text: impl Into<Box<str>>) {
         let name = name.into();
         match self.position(&name) {
@@ -61,22 +61,22 @@ impl Texts {
         }
     }
 
-    /// Whether there are none.
+    /// Report whether there are no texts.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and texts, by name.
+    /// Return all names and texts, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, text)| (&**name, &**text))
     }
 
-    /// The names, in order.
+    /// Return the names, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| &**name)
     }
 
-    /// Drops the others, and the room that they took.
+    /// Keep only the texts with wanted names, and release the unused memory.
     fn keep(&mut self, wanted: impl Fn(&str) -> bool) {
         self.0.retain(|(name, _)| wanted(name));
         self.0.shrink_to_fit();
@@ -119,13 +119,13 @@ impl<'de> Deserialize<'de> for Texts {
     }
 }
 
-/// A page of a list.
+/// One page of a list.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Page<T> {
-    /// Where the next one begins.
+    /// The metadata, with the token of the next page.
     pub metadata: PageMeta,
-    /// The objects.
+    /// The objects of this page.
     #[serde(deserialize_with = "or_default", bound(deserialize = "T: Deserialize<'de>"))]
     pub items: Vec<T>,
 }
@@ -134,36 +134,36 @@ pub struct Page<T> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PageMeta {
-    /// Empty on the last page.
+    /// The `continue` token for the next page, empty on the last page.
     #[serde(rename = "continue")]
     pub next: String,
 }
 
-/// Name, namespace and labels.
+/// `metadata` of an object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Meta {
-    /// `metadata.name`
+    /// `metadata.name`.
     pub name: String,
-    /// `metadata.namespace`
+    /// `metadata.namespace`, empty for objects without a namespace.
     pub namespace: String,
-    /// `metadata.labels`
+    /// `metadata.labels`.
     #[serde(deserialize_with = "or_default")]
     pub labels: Texts,
-    /// `metadata.annotations`
+    /// `metadata.annotations`.
     #[serde(deserialize_with = "or_default")]
     pub annotations: Texts,
 }
 
-/// A node.
+/// A Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Its name and labels.
+    /// The node's name, labels, and annotations.
     pub metadata: Meta,
-    /// Its taints.
+    /// The node's taints.
     pub spec: NodeSpec,
-    /// What it has.
+    /// The node's resources and versions.
     pub status: NodeStatus,
 }
 
@@ -171,20 +171,20 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
-    /// What pods must tolerate.
+    /// The taints that pods must tolerate.
     #[serde(deserialize_with = "or_default")]
     pub taints: Vec<Taint>,
 }
 
-/// A taint.
+/// A taint of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Taint {
-    /// `nvidia.com/gpu`
+    /// The key, such as `nvidia.com/gpu`.
     pub key: String,
-    /// Often empty.
+    /// The value, often empty.
     pub value: String,
-    /// `NoSchedule`, `NoExecute`, `PreferNoSchedule`
+    /// `NoSchedule`, `NoExecute`, or `PreferNoSchedule`.
     pub effect: String,
 }
 
@@ -192,13 +192,13 @@ pub struct Taint {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
-    /// In all.
+    /// All resources of the node, by name.
     #[serde(deserialize_with = "or_default")]
     pub capacity: Texts,
-    /// For pods.
+    /// The resources that pods may use, by name. Unhealthy devices are not included.
     #[serde(deserialize_with = "or_default")]
     pub allocatable: Texts,
-    /// What runs on it.
+    /// The versions of the node's software.
     pub node_info: NodeInfo,
 }
 
@@ -206,39 +206,39 @@ pub struct NodeStatus {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeInfo {
-    /// `v1.33.2+k3s1`
+    /// The kubelet version, such as `v1.33.2+k3s1`.
     pub kubelet_version: String,
-    /// `containerd://2.1.3`
+    /// The container runtime and its version, such as `containerd://2.1.3`.
     pub container_runtime_version: String,
 }
 
-/// A pod.
+/// A Pod object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Its name.
+    /// The pod's name, namespace, labels, and annotations.
     pub metadata: Meta,
-    /// What it wants.
+    /// The pod's containers and scheduling rules.
     pub spec: PodSpec,
-    /// What became of it.
+    /// The pod's phase.
     pub status: PodStatus,
 }
 
 impl Pod {
-    /// The pod without what no check looks at: a cluster may have tens of thousands of them.
+    /// Return the pod without the fields that no check uses, to save memory: a cluster may have tens of thousands of pods.
     pub fn slim(mut self) -> Pod {
         let wants_gpu = self.spec.wants_gpu();
         let meta = &mut self.metadata;
-        // Divvy's own pods are found by their labels.
+        // Checks find Divvy's own pods by their labels.
         let is_divvys = meta.labels.get(NAME_LABEL) == Some("divvy");
         meta.labels.keep(|name| is_divvys && name.starts_with("app.kubernetes.io/"));
         meta.annotations.keep(|name| name == names::ALLOCATION);
         if meta.annotations.contains_key(names::ALLOCATION) {
-            // Checks ask whether there is one, not what it says.
+            // Checks use only the presence of the annotation, not its value.
             meta.annotations.insert(names::ALLOCATION, "");
         }
         let spec = &mut self.spec;
-        // Where a pod that is bound might have run is nobody's question.
+        // No check evaluates the scheduling rules of a bound pod.
         if spec.node_name.is_some() {
             (spec.tolerations, spec.node_selector) = (Vec::new(), Texts::default());
         }
@@ -247,7 +247,7 @@ impl Pod {
         }
         for container in spec.containers.iter_mut().chain(&mut spec.init_containers) {
             container.name = String::new();
-            // Only of a pod that asks for no GPU does anybody ask whether its image wants one.
+            // Only K15 uses the image, and only if the pod does not request a GPU.
             if wants_gpu {
                 container.image = String::new();
             }
@@ -261,11 +261,11 @@ impl Pod {
     }
 }
 
-/// The label that says of which application an object is part.
+/// The label with the name of the application that an object belongs to.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 
 impl Node {
-    /// The node without what no check looks at.
+    /// Return the node without the fields that no check uses.
     pub fn slim(mut self) -> Node {
         self.metadata.annotations.keep(|name| name == names::INVENTORY);
         for resources in [&mut self.status.capacity, &mut self.status.allocatable] {
@@ -280,31 +280,31 @@ impl Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// Where it is bound.
+    /// The node that the pod is bound to.
     pub node_name: Option<String>,
-    /// The RuntimeClass.
+    /// The name of the RuntimeClass.
     pub runtime_class_name: Option<String>,
-    /// Its containers.
+    /// The containers.
     #[serde(deserialize_with = "or_default")]
     pub containers: Vec<Container>,
-    /// Those that run before the others, sidecars among them.
+    /// The init containers, including sidecars.
     #[serde(deserialize_with = "or_default")]
     pub init_containers: Vec<Container>,
-    /// Taints that it does not mind.
+    /// The tolerations.
     #[serde(deserialize_with = "or_default")]
     pub tolerations: Vec<Toleration>,
-    /// Labels that its node must have.
+    /// The labels that the pod's node must have.
     #[serde(deserialize_with = "or_default")]
     pub node_selector: Texts,
 }
 
 impl PodSpec {
-    /// Every container, those that run first among them.
+    /// Return all containers, the init containers first.
     pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
     }
 
-    /// Whether any container asks for a GPU, or a share of one.
+    /// Report whether any container requests a GPU or a share of one.
     pub(crate) fn wants_gpu(&self) -> bool {
         let resources = self.all_containers().map(|container| &container.resources);
         resources
@@ -313,20 +313,20 @@ impl PodSpec {
     }
 }
 
-/// A container.
+/// A container or init container of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Container {
-    /// Its name.
+    /// The name of the container.
     pub name: String,
-    /// Its image.
+    /// The image.
     pub image: String,
-    /// Its variables.
+    /// The environment variables.
     #[serde(deserialize_with = "or_default")]
     pub env: Vec<Variable>,
-    /// What it asks for.
+    /// The requests and limits.
     pub resources: Resources,
-    /// What it listens at.
+    /// The ports that the container listens on.
     #[serde(deserialize_with = "or_default")]
     pub ports: Vec<Port>,
 }
@@ -335,19 +335,19 @@ pub struct Container {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Port {
-    /// Its number.
+    /// The port number.
     pub container_port: u16,
 }
 
-/// A variable of a container.
+/// An environment variable of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
-    /// Its value, where the pod writes it out.
+    /// The value, if the pod contains it literally.
     pub value: Option<String>,
-    /// Whether the value comes from a ConfigMap, a Secret or a field: the pod does not say what it is.
+    /// Whether the value comes from a ConfigMap, a Secret, or a field, so that the pod does not contain it.
     #[serde(rename = "valueFrom", deserialize_with = "is_there")]
     pub from_elsewhere: bool,
 }
@@ -356,25 +356,25 @@ pub struct Variable {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Resources {
-    /// By resource.
+    /// The limits, by resource name.
     #[serde(deserialize_with = "or_default")]
     pub limits: Texts,
-    /// By resource.
+    /// The requests, by resource name.
     #[serde(deserialize_with = "or_default")]
     pub requests: Texts,
 }
 
-/// A toleration.
+/// A toleration of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
-    /// Empty: every taint.
+    /// The taint's key. Empty with `Exists`: every taint.
     pub key: String,
-    /// `Exists`, or `Equal` by default.
+    /// `Exists` or `Equal`. Empty means `Equal`.
     pub operator: String,
-    /// With `Equal`.
+    /// The taint's value, compared with `Equal`.
     pub value: String,
-    /// Empty: every effect.
+    /// The taint's effect. Empty: every effect.
     pub effect: String,
 }
 
@@ -382,21 +382,21 @@ pub struct Toleration {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct PodStatus {
-    /// `Running`, …
+    /// The phase, such as `Running`.
     pub phase: String,
-    /// `UnexpectedAdmissionError`
+    /// The reason of a failure, such as `UnexpectedAdmissionError`.
     pub reason: String,
 }
 
-/// A DaemonSet.
+/// A DaemonSet object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSet {
-    /// Its name.
+    /// The DaemonSet's name, namespace, and labels.
     pub metadata: Meta,
-    /// Its pods.
+    /// The template of the DaemonSet's pods.
     pub spec: DaemonSetSpec,
-    /// How many there should be.
+    /// How many pods the DaemonSet should have.
     pub status: DaemonSetStatus,
 }
 
@@ -404,15 +404,15 @@ pub struct DaemonSet {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct DaemonSetSpec {
-    /// What its pods are.
+    /// The template of the pods.
     pub template: Template,
 }
 
-/// The template of pods.
+/// The pod template of a DaemonSet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Template {
-    /// As of a pod.
+    /// The PodSpec of the DaemonSet's pods.
     pub spec: PodSpec,
 }
 
@@ -420,17 +420,17 @@ pub struct Template {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DaemonSetStatus {
-    /// Nodes on which it should run.
+    /// The number of nodes that should run a pod of the DaemonSet.
     pub desired_number_scheduled: u32,
 }
 
-/// A RuntimeClass.
+/// A RuntimeClass object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct RuntimeClass {
-    /// Its name.
+    /// The RuntimeClass's name.
     pub metadata: Meta,
-    /// What engines call it.
+    /// The name of the runtime handler in the engine's configuration.
     pub handler: String,
 }
 
@@ -440,12 +440,12 @@ impl RuntimeClass {
     }
 }
 
-/// Go writes nil slices and maps as `null`.
+/// Deserialize `null` as the default value, because Go writes nil slices and maps as `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Whether anything but null is there.
+/// Report whether the value is anything but `null`.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_some())
 }

@@ -1,4 +1,4 @@
-//! The container engine, and what it is configured to do.
+//! The container engine and its configuration.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use divvy_engines::{self as engines, Configuration, Runtime, containerd, crio, d
 use super::{Asked, Facts};
 use crate::check::Stop;
 
-/// Engines, by whose configuration they read.
+/// The kinds of engines, by the format of their configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// containerd, alone or in a distribution.
+    /// containerd, either separate or part of a Kubernetes distribution.
     Containerd,
     /// CRI-O.
     Crio,
@@ -19,28 +19,28 @@ pub enum Kind {
     Docker,
 }
 
-/// An engine.
+/// A container engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Whose configuration it reads.
+    /// The format of the configuration.
     pub kind: Kind,
-    /// As `divvy configure` calls it: `k3s` has a containerd of its own.
+    /// The name for `divvy configure`. `k3s` stands for the containerd that k3s contains.
     pub name: &'static str,
-    /// The unit that is restarted after a change.
+    /// The systemd unit to restart after a change of the configuration.
     pub service: &'static str,
-    /// The configuration that it reads.
+    /// The path of the configuration file.
     pub file: String,
 }
 
 impl Engine {
-    /// What to type so that it is configured, with these flags.
+    /// Return the `divvy configure` command for this engine with these flags.
     pub(crate) fn configure(&self, flags: &str) -> String {
         let gap = if flags.is_empty() { "" } else { " " };
         format!("divvy configure {}{gap}{flags} --restart", self.name)
     }
 }
 
-/// What each reads (distributions write that file at each start), and a part of the path of its socket.
+/// The engines, each with its configuration file (distributions write it at each start) and a part of the path of its socket.
 const KNOWN: [(engines::Engine, &str, &str); 7] = [
     (
         engines::Engine::K3s,
@@ -77,7 +77,7 @@ fn known((engine, file, _): (engines::Engine, &str, &str)) -> Engine {
 }
 
 impl Facts<'_> {
-    /// Every engine that is configured here, in the order of [`KNOWN`].
+    /// Return the engines that have a configuration on this machine, in the order of [`KNOWN`].
     pub(crate) fn engines(&self) -> Vec<Engine> {
         KNOWN
             .into_iter()
@@ -89,7 +89,7 @@ impl Facts<'_> {
             .collect()
     }
 
-    /// The engine of pods: the one whose socket the kubelet was told of, else the first that is configured or runs.
+    /// Return the engine that runs pods: the one at the kubelet's endpoint, otherwise the first one that is configured or running.
     pub fn engine(&self) -> Result<Engine, Stop> {
         let endpoint = self.kubelet().and_then(|kubelet| kubelet.endpoint);
         let mut engines = self.engines();
@@ -101,19 +101,19 @@ impl Facts<'_> {
                 return Ok(known(found));
             }
         }
-        // Docker's own containerd is no engine of pods.
+        // The containerd that Docker starts does not run pods.
         let docker = !self.processes("dockerd").is_empty();
         if !docker && engines.is_empty() && !self.processes("containerd").is_empty() {
             return Ok(known(KNOWN[4]));
         }
         engines.retain(|engine| engine.kind != Kind::Docker);
         match engines.is_empty() {
-            true => Err(Stop::Skip("no containerd and no CRI-O here".to_owned())),
+            true => Err(Stop::Skip("neither containerd nor CRI-O is here".to_owned())),
             false => Ok(engines.remove(0)),
         }
     }
 
-    /// The process of an engine of pods. Docker starts a containerd of its own with another file, which is none.
+    /// Return the PID of an engine. The containerd that Docker starts with its own configuration file does not count.
     pub fn process_of(&self, engine: &Engine) -> Option<u32> {
         if engine.kind != Kind::Containerd {
             let name = if engine.kind == Kind::Crio { "crio" } else { "dockerd" };
@@ -137,18 +137,19 @@ impl Facts<'_> {
         own.next().map(|(number, _)| number)
     }
 
-    /// Major and minor number of the containerd that runs pods: by the configuration that it prints, by its package, or by what the nodes of the
-    /// cluster say, if they all have containerd before 2.0, or all 2.0 or later (which of them is this machine is not known).
+    /// Return the major and minor version of the containerd that runs pods. Sources, in this order: the dumped configuration, the package, and
+    /// the Node objects. It is unknown which Node object is this machine, so these count only if all nodes have containerd before 2.0, or all
+    /// have 2.0 or later.
     pub(crate) fn containerd_version(&self, engine: &Engine) -> Option<(u32, u32)> {
         if let Asked::Answer(dump) = &self.containerd
             && let Ok(table) = dump.parse::<toml::Table>()
             && let Some(version) = table.get("version").and_then(toml::Value::as_integer)
         {
-            // It prints its configuration in the newest version that it knows: 3 and later since 2.0.
+            // containerd prints its configuration in the newest format version that it supports: 3 or later since containerd 2.0.
             return Some(if version >= 3 { (2, 0) } else { (1, 0) });
         }
         let packages = ["containerd.io", "containerd"];
-        // Distributions such as k3s bring a containerd of their own.
+        // Distributions such as k3s contain their own containerd, so the package does not count for them.
         let is_packaged = engine.file == containerd::CONFIG;
         let package = packages.iter().filter(|_| is_packaged).find_map(|name| self.package(name));
         if let Some(version) = package {
@@ -166,7 +167,7 @@ impl Facts<'_> {
             .then_some(first)
     }
 
-    /// What the engine of pods is configured to do: as it says itself where it could be asked, else by its files.
+    /// Return the configuration of the engine: the configuration that the running engine prints, if available, otherwise its files.
     pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
         let read = match (engine.kind, &self.containerd) {
             (Kind::Containerd, Asked::Answer(dump)) => {
@@ -186,7 +187,7 @@ impl Facts<'_> {
     }
 }
 
-/// Whether a runtime gives GPUs to containers: by its program, else by its name.
+/// Report whether a runtime gives GPUs to containers, by its program, or by its name if it has no program.
 pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
     match &runtime.path {
         Some(path) => {
@@ -197,7 +198,7 @@ pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
     }
 }
 
-/// The runtimes that give GPUs to containers.
+/// Return the runtimes that give GPUs to containers.
 pub(crate) fn for_gpus(configuration: &Configuration) -> Vec<(&String, &Runtime)> {
     let runtimes = configuration.runtimes.iter();
     runtimes.filter(|(name, runtime)| is_for_gpus(name, runtime)).collect()

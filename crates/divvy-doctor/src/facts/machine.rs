@@ -1,34 +1,34 @@
-//! What a machine's files say.
+//! Facts from a machine's files.
 
-use divvy_cdi::generate::{nvidia, proc, wsl};
+use divvy_cdi::generate::{nvidia, wsl};
 use divvy_cdi::{DIRECTORIES, Found, Registry, is_spec_file};
 use divvy_host::Kind;
 
 use super::Facts;
 use crate::check::Stop;
 
-/// Where a driver container (GPU operator) mounts its root.
+/// The mount point of a driver container's root directory (NVIDIA GPU Operator).
 pub const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
-/// PCI devices.
+/// The directory of PCI devices.
 const PCI: &str = "/sys/bus/pci/devices";
-/// Specs may name hundreds of libraries.
+/// The largest CDI spec that is read, in bytes. Specs may name hundreds of libraries.
 const LARGEST_SPEC: usize = 4 * 1024 * 1024;
-/// A configuration that a person or a tool wrote.
+/// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
-/// Who makes GPUs.
+/// A GPU vendor, with its PCI vendor id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
-    /// 0x10de
+    /// NVIDIA, PCI vendor id 0x10de.
     Nvidia,
-    /// 0x1002
+    /// AMD, PCI vendor id 0x1002.
     Amd,
-    /// 0x8086
+    /// Intel, PCI vendor id 0x8086.
     Intel,
 }
 
 impl Vendor {
-    /// As the vendor writes it.
+    /// Return the name as the vendor writes it.
     pub fn name(self) -> &'static str {
         match self {
             Vendor::Nvidia => "NVIDIA",
@@ -41,29 +41,29 @@ impl Vendor {
 /// A GPU on the PCI bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciGpu {
-    /// `0000:81:00.0`
+    /// The PCI address, such as `0000:81:00.0`.
     pub address: String,
-    /// Its maker.
+    /// The vendor.
     pub vendor: Vendor,
-    /// The kernel's driver that has it.
+    /// The kernel driver that is bound to the GPU.
     pub driver: Option<String>,
 }
 
-/// What is known of the kubelet's settings.
+/// The kubelet's settings, from its command line and its file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kubelet {
-    /// Its configuration file, if one was found.
+    /// The configuration file, if one was found.
     pub file: Option<String>,
-    /// Its folder.
+    /// The root directory (`--root-dir`).
     pub dir: String,
-    /// `containerRuntimeEndpoint`, without `unix://`.
+    /// The path in `containerRuntimeEndpoint`, without `unix://`.
     pub endpoint: Option<String>,
     /// `cgroupDriver`: `systemd` or `cgroupfs`.
     pub cgroup_driver: Option<String>,
 }
 
 impl Facts<'_> {
-    /// A file of text, without the line break at its end.
+    /// Return the text of a file without trailing whitespace, `None` if the file cannot be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.root.read(path, LARGEST_FILE)?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
@@ -73,7 +73,7 @@ impl Facts<'_> {
         self.root.resolve(path).is_some()
     }
 
-    /// What is on the PCI bus, GPUs among it: how many devices in all, and the GPUs.
+    /// Return the number of all PCI devices, and the GPUs among them.
     pub(crate) fn pci(&self) -> (usize, Vec<PciGpu>) {
         let addresses = self.root.names(PCI);
         let gpus = addresses.iter().filter_map(|address| self.pci_gpu(address)).collect();
@@ -83,7 +83,7 @@ impl Facts<'_> {
     fn pci_gpu(&self, address: &str) -> Option<PciGpu> {
         let read = |file: &str| self.root.text(&format!("{PCI}/{address}/{file}"));
         let (vendor, class) = (read("vendor")?, read("class")?);
-        // Display controllers; AMD's accelerators call themselves processing accelerators.
+        // Class 03 is a display controller. AMD's accelerators have class 12, processing accelerator.
         let vendor = match (vendor.as_str(), class.get(2..4)?) {
             ("0x10de", "03") => Vendor::Nvidia,
             ("0x1002", "03" | "12") => Vendor::Amd,
@@ -98,51 +98,51 @@ impl Facts<'_> {
         })
     }
 
-    /// The GPUs of one maker on the bus.
+    /// Return the GPUs of one vendor on the PCI bus.
     pub(crate) fn gpus_of(&self, vendor: Vendor) -> Vec<PciGpu> {
         let mut gpus = self.pci().1;
         gpus.retain(|gpu| gpu.vendor == vendor);
         gpus
     }
 
-    /// WSL 2 with a GPU: no PCI bus, no kernel module.
+    /// Report whether this is WSL 2 with a GPU, which has no PCI bus and no kernel module.
     pub(crate) fn wsl(&self) -> bool {
         wsl::is_there(self.tree)
     }
 
-    /// Goes on where there is an NVIDIA GPU, or a driver for one.
+    /// Return [`Stop::Skip`] if this machine has neither an NVIDIA GPU nor a driver for one.
     pub(crate) fn nvidia(&self) -> Result<(), Stop> {
         let there = !self.gpus_of(Vendor::Nvidia).is_empty() || self.loaded().is_some() || self.wsl();
         there.then_some(()).ok_or_else(|| Stop::Skip("no NVIDIA GPU here".to_owned()))
     }
 
-    /// The same, with the kernel's module loaded: its version.
+    /// Return the version of NVIDIA's loaded kernel module, or [`Stop::Skip`] without one.
     pub(crate) fn nvidia_driver(&self) -> Result<String, Stop> {
         self.nvidia()?;
         if self.wsl() {
-            return Err(Stop::Skip("WSL: the driver is Windows's".to_owned()));
+            return Err(Stop::Skip("WSL: the driver is part of Windows".to_owned()));
         }
         self.loaded()
             .ok_or_else(|| Stop::Skip("NVIDIA's kernel module is not loaded (D02)".to_owned()))
     }
 
-    /// Goes on where there is any GPU.
+    /// Return [`Stop::Skip`] if this machine has no GPU.
     pub(crate) fn any_gpu(&self) -> Result<(), Stop> {
         let there = !self.pci().1.is_empty() || self.loaded().is_some() || self.wsl() || self.exists("/sys/class/kfd");
         there.then_some(()).ok_or_else(|| Stop::Skip("no GPU here".to_owned()))
     }
 
-    /// NVIDIA's module in the kernel.
+    /// Return the version of NVIDIA's loaded kernel module.
     pub(crate) fn loaded(&self) -> Option<String> {
-        proc::loaded_driver(self.tree)
+        divvy_cdi::driver_version::loaded_driver(self.tree)
     }
 
-    /// NVIDIA's libraries.
+    /// Return NVIDIA's driver libraries below the driver root.
     pub(crate) fn installed(&self) -> Option<nvidia::Installed> {
         nvidia::installed(self.tree, &self.driver_root)
     }
 
-    /// A driver container's root where the machine's own has no libraries and that has.
+    /// Return a driver container's root if only that one has driver libraries, otherwise `/`.
     pub(super) fn usual_driver_root(&self) -> String {
         let has = |root: &str| nvidia::installed(self.tree, root).is_some();
         match !has("/") && has(DRIVER_CONTAINER) {
@@ -151,12 +151,12 @@ impl Facts<'_> {
         }
     }
 
-    /// A path below the driver's root.
+    /// Return a path below the driver root.
     pub(crate) fn of_driver(&self, path: &str) -> String {
         format!("{}{path}", self.driver_root.trim_end_matches('/'))
     }
 
-    /// What to type for a CDI spec.
+    /// Return the command that generates a CDI spec for a vendor.
     pub(crate) fn generate(&self, vendor: &str, path: &str) -> String {
         let vendor = if vendor == "nvidia" {
             String::new()
@@ -170,7 +170,7 @@ impl Facts<'_> {
         format!("divvy cdi generate{vendor}{root} -o {path}")
     }
 
-    /// Where device nodes are: with the driver if it has some (a driver container), else the machine's `/dev`.
+    /// Return the directory of the device nodes: that of the driver container if it has any, otherwise the machine's `/dev`.
     pub(crate) fn dev(&self) -> String {
         let own = self.of_driver("/dev");
         match self.exists(&format!("{own}/nvidiactl")) {
@@ -179,7 +179,7 @@ impl Facts<'_> {
         }
     }
 
-    /// CDI specs, in the folders in which engines look.
+    /// Return the CDI specs in the directories that engines read.
     pub(crate) fn specs(&self) -> Registry {
         let mut found = Vec::new();
         for (priority, folder) in DIRECTORIES.into_iter().enumerate() {
@@ -195,7 +195,7 @@ impl Facts<'_> {
         Registry::new(found)
     }
 
-    /// Whether a CDI spec describes a vendor's GPUs.
+    /// Report whether a CDI spec describes a vendor's GPUs.
     pub(crate) fn has_spec(&self, vendor: &str) -> bool {
         let registry = self.specs();
         registry
@@ -205,7 +205,7 @@ impl Facts<'_> {
             .any(|spec| spec.kind.starts_with(vendor) && spec.kind.ends_with("/gpu"))
     }
 
-    /// `ID` and `ID_LIKE` of the distribution.
+    /// Report whether the distribution's `ID` or `ID_LIKE` names this family.
     pub(crate) fn is_like(&self, family: &str) -> bool {
         let release = self.text("/etc/os-release").or_else(|| self.text("/usr/lib/os-release"));
         release.unwrap_or_default().lines().any(|line| {
@@ -215,7 +215,7 @@ impl Facts<'_> {
         })
     }
 
-    /// The version of an installed package, by dpkg. Red Hat's database is binary and is not read.
+    /// Return the version of an installed dpkg package. Red Hat's package database is binary and is not read.
     pub(crate) fn package(&self, name: &str) -> Option<String> {
         let status = self.root.read("/var/lib/dpkg/status", 64 * 1024 * 1024)?;
         let status = String::from_utf8_lossy(&status);
@@ -228,7 +228,7 @@ impl Facts<'_> {
         Some(version.to_owned())
     }
 
-    /// Processes with this name: number and arguments.
+    /// Return the PIDs and arguments of the processes with this name.
     pub fn processes(&self, name: &str) -> Vec<(u32, Vec<String>)> {
         let all = self.process_names.get_or_init(|| {
             let numbers = self.root.names("/proc").into_iter().filter_map(|entry| entry.parse().ok());
@@ -250,7 +250,7 @@ impl Facts<'_> {
         found
     }
 
-    /// When a process was started, in seconds since 1970 (`proc(5)`: field 22 of `stat`, in ticks of 10 ms since `btime`).
+    /// Return the start time of a process in seconds since 1970 (`proc(5)`: field 22 of `stat`, in ticks of 10 ms since `btime`).
     pub fn started(&self, process: u32) -> Option<i64> {
         let boot = self.root.text("/proc/stat")?;
         let boot: i64 = boot
@@ -260,12 +260,12 @@ impl Facts<'_> {
             .parse()
             .ok()?;
         let stat = self.root.text(&format!("/proc/{process}/stat"))?;
-        // The name may have blanks and parentheses.
+        // The process name may contain blanks and parentheses, so fields are counted after the last parenthesis.
         let ticks: i64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
         boot.checked_add(ticks / 100)
     }
 
-    /// The kubelet's settings: those of its command line, then those of its file. None if there is no sign of one.
+    /// Return the kubelet's settings; its command line has precedence over its file. `None` if there is no sign of a kubelet.
     pub fn kubelet(&self) -> Option<Kubelet> {
         const FILES: [&str; 3] = [
             "/var/lib/kubelet/config.yaml",
@@ -312,12 +312,12 @@ impl Facts<'_> {
         })
     }
 
-    /// Whether there is a program at a path, following links.
+    /// Report whether a path is a file, after following links.
     pub(crate) fn is_program(&self, path: &str) -> bool {
         self.root.resolve(path).is_some_and(|(_, entry)| entry.kind == Kind::File)
     }
 
-    /// The first of these programs that is in one of the usual folders.
+    /// Return the path of the first of these programs that exists in one of the usual directories.
     pub fn program(&self, names: &[&str]) -> Option<String> {
         let folders = [
             "/usr/bin",
@@ -334,7 +334,7 @@ impl Facts<'_> {
     }
 }
 
-/// Whether a version (`550.54.15`, `v1.30.2+k3s1`, `1.17.8-1`) is at least this. What is not a number ends it.
+/// Report whether a version (`550.54.15`, `v1.30.2+k3s1`, `1.17.8-1`) is at least this one. The first part that is not a number ends the version.
 pub fn version_at_least(version: &str, least: &[u32]) -> bool {
     let version = version.trim_start_matches('v');
     let numbers: Vec<u32> = version

@@ -1,72 +1,72 @@
-//! What running programs answer.
+//! Answers of running programs.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// `divvy-probe --once`: only what checks look at.
+/// The part of the output of `divvy-probe --once` that checks use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Probed {
-    /// The driver's version, by NVML.
+    /// The driver version that NVML reports.
     pub driver: String,
-    /// By index.
+    /// The GPUs, in the order of NVML's indices.
     pub gpus: Vec<ProbedGpu>,
-    /// Devices that do not even tell their UUID.
+    /// The devices whose UUID could not be read.
     pub unreadable: Vec<Unreadable>,
 }
 
-/// One GPU, as NVML says.
+/// One GPU as NVML reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProbedGpu {
-    /// `GPU-…`
+    /// The UUID, `GPU-…`.
     pub uuid: String,
-    /// NVML's index.
+    /// The NVML index.
     pub index: u32,
-    /// Product.
+    /// The product name.
     pub model: String,
-    /// Compute capability, `8.0`; empty if unknown.
+    /// The compute capability, such as `8.0`, empty if unknown.
     pub cc: String,
-    /// The driver answers "GPU is lost".
+    /// Whether the driver reports "GPU is lost".
     pub lost: bool,
-    /// Why something could not be read.
+    /// The error, if a value could not be read.
     pub error: Option<String>,
-    /// `default`, `exclusive-process`, `prohibited`, `exclusive-thread`; none if the driver does not say.
+    /// The compute mode: `default`, `exclusive-process`, `prohibited`, or `exclusive-thread`. `None` if the driver does not report it.
     pub compute_mode: Option<String>,
-    /// Whether the driver stays initialised without clients; none if the driver does not say.
+    /// Whether the driver stays initialized without clients. `None` if the driver does not report it.
     pub persistence: Option<bool>,
-    /// Whether MIG is on now, and after the next reset; none where there is no MIG.
+    /// Whether MIG is on now, and after the next reset. `None` if the GPU does not support MIG.
     pub mig: Option<(bool, bool)>,
 }
 
-/// A device without a name.
+/// A device whose UUID could not be read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Unreadable {
-    /// NVML's index.
+    /// The NVML index.
     pub index: u32,
-    /// What the driver answers.
+    /// The error from the driver.
     pub error: String,
 }
 
-/// What Docker's socket answers to `/version` and `/info`.
+/// Docker's answers to `/version` and `/info`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Docker {
-    /// `24.0.7`
+    /// The version, such as `24.0.7`.
     pub version: String,
-    /// The default runtime with which it runs now.
+    /// The default runtime of the running dockerd.
     pub default_runtime: String,
-    /// The runtimes that it has now.
+    /// The names of the runtimes of the running dockerd, sorted.
     pub runtimes: Vec<String>,
 }
 
 impl Docker {
-    /// Reads the two answers.
+    /// Parse the two JSON answers.
     ///
     /// # Errors
-    /// Why one of them is none, in words.
+    /// Returns the parser's error if one of the answers is not the expected JSON.
     pub fn parse(version: &str, info: &str) -> Result<Docker, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
@@ -91,51 +91,51 @@ impl Docker {
     }
 }
 
-/// A Unix socket, and what came of connecting to it.
+/// A Unix socket, and the result of connecting to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
-    /// Where.
+    /// The path of the socket.
     pub path: String,
-    /// The system's reason when nobody listens.
+    /// The result of connecting, with the system's error if no process listens.
     pub answers: Result<(), String>,
 }
 
-/// What `divvy-runtime` made of a container that asks for all GPUs.
+/// The result of a test: `divvy-runtime` prepares a container that requests all GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeTest {
-    /// The runtime.
+    /// The path of divvy-runtime.
     pub program: String,
-    /// Device nodes that the container would have; the runtime's own error where it refused.
+    /// The device nodes that the container would get, or the runtime's error.
     pub outcome: Result<Vec<String>, String>,
 }
 
-/// The scheduler extender.
+/// The answers of the scheduler extender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extender {
-    /// Whom the question went to.
+    /// The URL that was queried.
     pub url: String,
-    /// Its version, or what went wrong.
+    /// The extender's version, or the error.
     pub version: Result<String, String>,
-    /// How often kube-scheduler has called its filter, if it says.
+    /// The number of filter calls since the extender's start, `None` if the extender does not report it.
     pub filter_calls: Option<u64>,
-    /// Replicas that were not asked, and why.
+    /// The replicas that were not queried, with the reason.
     pub left_out: Vec<String>,
 }
 
-/// A counter of the extender: calls of filter.
+/// The extender's metric that counts filter calls.
 const CALLS: &str = "divvy_extender_request_duration_seconds_count{verb=\"filter\"}";
 
-/// How often kube-scheduler has called filter, by the extender's metrics.
+/// Return the number of filter calls in the extender's metrics, 0 if the metric is missing.
 pub fn filter_calls(metrics: &str) -> u64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(CALLS));
     line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// What a program said last, on standard error, of why it failed.
+/// Return the last line that is not blank from a failed program's standard error.
 pub fn last_line(errors: &[u8]) -> String {
     let text = String::from_utf8_lossy(errors);
     let last = text.lines().rev().find(|line| !line.trim().is_empty());
-    last.unwrap_or("without a word").to_owned()
+    last.unwrap_or("no error message").to_owned()
 }
 
 #[cfg(test)]

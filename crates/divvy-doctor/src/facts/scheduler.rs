@@ -1,40 +1,40 @@
-//! kube-scheduler's static pod and its configuration, on a control plane.
+//! kube-scheduler's static pod and its configuration, read from the files of a control plane.
 
 use serde_json::Value;
 
 use super::Facts;
 
-/// Where kubeadm and its like put static pods.
+/// The path of kube-scheduler's static pod in clusters set up by kubeadm and similar tools.
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-scheduler.yaml";
 
-/// kube-scheduler, as it is started on this machine.
+/// How kube-scheduler is started on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scheduler {
-    /// `v1.31.2`, by the image.
+    /// The version from the image tag, such as `v1.31.2`.
     pub version: Option<String>,
-    /// The file of `--config`, in the pod.
+    /// The path in `--config`, inside the pod.
     pub config: Option<String>,
-    /// The same on the machine; none if no volume has it.
+    /// The path of the same file on the machine, `None` if no hostPath volume contains it.
     pub on_host: Option<String>,
     /// The type of that volume, such as `FileOrCreate`.
     pub volume_type: Option<String>,
-    /// `--policy-config-file` and the like, gone since 1.23.
+    /// Whether a `--policy-config…` flag is given. Kubernetes 1.23 removed these flags.
     pub policy_flag: bool,
 }
 
 /// One entry of `extenders`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extending {
-    /// `urlPrefix`
+    /// `urlPrefix`.
     pub url: String,
-    /// `managedResources[].name`
+    /// `managedResources[].name`.
     pub resources: Vec<String>,
-    /// `ignorable`
+    /// `ignorable`: kube-scheduler schedules pods without this extender while it does not answer.
     pub ignorable: bool,
 }
 
 impl Facts<'_> {
-    /// The scheduler's static pod; none on a machine that has none.
+    /// Return how kube-scheduler is started, or `None` if this machine has no static pod of it.
     pub(crate) fn scheduler(&self) -> Option<Scheduler> {
         let pod: Value = serde_saphyr::from_str(&self.text(MANIFEST)?).ok()?;
         let spec = &pod["spec"];
@@ -79,12 +79,12 @@ impl Facts<'_> {
         Some(scheduler)
     }
 
-    /// The scheduler's configuration, if it can be read as YAML.
+    /// Return kube-scheduler's configuration if the file is valid YAML.
     pub(crate) fn scheduler_configuration(&self, scheduler: &Scheduler) -> Option<Value> {
         serde_saphyr::from_str(&self.text(scheduler.on_host.as_ref()?)?).ok()
     }
 
-    /// The extenders of kube-scheduler's configuration on this machine.
+    /// Return the extenders in kube-scheduler's configuration on this machine.
     pub fn extenders(&self) -> Vec<Extending> {
         let configuration = self
             .scheduler()

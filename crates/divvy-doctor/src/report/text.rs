@@ -1,4 +1,4 @@
-//! The report for people.
+//! The report as text for a person.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,28 +10,28 @@ use super::{Line, Report, Skipped, Status};
 use crate::check::{Needs, count};
 use crate::checks;
 
-/// What a finding's three lines are indented by.
+/// The indentation of the three lines of a finding.
 const INDENT: &str = "       ";
-/// What follows the names `found`, `why` and `fix`.
+/// The indentation of wrapped lines below `found`, `why`, and `fix`.
 const HANGING: &str = "              ";
-/// Below this many columns a wrapped text is harder to read than a long line.
+/// The smallest terminal width, in columns, at which lines are wrapped. Below it, wrapped text is harder to read than a long line.
 const NARROWEST: usize = 40;
-/// Above this many columns a line is hard to read, however wide the terminal is.
+/// The longest wrapped line, in columns. Longer lines are hard to read, even on a wider terminal.
 const WIDEST: usize = 120;
 
-/// How a report is printed.
+/// Options for printing a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// With a terminal's colours.
+    /// Print ANSI colors.
     pub coloured: bool,
-    /// With the checks that do not apply.
+    /// Also print the checks that do not apply.
     pub verbose: bool,
-    /// The columns of the terminal. None: each text is one line, for programs such as grep.
+    /// The width of the terminal in columns. `None`: print each text on one line, for programs such as grep.
     pub width: Option<usize>,
 }
 
 impl Report {
-    /// For people, in lines that are not wrapped.
+    /// Return the report as text without line wrapping.
     pub fn text(&self, coloured: bool) -> String {
         self.print(Style {
             coloured,
@@ -39,7 +39,7 @@ impl Report {
         })
     }
 
-    /// For people: what holds and what does not, under the headings of the chain; then what could not be looked at; then how many of each.
+    /// Return the report as text: passes and findings under the headings of the chain, then the checks that could not run, then the totals.
     pub fn print(&self, style: Style) -> String {
         let mut text = String::new();
         let mut group = None;
@@ -63,7 +63,7 @@ impl Report {
         text
     }
 
-    /// What could not be looked at: each reason once, below the checks that it kept from looking.
+    /// Print the checks whose facts could not be read. Each reason is printed once, below its checks.
     fn print_blind(&self, text: &mut String, style: Style) {
         let blind: Vec<&Line> = self.checks.iter().filter(|line| line.could_not_look()).collect();
         let mut reasons: Vec<&str> = Vec::new();
@@ -73,7 +73,7 @@ impl Report {
             }
         }
         if !reasons.is_empty() {
-            heading(text, "Could not look", style);
+            heading(text, "Could not check", style);
         }
         for reason in reasons {
             for line in blind.iter().filter(|line| line.found == reason) {
@@ -84,7 +84,7 @@ impl Report {
         }
     }
 
-    /// How many of each, and what was not looked at.
+    /// Return the totals, and what did not run.
     fn summary(&self, style: Style) -> String {
         let number = |status: Status| self.checks.iter().filter(|line| line.status == status).count();
         let skipped = |why: Skipped| self.checks.iter().filter(|line| line.skipped == Some(why)).count();
@@ -93,7 +93,7 @@ impl Report {
             (number(Status::Fail), "failed"),
             (number(Status::Warn), "with a warning"),
             (number(Status::Note), "with a note"),
-            (skipped(Skipped::CouldNotLook), "could not look"),
+            (skipped(Skipped::CouldNotLook), "could not be checked"),
         ] {
             if number > 0 {
                 parts.push(format!("{number} {words}"));
@@ -114,17 +114,17 @@ impl Report {
     }
 }
 
-/// Where checks look that were not asked for, and what asks for them.
+/// The sources of checks that did not run (true: the cluster), with a name and the flag that selects the source.
 const ELSEWHERE: [(bool, &str, &str); 2] = [
-    (true, "of the cluster", "--cluster"),
-    (false, "of a machine", "--node, on that machine"),
+    (true, "cluster check", "add --cluster"),
+    (false, "machine check", "add --node on the machine"),
 ];
 
 impl Report {
     fn not_asked_for(&self, style: Style) -> String {
         let looks_at_cluster = |id: &str| checks::by_id(id).is_some_and(|check| check.needs == Needs::Cluster);
         let mut text = String::new();
-        for (cluster, whose, flag) in ELSEWHERE {
+        for (cluster, noun, flag) in ELSEWHERE {
             let ids: Vec<&str> = self
                 .not_run
                 .iter()
@@ -138,7 +138,7 @@ impl Report {
                 true => format!(": {}", ids.join(" ")),
                 false => String::new(),
             };
-            let _ = writeln!(text, "Not asked for: {} {whose} ({flag}){which}.", count(ids.len(), "check"));
+            let _ = writeln!(text, "Not run: {} ({flag}){which}.", count(ids.len(), noun));
         }
         text
     }
@@ -168,7 +168,7 @@ fn print_line(text: &mut String, line: &Line, style: Style) {
         }
         return;
     }
-    // The word takes no part in the wrapping, as its colour has no width.
+    // Wrap the text without the colored word: escape sequences have no width.
     let value = wrapped(&shown(&line.found), &format!("{word} {id} {title}: "), HANGING, style.width);
     let rest = value.strip_prefix(word).unwrap_or(&value);
     let _ = match line.status {
@@ -177,7 +177,7 @@ fn print_line(text: &mut String, line: &Line, style: Style) {
     };
 }
 
-/// `       found  …`
+/// Print one part of a finding: `       found  …`.
 fn print_part(text: &mut String, name: &str, value: &str, style: Style) {
     let _ = writeln!(
         text,
@@ -186,12 +186,12 @@ fn print_part(text: &mut String, name: &str, value: &str, style: Style) {
     );
 }
 
-/// What files, programs and objects say is not this program's own: it neither moves a terminal's cursor nor looks like a line of the report.
+/// Escape text that comes from files, programs, and API objects, so that it cannot move the cursor or look like a line of the report.
 fn shown(text: &str) -> Cow<'_, str> {
     plain(text)
 }
 
-/// A text behind a first word, each further line behind its indentation. No word is broken: it may be a command's.
+/// Wrap a text. The first line starts with `first`, further lines with `hanging`. Words are never broken: they may be parts of a command.
 pub(crate) fn wrapped(text: &str, first: &str, hanging: &str, width: Option<usize>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in text.split('\n') {

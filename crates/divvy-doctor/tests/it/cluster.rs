@@ -1,11 +1,11 @@
-//! Clusters on which something is not as it should be, and what is said of them.
+//! Results of the cluster checks on clusters with a fault.
 
 use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
 use divvy_doctor::{Asked, Line, Status};
 
 use crate::host::{cluster, debian, facts, map, one, plugin, pod};
 
-/// What one check says of the cluster, changed. Objects are as they are kept.
+/// Return the result of one check for the healthy cluster with a change. The objects are reduced as in production.
 fn said(id: &str, change: impl FnOnce(&mut Cluster)) -> Line {
     let host = debian();
     let mut facts = facts(&host);
@@ -24,7 +24,7 @@ fn asking(name: &str, resource: &str, amount: &str) -> Pod {
     pod
 }
 
-/// One that no node was found for.
+/// Return a pending pod without a node that requests this resource.
 fn waiting(name: &str, resource: &str, amount: &str) -> Pod {
     let mut pod = asking(name, resource, amount);
     pod.spec.node_name = None;
@@ -70,7 +70,7 @@ fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
         (
             None,
             "3Gi",
-            "write 3 (if one unit is 1 GiB, the default; no agent has published the unit)",
+            "write 3 (if one unit is 1 GiB, the default; no agent has published its unit)",
         ),
     ] {
         let line = said("K13", |cluster| {
@@ -83,7 +83,7 @@ fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
         assert_eq!(line.status, Status::Warn, "{line:?}");
         assert!(
             line.found
-                .contains(&format!("ml/bytes asks for aliyun.com/gpu-mem: {amount}; {write}")),
+                .contains(&format!("ml/bytes requests aliyun.com/gpu-mem: {amount}; {write}")),
             "{line:?}"
         );
     }
@@ -93,12 +93,12 @@ fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
         cluster.pods.push(waiting("bytes", "aliyun.com/gpu-mem", "3Gi"));
     });
     assert!(
-        line.found.contains("the nodes of this cluster do not agree on the unit"),
+        line.found.contains("the nodes of this cluster use different units"),
         "{line:?}"
     );
 }
 
-/// The API server writes 4000 as 4k, which is what a cluster that counts in MiB asks for.
+/// The API server shortens 4000 to 4k. Such numbers are normal in a cluster whose unit is 1 MiB.
 #[test]
 fn a_number_that_the_api_server_shortened_is_no_amount_of_bytes() {
     let line = said("K13", |cluster| {
@@ -112,7 +112,7 @@ fn a_number_that_the_api_server_shortened_is_no_amount_of_bytes() {
 fn a_pod_that_waits_for_a_resource_of_no_node_does_not_ask_with_effect() {
     let line = said("K13", |cluster| cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1")));
     assert_eq!(line.status, Status::Warn);
-    assert_eq!(line.found, "ml/tutorial asks for nvidia.com/gpu, which no node offers");
+    assert_eq!(line.found, "ml/tutorial requests nvidia.com/gpu, which no node offers");
     assert!(
         line.fix.as_deref().is_some_and(|fix| fix.contains("aliyun.com/gpu-mem: N")),
         "{line:?}"
@@ -122,7 +122,7 @@ fn a_pod_that_waits_for_a_resource_of_no_node_does_not_ask_with_effect() {
         cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1"));
     });
     assert_eq!((line.status, line.found.as_str()), (Status::Pass, "2 pods with GPUs"));
-    // It was given one before the plugin left.
+    // The pod got its GPU before the device plugin was removed.
     let line = said("K13", |cluster| cluster.pods.push(asking("runs", "nvidia.com/gpu", "1")));
     assert_eq!(line.status, Status::Pass, "{line:?}");
 }
@@ -132,7 +132,7 @@ fn an_init_container_is_looked_at_as_the_others_are() {
     let mut init = pod("init", "busybox");
     init.spec.init_containers = asking("x", "aliyun.com/gpu-count", "1").spec.containers;
     let line = said("K13", |cluster| cluster.pods.push(init));
-    assert!(line.found.contains("ml/init asks for aliyun.com/gpu-count alone"), "{line:?}");
+    assert!(line.found.contains("ml/init requests only aliyun.com/gpu-count"), "{line:?}");
     let mut init = pod("init", "busybox");
     init.spec.init_containers = with_variable(pod("x", "y"), "all").spec.containers;
     let line = said("K14", |cluster| cluster.pods.push(init));
@@ -154,9 +154,9 @@ fn pods_that_are_not_judged_are_named_with_the_reason() {
     assert_eq!(line.status, Status::Pass);
     assert_eq!(
         line.found,
-        "3 pods looked at; left out: ml/shared (Divvy granted their GPU, and the grant replaces the variable); \
-         gpu-operator/exporter (their namespace is one of those that look after GPUs); \
-         ml/mapped (the value comes from a ConfigMap, a Secret or a field, which is not read); ml/ended (they have ended)"
+        "3 pods checked; not checked: ml/shared (Divvy granted the GPU, and the grant replaces the variable); \
+         gpu-operator/exporter (the namespace is for components that manage GPUs); \
+         ml/mapped (the value comes from a ConfigMap, a Secret, or a field, which is not read); ml/ended (ended)"
     );
     let line = said("K15", |cluster| {
         let mut caretaker = pod("exporter", "nvcr.io/nvidia/k8s/dcgm-exporter");
@@ -165,12 +165,12 @@ fn pods_that_are_not_judged_are_named_with_the_reason() {
     });
     assert!(
         line.found
-            .starts_with("3 pods on 2 nodes with GPUs looked at; left out: gpu-operator/exporter ("),
+            .starts_with("3 pods on 2 nodes with GPUs checked; not checked: gpu-operator/exporter ("),
         "{line:?}"
     );
 }
 
-/// A grant replaces the variable in the containers that ask for memory, and in no others.
+/// A grant replaces the variable only in the containers that request GPU memory.
 #[test]
 fn a_container_beside_one_with_a_grant_has_the_variable_as_it_set_it() {
     let line = said("K14", |cluster| {
@@ -209,7 +209,7 @@ fn only_the_pods_that_failed_at_their_admission_are_to_be_deleted() {
 
 #[test]
 fn a_pod_that_waits_names_the_taint_that_it_does_not_tolerate_of_a_node() {
-    // The other node has no taint, and no room.
+    // The other node has no taint, but also no free memory.
     let line = said("K09", |cluster| {
         cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
             key: "nvidia.com/gpu".to_owned(),
@@ -222,7 +222,7 @@ fn a_pod_that_waits_names_the_taint_that_it_does_not_tolerate_of_a_node() {
     assert_eq!(line.status, Status::Warn, "{line:?}");
     assert_eq!(
         line.found,
-        "pod ml/patient waits, and does not tolerate the taint of gpu-2 (nvidia.com/gpu:NoSchedule)"
+        "pod ml/patient waits and does not tolerate the taint of gpu-2 (nvidia.com/gpu:NoSchedule)"
     );
     assert!(
         line.fix
@@ -250,7 +250,7 @@ fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
     assert_eq!(line.found, "2 nodes, 2 with GPUs; 3 pods wait for a GPU");
 }
 
-/// kubeadm's only node, for instance: its taint keeps the agent off, too, where that was told to run there.
+/// For example the only node of a kubeadm cluster: its taint also keeps off an agent that is meant to run there.
 #[test]
 fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
     let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");
@@ -263,7 +263,7 @@ fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
     assert_eq!(
         line.status,
         Status::Pass,
-        "every node is chosen, and control planes stay without: {line:?}"
+        "the DaemonSet selects every node, so control planes do not count: {line:?}"
     );
 }
 
@@ -285,7 +285,7 @@ fn a_node_that_has_lost_the_label_of_the_agent_is_named_with_the_command() {
                 bound.spec.node_name = Some("gpu-2".to_owned());
                 cluster.pods.push(bound);
             },
-            "pods with an allocation of Divvy are bound to it",
+            "pods with a Divvy allocation are bound to it",
         ),
     ];
     for (sign, said_of_it) in signs {
@@ -347,7 +347,7 @@ fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
     );
 }
 
-/// Each check needs some lists: without one of them it could not look, and with the others it does.
+/// A check cannot run without the lists that it needs, and does not depend on the other lists.
 #[test]
 fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() {
     for (plural, ids) in [

@@ -1,10 +1,10 @@
-//! Engines whose configuration does not say all, and what is said of them.
+//! Results for engines whose configuration files do not set everything.
 
 use divvy_doctor::{Asked, Facts, Line, Status};
 
 use crate::host::{Host, debian, facts, one};
 
-/// A host whose pods run on containerd without a configuration file, with a CDI spec.
+/// Return a host with a CDI spec, whose pods run on a containerd without a configuration file.
 fn without_configuration() -> Host {
     let mut host = debian();
     host.files.remove("/etc/containerd/config.toml");
@@ -35,7 +35,7 @@ fn containerd_2_without_a_configuration_does_cdi() {
     assert_eq!(line.status, Status::Pass);
     assert_eq!(
         line.found,
-        "there is no /etc/containerd/config.toml; containerd runs with its defaults"
+        "there is no /etc/containerd/config.toml; containerd uses its defaults"
     );
 }
 
@@ -48,7 +48,7 @@ fn containerd_1_without_a_configuration_does_none() {
     }
 }
 
-/// A file of version 2 is one of containerd 1 as well as of 2, which does CDI whatever the file leaves out.
+/// containerd 1 and containerd 2 both read files of version 2. containerd 2 has CDI on even if the file does not set it.
 #[test]
 fn a_file_that_says_nothing_of_cdi_means_what_the_containerd_that_reads_it_does() {
     let mut host = without_configuration();
@@ -69,7 +69,7 @@ fn where_the_version_of_containerd_is_not_known_nobody_claims_that_it_does_no_cd
             "{line:?}"
         );
     }
-    // What it prints, and what all nodes say, are two more ways to know it.
+    // The version of the dumped configuration, and the versions in all Node objects, are two other ways to find out.
     let line = said("R09", &host, |facts| {
         facts.containerd = Asked::Answer("version = 3\n".to_owned())
     });
@@ -107,7 +107,7 @@ fn what_a_check_of_the_machine_leaves_out_is_named() {
     assert_eq!(line.status, Status::Pass);
     assert_eq!(
         line.found,
-        "1 looked at; left out: /etc/cdi/broken.yaml (no usable spec, see C02)"
+        "1 spec checked; not checked: /etc/cdi/broken.yaml (no usable spec, see C02)"
     );
     let host = debian();
     let line = said("D11", &host, |facts| {
@@ -115,7 +115,7 @@ fn what_a_check_of_the_machine_leaves_out_is_named() {
     });
     assert_eq!(
         line.found,
-        "all 2; the kernel's log was not looked at: /dev/kmsg: Permission denied"
+        "all 2; the kernel log was not checked: /dev/kmsg: Permission denied"
     );
     let silent = |facts: &mut Facts<'_>| {
         let Asked::Answer(probed) = &mut facts.probe else {
@@ -124,14 +124,14 @@ fn what_a_check_of_the_machine_leaves_out_is_named() {
         (probed.gpus[1].cc, probed.gpus[1].compute_mode) = (String::new(), None);
     };
     for (id, found) in [
-        ("D08", "8.0; left out: GPU 1 (the driver does not say)"),
-        ("D12", "default on 1; left out: GPU 1 (the driver does not say)"),
+        ("D08", "8.0; not checked: GPU 1 (the driver does not report it)"),
+        ("D12", "default on 1; not checked: GPU 1 (the driver does not report it)"),
     ] {
         assert_eq!(said(id, &host, silent).found, found);
     }
 }
 
-/// A driver that could not be asked for want of the program that asks is no finding, and no clean bill either.
+/// Without divvy-probe the driver's answer is unknown: the check neither fails nor passes.
 #[test]
 fn without_the_probe_it_is_not_known_whether_gpus_answer() {
     let host = debian();

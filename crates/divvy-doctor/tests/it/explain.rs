@@ -1,9 +1,9 @@
-//! Error texts in logs.
+//! Tests of the explanations of error texts in logs.
 
 use divvy_doctor::checks;
 use divvy_doctor::explain::{self, Log};
 
-/// Texts as users have filed them, and the check that each belongs to: research/vendors-ux.md section 6.
+/// Error texts from issues that users have filed, and the check that each belongs to.
 const FILED: &[(&str, &str)] = &[
     ("2024/01/02 03:04:05 No devices found. Waiting indefinitely.", "D01"),
     (
@@ -121,8 +121,8 @@ const FILED: &[(&str, &str)] = &[
     ),
 ];
 
-/// What programs that use CUDA say in a pod, as users have filed it with PyTorch, TensorFlow, vLLM, NCCL and others, and the check that each belongs to;
-/// nothing where no check can tell.
+/// Error texts of CUDA programs in pods, from issues that users have filed with PyTorch, TensorFlow, vLLM, NCCL, and others, and the check
+/// that each belongs to. The id is empty if no check can detect the cause.
 const OF_PROGRAMS: &[(&str, &str)] = &[
     (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of which 12.73 GiB is free.",
@@ -257,7 +257,7 @@ fn what_programs_say_in_a_pod_is_explained() {
     assert!(unknown.is_empty(), "{}", unknown.join("\n"));
 }
 
-/// Each cause that an error may have is said, the likelier first.
+/// An explanation names every usual cause, the most likely first.
 #[test]
 fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
     for (text, first, second) in [
@@ -274,7 +274,7 @@ fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
         ("CUDA out of memory", "its pod asked for", "another pod"),
         (
             "0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem",
-            "other pods hold it",
+            "other pods hold",
             "no node offers",
         ),
         ("No CUDA GPUs are available", "did not ask for one", "CUDA_VISIBLE_DEVICES"),
@@ -285,7 +285,7 @@ fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
     }
 }
 
-/// An XID that a program causes does not call for a reset of the GPU that others share.
+/// An XID that a program causes does not need a reset of the GPU, which other pods share.
 #[test]
 fn a_program_that_the_driver_ended_is_not_a_lost_gpu() {
     let lost = explain::line("NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.");
@@ -294,7 +294,7 @@ fn a_program_that_the_driver_ended_is_not_a_lost_gpu() {
     assert!(ended.is_some_and(|found| !found.fix.contains("reset")), "{ended:?}");
 }
 
-/// Logs of programs that are well, from their start on, as they print them.
+/// Unedited logs of healthy programs, from their start.
 const HEALTHY: &[(&str, &str)] = &[
     ("NVIDIA's device plugin", include_str!("healthy/nvidia-device-plugin.log")),
     ("gpu-feature-discovery", include_str!("healthy/gpu-feature-discovery.log")),
@@ -312,7 +312,7 @@ const HEALTHY: &[(&str, &str)] = &[
 #[test]
 fn nothing_is_reported_of_a_healthy_log() {
     for (program, text) in HEALTHY {
-        assert!(text.lines().count() > 8, "{program}: that is no log");
+        assert!(text.lines().count() > 8, "{program}: the file is too short for a log");
         let mut log = Log::default();
         text.lines().for_each(|line| log.read(line));
         assert!(log.found().is_empty(), "{program}: {}", log.text());
@@ -370,8 +370,8 @@ fn a_log_is_explained_once_for_each_cause() {
 fn a_log_without_a_known_text_is_said_to_have_none() {
     for (lines, expected) in [
         (0, "The log is empty. "),
-        (1, "The one line has no error text that is known here ("),
-        (2, "None of the 2 lines has an error text that is known here ("),
+        (1, "The only line does not have a known error text ("),
+        (2, "None of the 2 lines has a known error text ("),
     ] {
         let mut log = Log::default();
         (0..lines).for_each(|_| log.read("all is well"));
@@ -379,7 +379,7 @@ fn a_log_without_a_known_text_is_said_to_have_none() {
     }
 }
 
-/// A check that passes whatever the cause is would mislead its reader.
+/// A check that cannot detect the cause would mislead the reader.
 #[test]
 fn no_check_is_named_where_none_can_tell_the_cause() {
     let mut log = Log::default();

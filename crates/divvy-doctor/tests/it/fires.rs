@@ -1,4 +1,4 @@
-//! Each check is shown to fire, and not to fire.
+//! For each check: cases in which it passes, and cases in which it reports a finding.
 
 mod cluster;
 mod engine;
@@ -10,13 +10,13 @@ use divvy_doctor::{Facts, Severity, Status, checks};
 
 use crate::host::{Host, debian, facts, none, one};
 
-/// A check, a machine on which it passes, and what breaks it: files, or what programs say.
+/// One case: a check, a machine on which it passes, and a change to files or answers that makes it fail.
 struct Case {
     id: &'static str,
     base: fn() -> Host,
     files: fn(&mut Host),
     answers: fn(&mut Facts<'_>),
-    /// A part of what is found then.
+    /// A part of the finding's text after the change.
     found: &'static str,
     status: Status,
 }
@@ -47,7 +47,7 @@ const fn with(status: Status, case: Case) -> Case {
     Case { status, ..case }
 }
 
-/// All of them.
+/// Return all cases.
 fn cases() -> impl Iterator<Item = &'static Case> {
     [machine::CASES, engine::CASES, cluster::CASES].into_iter().flatten()
 }
@@ -77,7 +77,7 @@ fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
         shown.insert(case.id);
     }
     let all: BTreeSet<&str> = checks::ALL.iter().map(|check| check.id).collect();
-    assert_eq!(shown, all, "every check is shown to fire");
+    assert_eq!(shown, all, "every check has a case in which it fails");
     assert_eq!(all.len(), checks::ALL.len(), "an id names one check");
 }
 
@@ -102,7 +102,7 @@ fn what_could_not_be_read_is_no_finding() {
     assert_eq!(
         line.status,
         Status::Pass,
-        "the folder of the module is enough: {}",
+        "the directory of the module is enough: {}",
         line.found
     );
     let mut host = none();
@@ -115,7 +115,7 @@ fn what_could_not_be_read_is_no_finding() {
     );
 }
 
-/// What passes by what could be read says what could not.
+/// A check that passes in spite of a file that could not be read names that file.
 #[test]
 fn what_passes_names_what_could_not_be_read() {
     let mut host = debian();

@@ -1,4 +1,4 @@
-//! A machine that may have device numbers, times and files that cannot be read.
+//! A simulated machine with device numbers, file times, and files that cannot be read.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use divvy_host::{Entry, Tree};
 
 use divvy_testkit::machine::{Machine, kinds};
 
-/// A machine, and what a real one has beyond its files.
+/// The files of a machine, with device numbers, modification times, and unreadable files.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Host {
     pub(crate) files: Machine,
@@ -41,13 +41,13 @@ impl Host {
         self
     }
 
-    /// As for a user who may not.
+    /// Make a file unreadable, as for a user without permission.
     pub(crate) fn unreadable(&mut self, path: &str) -> &mut Host {
         self.unreadable.push(path.to_owned());
         self
     }
 
-    /// A kubelet on containerd 2 with NVIDIA's runtime, as kubeadm and the toolkit leave them.
+    /// Add a kubelet on containerd 2 with NVIDIA's runtime, as kubeadm and the toolkit set them up.
     fn kubernetes(&mut self) -> &mut Host {
         self.files
             .file("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
@@ -83,7 +83,7 @@ impl Host {
         self.written("/etc/containerd/config.toml", 1_700_000_005)
     }
 
-    /// The engine's configuration, changed.
+    /// Replace a part of containerd's configuration.
     pub(crate) fn containerd(&mut self, from: &str, to: &str) -> &mut Host {
         assert!(CONTAINERD.contains(from), "{from}");
         self.files.file("/etc/containerd/config.toml", CONTAINERD.replace(from, to));
@@ -155,7 +155,7 @@ BinaryName = "/usr/bin/nvidia-container-runtime"
 SystemdCgroup = true
 "#;
 
-/// The same with Docker instead of Kubernetes.
+/// Return the host of [`debian`] with Docker instead of Kubernetes.
 pub(crate) fn docker() -> Host {
     let mut host = debian();
     for path in [
@@ -172,7 +172,7 @@ pub(crate) fn docker() -> Host {
     host
 }
 
-/// A Debian host with driver 550 and two GPUs on which all is well.
+/// Return a healthy Debian host with driver 550 and two GPUs.
 pub(crate) fn debian() -> Host {
     let mut host = Host::of(kinds::debian());
     host.files
@@ -200,7 +200,7 @@ pub(crate) fn debian() -> Host {
     host
 }
 
-/// Two MI300X.
+/// Return a host with two MI300X.
 pub(crate) fn amd() -> Host {
     let mut host = Host::of(kinds::mi300());
     host.files.file("/sys/module/amdgpu/drivers/pci:amdgpu/bind", "");
@@ -214,7 +214,7 @@ pub(crate) fn amd() -> Host {
     host
 }
 
-/// Two of Intel's GPUs.
+/// Return a host with two Intel GPUs.
 pub(crate) fn intel() -> Host {
     let mut host = Host::of(kinds::intel());
     host.pci("0000:00:02.0", "0x8086", "0x030000", "i915")
@@ -223,14 +223,14 @@ pub(crate) fn intel() -> Host {
     host
 }
 
-/// No GPU, but a network card.
+/// Return a host without a GPU, but with a network card.
 pub(crate) fn none() -> Host {
     let mut host = Host::of(kinds::none());
     host.pci("0000:01:00.0", "0x8086", "0x020000", "ixgbe");
     host
 }
 
-/// What the driver of [`debian`] says.
+/// Return the driver's answers on the host of [`debian`].
 pub(crate) fn probed() -> Probed {
     let gpu = |index: u32| ProbedGpu {
         uuid: format!("GPU-{index:08x}-11c1-52b8-0517-92f30e7fac88"),
@@ -249,7 +249,7 @@ pub(crate) fn probed() -> Probed {
     }
 }
 
-/// The host's files, and a driver that answers.
+/// Return facts from the host's files, with healthy answers of all programs and of the cluster.
 pub(crate) fn facts(host: &Host) -> Facts<'_> {
     let mut facts = Facts::of(host).expect("a machine");
     facts.probe = Asked::Answer(probed());
@@ -284,12 +284,12 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
     facts
 }
 
-/// What one check says.
+/// Run one check.
 pub(crate) fn one(id: &str, facts: &Facts<'_>) -> Line {
     Line::of(checks::by_id(id).expect("a check"), facts)
 }
 
-/// A cluster on which all is well.
+/// Return a healthy cluster.
 pub(crate) fn cluster() -> Cluster {
     let node = |name: &str| Node {
         metadata: Meta {
@@ -330,7 +330,7 @@ pub(crate) fn cluster() -> Cluster {
     }
 }
 
-/// A running pod on gpu-1.
+/// Return a running pod on node gpu-1.
 pub(crate) fn pod(name: &str, image: &str) -> Pod {
     Pod {
         metadata: Meta {
@@ -353,7 +353,7 @@ pub(crate) fn pod(name: &str, image: &str) -> Pod {
     }
 }
 
-/// A DaemonSet on the nodes with GPUs.
+/// Return a DaemonSet on the nodes with GPUs.
 pub(crate) fn plugin(name: &str, image: &str) -> DaemonSet {
     let mut set = DaemonSet {
         metadata: Meta {
@@ -408,7 +408,7 @@ impl Host {
         self
     }
 
-    /// The static pod, changed.
+    /// Replace a part of kube-scheduler's static pod.
     pub(crate) fn manifest(&mut self, from: &str, to: &str) -> &mut Host {
         assert!(MANIFEST.contains(from), "{from}");
         self.files
@@ -416,7 +416,7 @@ impl Host {
         self
     }
 
-    /// kube-scheduler's configuration, changed.
+    /// Replace a part of kube-scheduler's configuration.
     pub(crate) fn scheduler(&mut self, from: &str, to: &str) -> &mut Host {
         assert!(SCHEDULER.contains(from), "{from}");
         self.files

@@ -1,11 +1,11 @@
-//! What is said of machines of each kind, whole.
+//! Complete reports for machines of each kind.
 
 use divvy_doctor::{Facts, Report, Style, checks};
 
 use crate::host::{Host, debian, none};
 use divvy_testkit::machine::kinds;
 
-/// A copy of a machine, of which nobody is asked: every check.
+/// Return the verbose report of a copied machine, whose programs are not queried.
 fn copy(host: &Host) -> String {
     printed(
         host,

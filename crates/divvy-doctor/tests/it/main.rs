@@ -1,4 +1,4 @@
-//! Checks on machines and clusters that are values.
+//! Tests of the checks on machines and clusters that are built in memory.
 
 mod cluster;
 mod engine;

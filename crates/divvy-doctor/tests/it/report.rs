@@ -1,4 +1,4 @@
-//! The report.
+//! Tests of the report and its exit status.
 
 use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources, Texts};
 use divvy_doctor::facts::programs::Extender;
@@ -34,7 +34,7 @@ fn a_finding_has_its_three_lines_and_colour_only_where_it_is_wanted() {
     assert!(coloured.contains("\x1b[1;31mFAIL\x1b[0m D11") && coloured.contains("\x1b[32mPASS\x1b[0m D02"));
 }
 
-/// A file, a program or an object may say anything, and whoever reads the report is often root.
+/// Files, programs, and API objects may contain any text, and the reader of the report is often root.
 #[test]
 fn what_others_say_moves_no_cursor_and_looks_like_no_line_of_the_report() {
     let mut host = debian();
@@ -61,7 +61,7 @@ fn what_others_say_moves_no_cursor_and_looks_like_no_line_of_the_report() {
     );
 }
 
-/// `/proc/stat` of a copied machine is what somebody copied.
+/// `/proc/stat` of a copied machine may contain any number.
 #[test]
 fn a_boot_at_the_end_of_time_is_none() {
     let stat = "700 (containerd) S 1 1 1 0 -1 4194560 1 1 0 0 1 1 0 0 20 0 20 0 500 1 1\n";
@@ -74,24 +74,24 @@ fn a_boot_at_the_end_of_time_is_none() {
     }
 }
 
-/// Where the cluster alone was asked for, files of whoever's machine this is would answer another question.
+/// With `--cluster` only, the files of the machine that runs the command say nothing about the cluster.
 #[test]
 fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
     let host = debian();
     let mut facts = facts(&host);
     facts.node = false;
     facts.cluster = Asked::Failed("nodes is forbidden".to_owned());
-    facts.extender = Asked::Absent("nobody was asked".to_owned());
+    facts.extender = Asked::Absent("the extender was not queried".to_owned());
     let report = Report::of(&facts, checks::ALL);
     assert!(report.checks.len() > 10);
     for line in &report.checks {
         let said = line.could_not_look() && line.found.contains("nodes is forbidden");
         assert!(said || (line.id == "K12" && line.status == Status::Skip), "{line:?}");
     }
-    assert_eq!(report.exit_status(), 2, "nobody knows whether all is well");
+    assert_eq!(report.exit_status(), 2, "it is unknown whether all is well");
 }
 
-/// A reason that many checks share is said once.
+/// A reason that several checks share is printed once.
 #[test]
 fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
     let host = debian();
@@ -107,7 +107,7 @@ fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
     insta::assert_snapshot!(report.text(false));
 }
 
-/// A program that reads the report can tell the two from each other.
+/// A program that reads the JSON report can distinguish the two kinds of SKIP.
 #[test]
 fn json_tells_what_does_not_apply_from_what_could_not_be_looked_at() {
     let host = none();
@@ -154,7 +154,7 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
     assert_eq!(text.lines().count(), coloured.lines().count(), "colours have no width");
 }
 
-/// It counts from its start on; that it has placed pods shows that it was called before.
+/// The extender counts calls from its own start. Pods with an allocation show that it was called before.
 #[test]
 fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
     let host = debian();

@@ -3,8 +3,8 @@
 use toml_edit::{DocumentMut, Item};
 
 use super::{File, Merge, absolute, load, read, section};
-use crate::crio::source;
-use crate::plan::{After, Wish, Write};
+use crate::copied_from::source;
+use crate::edit::{After, Wish, Write};
 use crate::text::{text, toml};
 use crate::{Configuration, Error, Files, glob, toml_text};
 

@@ -1,4 +1,4 @@
-//! Users who may not list nodes and pods ask why their pod waits.
+//! `divvy why` for users who may not list nodes and pods.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 struct Explainer {
     api: ApiServer,
     address: SocketAddr,
-    /// PEM.
+    /// The explainer's certificate, in PEM.
     certificate: String,
     _stop: DropGuard,
 }
 
-/// A cluster with a pod of `ml` that waits, and pods of `ml` and `other` that hold what it waits for.
+/// A cluster with a waiting pod in namespace `ml`, and pods in `ml` and `other` that hold the memory that it waits for.
 async fn explainer() -> Explainer {
     let api = ApiServer::new(Options::default());
     for namespace in ["ml", "other"] {
@@ -98,7 +98,7 @@ async fn explainer() -> Explainer {
 
 type Asks = SendRequest<Empty<Bytes>>;
 
-/// Connects as the API server's proxy does, and speaks TLS inside as `divvy why` does.
+/// Connect as the API server's proxy does, and use TLS inside as `divvy why` does.
 async fn tunnel(explainer: &Explainer) -> Result<Asks, String> {
     let mut outer = TcpStream::connect(explainer.address)
         .await
@@ -160,8 +160,8 @@ async fn a_user_who_may_get_the_pod_is_answered_with_the_names_that_the_user_may
     explainer.api.rights().revoke_token("viewer-gone");
     let own = "Pods of other namespaces are shown without their names";
     for (token, status, words, hidden) in [
-        ("", 401, "a question needs the user's token", &[][..]),
-        ("viewer-gone", 401, "the API server does not know the token", &[]),
+        ("", 401, "the request has no token of the user", &[][..]),
+        ("viewer-gone", 401, "the API server does not accept the token", &[]),
         ("nobody", 403, "nobody may not get pod ml/mine", &[]),
         ("outsider", 403, "outsider may not get pod ml/mine", &[]),
         (
@@ -171,7 +171,7 @@ async fn a_user_who_may_get_the_pod_is_answered_with_the_names_that_the_user_may
             &["neighbour", "stranger"],
         ),
         ("member", 200, own, &["stranger"]),
-        // Whose rights are those of a group.
+        // A user whose rights come from a group.
         ("teammate", 200, own, &["stranger"]),
         ("viewer", 200, "other/stranger", &[]),
     ] {
@@ -211,12 +211,12 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
         ("/why/ml/none", 404, "pods \"none\" not found"),
         ("/why/ml/heavy", 422, "more than 16 KiB of rules for nodes and other pods"),
         ("/why/ml/claims", 422, "more than 32 volume claims"),
-        ("/why/ml/..%2f..%2fsecrets", 400, "consist of lower-case letters, digits"),
-        ("/why/m%0al/x", 400, "consist of lower-case letters, digits"),
+        ("/why/ml/..%2f..%2fsecrets", 400, "with lower-case letters, digits"),
+        ("/why/m%0al/x", 400, "with lower-case letters, digits"),
         // Nothing else is served inside.
-        ("/why", 404, "a question is GET /why/NAMESPACE/POD"),
-        ("/why/ml", 404, "a question is GET /why/NAMESPACE/POD"),
-        ("/metrics", 404, "a question is GET /why/NAMESPACE/POD"),
+        ("/why", 404, "send questions as GET /why/NAMESPACE/POD"),
+        ("/why/ml", 404, "send questions as GET /why/NAMESPACE/POD"),
+        ("/metrics", 404, "send questions as GET /why/NAMESPACE/POD"),
     ] {
         let (found, answer) = asked(&explainer, path, "member").await;
         let text = answer["error"].as_str().unwrap_or_default();
@@ -226,11 +226,11 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
         let mut asks = tunnel(&explainer).await.expect("a tunnel");
         let (status, body) = ask_with(&mut asks, "/why/ml/mine", Some(odd)).await;
         assert!(
-            status == 401 && body.to_string().contains("holds no token"),
+            status == 401 && body.to_string().contains("does not contain a token"),
             "{odd}: {status} {body}"
         );
     }
-    // Nobody asks outside of TLS.
+    // No question is accepted outside of TLS.
     let mut plain = TcpStream::connect(explainer.address).await.expect("a connection");
     let request = "GET /why/ml/mine HTTP/1.1\r\nhost: x\r\nauthorization: Bearer member\r\nconnection: close\r\n\r\n";
     plain.write_all(request.as_bytes()).await.expect("sent");
@@ -284,7 +284,7 @@ async fn users_who_ask_at_once_share_one_reading_of_the_cluster() {
     assert_eq!(api.faults().fired(rule), 1);
 }
 
-/// A user who asks and hangs up keeps a turn for as long as the question is worked on.
+/// A user who asks and disconnects keeps a turn until the answer has been computed.
 #[tokio::test]
 async fn questions_that_nobody_waits_for_any_more_still_count() {
     let explainer = explainer().await;
@@ -361,7 +361,7 @@ async fn within_a_tunnel_several_questions_are_answered_and_there_are_few_tunnel
         let (found, body) = ask_with(&mut one, "/why/ml/mine", Some(&format!("Bearer {user}"))).await;
         assert_eq!(found, status, "{body}");
     }
-    // One that is nobody's is closed, and so is one in which nothing is asked.
+    // A connection of an unauthenticated client is closed, and so is one without a question.
     assert_eq!(ask_with(&mut one, "/why/ml/mine", None).await.0, 401);
     assert!(one.ready().await.is_err(), "closed");
     for mut idle in tunnels {

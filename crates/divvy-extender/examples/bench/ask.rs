@@ -7,7 +7,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::Outcome;
 
-/// Where the extender listens, and with TLS what a client has.
+/// The extender's address, and with TLS a client's certificates.
 #[derive(Debug, Clone)]
 pub(crate) struct Door {
     pub(crate) address: String,

@@ -1,4 +1,4 @@
-//! How long one call holds the core's lock at most, whatever tenants ask for, nodes publish, and came before.
+//! Measures the longest time for which one call holds the core's lock, whatever pods request, nodes publish, and happened before.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::Outcome;
 
 const BUDGET: Duration = Duration::from_millis(10);
 const GPUS: usize = 8;
-/// MiB of an ordinary GPU. The unit is one MiB, in which sizes can differ the most.
+/// MiB of an ordinary GPU. The unit is one MiB, so that sizes can differ as much as possible.
 const SIZE: u64 = 40_960;
-/// kube-scheduler looks for victims on a tenth of the nodes.
+/// kube-scheduler searches for victims on a tenth of the nodes.
 const PREEMPTED: usize = 10;
 
 fn at(ms: u64) -> Now {
@@ -26,7 +26,7 @@ fn at(ms: u64) -> Now {
     }
 }
 
-/// What this thread was on a processor: what a busy machine does not change.
+/// The CPU time of this thread, which does not depend on the machine's other load.
 fn worked() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(
@@ -46,7 +46,7 @@ fn name(node: usize) -> String {
     format!("gpu-node-{node:05}")
 }
 
-/// A node with so many GPUs, each as this says.
+/// A node with this many GPUs, each made by a function.
 fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
     let gpu = |at: usize| {
         let mut gpu = Gpu {
@@ -133,7 +133,7 @@ fn nominated(number: usize) -> Outcome<ReadPod> {
     Ok(ReadPod::from(object))
 }
 
-/// Numbers that look random and are always the same (splitmix64).
+/// A deterministic pseudo-random number generator (splitmix64).
 fn scattered(n: usize) -> u64 {
     let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -141,14 +141,14 @@ fn scattered(n: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-/// As long, as many and as hard as the limits allow.
+/// Patterns that are as long, as many, and as hard to match as the limits allow.
 fn worst_rule(sign: &str) -> String {
     let each = RULE_BYTES / RULE_PATTERNS - 1 - sign.len();
     let pattern = "n*".repeat(each / 2);
     vec![format!("{sign}{}q", &pattern[..each - 1]); RULE_PATTERNS].join(",")
 }
 
-/// Pods that cost the most: what they ask for, and by what rules.
+/// The most expensive pods: their requests and rules.
 fn pods() -> Vec<(&'static str, u64, Value)> {
     let uuids = vec!["GPU-00000001-0001-4000-8000-00000000000f"; RULE_UUIDS].join(",");
     vec![
@@ -193,7 +193,7 @@ struct Holds {
     node: Duration,
 }
 
-/// Asks a cluster for each of the pods. The first call of each verb after a change, and some more.
+/// Call all verbs for each of the pods: the first call of each verb after a change, and some more.
 fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Holds) -> Outcome<()> {
     for (number, (what, units, annotations)) in pods().into_iter().enumerate() {
         let name = format!("ask-{number}");
@@ -211,7 +211,7 @@ fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Hol
             let chunk = chunk.to_vec();
             held(&mut holds.preempt, || core.preempt(&value, chunk))?;
         }
-        // The node that is hardest to choose on is the first.
+        // The first node is the hardest to choose GPUs on.
         let nodes = passed.first().copied().into_iter().chain([0]);
         for on in nodes {
             let args = BindArgs {
@@ -241,13 +241,13 @@ struct Scene {
     what: &'static str,
     /// Node by number.
     node: Box<dyn Fn(usize) -> Node>,
-    /// Pods that came, and are gone.
+    /// Pods that have come and gone.
     history: usize,
     /// Bound pods of a node.
     pods: usize,
     /// How often one node changes what it publishes.
     changes: usize,
-    /// Pods that are bound to the first node beside the others.
+    /// Further pods that are bound to the first node.
     crowd: usize,
     /// Pods that are nominated to the first node.
     nominated: usize,
@@ -344,7 +344,7 @@ fn resident_mib() -> f64 {
         / 1024.0
 }
 
-/// Prints the longest hold of each verb in each scene. `only`: of scenes with this in their names.
+/// Print the longest hold of each verb in each scene. `only` selects the scenes whose names contain it.
 pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
     println!(
         "{nodes} nodes with 8 GPUs; the longest hold of the core's lock in ms on a processor, of each pod and verb (budget {} ms)",
@@ -398,7 +398,7 @@ pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
         }
         let before = resident_mib();
         for change in 0..scene.changes {
-            // Sizes go from one GPU to another: the sum is the node's capacity, which the agent cannot change.
+            // Memory moves from one GPU to another: the sum is the node's capacity, which the agent cannot change.
             let changed = node(1, GPUS, |gpu, it| {
                 let shift = 1 + (change * 4 + gpu / 2) as u64;
                 it.units = if gpu % 2 == 0 { SIZE + shift } else { SIZE - shift };

@@ -1,4 +1,4 @@
-//! Measures the extender in a large cluster that does not exist, and prints what comes out beside its budgets:
+//! Measures the extender in a large simulated cluster, and prints the results next to their budgets:
 //!
 //! ```text
 //! cargo run --release -p divvy-extender --example bench
@@ -7,9 +7,9 @@
 //! cargo run --release -p divvy-extender --example bench -- hostile
 //! ```
 //!
-//! Three processes, so that none is measured with another: this one asks; one is the API server, which has all objects as
-//! JSON of about the size that real ones have, answers a Binding after 2 ms and tells the watch; one is the extender as the program
-//! runs it. On a machine that does something else, too, it is the p50 that says something.
+//! There are three processes, so that each is measured separately. This one sends the requests. The second is the API server, whose
+//! objects have about the size of real ones; it answers a Binding after 2 ms and sends the watch event. The third is the extender as the
+//! program runs it. On a machine with other load, only the p50 is meaningful.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 #![allow(clippy::unwrap_used, reason = "what does not work here ends the measurement")]
@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// A refusal everywhere is looked at again for this long (`second_look`).
+/// How long filter waits before a refusal on all nodes (`second_look`).
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 
 fn main() -> Outcome<()> {
@@ -98,10 +98,10 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
     Ok(run_with(listener, client, settings, surroundings, CancellationToken::new()).await?)
 }
 
-/// In the extender's certificate.
+/// The name in the extender's certificate.
 const NAME: &str = "divvy-extender.divvy-system.svc";
 
-/// Certificates as the extender makes them, in files of this folder; what a scheduler has.
+/// Make certificates as the extender does, as files in this directory. Return those of a scheduler.
 fn certificates(folder: &Path) -> Outcome<rustls::ClientConfig> {
     let now_s = i64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs())?;
     let none = Data::new();
@@ -113,11 +113,11 @@ fn certificates(folder: &Path) -> Outcome<rustls::ClientConfig> {
     Ok(Pair::read(&data[keys::CLIENT], &data[keys::CLIENT_KEY])?.client(&Roots::read(&data[keys::CA])?)?)
 }
 
-/// Another process of this program; it ends with this one.
+/// Another process of this program. It is killed on drop.
 struct Role(Child);
 
 impl Role {
-    /// Starts it, and reads the address at which it listens.
+    /// Start the process, and read its address.
     fn start(arguments: &[&str]) -> Outcome<(Role, String)> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(arguments)
@@ -128,13 +128,13 @@ impl Role {
         Ok((Role(child), address.trim().to_owned()))
     }
 
-    /// Time that its one thread was on a processor: what a busy machine does not change.
+    /// The CPU time of its only thread, which does not depend on the machine's other load.
     fn worked(&self) -> Outcome<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.0.id()))?;
         Ok(Duration::from_nanos(text.split(' ').next().ok_or("no time")?.parse()?))
     }
 
-    /// Resident memory now and at most, in MiB.
+    /// Resident memory now and its peak, in MiB.
     fn resident(&self) -> Outcome<(f64, f64)> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let mib = |key: &str| -> Option<f64> {
@@ -147,7 +147,7 @@ impl Role {
 
 impl Drop for Role {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -219,7 +219,7 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
             each.as_secs_f64() * 1_000.0
         );
     }
-    // Pods of sixteen sizes in turn, and one size alone.
+    // Pods of sixteen sizes in turn, and of only one size.
     for (what, sizes) in [("one size", 4..=4), ("16 sizes in turn", 1..=16)] {
         let bodies: Vec<String> = sizes.map(ask).collect();
         let mut turns = bodies.iter().cycle();
@@ -234,7 +234,7 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
         let ms = each.as_secs_f64() * 1_000.0;
         println!("{:<58} {ms:>6.2} ms", "  of that, the extender on a processor");
     }
-    // Nothing changes, so that a second look waits for its whole moment.
+    // Nothing changes, so the second evaluation waits for its whole moment.
     let body = json!({"Pod": cluster::asking(asks.nowhere), "Nodes": null, "NodeNames": names}).to_string();
     let mut times = Vec::new();
     for _ in 0..requests.min(300) {
@@ -283,7 +283,7 @@ fn timed(times: usize, mut what: impl FnMut() -> Outcome<()>) -> Outcome<Vec<Dur
         .collect()
 }
 
-/// The decision without HTTP and JSON, from a core that was fed with what a watch delivers.
+/// The decision without HTTP and JSON, with a core that has received a watch's changes.
 fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()> {
     let at = |ms: u64| Now {
         monotonic_ns: ms * 1_000_000,
@@ -296,7 +296,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
     let pods = pods.map(|object| object.map(|object: PodObject| ReadPod::from(object)));
     let nodes: Vec<_> = nodes.collect::<Result<_, serde_json::Error>>()?;
     let pods: Vec<ReadPod> = pods.collect::<Result<_, serde_json::Error>>()?;
-    // Every tenth pod is gone, so that most nodes have changed.
+    // Remove every tenth pod, so that most nodes have changed.
     let most = pods.iter().enumerate().filter(|(position, _)| position % 10 != 0);
     let fewer: Vec<ReadPod> = most.map(|(_, pod)| pod.clone()).collect();
     let sized = |units: u64| -> Outcome<_> { Ok(convert::pod(&serde_json::from_value(cluster::asking(units))?)?) };
@@ -334,7 +334,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
     Ok(())
 }
 
-/// As many binds at once as kube-scheduler has under way in a burst.
+/// The number of binds that kube-scheduler has under way in a burst.
 const AT_ONCE: usize = 32;
 
 fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {

@@ -1,8 +1,8 @@
-//! What the API server's answers mean. Pure: an HTTP status code and a body in, a value out.
+//! The meaning of the API server's answers: pure functions of an HTTP status code and a body.
 //!
-//! Load balancers, ingress controllers and API servers that are still starting answer too, and with the same codes. Only a
-//! `Status` object (`meta/v1`, apimachinery `types.go`) speaks for the API server, and only one that names the pod says that the pod is
-//! gone. Everything else leaves the outcome unknown: the extender keeps what it reserved and reads the pod.
+//! Load balancers, ingress controllers, and API servers that are still starting also answer, with the same codes. Only a `Status`
+//! object (`meta/v1`, apimachinery `types.go`) is the API server's own answer, and only a `Status` that names the pod proves that the
+//! pod is gone. With anything else the outcome is unknown: the extender keeps the reservation and reads the pod.
 
 use divvy_kube::convert;
 use divvy_kube::objects::PodObject;
@@ -12,27 +12,27 @@ use kube::core::response::StatusSummary;
 
 use super::{Got, Posted};
 
-/// The most that is read of an answer's body, in bytes. A pod in etcd is at most 1.5 MiB.
+/// Most bytes of an answer's body that are read. A pod in etcd has at most 1.5 MiB.
 pub const MOST_BYTES: usize = 4 << 20;
 
-/// How much of a text that is not the API server's is repeated, in characters.
+/// Most characters that an error repeats of a body that is not the API server's.
 const QUOTED: usize = 100;
 
-/// The path of a pod. kube-scheduler's words become a part of it, so only what can be a name (RFC 1123) is taken.
+/// Return the URL path of a pod. The namespace and name come from a request, so refuse anything that is not a name (RFC 1123).
 pub fn path(pod: &PodKey) -> Result<String, String> {
     if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
         return Err(
-            "the request names no pod: a namespace and a name of lower-case letters, digits, - and . are needed".to_owned(),
+            "the request does not name a pod: send a namespace and a name of lower-case letters, digits, - and .".to_owned(),
         );
     }
     Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }
 
-/// What an answer to the POST of a Binding means.
+/// Interpret the answer to the POST of a Binding.
 pub fn posted(code: u16, body: &[u8], pod: &PodKey) -> Posted {
     let Some(status) = status_of(body) else {
         return match code {
-            // The API server limits its load before any handler runs, in plain text (apiserver `maxinflight.go`).
+            // The API server rejects excess load in plain text, before any handler runs (apiserver `maxinflight.go`).
             429 => Posted::Refused(foreign(code, body)),
             _ => Posted::Unknown(foreign(code, body)),
         };
@@ -43,13 +43,13 @@ pub fn posted(code: u16, body: &[u8], pod: &PodKey) -> Posted {
         404 if names_pod(&status, pod) => Posted::NotFound(text),
         404 => Posted::Unknown(text),
         409 => Posted::Conflict(text),
-        // 408: the server gave up in the middle.
+        // Not 408: the server gave up while it handled the request.
         400..=407 | 410..=499 => Posted::Refused(text),
         _ => Posted::Unknown(text),
     }
 }
 
-/// What an answer to the GET of a pod means.
+/// Interpret the answer to the GET of a pod.
 pub fn got(code: u16, body: &[u8], pod: &PodKey) -> Got {
     if !(200..=299).contains(&code) {
         return match status_of(body) {
@@ -84,17 +84,17 @@ fn status_of(body: &[u8]) -> Option<Status> {
     serde_json::from_slice(body).ok()
 }
 
-/// `pods "q" not found` is said with the pod's name in `details` (apimachinery `errors.NewNotFound`).
+/// Report whether a Status means `pods "q" not found` for this pod: its `details` name the pod (apimachinery `errors.NewNotFound`).
 fn names_pod(status: &Status, pod: &PodKey) -> bool {
     let details = status.details.as_ref();
     status.reason == "NotFound" && details.is_some_and(|details| details.kind == "pods" && details.name == pod.name)
 }
 
 fn foreign(code: u16, body: &[u8]) -> String {
-    // Four bytes at most for each character.
+    // A character has at most four bytes.
     let start = String::from_utf8_lossy(body.get(..4 * QUOTED).unwrap_or(body));
     let start: String = start.chars().filter(|c| !c.is_control()).take(QUOTED).collect();
-    format!("HTTP {code} with a body that no API server sends; is there a proxy in front of it? It begins: {start:?}")
+    format!("HTTP {code} with a body that is not from an API server; is there a proxy in between? The body begins with {start:?}")
 }
 
 #[cfg(test)]

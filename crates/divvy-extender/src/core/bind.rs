@@ -1,3 +1,20 @@
+//! The bind: choose a GPU for one pod on one node, reserve its memory, and send one write, `POST pods/NAME/binding`.
+//!
+//! # Binds in doubt
+//!
+//! A POST may end without an answer: a timeout, a broken connection, or a 5xx. Then the extender does not know whether the API
+//! server has carried the Binding out, and the API server may still do so until its own request timeout (60 s) has passed. Such
+//! a bind is *in doubt* ([`Standing::Doubt`]):
+//!
+//! - The reservation stays in the ledger, so no other pod can be allocated the same memory.
+//! - The extender reads the pod (`Stage::Resolving`). A pod with this node is a success. A pod with another node releases the
+//!   reservation. If the pod is not bound yet or cannot be read, kube-scheduler gets an error and tries again.
+//! - The next try sends the same allocation again, so that it does not matter which of the two POSTs the API server carries
+//!   out. If the reserved GPU has failed in the meantime, the next try chooses another one, and the earlier allocation also
+//!   stays reserved (`Reservation::earlier`).
+//! - [`Core::sweep`] reads the pod every few seconds. If the pod is still not bound after
+//!   [`Timing::doubt_ns`](super::Timing::doubt_ns), the sweep releases the reservation.
+
 use std::collections::BTreeMap;
 
 use divvy_model::limits::shortened;
@@ -7,18 +24,21 @@ use divvy_placement::{Ask, Reservation, Standing};
 use super::binding::{BindingRequest, annotations};
 use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
 
-/// Bytes of a refused bind's text. A report of a node with many GPUs is long; kube-scheduler puts the text into an event, which has 1 KiB.
+/// Most bytes of the text of a refused bind. The report about a node with many GPUs is long; kube-scheduler puts the text into an event,
+/// which holds 1 KiB.
 const REFUSAL_BYTES: usize = 4 << 10;
 
-/// kube-scheduler withdraws the nomination of a pod whose bind fails (`handleBindingCycleError` in its `schedule_one.go`), and then the replacement of a
-/// victim takes the GPU. It binds in the moment in which it hears that the victims have ended; this process hears of that by a watch of its own, perhaps a
-/// few milliseconds later. So such a bind is not refused at once.
+/// How often a nominated pod is read again before its bind is refused for lack of room.
+///
+/// kube-scheduler binds a nominated pod as soon as its watch shows that the victims have ended. The extender's own watch may show that
+/// a few milliseconds later. If the bind failed in between, kube-scheduler would withdraw the nomination (`handleBindingCycleError` in its
+/// `schedule_one.go`), and the replacement of a victim would take the GPU. So such a bind is not refused at once.
 const LOOKS: u8 = 4;
-/// Between two of these looks.
+/// Pause between two of these reads.
 const LOOK_AGAIN_NS: u64 = 25_000_000;
 
 impl Core {
-    /// A bind was asked for. The answer comes as an [`Action::Answer`] for this ticket, now or later.
+    /// Start a bind that a caller requests. The answer comes as an [`Action::Answer`] for the returned ticket, now or later.
     pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
         let ticket = Ticket(self.next);
         self.next += 1;
@@ -32,7 +52,7 @@ impl Core {
                 }],
             );
         }
-        // kube-scheduler repeats a bind whose answer it did not get; an equal one that is under way is joined.
+        // kube-scheduler repeats a bind if it got no answer: join the equal bind that is under way.
         if let Some(op) = self.ops.values_mut().find(|op| op.args == args) {
             op.tickets.push(ticket);
             return (ticket, Vec::new());
@@ -58,7 +78,7 @@ impl Core {
         (ticket, self.advance(now))
     }
 
-    /// The API server answered to a Binding, or did not.
+    /// Take in the API server's answer to an [`Action::Post`], or the fact that there was none.
     pub fn posted(&mut self, id: OpId, outcome: Posted, now: Now) -> Vec<Action> {
         let Some(op) = self.ops.get_mut(&id).filter(|op| op.stage == Stage::Posting) else {
             return Vec::new();
@@ -94,7 +114,7 @@ impl Core {
                 self.refuse(
                     id,
                     format!(
-                        "the API server refuses to bind pod {} to node {}: {text}",
+                        "the API server refused to bind pod {} to node {}: {text}",
                         args.key(),
                         args.node
                     ),
@@ -105,7 +125,7 @@ impl Core {
         actions
     }
 
-    /// The API server answered to a look at a pod, or did not.
+    /// Take in the API server's answer to an [`Action::Get`], or the fact that there was none.
     pub fn got(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
         let Some(op) = self.ops.get(&id) else {
             return Vec::new();
@@ -119,11 +139,11 @@ impl Core {
         actions
     }
 
-    /// Starts what can start, in the order in which it was asked for.
+    /// Start the binds that can start, in the order in which they were requested.
     fn advance(&mut self, now: Now) -> Vec<Action> {
         self.age_departed(now);
         let mut actions = Vec::new();
-        // A bind that ends at once frees its pod for the next one: go on until nothing moves.
+        // A bind that ends at once frees its pod for the next bind, so repeat until no bind can start.
         while let Some((id, stage)) = self.next_to_start() {
             self.waiting.remove(&id);
             actions.extend(match stage {
@@ -134,7 +154,7 @@ impl Core {
         actions
     }
 
-    /// The first waiting bind whose pod, or whose node, is free.
+    /// Return the first waiting bind whose pod or node (depending on its stage) no other bind is working on.
     fn next_to_start(&self) -> Option<(OpId, Stage)> {
         self.waiting.iter().find_map(|id| {
             let op = self.ops.get(id)?;
@@ -157,12 +177,12 @@ impl Core {
                 let pod = pod.clone();
                 self.decide(id, pod)
             }
-            // Not cached yet, or another pod of that name: only the API server knows.
+            // The pod is not in the ledger yet, or another pod has its name: only the API server knows.
             _ => self.read_pod(id, 0),
         }
     }
 
-    /// The pod is read from the API server before the bind goes on.
+    /// Read the pod from the API server before the bind goes on.
     fn read_pod(&mut self, id: OpId, after_ns: u64) -> Vec<Action> {
         let Some(op) = self.ops.get_mut(&id) else {
             return Vec::new();
@@ -199,13 +219,13 @@ impl Core {
             }
             Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
             Got::Failed(text) if known => {
-                // Read before something is written: because this extender has sent a bind that may come through, or because it has
-                // listed the pods just now, so that one before it may have.
+                // The pod had to be read before a Binding is sent: either this extender has sent one that may still be carried out, or
+                // it has only just listed the pods, and an earlier extender may have sent one.
                 let why = match self.index.ledger().reservation(&args.pod_uid, &args.node) {
                     Some(_) => "and an earlier bind of it may have been carried out",
                     None => {
-                        "and the extender, which has just listed the pods, looks first whether another one has bound it; nothing was sent, \
-                         and it can be tried again"
+                        "and the extender, which has just listed the pods, must first check whether another replica has bound it; nothing \
+                         was sent, and the bind can be tried again"
                     }
                 };
                 self.refuse(id, format!("pod {} could not be read, {why}: {text}", args.key()))
@@ -217,7 +237,7 @@ impl Core {
         }
     }
 
-    /// What can be said without the node; then the node's turn is waited for.
+    /// Answer if the pod alone decides the outcome; otherwise wait until no other bind posts for the node.
     fn decide(&mut self, id: OpId, pod: Pod) -> Vec<Action> {
         let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
             return Vec::new();
@@ -251,14 +271,14 @@ impl Core {
         }
     }
 
-    /// It is this bind's turn on the node: choose by what is free now, reserve, write.
+    /// It is this bind's turn on the node: choose among the memory that is free now, reserve it, and send the Binding.
     fn place(&mut self, id: OpId, now: Now) -> Vec<Action> {
         let Some((args, pod)) = self.ops.get(&id).and_then(|op| Some((op.args.clone(), op.pod.clone()?))) else {
             return Vec::new();
         };
         if now.monotonic_ns >= self.ops.get(&id).map_or(0, |op| op.deadline_ns) {
             let text = format!(
-                "pod {} could not be bound in time: earlier binds of it or on node {} are still under way",
+                "pod {} could not be bound in time: earlier binds of this pod or on node {} have not finished",
                 args.key(),
                 args.node
             );
@@ -275,7 +295,10 @@ impl Core {
         let unit = self.index.ledger().unit();
         let ask = Ask::of_pod(&pod, unit);
         let Some(state) = self.index.ledger().node(&args.node).and_then(|view| view.state()).cloned() else {
-            return self.refuse(id, format!("pod {}: node {} is not known", args.key(), args.node));
+            return self.refuse(
+                id,
+                format!("pod {}: the extender does not know node {}", args.key(), args.node),
+            );
         };
         let mut written = BTreeMap::new();
         let mut sent = Vec::new();
@@ -285,18 +308,18 @@ impl Core {
             let ledger = self.index.ledger();
             let earlier = ledger.reservation(&args.pod_uid, &args.node);
             let mut possible: Vec<Held> = earlier.into_iter().flat_map(|r| r.possible()).cloned().collect();
-            // A POST that got no answer may still be carried out: the same allocation again, so that it does not matter which of the
-            // two comes through.
+            // An earlier POST without an answer may still be carried out. Send the same allocation again, so that it does not matter which
+            // of the two is carried out.
             let again = ledger
                 .reserved_and_good(&args.pod_uid, &args.node)
                 .and_then(|held| Some((held.clone(), text_of(held)?)));
             doubted = again.is_some();
-            // That may be on a GPU that has failed, shrunk or gone since: sent again, it would leave the pod to wait for that GPU. Another
-            // allocation can be sent although the first may come through later, for three reasons. One of the two at most is carried out:
-            // the API server refuses a Binding of a pod that has a node (409), and one for another UID. Whichever it is was booked all
-            // the time (`Reservation::earlier`), so that nobody else was promised that memory. And the answer is success for both, since
-            // what the pod holds is what its annotations say. What cannot be helped is that the first comes through first: then the pod
-            // is bound to the GPU that is not well, as if it had failed a moment after the bind. It is less likely after a look.
+            // The GPU of that allocation may have failed, shrunk, or disappeared since. If the same allocation were sent again, the pod
+            // would wait for that GPU. It is safe to send another allocation even though the first may still be carried out, for three
+            // reasons. The API server carries out at most one of the two: it refuses a Binding for a pod that has a node (409) or another
+            // UID. Both stay reserved all the time (`Reservation::earlier`), so no other pod was allocated that memory. And either one is
+            // a success, because the pod holds what its annotations say. One case cannot be prevented: if the first is carried out, the
+            // pod is bound to the bad GPU, as if the GPU had failed just after the bind. Reading the pod first makes this less likely.
             if again.is_none() && !possible.is_empty() && self.ops.get(&id).is_some_and(|op| !op.read) {
                 return self.read_pod(id, 0);
             }
@@ -381,7 +404,7 @@ impl Core {
                     self.refuse(
                         id,
                         format!(
-                            "pod {} is bound to node {node} already, with another allocation than this one",
+                            "pod {} is already bound to node {node}, with a different allocation",
                             args.key()
                         ),
                     )
@@ -395,7 +418,7 @@ impl Core {
                     self.refuse(
                         id,
                         format!(
-                            "the API server refuses to bind pod {} to node {}: {text}",
+                            "the API server refused to bind pod {} to node {}: {text}",
                             args.key(),
                             args.node
                         ),
@@ -404,12 +427,12 @@ impl Core {
                 None => self.unknown(
                     id,
                     &text,
-                    "it is not bound so far; what was reserved for it is kept, so that it can be tried again",
+                    "the pod is not bound so far; its reservation is kept, so that the bind can be tried again",
                 ),
             },
             Got::NotFound => {
                 self.bury(&args.pod_uid);
-                self.refuse(id, format!("pod {} was deleted while it was bound", args.key()))
+                self.refuse(id, format!("pod {} was deleted during the bind", args.key()))
             }
             Got::Unreadable(_) | Got::Failed(_) => {
                 let pause = self.ops.get(&id).map_or(0, |op| op.pause_ns);
@@ -425,7 +448,7 @@ impl Core {
                 self.unknown(
                     id,
                     &text,
-                    "whether it was bound is not known; what was reserved for it is kept until it is",
+                    "it is not known whether the pod is bound; its reservation is kept until that is known",
                 )
             }
         }
@@ -439,14 +462,15 @@ impl Core {
         self.finish(
             id,
             Err(format!(
-                "the API server gave no usable answer when pod {} was bound to node {} ({text}); {state}",
+                "the API server gave no usable answer to the Binding of pod {} to node {} ({text}); {state}",
                 args.key(),
                 args.node
             )),
         )
     }
 
-    /// The POST of this bind will not be carried out; an earlier one of it still may.
+    /// Release what this bind reserved, because its POST will not be carried out. If an earlier POST of the same content may still be
+    /// carried out, mark the reservation as in doubt instead.
     fn give_up(&mut self, id: OpId, now: Now) {
         let Some((args, doubted)) = self.ops.get(&id).map(|op| (op.args.clone(), op.doubted)) else {
             return;
@@ -459,7 +483,7 @@ impl Core {
         }
     }
 
-    /// The pod is bound to this node and holds this: whatever else was reserved for it is free again, since a binding is final.
+    /// Take in that the pod is bound to a node and what it holds. All its other reservations are released, because a Binding is final.
     pub(super) fn found_bound(&mut self, uid: &str, bound: &str, held: &Held, now: Now) {
         let ledger = self.index.ledger_mut();
         let reserved: Vec<(String, bool)> = ledger
@@ -496,13 +520,13 @@ impl Core {
             .collect()
     }
 
-    /// Whether some bind works on this pod.
+    /// Report whether a bind is working on this pod.
     pub(super) fn busy_with(&self, uid: &str) -> bool {
         self.pods_taken.contains_key(uid)
     }
 }
 
-/// gpushare's users believe that gpu-count means "so many GPUs" (research/gpushare.md section 7, 6); it never had an effect.
+/// Return a warning for a pod that requests gpu-count. Users of gpushare expect it to mean a number of GPUs, but it never had an effect.
 fn gpu_count_warning(pod: &Pod) -> Option<Action> {
     if pod.request.containers.iter().all(|container| container.gpu_count == 0) {
         return None;
@@ -512,7 +536,7 @@ fn gpu_count_warning(pod: &Pod) -> Option<Action> {
         uid: pod.uid.clone(),
         reason: "GpuCountHasNoEffect",
         text: format!(
-            "limits: {} has no effect on which GPUs a pod gets; ask for memory with {}: N, or for whole GPUs with nvidia.com/gpu: K",
+            "the limit {} has no effect on which GPUs a pod gets; request memory with {}: N, or whole GPUs with nvidia.com/gpu: K",
             divvy_model::names::GPU_COUNT,
             divvy_model::names::GPU_MEM
         ),
@@ -527,7 +551,7 @@ fn bound_elsewhere(args: &BindArgs, node: &str) -> String {
     )
 }
 
-/// gpushare's sentence, to the letter (research/gpushare.md 3.4).
+/// Return the error of gpushare's extender, byte for byte (`pkg/scheduler/gpushare-bind.go`).
 fn other_uid(args: &BindArgs, found: &str) -> String {
     format!(
         "The pod {} in ns {}'s uid is {found}, and it's not equal with expected {}",

@@ -4,24 +4,24 @@ use divvy_model::{Held, legacy, names};
 use divvy_placement::NodeState;
 use serde_json::{Value, json};
 
-/// The one write of a bind: `POST pods/NAME/binding`. The API server merges the annotations with `spec.nodeName` in one
-/// transaction and refuses another UID (research/reliability.md section 2.1).
+/// The only write of a bind: `POST pods/NAME/binding`. The API server sets `spec.nodeName` and merges the annotations in one transaction,
+/// and refuses a pod with another UID (`BindingREST.Create` in Kubernetes' `pkg/registry/core/pod/storage/storage.go`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindingRequest {
     /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its UID, as a precondition.
+    /// The pod's UID, as a precondition.
     pub uid: String,
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// Divvy's annotation and gpushare's five, and a sixth for several GPUs; none for a pod without GPU memory.
+    /// Divvy's annotation and gpushare's five, plus a sixth of gpushare for several GPUs. Empty for a pod without GPU memory.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl BindingRequest {
-    /// The object to send.
+    /// Return the Binding object to send.
     pub fn to_json(&self) -> Value {
         let mut metadata = json!({"name": self.name, "namespace": self.namespace, "uid": self.uid});
         if !self.annotations.is_empty() {
@@ -36,9 +36,11 @@ impl BindingRequest {
     }
 }
 
-/// What is written on a pod that holds this on this node; `None` if the node has no such GPU. Divvy's own annotation names
-/// GPUs by UUID, so a node that is known only by gpushare's capacities gets gpushare's annotations alone. Of several GPUs those can name the first one
-/// only; all are in the one that gpushare's later version has for that, which `kubectl inspect gpushare` reads.
+/// Return the annotations for a pod that holds `held` on this node; `None` if the node does not have these GPUs.
+///
+/// Divvy's annotation names GPUs by UUID, so on a node whose GPUs are known only from gpushare's capacities, a pod gets only
+/// gpushare's annotations. gpushare's five annotations can name one GPU, the first. All GPUs are in the annotation of gpushare 2.0,
+/// which `kubectl inspect gpushare` reads.
 pub(super) fn annotations(held: &Held, node: &NodeState, pod_units: u64, unix_ns: u64) -> Option<BTreeMap<String, String>> {
     let (positions, ours): (Option<Vec<usize>>, _) = match held {
         Held::Allocation(allocation) => (

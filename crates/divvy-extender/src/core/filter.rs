@@ -5,29 +5,35 @@ use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
 use super::{Core, DecideIn, Now};
 
-/// A watch that goes on after an interruption sends at once what was missed. By this time it has been read.
+/// How long a resumed watch needs to catch up: it sends the missed events at once, and after this time they have been read.
 const CATCHES_UP_NS: u64 = 1_000_000_000;
 
-/// kube-scheduler's `ExtenderFilterResult`, without the form.
+/// The content of kube-scheduler's `ExtenderFilterResult`, independent of its JSON form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FilterAnswer {
-    /// Positions of the nodes that fit, in the order of the question.
+    /// Positions in the request's node list of the nodes that fit, in ascending order.
     pub passed: Vec<usize>,
-    /// Why the others do not, in the order of the question.
+    /// Positions of the nodes that do not fit, in ascending order, each with the reason.
     pub failed: Vec<(usize, Refusal)>,
 }
 
 pub use divvy_model::names::SCHEDULER_CHECK;
 
-/// What filter answers to a pod with [`SCHEDULER_CHECK`], whatever the nodes: an error of the whole call, so that no pod is
-/// pushed out for it. `None`: the word is none of ours, and the pod is one like any other.
+/// Return filter's answer to a pod with the annotation [`SCHEDULER_CHECK`], whatever the nodes. It is an error of the whole call, so that
+/// kube-scheduler does not preempt other pods for the test pod. `None` means that `divvy scheduler-config` did not write this value, so
+/// the pod is an ordinary one.
 pub fn check_refusal(word: &str) -> Option<String> {
     let legal = (8..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    legal.then(|| format!("the scheduler asked Divvy's extender: check {word}; this pod is placed nowhere, delete it"))
+    legal.then(|| {
+        format!("the scheduler called Divvy's extender: check {word}; this pod is only a test and is never placed, delete it")
+    })
 }
 
 impl Core {
-    /// Which of these nodes have a GPU with room for the pod. Advisory: bind decides, nothing is reserved.
+    /// Return which of these nodes have GPUs with room for the pod. The answer is advisory and reserves nothing: bind decides.
+    ///
+    /// # Errors
+    /// Pods and nodes have not been listed yet.
     pub fn filter<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Result<FilterAnswer, String> {
         if let Some(why) = self.not_synced() {
             return Err(why);
@@ -45,10 +51,12 @@ impl Core {
         Ok(answer)
     }
 
-    /// As [`Core::filter`], but two kinds of refusal are errors. After a refusal kube-scheduler waits for an event before it tries the pod
-    /// again; after an error it tries again when its back-off ends. While a watch is broken, the event that frees the memory may be one
-    /// that kube-scheduler has seen and the extender has not. And memory that is only kept for a pod that departed becomes free without
-    /// any event.
+    /// Filter as [`Core::filter`] does, but return an error instead of two kinds of refusals. After a refusal, kube-scheduler waits for an
+    /// event before it tries the pod again; after an error, it tries again when its back-off ends.
+    ///
+    /// - While a watch is broken, kube-scheduler may already have seen the event that frees the memory, and would not wait for
+    ///   it again.
+    /// - Memory that is only held for a departed pod becomes free without any event.
     pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
     where
         I: IntoIterator<Item = &'a str> + Clone,
@@ -72,8 +80,8 @@ impl Core {
         match self.kept(pod, nodes) {
             None => Ok(answer),
             Some((node, kept)) => Err(format!(
-                "no node has room yet: node {node} keeps {} of GPU {} for pod {} (deleted, container was running) until its agent says that the \
-                 container has ended, or for {} s at most; it is tried again",
+                "no node has room yet: node {node} keeps {} of GPU {} for pod {} (deleted, container was running) until its agent reports \
+                 that the container has ended, or for at most {} s; kube-scheduler will try again",
                 kept.memory,
                 kept.index,
                 kept.pod,
@@ -82,7 +90,8 @@ impl Core {
         }
     }
 
-    /// Nodes that fit and are not chosen are in neither list: they did not fail, and kube-scheduler's text says nothing of them.
+    /// Keep only the best of the nodes that fit. The others are in neither list: they did not fail, so kube-scheduler's message must not
+    /// mention them.
     fn keep_the_best<'a, I>(&mut self, pod: &Pod, nodes: I, answer: &mut FilterAnswer)
     where
         I: IntoIterator<Item = &'a str>,
@@ -93,13 +102,13 @@ impl Core {
             .enumerate()
             .filter(|(position, _)| passed.next_if(|next| *next == position).is_some());
         let names: Vec<&str> = fitting.map(|(_, name)| name).collect();
-        // Without an opinion the first by name: the order of the question is kube-scheduler's, and any.
+        // If the policy has no preference, take the first node by name: kube-scheduler's order is arbitrary.
         let best = self.ranking(pod, names.iter().copied()).best;
         let best = best.or_else(|| (0..names.len()).min_by_key(|position| names.get(*position)));
         answer.passed = best.and_then(|best| answer.passed.get(best)).copied().into_iter().collect();
     }
 
-    /// Where there would be room if nothing were kept for pods that departed.
+    /// Return a node that would have room if nothing were held for departed pods, and the hold that is in the way.
     fn kept<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Option<(&'a str, KeptFor)> {
         let ledger = self.index.ledger();
         let left: BTreeSet<&str> = ledger.departed().map(|(_, departed)| departed.node.as_str()).collect();
@@ -111,7 +120,7 @@ impl Core {
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
-    /// The watch that is broken, or that resumed less than [`CATCHES_UP_NS`] ago, and the reason.
+    /// Return the watch that is broken or resumed less than [`CATCHES_UP_NS`] ago, and the reason.
     fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
         let (pods, nodes) = (self.index.pods(), self.index.nodes());
         let broken = [("pods", pods), ("nodes", nodes)].into_iter();
@@ -119,10 +128,10 @@ impl Core {
         let resumed = self
             .resumed
             .filter(|(at, _)| now.monotonic_ns.saturating_sub(*at) < CATCHES_UP_NS);
-        broken.next().or(resumed.map(|(_, what)| (what, "and has only just resumed")))
+        broken.next().or(resumed.map(|(_, what)| (what, "it has only just resumed")))
     }
 
-    /// What a node says to a pod, in full.
+    /// Explain in full why a node does or does not fit a pod; `None` if the pod is unknown.
     pub fn explain(&self, pod: &PodKey, node: &str) -> Option<NodeReport> {
         let ledger = self.index.ledger();
         let pod = ledger.pod_named(pod)?;

@@ -2,24 +2,30 @@ use divvy_model::Pod;
 
 use super::Core;
 
-/// Pods of one node that are to go for another one.
+/// Pods on one node that kube-scheduler may evict to make room for another pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Eviction {
-    /// The node.
+    /// The node's name.
     pub node: String,
-    /// Their UIDs.
+    /// UIDs of the pods to evict.
     pub victims: Vec<String>,
-    /// How many of them a PodDisruptionBudget forbids, by what kube-scheduler has counted.
+    /// The number of evictions that would violate a PodDisruptionBudget, as kube-scheduler counted them.
     pub pdb_violations: i64,
 }
 
-/// How many nodes kube-scheduler's question is answered for in one call of [`Core::preempt`]: it may name hundreds, each with all of its pods,
-/// and others wait for the core meanwhile. What is answered for one node does not depend on the others.
+/// Most nodes in one call of [`Core::preempt`]. A request of kube-scheduler may name hundreds of nodes, each with all its pods, and other
+/// requests wait for the core during a call. The answer for one node does not depend on the others, so a request can be split.
 pub const EVICTIONS_AT_ONCE: usize = 8;
 
 impl Core {
-    /// What kube-scheduler proposes to evict, corrected: it counts what a node has left in all, and would evict pods in vain whose memory is on two GPUs. Nodes
-    /// where nobody of lower priority makes room on one GPU are left out. Budgets are taken as they were counted.
+    /// Correct kube-scheduler's proposed evictions. kube-scheduler only counts the free memory of a whole node, so it might evict
+    /// pods on different GPUs without making room on any of them.
+    ///
+    /// Omit the nodes where evicting pods of lower priority cannot make room. Keep the counts of PodDisruptionBudget violations as
+    /// they are.
+    ///
+    /// # Errors
+    /// Pods and nodes have not been listed yet.
     pub fn preempt(&self, pod: &Pod, proposed: Vec<Eviction>) -> Result<Vec<Eviction>, String> {
         if let Some(why) = self.not_synced() {
             return Err(why);
@@ -32,7 +38,7 @@ impl Core {
             let victims = ledger.victims(&eviction.node, pod, &eviction.victims)?;
             Some(Eviction { victims, ..eviction })
         });
-        // kube-scheduler takes no node without victims.
+        // kube-scheduler does not accept a node without victims.
         Ok(corrected.filter(|eviction| !eviction.victims.is_empty()).collect())
     }
 }

@@ -6,7 +6,11 @@ use divvy_policy::{Cost, Ranking};
 use super::Core;
 
 impl Core {
-    /// Scores for these nodes, in their order: [`BEST`] for the best, at most [`OTHERS`] for the others, less the more they would cost.
+    /// Return scores for these nodes, in their order: [`BEST`] for the best node and at most [`OTHERS`] for the others. The higher a node's
+    /// cost, the lower its score.
+    ///
+    /// # Errors
+    /// Pods and nodes have not been listed yet.
     pub fn prioritize<'n, I>(&mut self, pod: &Pod, nodes: I) -> Result<Vec<u8>, String>
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -17,8 +21,8 @@ impl Core {
         Ok(scores(&self.ranking(pod, nodes)))
     }
 
-    /// What the pod would cost on these nodes. Where something is promised to it already it goes first: that is booked, and perhaps
-    /// carried out.
+    /// Rank these nodes by what the pod would cost there. A node on which the pod already has a reservation comes first: the memory is
+    /// already counted as used, and the Binding may even have been carried out.
     pub(super) fn ranking<'n, I>(&mut self, pod: &Pod, nodes: I) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -36,7 +40,7 @@ impl Core {
         ranking
     }
 
-    /// The GPUs that a pod gets on a node.
+    /// Choose the GPUs for a pod on a node; `None` if it does not fit.
     pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);
@@ -52,7 +56,7 @@ fn scores(ranking: &Ranking) -> Vec<u8> {
         let Some(cost) = cost else { return 0 };
         let better = most.abs_diff(cost.amount);
         let part = match better.checked_mul(u64::from(OTHERS)) {
-            // All are alike: as good as can be.
+            // All nodes cost the same: give each the highest score.
             _ if range == 0 => return OTHERS,
             Some(product) => product / range,
             None => better / (range / u64::from(OTHERS)),
@@ -83,7 +87,7 @@ mod tests {
         check(&[Some(7), Some(7), Some(7)], Some(1), &[5, 10, 5]);
         check(&[Some(0), Some(100), Some(50), Some(19)], Some(0), &[10, 0, 2, 4]);
         check(&[Some(-3), None, Some(-1)], Some(0), &[10, 0, 0]);
-        // What was promised is best whatever it costs; a guess may look better than the best.
+        // A node with a reservation is best whatever it costs; an estimated cost may be lower than that of the best node.
         check(&[Some(0), Some(10), Some(5)], Some(1), &[5, 10, 2]);
         check(&[None, None], Some(1), &[0, 10]);
         check(&[Some(i64::MIN), Some(i64::MAX), Some(0)], Some(0), &[10, 0, 2]);

@@ -3,8 +3,9 @@ use divvy_placement::Standing;
 use super::{Action, Core, Got, Now, check_resurfaced};
 
 impl Core {
-    /// Lets go what was kept long enough for pods that departed, and looks after reservations that no event has resolved: binds without an answer, and pods whose own event does not
-    /// come (created, bound and deleted while the watch was broken). To be called every few seconds.
+    /// Release the memory of departed pods whose time is over, and return checks for reservations that no event has resolved: binds without an
+    /// answer, and pods whose own event never comes (created, bound, and deleted while the watch was broken). The host calls
+    /// this every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
         self.age_departed(now);
         let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
@@ -13,8 +14,8 @@ impl Core {
         actions
     }
 
-    /// The pods were listed anew: what came and went since the watch broke has no events any more, so that whoever is still not
-    /// seen is looked up at once.
+    /// Return checks after a new list of pods. A pod that came and went while the watch was broken has no events anymore, so every reservation
+    /// whose pod has not been seen is checked at once.
     pub(super) fn sweep_after_list(&mut self, now: Now) -> Vec<Action> {
         self.look_up_unseen(now, 0)
     }
@@ -53,13 +54,13 @@ impl Core {
         due
     }
 
-    /// The outcome of an [`Action::Check`].
+    /// Take in the outcome of an [`Action::Check`].
     pub fn checked(&mut self, uid: &str, node: &str, outcome: Got, now: Now) {
         if self.index.ledger().is_buried(uid) {
             self.checked_resurfaced(uid, outcome);
             return;
         }
-        // A bind that began meanwhile knows better.
+        // A bind that has begun in the meantime has newer information.
         if self.busy_with(uid) {
             return;
         }
@@ -88,8 +89,9 @@ impl Core {
         }
     }
 
-    /// The API server, asked directly, said that the pod with this UID is gone. If the watch has shown it bound, either its deletion is still to come or
-    /// the answer was wrong, and no later event of the pod would say so: the next sweep looks it up.
+    /// Take in that the API server answered that the pod with this UID is gone. If the watch has shown the pod as bound, either the watch's
+    /// deletion event is still to come or the answer was wrong. No later event would correct a wrong answer, so the next sweep
+    /// reads the pod again.
     pub(super) fn bury(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
         if let Some(pod) = ledger.pod(uid).filter(|pod| pod.node.is_some()) {
@@ -98,9 +100,9 @@ impl Core {
         ledger.bury_pod(uid);
     }
 
-    /// The API server, asked directly, has the pod. If it was called gone before, it counts again: in the state that the watch showed last, or, if the
-    /// watch has shown none, from its next event on. The state in the answer is not used: it may be older than the watch's, without the binding that
-    /// the watch has shown, and no later event would correct that.
+    /// Take in that the API server answered with the pod. If an earlier answer said that the pod was gone, the pod counts again: in the state
+    /// that the watch showed last or, if the watch has shown none, from its next event on. The state in the answer is not used. It may
+    /// be older than the watch's and lack the binding that the watch has shown, and no later event would correct that.
     pub(super) fn is_there(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
         if ledger.is_buried(uid) {
@@ -111,7 +113,7 @@ impl Core {
         }
     }
 
-    /// The pod was called gone and was seen again.
+    /// Take in the outcome of a check of a pod that was reported as gone and that the watch has shown again.
     fn checked_resurfaced(&mut self, uid: &str, outcome: Got) {
         if !self.resurfaced.contains_key(uid) {
             return;
@@ -119,7 +121,7 @@ impl Core {
         match outcome {
             Got::Found(pod) if pod.uid == uid => self.is_there(uid),
             Got::Found(_) | Got::NotFound => {}
-            // Asked again by the next sweep.
+            // The next sweep reads the pod again.
             Got::Unreadable(_) | Got::Failed(_) => return,
         }
         self.resurfaced.remove(uid);

@@ -4,13 +4,15 @@ use divvy_placement::Overbooked;
 use super::{Action, Core};
 
 impl Core {
-    /// Finds GPUs that were promised twice, and says whom to tell: each pod once.
+    /// Find GPUs with more allocated memory than they have, and return one warning for each pod that has to wait, once per pod.
     ///
-    /// It takes a Binding that another extender sent before it was killed, or after this one took over, and that the API server
-    /// carries out when this one has promised the memory already ([`Timing::settle_ns`](super::Timing::settle_ns) makes that rare,
-    /// and only a compare-and-swap on the node would make it impossible: research/reliability.md section 2.6, L2), or a GPU
-    /// that offers less than before. The node's agent keeps the memory itself right: it starts the containers for which there is room
-    /// and refuses the rest for as long as the others live. Nobody but the owner may end a pod, so the owner has to hear of it.
+    /// This has two possible causes. Another extender sent a Binding before it was killed or after this one took over, and the API
+    /// server carried it out after this extender had already allocated the memory. The settle second
+    /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes that rare; only a compare-and-swap write per node would make it
+    /// impossible. Or a GPU offers less memory than before.
+    ///
+    /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room and refuses the
+    /// others while those run. Only its owner may delete a pod, so the owner must be informed.
     pub fn promised_twice(&mut self) -> Vec<Action> {
         let ledger = self.index.ledger();
         if !self.told.is_empty() {
@@ -20,14 +22,14 @@ impl Core {
         self.looked_at = ledger.version();
         let mut actions = Vec::new();
         for gpu in &found {
-            // What comes back without anybody being told: those who were told, unless they have started since, and those who go.
+            // Subtract what becomes free without a new warning: pods that are being deleted, and pods that were warned and have not started.
             let mut beyond = gpu.promised.saturating_sub(gpu.capacity);
             for promise in &gpu.pods {
                 if promise.deleting || (!promise.running && self.told.contains(&promise.uid)) {
                     beyond = beyond.saturating_sub(promise.memory);
                 }
             }
-            // Who has a container running has the memory. Of the others the last ones wait for it.
+            // A pod with a running container has the memory. Of the other pods, those that were bound last have to wait.
             for promise in gpu.pods.iter().rev() {
                 if beyond == MiB::ZERO {
                     break;
@@ -51,10 +53,10 @@ impl Core {
 
 fn text(gpu: &Overbooked, memory: MiB) -> String {
     format!(
-        "GPU {} of node {} has {} to give, but {} of it were promised: this pod was bound last, and the {memory} that it was promised are \
-         promised to others, too. That happens when the extender is killed in the middle of a bind, or when a GPU offers less than \
-         before. No memory is used twice: this pod's containers are not started until the others end, which may be never. Delete this pod; \
-         its controller makes another, which is placed where there is room",
+        "GPU {} of node {} has {} to share, but pods were allocated {} of it. This pod was bound last, and its {memory} are also allocated \
+         to other pods. This happens when the extender is killed during a bind, or when a GPU offers less memory than before. No memory is \
+         used twice: this pod's containers do not start until the other pods end, which may never happen. Delete this pod; its \
+         controller creates another one, which is placed where there is room",
         gpu.index, gpu.node, gpu.capacity, gpu.promised
     )
 }

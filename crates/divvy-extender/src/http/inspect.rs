@@ -2,7 +2,7 @@ use divvy_model::MiB;
 use divvy_placement::{Ledger, NodeView};
 use serde::Serialize;
 
-/// gpushare's answer to `inspect` (research/gpushare.md 3.2). All amounts are in units.
+/// The answer to `inspect`, in the form of gpushare's extender (`pkg/scheduler/inspect.go`). All amounts are in units.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     nodes: Option<Vec<Node>>,
@@ -39,7 +39,7 @@ struct Pod {
     used: u64,
 }
 
-/// Every node with GPUs, by name; devices by index, pods by namespace and name.
+/// Report all nodes that have GPUs, sorted by name, with devices by index and pods by namespace and name.
 pub(super) fn all(ledger: &Ledger) -> Report {
     let nodes = ledger
         .nodes()
@@ -50,7 +50,7 @@ pub(super) fn all(ledger: &Ledger) -> Report {
     }
 }
 
-/// One node, GPUs or not.
+/// Report one node, even if it has no GPUs.
 pub(super) fn one(ledger: &Ledger, name: &str) -> Report {
     match ledger.node(name).filter(|view| view.state().is_some()) {
         Some(view) => Report {

@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 
 use crate::core::{BindArgs, Eviction, FilterAnswer};
 
-/// The fields of a JSON object by lower-cased name, unread: kube-scheduler sends Go's field names, up to 1.16 it sent others,
-/// and Go's decoder takes any case. What is inside (pods, nodes) is ordinary Kubernetes JSON and keeps its case.
+/// Split a JSON object into its fields, by lower-cased name and unparsed. kube-scheduler sends Go's field names, but up to 1.16 it sent
+/// lower-case names, and Go's decoder ignores the case. The values (pods, nodes) are ordinary Kubernetes JSON, where the case matters.
 fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
     let outer: BTreeMap<Cow<'_, str>, &RawValue> =
         serde_json::from_slice(body).map_err(|error| format!("the request is not a JSON object: {error}"))?;
@@ -19,34 +19,36 @@ fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
         .collect())
 }
 
-/// One field; `null` is as good as absent.
+/// Parse one field. `null` is the same as absent.
 fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: &str) -> Result<Option<T>, String> {
     match fields.get(&name.to_ascii_lowercase()) {
         None => Ok(None),
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| format!("{name} of the request cannot be read: {error}")),
+        Some(raw) => {
+            serde_json::from_str(raw.get()).map_err(|error| format!("field {name} of the request cannot be read: {error}"))
+        }
     }
 }
 
-/// `ExtenderArgs`
+/// kube-scheduler's `ExtenderArgs`, for filter and prioritize.
 #[derive(Debug)]
 pub(super) struct FilterArgs<'a> {
     pub(super) pod: PodObject,
     pub(super) nodes: Nodes<'a>,
 }
 
-/// The nodes in question.
+/// The nodes of a request.
 #[derive(Debug)]
 pub(super) enum Nodes<'a> {
-    /// `nodeCacheCapable: true`
+    /// Names only: `nodeCacheCapable: true`.
     Names(Vec<Name<'a>>),
-    /// `nodeCacheCapable: false`: whole objects, which go back as they came.
+    /// Whole objects, which are returned unchanged: `nodeCacheCapable: false`.
     Objects {
         metadata: Option<&'a RawValue>,
         items: Vec<(String, &'a RawValue)>,
     },
 }
 
-/// A name as it lies in the request; copied only if it is written with escapes, which no node's is.
+/// A name borrowed from the request body. It is only copied if it contains JSON escapes, which no node's name does.
 #[derive(Debug, Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -68,7 +70,7 @@ impl Nodes<'_> {
     }
 }
 
-/// Reads a filter request. The two errors about missing parts are gpushare's.
+/// Parse a filter request. The texts of the two errors about missing parts are gpushare's.
 pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
     #[derive(Deserialize)]
     struct NodeList<'a> {
@@ -108,7 +110,7 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
     Ok(FilterArgs { pod, nodes })
 }
 
-/// `ExtenderPreemptionArgs`: the pod, and by node who is to go for it. As UIDs (`nodeCacheCapable: true`) or as whole pods.
+/// Parse `ExtenderPreemptionArgs`: the pod, and for each node the pods to evict for it, as UIDs (`nodeCacheCapable: true`) or as whole pods.
 pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), String> {
     #[derive(Deserialize)]
     struct Victims<P> {
@@ -144,11 +146,11 @@ pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>),
         return Ok((pod, evictions(map, |Uid { uid }| uid)));
     }
     let map = field(&fields, "NodeNameToVictims")?;
-    let map = map.ok_or("there is neither NodeNameToMetaVictims nor NodeNameToVictims in the request")?;
+    let map = map.ok_or("the request has neither NodeNameToMetaVictims nor NodeNameToVictims")?;
     Ok((pod, evictions(map, |whole: Whole| whole.metadata.uid)))
 }
 
-/// `ExtenderPreemptionResult`: UIDs whichever form was asked with.
+/// kube-scheduler's `ExtenderPreemptionResult`. It has UIDs, whichever form the request had.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct PreemptionResult {
@@ -182,7 +184,7 @@ impl PreemptionResult {
     }
 }
 
-/// Reads a bind request. Names go into a URL, so only what can be a name is let through.
+/// Parse a bind request. The names become part of a URL, so anything that cannot be a name is an error.
 pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
     let fields = fields(body)?;
     let name = |field_name: &'static str| -> Result<String, String> {
@@ -191,7 +193,7 @@ pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
         if text.is_empty() || text.len() > 253 || !text.bytes().all(legal) || text.starts_with('.') {
             return Err(format!(
                 "{field_name} of the request is {text:?}, which cannot be the name of an object; \
-                 kube-scheduler sends PodName, PodNamespace, PodUID and Node"
+                 send PodName, PodNamespace, PodUID and Node, as kube-scheduler does"
             ));
         }
         Ok(text)
@@ -205,7 +207,7 @@ pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
     Ok(args)
 }
 
-/// `ExtenderFilterResult`
+/// kube-scheduler's `ExtenderFilterResult`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct FilterResult<'a> {
@@ -222,7 +224,7 @@ struct NodeListOut<'a> {
     items: Option<Vec<&'a RawValue>>,
 }
 
-/// Names and reasons, written without a copy of either.
+/// `FailedNodes`: names and reasons, serialized without copying either.
 #[derive(Debug)]
 struct Failed<'a> {
     nodes: &'a Nodes<'a>,
@@ -249,8 +251,8 @@ impl<'a> FilterResult<'a> {
         }
     }
 
-    /// The nodes that passed, as names, and as objects if they came as objects: kube-scheduler takes no node that it did
-    /// not send.
+    /// Make the result from the nodes that passed: their names, and also the objects if the request had objects. kube-scheduler only
+    /// accepts nodes that it sent.
     pub(super) fn new(nodes: &'a Nodes<'a>, answer: &'a FilterAnswer) -> FilterResult<'a> {
         let objects = match nodes {
             Nodes::Names(_) => None,
@@ -276,11 +278,11 @@ impl<'a> FilterResult<'a> {
     }
 }
 
-/// `HostPriorityList`: written without a copy of the names.
+/// kube-scheduler's `HostPriorityList`, serialized without copying the names.
 #[derive(Debug)]
 pub(super) struct Priorities<'a> {
     pub(super) nodes: &'a Nodes<'a>,
-    /// In the order of the nodes.
+    /// The scores, in the order of the nodes.
     pub(super) scores: &'a [u8],
 }
 
@@ -301,7 +303,7 @@ fn empty_object() -> Box<RawValue> {
     RawValue::from_string("{}".to_owned()).expect("an empty object is JSON")
 }
 
-/// `ExtenderBindingResult`
+/// kube-scheduler's `ExtenderBindingResult`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct BindResult {

@@ -29,7 +29,7 @@ fn node_object(name: u8, gpus: u64, units_each: u64) -> NodeObject {
     .expect("a node")
 }
 
-/// Everything that decisions are made from.
+/// All state on which decisions depend.
 fn picture(index: &Index) -> BTreeMap<String, Vec<(MiB, Vec<String>)>> {
     index
         .ledger()
@@ -70,7 +70,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(384))]
 
-    /// While the watch is cut, changes are lost; the list that ends the cut brings everything right.
+    /// While the watch is cut, changes are lost; the list that ends the cut corrects everything.
     #[test]
     fn any_interleaving_equals_the_state_built_from_the_final_objects(steps in steps()) {
         let mut pods: BTreeMap<String, PodObject> = BTreeMap::new();
@@ -82,7 +82,7 @@ proptest! {
                 Step::Pod(name, generation, node, gpu, units, phase) => {
                     let phase = ["Pending", "Running", "Succeeded"][phase];
                     let object = pod_object(name, generation, node, gpu, units, phase);
-                    // A name's earlier pod goes first, as in an API server.
+                    // The earlier pod of the same name is deleted first, as in an API server.
                     let same = format!("p{name}");
                     if let Some(old) = pods.get(&same).filter(|old| old.metadata.uid != object.metadata.uid).cloned() {
                         pods.remove(&same);

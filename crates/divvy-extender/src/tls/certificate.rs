@@ -1,4 +1,4 @@
-//! Certificates as values: read from PEM, checked by the very verifiers that clients and servers use, at a time that is given.
+//! Certificates as values: read from PEM, and checked by the same verifiers that clients and servers use, at a given time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// A certificate and its key are some kilobytes; a bundle of authorities may be larger.
+/// Most bytes of PEM data. A certificate and its key have a few kilobytes; a bundle of CAs may be larger.
 pub const LARGEST_PEM: usize = 1 << 20;
 
-/// rustls' cryptography: ring, as in kube's client.
+/// Return the cryptography provider for rustls: ring, as in kube's client.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// From when to when a certificate is valid, in Unix seconds, both included.
+/// The period in which a certificate is valid, in Unix seconds, inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// From.
+    /// The first valid second.
     pub not_before_s: i64,
-    /// To.
+    /// The last valid second.
     pub not_after_s: i64,
 }
 
-/// A certificate, those between it and its authority, and its key.
+/// A certificate with its intermediate certificates and its private key.
 #[derive(Debug)]
 pub struct Pair {
     leaf: CertificateDer<'static>,
@@ -39,12 +39,13 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Reads both, and checks that they belong together. The error is a sentence without its subject.
+    /// Parse a certificate chain and a private key in PEM, and check that they match. The error is a sentence without a subject, such as "is
+    /// larger than 1 MiB".
     pub fn read(certificate: &[u8], key: &[u8]) -> Result<Pair, String> {
         let mut between = certificates(certificate)?;
         let leaf = between.remove(0);
-        let validity = validity(&leaf).ok_or("holds a certificate whose time of validity cannot be read")?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no private key that can be read ({error})"))?;
+        let validity = validity(&leaf).ok_or("holds a certificate whose validity period cannot be read")?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no readable private key ({error})"))?;
         let pair = Pair {
             leaf,
             between,
@@ -52,14 +53,14 @@ impl Pair {
             validity,
         };
         let known = CertifiedKey::from_der(pair.chain(), pair.key.clone_key(), &provider())
-            .map_err(|error| format!("has a certificate and a key of which one is of no use ({error})"))?;
+            .map_err(|error| format!("has an unusable certificate or key ({error})"))?;
         known
             .keys_match()
-            .map_err(|_| "has a certificate and a key that do not belong together".to_owned())?;
+            .map_err(|_| "has a certificate and a key that do not match".to_owned())?;
         Ok(pair)
     }
 
-    /// When its certificate is valid.
+    /// Return the certificate's validity period.
     pub fn validity(&self) -> Validity {
         self.validity
     }
@@ -68,9 +69,9 @@ impl Pair {
         std::iter::once(&self.leaf).chain(&self.between).cloned().collect()
     }
 
-    /// Whether a client that trusts `roots` and asks for `name` accepts it at that time.
+    /// Check that a client that trusts `roots` and expects `name` accepts the certificate at the given time.
     pub fn serves(&self, roots: &Roots, name: &str, at_s: i64) -> Result<(), String> {
-        let server_name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is no name of a server"))?;
+        let server_name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is not a valid server name"))?;
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider())
             .build()
             .map_err(|error| error.to_string())?;
@@ -80,7 +81,7 @@ impl Pair {
             .map_err(|error| error.to_string())
     }
 
-    /// Whether a server that trusts `roots` accepts it from a client at that time.
+    /// Check that a server that trusts `roots` accepts the certificate from a client at the given time.
     pub fn identifies(&self, roots: &Roots, at_s: i64) -> Result<(), String> {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider())
             .build()
@@ -91,10 +92,11 @@ impl Pair {
             .map_err(|error| error.to_string())
     }
 
-    /// A server with this certificate, which takes clients with a certificate of `clients`, and tells those without one apart.
+    /// Return the configuration of a server with this certificate. It accepts clients with a certificate of `clients` and clients without any
+    /// certificate.
     pub fn server(&self, clients: &Roots) -> Result<ServerConfig, String> {
         let verifier = WebPkiClientVerifier::builder_with_provider(clients.0.clone(), provider())
-            // The kubelet's probes and Prometheus have none; what they may ask for is said in `http`.
+            // The kubelet's probes and Prometheus have no certificate; `http` decides which pages they may read.
             .allow_unauthenticated()
             .build()
             .map_err(|error| error.to_string())?;
@@ -104,13 +106,13 @@ impl Pair {
             .with_client_cert_verifier(verifier)
             .with_single_cert(self.chain(), self.key.clone_key())
             .map_err(|error| error.to_string())?;
-        // Not h2: kube-scheduler would go on to use a connection to a node that is gone until its ping fails, 45 s later; of
-        // HTTP/1.1 it drops one whose request timed out.
+        // No HTTP/2: kube-scheduler would keep using a connection to a dead node until its ping fails, 45 s later. It drops an HTTP/1.1
+        // connection as soon as a request times out.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(config)
     }
 
-    /// A client with this certificate, which takes servers with a certificate of `servers`.
+    /// Return the configuration of a client with this certificate. It accepts servers with a certificate of `servers`.
     pub fn client(&self, servers: &Roots) -> Result<ClientConfig, String> {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -123,30 +125,30 @@ impl Pair {
     }
 }
 
-/// Certificate authorities.
+/// Trusted CA certificates.
 #[derive(Debug, Clone)]
 pub struct Roots(Arc<RootCertStore>);
 
 impl Roots {
-    /// Reads a bundle of PEM. The error is a sentence without its subject.
+    /// Parse a PEM bundle. The error is a sentence without a subject.
     pub fn read(pem: &[u8]) -> Result<Roots, String> {
         let mut store = RootCertStore::empty();
         for certificate in certificates(pem)? {
             store
                 .add(certificate)
-                .map_err(|error| format!("holds a certificate that is no authority's ({error})"))?;
+                .map_err(|error| format!("holds a certificate that is not a CA certificate ({error})"))?;
         }
         Ok(Roots(Arc::new(store)))
     }
 }
 
-/// At least one.
+/// Parse a PEM bundle of at least one certificate.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     if pem.len() > LARGEST_PEM {
-        return Err("is larger than 1 MiB, which no certificate is".to_owned());
+        return Err("is larger than 1 MiB, but no certificate is that large".to_owned());
     }
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("is not PEM that can be read ({error})"))?;
+    let found = found.map_err(|error| format!("is not readable PEM ({error})"))?;
     if found.is_empty() {
         return Err("holds no certificate in PEM (-----BEGIN CERTIFICATE-----)".to_owned());
     }
@@ -157,7 +159,7 @@ fn unix_time(at_s: i64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(at_s.max(0).unsigned_abs()))
 }
 
-/// `Certificate.tbsCertificate.validity` (RFC 5280, 4.1): the one thing that rustls checks and does not tell.
+/// Return `Certificate.tbsCertificate.validity` (RFC 5280, 4.1), which rustls checks but does not expose; `None` if it cannot be parsed.
 pub fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     const SEQUENCE: u8 = 0x30;
     const INTEGER: u8 = 0x02;
@@ -177,7 +179,7 @@ pub fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     })
 }
 
-/// The common name in a subject (`RDNSequence` without its tag; RFC 5280, 4.1.2.6), if it is text. webpki reads alternative names only.
+/// Return the common name in a subject (`RDNSequence` without its tag; RFC 5280, 4.1.2.6) if it is text. webpki only reads alternative names.
 pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     const SET: u8 = 0x31;
     const SEQUENCE: u8 = 0x30;
@@ -198,7 +200,7 @@ pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     None
 }
 
-/// The first element, if it has this tag: (tag, content, what follows).
+/// Parse the first DER element if it has this tag: its tag, its content, and the bytes after it.
 fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
     let (&found, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -216,7 +218,7 @@ fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
     (found == tag).then_some((found, content, rest))
 }
 
-/// `UTCTime` (YYMMDDhhmmssZ, 1950 to 2049) or `GeneralizedTime` (YYYYMMDDhhmmssZ).
+/// Parse a `UTCTime` (YYMMDDhhmmssZ, 1950 to 2049) or a `GeneralizedTime` (YYYYMMDDhhmmssZ): Unix seconds, and the bytes after it.
 fn time(der: &[u8]) -> Option<(i64, &[u8])> {
     const UTC_TIME: u8 = 0x17;
     const GENERALIZED_TIME: u8 = 0x18;

@@ -1,5 +1,5 @@
-//! Connections with TLS. Who comes without it is told so in words that end up before a user's eyes: kube-scheduler shows the `Error` of
-//! an answer in the pod's events, and throws away whatever else it gets.
+//! TLS connections. A client that uses plain HTTP gets an answer in the form of kube-scheduler's protocol: kube-scheduler shows the `Error`
+//! of an answer in the pod's events and discards anything else.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,32 +16,32 @@ use super::Current;
 use super::names::Names;
 use crate::metrics::{Metrics, Refused};
 
-/// `ContentType::handshake` (RFC 8446, 5.1): with that byte every TLS connection begins.
+/// The first byte of every TLS connection: `ContentType::handshake` (RFC 8446, 5.1).
 const HANDSHAKE: u8 = 22;
-/// Between two lines in the log about certificates with a wrong name: anybody whom the authority has given a certificate can cause them.
+/// Pause between two log lines about certificates with a wrong name. Any program with a certificate of the CA can cause such lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
-/// Who is at the other end.
+/// The client of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
-    /// Where from.
+    /// The client's address.
     pub(crate) address: SocketAddr,
-    /// What it has shown.
+    /// How the client has identified itself.
     pub(crate) shown: Shown,
 }
 
-/// What a client has shown to say who it is.
+/// How a client has identified itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// A certificate of our authority, with a name of those that are let in.
+    /// With a certificate of the right CA and an accepted name.
     Name,
-    /// No certificate.
+    /// Without a certificate.
     Nothing,
-    /// A certificate of our authority with other names; a sentence about them.
+    /// With a certificate of the right CA but without an accepted name; the text says which names it has.
     OtherNames(Arc<str>),
 }
 
-/// The door of an extender that speaks TLS.
+/// The [`Door`] of an extender that uses TLS.
 #[derive(Debug)]
 pub(crate) struct TlsDoor {
     credentials: Current,
@@ -72,7 +72,7 @@ impl TlsDoor {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if said.is_none_or(|said| now.duration_since(said) >= BETWEEN_LINES) {
             *said = Some(now);
-            tracing::warn!(%address, "a client is treated as one without a certificate: {why} (said once a minute; /metrics counts)");
+            tracing::warn!(%address, "a client is treated like one without a certificate: {why} (logged at most once a minute; /metrics counts all)");
         }
         Shown::OtherNames(why.into())
     }
@@ -84,7 +84,7 @@ impl Door for TlsDoor {
     const HANDSHAKE: bool = true;
 
     async fn ready(&self) {
-        // Before there are certificates nobody can be answered. The sender lives as long as the extender.
+        // No client can be answered before there are certificates. The sender lives as long as the extender.
         let _ = self.credentials.clone().wait_for(Option::is_some).await;
     }
 
@@ -101,14 +101,11 @@ impl Door for TlsDoor {
 
     fn turned_away(&self, why: TurnedAway, address: SocketAddr) {
         let (kind, text) = match why {
-            TurnedAway::TooMany => (
-                Refused::TooMany,
-                "all connections that its class of clients may have were taken",
-            ),
-            TurnedAway::TooSlow => (Refused::TooSlow, "it did not send, or did not read, in time"),
+            TurnedAway::TooMany => (Refused::TooMany, "all connections for its class of clients were in use"),
+            TurnedAway::TooSlow => (Refused::TooSlow, "the client did not send or read in time"),
         };
         if self.metrics.refused(kind) {
-            tracing::warn!(%address, "a client's connection was closed: {text} (said once; /metrics counts)");
+            tracing::warn!(%address, "a client's connection was closed: {text} (logged once; /metrics counts all)");
         }
     }
 }
@@ -126,8 +123,8 @@ async fn shake(
         if metrics.refused(Refused::PlainHttp) {
             tracing::warn!(
                 %address,
-                "a client speaks plain HTTP to this port, which takes TLS only; if it is kube-scheduler, its configuration needs https:// and \
-                 tlsConfig, and `divvy scheduler-config` prints it (said once; /metrics counts)"
+                "a client uses plain HTTP on this port, which takes TLS only; if the client is kube-scheduler, write https:// and tlsConfig into its \
+                 configuration, as `divvy scheduler-config` prints it (logged once; /metrics counts all)"
             );
         }
         refuse_plain(stream, first).await;
@@ -139,21 +136,21 @@ async fn shake(
             let (kind, hint) = match rustls_error(&error) {
                 Some(rustls::Error::InvalidCertificate(_)) => (
                     Refused::ForeignCertificate,
-                    "its certificate is not of this extender's authority, or has ended; give kube-scheduler the certificates that \
+                    "its certificate is not from this extender's CA, or has expired; give kube-scheduler the certificates that \
                      `divvy scheduler-config` prints, and restart it",
                 ),
                 Some(rustls::Error::AlertReceived(_)) => (
                     Refused::UntrustedByClient,
-                    "it does not accept this extender's certificate; give kube-scheduler the authority and the serverName that \
-                     `divvy scheduler-config` prints, and restart it; if it is the API server, for a webhook, apply what that prints again",
+                    "it does not accept this extender's certificate; if it is kube-scheduler, give it the CA and the serverName that \
+                     `divvy scheduler-config` prints, and restart it; if it is the API server calling the webhook, apply the output again",
                 ),
                 _ => (
                     Refused::Handshake,
-                    "if it is kube-scheduler, `divvy scheduler-config` prints its configuration",
+                    "if it is kube-scheduler, `divvy scheduler-config` prints the right configuration",
                 ),
             };
             if metrics.refused(kind) {
-                tracing::warn!(%address, %error, "a client got no connection: {hint} (said once; /metrics counts)");
+                tracing::warn!(%address, %error, "the TLS handshake with a client failed: {hint} (logged once; /metrics counts all)");
             }
             None
         }
@@ -164,10 +161,10 @@ fn rustls_error(error: &std::io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// In the form of kube-scheduler's answers when it is that who asks.
+/// Return the HTTP answer to a request in plain HTTP: for kube-scheduler's paths, in the form of kube-scheduler's protocol.
 fn plain_answer(first: &[u8]) -> String {
-    const TEXT: &str = "this port takes TLS only, and was spoken to in plain HTTP; write https:// and tlsConfig into kube-scheduler's configuration: \
-                        divvy scheduler-config prints it";
+    const TEXT: &str = "this port takes TLS only, but the request came in plain HTTP; write https:// and tlsConfig into kube-scheduler's \
+                        configuration: divvy scheduler-config prints it";
     let line = String::from_utf8_lossy(first);
     let (status, body) = if line.starts_with("POST /gpushare-scheduler/") {
         ("200 OK", serde_json::json!({ "Error": TEXT }))
@@ -182,10 +179,10 @@ fn plain_answer(first: &[u8]) -> String {
 }
 
 async fn refuse_plain(mut stream: TcpStream, first: &[u8]) {
-    // Whatever goes wrong here, nobody can be told.
+    // Errors are ignored: the client cannot be reached in any other way.
     let _ = stream.write_all(plain_answer(first).as_bytes()).await;
     let _ = stream.shutdown().await;
-    // A request that is not read to its end makes the system throw the answer away.
+    // Read the request to its end. Otherwise the operating system resets the connection, and the client never sees the answer.
     let mut rest = vec![0; 16 << 10];
     while matches!(stream.read(&mut rest).await, Ok(read) if read > 0) {}
 }

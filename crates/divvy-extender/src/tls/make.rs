@@ -1,4 +1,4 @@
-//! Makes keys and certificates: the one place here that draws random numbers. When and for how long is said by the caller.
+//! Makes keys and certificates. This is the only module of `tls` that draws random numbers. The caller passes the time and the lifetimes.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,10 +6,11 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose
 
 use super::plan::{Data, Lifetimes, Part, Plan, keys};
 
-/// Clocks of the cluster's machines differ: a new certificate is valid at once on one that is behind.
+/// How far a certificate's start is backdated, in seconds. The clocks of the cluster's machines differ, and a new certificate must be valid at
+/// once on a machine whose clock is behind.
 const BACKDATED_S: i64 = 3_600;
 
-/// What the Secret holds when the plan has been carried out.
+/// Make the certificates of a plan, and return the Secret's new data.
 pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Data, rcgen::Error> {
     let mut data = data.clone();
     for (part, _) in &plan.make {
@@ -25,7 +26,7 @@ pub fn carry_out(plan: &Plan, data: &Data, name: &str, now_s: i64, lifetimes: Li
             Part::Server => {
                 let mut params = CertificateParams::new([name.to_owned(), "localhost".to_owned(), "127.0.0.1".to_owned()])?;
                 params.distinguished_name.push(DnType::CommonName, "divvy-extender");
-                // A replica shows it to the leader, too.
+                // A replica also presents this certificate to the leader, as a client.
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
                 let pair = sign(params, &data, now_s, lifetimes.server_s)?;
                 put(&mut data, keys::SERVER, pair.0);
@@ -48,7 +49,7 @@ fn put(data: &mut Data, key: &str, pem: String) {
     data.insert(key.to_owned(), pem.into_bytes());
 }
 
-/// The same each time, so that its name in what it signs is the one in its own certificate.
+/// Return the CA's parameters. They are always the same, so that the issuer name in signed certificates equals the CA's own name.
 fn authority() -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();

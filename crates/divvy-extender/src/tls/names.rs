@@ -1,5 +1,5 @@
-//! Which clients are let in, by the names in their certificates. An authority of the administrator's may sign for everybody in the cluster, so
-//! that its signature alone says little.
+//! Decides which clients are accepted, by the names in their certificates. The administrator's CA may sign certificates for every program in
+//! the cluster, so its signature is not enough.
 
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
@@ -8,15 +8,16 @@ use super::certificate;
 
 /// The name in the certificate that the extender makes for kube-scheduler.
 pub const KUBE_SCHEDULER: &str = "kube-scheduler";
-/// Of a certificate's names, so many characters are repeated in messages.
+/// Most characters of a certificate's names that a message repeats.
 const LONGEST: usize = 200;
 
-/// The names of clients that are let in.
+/// The names of accepted clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names(Vec<String>);
 
 impl Names {
-    /// These, or [`KUBE_SCHEDULER`] when there are none, and the extender's own name: a replica shows its certificate to the one that leads.
+    /// Make the list from the given names, or [`KUBE_SCHEDULER`] if there are none, plus the extender's own name: a replica presents its
+    /// certificate to the leader.
     pub fn new(given: &[String], server_name: &str) -> Names {
         let mut names = given.to_vec();
         if names.is_empty() {
@@ -26,8 +27,8 @@ impl Names {
         Names(names)
     }
 
-    /// Whether a certificate has one of the names, letter by letter: its common name, or a DNS name or URI among its alternative names. The error
-    /// is a sentence. Signature and validity are checked elsewhere.
+    /// Check that a certificate has exactly one of the accepted names as its common name, or as a DNS name or URI among its alternative names.
+    /// The error is a sentence. Signature and validity are checked elsewhere.
     pub fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), String> {
         let found = names_of(certificate)?;
         if found.iter().any(|name| self.0.contains(name)) {
@@ -42,14 +43,14 @@ impl Names {
             shown.push('…');
         }
         Err(format!(
-            "its certificate has {shown}, and this extender answers {}; if it is kube-scheduler, start the extender with --client-name and the name \
-             in its certificate (Helm: extender.tls.clientNames)",
+            "its certificate has {shown}, but this extender only answers {}; if the client is kube-scheduler, start the extender with \
+             --client-name and the name in the certificate (Helm: extender.tls.clientNames)",
             self.0.join(" and ")
         ))
     }
 }
 
-/// The common name, then the DNS names and URIs among the alternative names.
+/// Return the names in a certificate: the common name, then the DNS names and URIs among the alternative names.
 fn names_of(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
     let read = EndEntityCert::try_from(certificate).map_err(|error| format!("its certificate cannot be read ({error})"))?;
     let mut names: Vec<String> = certificate::common_name(read.subject()).into_iter().collect();

@@ -1,36 +1,37 @@
-//! What is to be made or renewed, as a function of what is there, the time, and the name. Nothing here makes a key or reads a clock.
+//! Decides which certificates to make or renew, from the Secret's data, the time, and the server name. Nothing here makes a key or reads a
+//! clock.
 //!
-//! kube-scheduler reads its certificates at its start only, so the authority and the scheduler's certificate live long; what the
-//! extender shows is renewed by itself, and no client notices, as it comes from the same authority.
+//! kube-scheduler reads its certificates only at its start, so the CA and kube-scheduler's certificate have a long lifetime. The extender's
+//! own certificate is renewed automatically; clients do not notice, because the same CA signs it.
 
 use std::collections::BTreeMap;
 
 use super::certificate::{Pair, Roots};
 
-/// The keys of the Secret.
+/// The keys of the Secret's data.
 pub mod keys {
-    /// The authority's certificate: what clients are given.
+    /// The CA certificate, which clients receive.
     pub const CA: &str = "ca.crt";
-    /// Its key.
+    /// The CA's private key.
     pub const CA_KEY: &str = "ca.key";
     /// The extender's own certificate.
     pub const SERVER: &str = "tls.crt";
-    /// Its key.
+    /// The private key of the extender's certificate.
     pub const SERVER_KEY: &str = "tls.key";
     /// kube-scheduler's certificate.
     pub const CLIENT: &str = "client.crt";
-    /// Its key.
+    /// The private key of kube-scheduler's certificate.
     pub const CLIENT_KEY: &str = "client.key";
 }
 
 const DAY_S: i64 = 86_400;
 
-/// How long certificates are valid, in seconds.
+/// The lifetimes of the certificates, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// The authority, and with it the scheduler's certificate.
+    /// The lifetime of the CA and of kube-scheduler's certificate.
     pub authority_s: i64,
-    /// The extender's own certificate. It is renewed when a third of that is left.
+    /// The lifetime of the extender's own certificate. It is renewed when a third of this is left.
     pub server_s: i64,
 }
 
@@ -44,41 +45,44 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// What is left of the extender's certificate when it is renewed.
+    /// Return the remaining time at which the extender's certificate is renewed.
     pub fn renew_server_s(&self) -> i64 {
         self.server_s / 3
     }
 
-    /// What is left of the authority when it is time to tell the administrator.
+    /// Return the remaining time of the CA at which the administrator is warned.
     pub fn warn_s(&self) -> i64 {
         self.authority_s / 10
     }
 }
 
-/// What the Secret holds, by key.
+/// The Secret's data, by key.
 pub type Data = BTreeMap<String, Vec<u8>>;
 
-/// What the Secret is to have, in the order in which it is made.
+/// The certificates in the Secret, in the order in which they are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The certificate authority.
+    /// The CA.
     Authority,
-    /// The extender's own certificate, signed by it.
+    /// The extender's own certificate, signed by the CA.
     Server,
-    /// kube-scheduler's certificate, signed by it.
+    /// kube-scheduler's certificate, signed by the CA.
     Client,
 }
 
-/// What is to be done.
+/// What to make, and what to report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Make these, and why.
+    /// The certificates to make, each with the reason.
     pub make: Vec<(Part, String)>,
-    /// For the administrator.
+    /// A warning for the administrator.
     pub warning: Option<String>,
 }
 
-/// Looks at the Secret. The error says that it is not one of ours, so that nothing of somebody else's is overwritten.
+/// Decide what to make from the Secret's data. `name` is the server name.
+///
+/// # Errors
+/// The extender did not make the Secret's data, or the data is damaged. It is not overwritten, because another program may have made it.
 pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, String> {
     let get = |key: &str| data.get(key).map(Vec::as_slice).filter(|value| !value.is_empty());
     let all = |why: &str| Plan {
@@ -92,43 +96,43 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
         (None, None) if data.values().all(Vec::is_empty) => return Ok(all("there is none yet")),
         _ => {
             return Err(format!(
-                "it holds {}, but not both {} and {}, so the extender did not make it and does not overwrite it. Give --tls-secret one that \
-                 is empty, or mount this one and give --tls-cert-file, --tls-private-key-file and --client-ca-file",
+                "it holds {}, but not both {} and {}, so the extender did not make it and does not overwrite it. Name an empty Secret with \
+                 --tls-secret, or mount this one and set --tls-cert-file, --tls-private-key-file and --client-ca-file",
                 data.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
                 keys::CA,
                 keys::CA_KEY
             ));
         }
     };
-    let mend = "Remove its data to have all made anew (kube-scheduler must then be told the new certificates), or put right what is there";
+    let mend = "Remove the Secret's data to have all certificates made again (and then give kube-scheduler the new ones), or repair the data";
     let authority = Pair::read(ca, ca_key).map_err(|why| format!("{} {why}. {mend}", keys::CA))?;
     let roots = Roots::read(ca).map_err(|why| format!("{} {why}. {mend}", keys::CA))?;
     let ends_s = authority.validity().not_after_s;
     if ends_s <= now_s {
         return Ok(Plan {
             warning: Some(
-                "the certificate authority had ended and was made anew: kube-scheduler reaches the extender only when it is given the new \
-                 certificates (divvy scheduler-config) and restarted"
+                "the CA had expired, so a new one was made: kube-scheduler cannot reach the extender until it has the new \
+                 certificates (divvy scheduler-config) and is restarted"
                     .to_owned(),
             ),
-            ..all("the authority's certificate has ended")
+            ..all("the CA certificate has expired")
         });
     }
     let mut plan = Plan::default();
     let pair = |certificate: &str, key: &str| -> Result<Pair, String> {
         match (get(certificate), get(key)) {
             (Some(certificate), Some(key)) => Pair::read(certificate, key),
-            _ => Err("is not there".to_owned()),
+            _ => Err("is missing".to_owned()),
         }
     };
     let server = pair(keys::SERVER, keys::SERVER_KEY).and_then(|pair| {
         pair.serves(&roots, name, now_s)?;
-        // It is also what one replica shows to another.
+        // A replica also presents this certificate to another one, as a client.
         pair.identifies(&roots, now_s)?;
-        // The authority's own end bounds it: renewing would not help.
+        // If the certificate ends with the CA, renewing it would not help.
         let left_s = pair.validity().not_after_s - now_s;
         if left_s < lifetimes.renew_server_s() && pair.validity().not_after_s < ends_s {
-            return Err(format!("ends in {left_s} s"));
+            return Err(format!("expires in {left_s} s"));
         }
         Ok(())
     });
@@ -140,7 +144,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
     }
     if ends_s - now_s < lifetimes.warn_s() {
         plan.warning = Some(format!(
-            "the certificate authority ends in {} days: empty the Secret at a time that suits you, give kube-scheduler the new certificates \
+            "the CA expires in {} days: empty the Secret at a convenient time, give kube-scheduler the new certificates \
              (divvy scheduler-config) and restart it",
             (ends_s - now_s) / DAY_S
         ));
@@ -148,7 +152,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
     Ok(plan)
 }
 
-/// Until when there is nothing to be renewed, in Unix seconds.
+/// Return when the extender's certificate is next renewed, in Unix seconds; `None` if there is no readable one.
 pub fn next_s(data: &Data, lifetimes: Lifetimes) -> Option<i64> {
     let pair = Pair::read(data.get(keys::SERVER)?, data.get(keys::SERVER_KEY)?).ok()?;
     Some(pair.validity().not_after_s - lifetimes.renew_server_s())

@@ -1,4 +1,4 @@
-//! Keeps the credentials up to date: reads them, has them made, and hands on what is new.
+//! Keeps the credentials up to date: reads them, has certificates made if necessary, and publishes new credentials.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,16 +13,16 @@ use super::plan::{Data, Lifetimes, keys, plan};
 use super::{Credentials, Current, Source, make};
 use divvy_kube::in_words;
 
-/// Between two looks at the Secret, at most: another replica may have renewed it.
+/// Longest pause between two reads of the Secret: another replica may have renewed it.
 const LOOK: Duration = Duration::from_secs(30);
-/// Between two looks at files. The kubelet takes a minute to bring a changed Secret into a pod.
+/// Pause between two reads of the files. The kubelet takes about a minute to update a mounted Secret.
 const LOOK_AT_FILES: Duration = Duration::from_secs(2);
-/// After a failure.
+/// Pause after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
-/// The API server's answer.
+/// Timeout of a request to the API server.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Starts to look after them, until `stop`. What cannot be had is logged, once each time that it changes, and tried again.
+/// Start the task that keeps the credentials up to date until `stop`. Failures are logged once per distinct text, and tried again.
 pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
     tokio::spawn(async move {
@@ -49,15 +49,15 @@ struct Keeper {
     source: Source,
     client: kube::Client,
     sender: watch::Sender<Option<Credentials>>,
-    /// What is in use: certificate, key, authority.
+    /// The PEM data in use: certificate, key, CA.
     seen: Vec<Vec<u8>>,
     said: Option<String>,
-    /// The last warning of the plan, which is the same for months.
+    /// The last warning that was logged. The same warning may recur for months.
     warned: Option<String>,
 }
 
 impl Keeper {
-    /// Looks once; gives the pause before the next look.
+    /// Read the source once, and return the pause before the next read.
     async fn look(&mut self) -> Duration {
         let looked = match self.source.clone() {
             Source::Files {
@@ -96,7 +96,7 @@ impl Keeper {
                     ..Lifetimes::default()
                 };
                 match self.secret(&namespace, &name, &server_name, lifetimes).await {
-                    // Often enough to renew in good time, whatever the lifetime is.
+                    // Read often enough to renew in time, whatever the lifetime is.
                     Ok(()) => Ok(LOOK.min(lifetime / 12).max(Duration::from_millis(500))),
                     Err(why) => Err(format!("the Secret {namespace}/{name}: {why}")),
                 }
@@ -110,10 +110,10 @@ impl Keeper {
             Err(why) => {
                 if self.said.as_ref() != Some(&why) {
                     let state = match &*self.sender.borrow() {
-                        Some(_) => "what was there before stays in use",
-                        None => "nothing is answered until it can be had",
+                        Some(_) => "the previous certificates stay in use",
+                        None => "no request is answered until there are certificates",
                     };
-                    tracing::error!(%state, "no certificates from {why}");
+                    tracing::error!(%state, "the certificates cannot be read: {why}");
                     self.said = Some(why);
                 }
                 AGAIN
@@ -121,13 +121,13 @@ impl Keeper {
         }
     }
 
-    /// Reads the Secret, has made what is due, and writes it; when somebody else was first, reads theirs.
+    /// Read the Secret, make the certificates that are due, and write the Secret back. If another replica wrote it first, read it again.
     async fn secret(&mut self, namespace: &str, name: &str, server_name: &str, lifetimes: Lifetimes) -> Result<(), String> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
-        // Each conflict means that another replica has written: the second look finds its work done.
+        // A conflict means that another replica has written the Secret; the next read finds the certificates that it made.
         for _ in 0..5 {
             let mut secret = answered(api.get(name)).await?.ok_or_else(|| {
-                format!("it is not there; create it empty: kubectl -n {namespace} create secret generic {name}")
+                format!("it does not exist; create it empty: kubectl -n {namespace} create secret generic {name}")
             })?;
             let data: Data = secret
                 .data
@@ -138,7 +138,7 @@ impl Keeper {
                 .collect();
             let now_s = now_s();
             let plan = plan(&data, server_name, now_s, lifetimes)?;
-            // The number of days in it is another one each day: a line a day.
+            // The warning contains a number of days, so it changes, and is logged, once a day.
             if let Some(warning) = &plan.warning
                 && self.warned.as_ref() != Some(warning)
             {
@@ -161,12 +161,12 @@ impl Keeper {
                         tracing::info!(?part, %why, secret = %format!("{namespace}/{name}"), "a certificate was made");
                     }
                 }
-                // 404 and 409 are found out by the next look.
+                // After a 404 or 409, the next read shows what happened.
                 Ok(None) => {}
                 Err(why) => return Err(format!("it could not be written: {why}")),
             }
         }
-        Err("others write it again and again; perhaps another program does".to_owned())
+        Err("it was changed at each of five attempts to write it; perhaps another program writes it".to_owned())
     }
 
     fn take(&mut self, parts: Vec<Vec<u8>>, names: [&str; 2]) -> Result<(), String> {
@@ -179,14 +179,14 @@ impl Keeper {
         let new = Credentials::new(certificate, key, ca, names)?;
         let until =
             jiff::Timestamp::from_second(new.not_after_s).map_or_else(|_| new.not_after_s.to_string(), |at| at.to_string());
-        tracing::info!(%until, "a certificate is in use; connections that are there go on");
+        tracing::info!(%until, "a new certificate is in use; existing connections go on");
         self.sender.send_replace(Some(new));
         self.seen = parts;
         Ok(())
     }
 }
 
-/// `None`: 404, or 409.
+/// Await a request with a timeout. `Ok(None)` means 404 or 409.
 async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<Option<T>, String> {
     match tokio::time::timeout(ANSWER, request).await {
         Ok(Ok(object)) => Ok(Some(object)),

@@ -1,4 +1,4 @@
-//! What the extender knows while a watch is broken is out of date.
+//! While a watch is broken, the extender's state is out of date.
 
 use divvy_extender::core::Core;
 use divvy_kube::watch::Change;
@@ -6,7 +6,7 @@ use divvy_model::Pod;
 
 use crate::values::*;
 
-/// What filter answers to a pod that has no room: whether kube-scheduler will try again without an event.
+/// Report whether kube-scheduler tries a pod without room again even without an event.
 fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
     match core.filter_at(large, ["n1"], at(ms)) {
         Ok(answer) => {
@@ -41,7 +41,7 @@ fn no_refusal_is_final_until_a_broken_watch_has_gone_on_and_caught_up_however_lo
             true => core.pod_change(Change::Resumed, at(3_600_000)),
             false => core.node_change(Change::Resumed, at(3_600_000)),
         };
-        // What was missed follows.
+        // The missed changes follow.
         assert!(tried_again(&mut core, &large, 3_600_900));
         assert!(!tried_again(&mut core, &large, 3_601_100));
     }

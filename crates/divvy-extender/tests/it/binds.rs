@@ -1,5 +1,5 @@
-//! Binds, step by step. Case numbers are those of research/gpushare.md section 8, R numbers those of
-//! research/reliability.md section 2.2, F numbers of its section 4.2.
+//! Binds, step by step. Case numbers are those of `docs/compatibility/gpushare.md`, and R numbers those of `docs/compatibility/races.md`.
+//! F numbers are faults. F02: the answer to a POST comes after the client's timeout. F08: kube-scheduler sends the same bind many times at once.
 
 use divvy_extender::core::{Action, Core, Got, Posted, Timing};
 use divvy_kube::convert::ReadPod;
@@ -130,7 +130,7 @@ fn a_bind_of_several_gpus_without_an_answer_is_sent_again_with_the_same_gpus_whi
     );
     core.posted(op, Posted::Unknown("timeout".to_owned()), at(4));
     core.got(op, Got::Found(Box::new(q.clone())), at(5));
-    // One of the two fails: another choice, and what may still be carried out stays booked.
+    // One of the two GPUs fails: another one is chosen, and the allocation that may still be carried out stays reserved.
     let mut failed = node("n", &[16, 16, 16]);
     if let Some(Ok(inventory)) = &mut failed.inventory {
         inventory.gpus[0].health = Health::Failed;
@@ -166,7 +166,7 @@ fn a_refused_bind_says_what_was_asked_and_what_is_free() {
 
 #[test]
 fn another_uid_is_refused_in_gpushares_words() {
-    // R7: the name was given to a new pod; the cache may know either.
+    // R7: a new pod has the name; the cache may know either pod.
     let q = pod("q", 8);
     let mut core = fixture(std::slice::from_ref(&q));
     let mut old = args(&q, "n1");
@@ -256,7 +256,7 @@ fn one_bind_at_a_time_writes_for_a_node_and_the_next_sees_its_outcome() {
     assert_eq!(texts[0], "Ok(())");
     assert!(texts[1].contains("GPU 0 has 0 of 16384 MiB free"), "{texts:?}");
 
-    // The same, but the first one fails: what it had reserved goes to the second.
+    // The same, but the first bind fails: its reserved memory goes to the second.
     let mut core = synced(&nodes, &[q.clone(), r.clone()]);
     let (first, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     core.begin_bind(args(&r, "n1"), at(0));
@@ -292,13 +292,13 @@ fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server
     let check = |actions: Vec<Action>| matches!(&actions[..], [Action::Check { uid, .. }] if *uid == q.uid);
     let shown = Got::Found(Box::new(seen(&q.uid).pod().clone()));
     for change in [Change::Apply(seen(&q.uid)), Change::Reset(vec![seen(&q.uid)])] {
-        // What came late of a pod that is really gone changes nothing.
+        // A late event of a pod that is really gone changes nothing.
         let mut core = buried();
         assert!(check(core.pod_change(change.clone(), at(2))));
         core.checked(&q.uid, "", Got::NotFound, at(3));
         assert_eq!((free(&core, "n1"), core.sweep(at(4))), (vec![16], Vec::new()));
 
-        // A pod that the API server has is counted. Until it answers it is asked again.
+        // A pod that the API server has is counted. Until the API server answers, it is queried again.
         let mut core = buried();
         assert!(check(core.pod_change(change.clone(), at(2))));
         core.checked(&q.uid, "", Got::Failed("down".to_owned()), at(3));
@@ -309,7 +309,7 @@ fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server
         core.pod_change(Change::Delete(seen(&q.uid)), at(7));
         assert_eq!(free(&core, "n1"), [16]);
 
-        // An answer that was overtaken by the pod's deletion brings nothing back.
+        // An answer that arrives after the pod's deletion does not bring the pod back.
         for gone in [Change::Delete(seen(&q.uid)), Change::Reset(Vec::new())] {
             let mut core = buried();
             assert!(check(core.pod_change(change.clone(), at(2))));
@@ -327,7 +327,7 @@ fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
     let called_gone = || {
         let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
         let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
-        // The bind was carried out, and its event overtakes an answer that is not the API server's.
+        // The bind was carried out, and its event arrives before an answer that is not the API server's.
         core.pod_change(Change::Apply(seen(&q.uid)), at(1));
         core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(2));
         assert!(matches!(&core.sweep(at(3))[..], [Action::Check { uid, .. }] if *uid == q.uid));
@@ -336,7 +336,7 @@ fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
     let mut core = called_gone();
     core.checked(&q.uid, "", Got::Found(Box::new(shown())), at(4));
     assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![8], Vec::new()));
-    // It was the API server's.
+    // The answer was the API server's.
     let mut core = called_gone();
     core.checked(&q.uid, "", Got::NotFound, at(4));
     assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![16], Vec::new()));
@@ -346,7 +346,7 @@ fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
 fn an_answer_older_than_what_the_watch_showed_of_a_pod_called_gone_takes_no_binding_back() {
     let q = pod("q", 8);
     let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
-    // The API server carries the Binding out, and a proxy answers that there is no such pod.
+    // The API server carries the Binding out, but a proxy answers that there is no such pod.
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     core.posted(op, Posted::NotFound("pods \"q\" not found".to_owned()), at(1));
     let (op, ..) = one_get(core.begin_bind(args(&q, "n2"), at(2)).1);
@@ -399,7 +399,7 @@ fn a_bind_that_waited_too_long_for_its_node_is_not_begun() {
 
 #[test]
 fn a_lost_answer_is_found_out_by_looking() {
-    // F02: every way in which a POST without an answer may have gone.
+    // F02: every possible outcome of a POST without an answer.
     let q = pod("q", 8);
     let begin = |outcome: Posted| {
         let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
@@ -426,7 +426,7 @@ fn a_lost_answer_is_found_out_by_looking() {
         let (mut core, op, _) = begin(outcome.clone());
         let other = gpushare_pod("q", "n1", 0, 3);
         let error = one_answer(core.got(op, found(&other), at(20))).expect_err("another allocation");
-        assert!(error.contains("with another allocation than this one"), "{error}");
+        assert!(error.contains("with a different allocation"), "{error}");
         assert_eq!(free(&core, "n1"), [16]);
 
         let (mut core, op, _) = begin(outcome.clone());
@@ -440,7 +440,7 @@ fn a_lost_answer_is_found_out_by_looking() {
         assert!(error.contains("uid is u-again"), "{error}");
         assert_eq!(free(&core, "n1"), [16]);
     }
-    // Not bound after a 409: refused. Not bound after no answer: it may come yet.
+    // Not bound after a 409: refused. Not bound after no answer: the Binding may still be carried out.
     let (mut core, op, _) = begin(conflict());
     let error = one_answer(core.got(op, found(&q), at(20))).expect_err("refused");
     assert!(error.contains("Operation cannot be fulfilled"), "{error}");
@@ -468,7 +468,7 @@ fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
         }
         looks += 1;
     };
-    assert!(error.contains("whether it was bound is not known"), "{error}");
+    assert!(error.contains("it is not known whether the pod is bound"), "{error}");
     assert!(now <= Timing::default().answer_within_ns / MS, "answered at {now} ms");
     assert!((4..12).contains(&looks), "backs off: {looks} looks");
     assert_eq!(free(&core, "n1"), [8], "kept");
@@ -479,7 +479,7 @@ fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
 
 #[test]
 fn a_bind_tried_again_after_no_answer_writes_the_same_allocation() {
-    // The first may be carried out late: then it does not matter which of the two it was.
+    // The first may be carried out late: then it does not matter which of the two was.
     let (q, r) = (pod("q", 8), pod("r", 1));
     let mut core = synced(&[node("n1", &[16, 8])], &[q.clone(), r.clone()]);
     let (op, first) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
@@ -612,7 +612,7 @@ fn a_pod_being_deleted_is_not_bound() {
 
 #[test]
 fn a_pod_that_asks_for_no_memory_is_bound_without_an_allocation() {
-    // gpu-count alone sends a pod through the extender, which is its binder then.
+    // A request for only gpu-count also makes kube-scheduler call the extender, which then binds the pod.
     let mut q = pod("q", 0);
     q.request.containers[0].gpu_count = 1;
     let mut core = fixture(std::slice::from_ref(&q));
@@ -645,7 +645,7 @@ fn nothing_is_answered_before_the_cluster_was_listed() {
     let q = pod("q", 8);
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());
     core.index_mut().reset_nodes(&[node("n1", &[16])]);
-    let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know what is free";
+    let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know which GPU memory is free";
     assert_eq!(core.filter(&q, ["n1"]), Err(text.to_owned()));
     assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(0)).1), Err(text.to_owned()));
     core.index_mut().reset_pods(vec![q.clone()]);
@@ -676,7 +676,7 @@ proptest! {
     }
 }
 
-/// As kube-scheduler sends the bind of a pod whose victim has ended, which this process has not heard yet.
+/// A bind as kube-scheduler sends it for a pod whose victim has ended, before the extender has seen that end.
 #[test]
 fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is_heard() {
     let urgent = Pod {
@@ -698,7 +698,7 @@ fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is
     core.index_mut().delete_pod(&victim.uid);
     let (_, binding) = one_post(core.got(op, found(&urgent), at(30)));
     assert_eq!(binding.node, "n1");
-    // Nothing of the kind is heard.
+    // No such event arrives.
     let (mut core, mut op) = begin();
     for look in 1..4 {
         let (next, _, pause) = one_get(core.got(op, found(&urgent), at(30 * look)));
@@ -707,7 +707,7 @@ fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is
     }
     let error = one_answer(core.got(op, found(&urgent), at(120))).expect_err("no room");
     assert!(error.contains("has no GPU with 12 units"), "{error}");
-    // A pod for which nobody had to go is refused at once.
+    // A pod for which no other pod was preempted is refused at once.
     let other = pod("other", 12);
     let mut core = synced(&[node("n1", &[16])], &[other.clone(), victim]);
     one_answer(core.begin_bind(args(&other, "n1"), at(0)).1).expect_err("no room");

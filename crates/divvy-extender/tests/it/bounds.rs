@@ -1,4 +1,4 @@
-//! What one pod or one node can cost the extender, whatever it says: bytes that are kept, bytes of answers, and work while the core is locked.
+//! The most that one pod or node can cost the extender, whatever it contains: kept bytes, bytes of answers, and work while the core is locked.
 
 use divvy_extender::core::Core;
 use divvy_kube::convert;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::values::*;
 
-/// The API server accepts this much in the annotations of one object.
+/// Most bytes that the API server accepts in the annotations of one object.
 const HUGE: usize = 250_000;
 const NODES: usize = 400;
 
@@ -29,7 +29,7 @@ fn object(name: &str, units: u64, annotations: Value) -> PodObject {
     .expect("a pod")
 }
 
-/// Patterns that are as long, as many and as hard as the limits allow, and match nothing.
+/// Patterns that are as long, as many, and as hard to match as the limits allow, and match nothing.
 fn worst_rule() -> String {
     let each = RULE_BYTES / RULE_PATTERNS - 1;
     let pattern = "n*".repeat(each / 2);
@@ -58,7 +58,7 @@ fn names(nodes: usize) -> Vec<String> {
     (0..nodes).map(|number| format!("n{number}")).collect()
 }
 
-/// Every way in which a pod's rules can be long, with and without a meaning.
+/// All ways in which a pod's rules can be long, meaningful or not.
 fn hostile_rules() -> Vec<Value> {
     let key = |key: &str, value: String| json!({key: value});
     vec![
@@ -93,7 +93,7 @@ fn no_answer_of_filter_grows_with_nodes_times_the_text_of_a_pod() {
     }
 }
 
-/// Work is counted in allocations, of which each comparison with a product makes some.
+/// Work is measured in memory allocations, because each comparison with a product makes some.
 #[test]
 fn rules_are_held_against_each_product_once_and_not_against_each_gpu() {
     let pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
@@ -114,18 +114,18 @@ fn rules_are_held_against_each_product_once_and_not_against_each_gpu() {
         (filter.count_total, prioritize.count_total)
     };
     let (few, many) = (asked(2, NODES), asked(8, NODES));
-    // Two texts per product, and the lists of the answer, which are made longer now and then.
+    // Two texts per product, and the lists of the answer, which are extended now and then.
     assert!(few.0 < 40 && many.0 < few.0 + 6 * 4 + 1, "{few:?} {many:?}");
     assert!(
         few.1 < 3 * NODES as u64 + 60 && many.1 < few.1 + 8 * NODES as u64,
         "{few:?} {many:?}"
     );
-    // As many products as GPUs: beyond a number they are all one.
+    // As many products as GPUs: beyond a limit, all further products count as one.
     let (some, most) = (asked(usize::MAX, 100), asked(usize::MAX, 2 * NODES));
     assert!(most.0 < some.0 + 40, "{some:?} {most:?}");
 }
 
-/// The bytes that one call leaves behind.
+/// The bytes that are still allocated after one call.
 fn left_behind(call: impl FnOnce()) -> i64 {
     allocation_counter::measure(call).bytes_current
 }
@@ -172,7 +172,7 @@ fn what_a_bound_pod_keeps_does_not_hang_on_its_rules() {
     assert!(bytes / PODS < 1_000, "{} bytes each", bytes / PODS);
 }
 
-/// Only until they are bound, and no more than what the limits let through.
+/// Rules are only kept until their pods are bound, and only within the limits.
 #[test]
 fn what_is_kept_of_a_pod_that_waits_is_bounded_whatever_it_says() {
     let long = || "9".repeat(HUGE);
@@ -191,7 +191,7 @@ fn what_is_kept_of_a_pod_that_waits_is_bounded_whatever_it_says() {
     }
 }
 
-/// Bind, too, tells of one node only; with many GPUs and long names that is long.
+/// Bind also reports about one node only; with many GPUs and long names, the report is long.
 #[test]
 fn a_refused_bind_is_told_in_a_bounded_text() {
     let mut core = cluster(1, |_, gpu| format!("{gpu}{}", "n".repeat(DEVICE_TEXT_BYTES - 1)));

@@ -19,7 +19,7 @@ fn running(name: &str, node: &str, units: u64) -> Pod {
     }
 }
 
-/// A node that says so much is held on its GPUs, in units.
+/// A node whose inventory says how much is held on each GPU, in units.
 fn holding(sizes: &[u64], held: &[u64]) -> Node {
     let mut node = node("n1", sizes);
     if let Some(Ok(inventory)) = &mut node.inventory {
@@ -83,7 +83,7 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
                     fits(&mut core, &q, ms),
                     Err(
                         "no node has room yet: node n1 keeps 6144 MiB of GPU 0 for pod default/old (deleted, container was running) until \
-                         its agent says that the container has ended, or for 10 s at most; it is tried again"
+                         its agent reports that the container has ended, or for at most 10 s; kube-scheduler will try again"
                             .to_owned()
                     ),
                     "{way}"
@@ -91,14 +91,14 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
                 assert_eq!(
                     one_answer(core.begin_bind(args(&q, "n1"), at(ms)).1),
                     Err(
-                        "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still keeps that of \
+                        "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still counts \
                          default/old 6144 MiB (deleted, container was running)"
                             .to_owned()
                     ),
                     "{way}"
                 );
             }
-            // What is free beside it is given, and what does not fit anyway is refused as ever.
+            // The other free memory is allocated, and a pod that would not fit anyway is refused as usual.
             assert_eq!(fits(&mut core, &pod("small", 2), 2_000), Ok(true));
             assert_eq!(fits(&mut core, &pod("large", 9), 2_000), Ok(false), "{way}");
             assert_eq!(core.counts().departed, 1);
@@ -149,7 +149,7 @@ fn the_agents_word_takes_over_whenever_it_comes_and_is_not_counted_twice() {
             &[running("a", "n1", 3), running("b", "n1", 3), q.clone()],
         )
     };
-    // After the deletions, of one pod after the other.
+    // After the deletions, one pod after the other.
     let mut core = start();
     for uid in ["u-a", "u-b"] {
         core.index_mut().delete_pod(uid);
@@ -160,7 +160,7 @@ fn the_agents_word_takes_over_whenever_it_comes_and_is_not_counted_twice() {
         assert_eq!(core.index().ledger().departed().count(), departed, "{held} held");
     }
     assert_eq!(fits(&mut core, &q, 0), Ok(true));
-    // Before them: the watch of nodes was quicker.
+    // Before the deletions: the watch of nodes was faster.
     let mut core = start();
     core.index_mut().apply_node(&holding(&[8], &[3]));
     core.index_mut().delete_pod("u-a");
@@ -217,7 +217,7 @@ fn a_pod_that_is_not_gone_after_all_is_counted_once() {
     core.index_mut().apply_pod(old.clone());
     assert_eq!(free(&core, "n1"), [2]);
     assert_eq!(core.index().ledger().departed().count(), 0);
-    // Nor is it told that its GPU was promised twice when another one is there.
+    // There is no event about a doubly allocated GPU when another pod is on it.
     core.index_mut().delete_pod(&old.uid);
     core.index_mut().apply_pod(gpushare_pod("foreign", "n1", 0, 8));
     assert_eq!(core.promised_twice(), []);

@@ -1,4 +1,4 @@
-//! Hostile clients against the server as `divvy extender` runs it, with its own limits. Each test waits for what the server does.
+//! Hostile clients against the server of `divvy extender`, with its real limits. Each test waits for the server's reaction.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ use crate::tls::{
     start_with, time_s, until_made, until_ready,
 };
 
-/// Longer than every limit of the server.
+/// A time that is longer than every timeout of the server.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What comes until the server ends the connection, in whatever way.
+/// Read until the server ends the connection in any way.
 async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut bytes))
@@ -58,7 +58,7 @@ async fn extender(api: &ApiServer, webhook: bool) -> (Running, Data) {
     (running, data)
 }
 
-/// A client with a certificate of this authority for somebody else.
+/// A client with a certificate of this CA for another name.
 fn as_client(data: &Data, common_name: &str, alternative: Option<&str>) -> rustls::ClientConfig {
     let key = std::str::from_utf8(&data[keys::CA_KEY]).expect("PEM");
     let mut authority = CertificateParams::default();
@@ -82,7 +82,7 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     let api = cluster();
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
-    // An authority that signs for others, too: its files are somebody else's.
+    // A CA that also signs certificates for others: another program maintains its files.
     let data = made(time_s());
     for key in [keys::SERVER, keys::SERVER_KEY, keys::CA] {
         std::fs::write(path(key), &data[key]).expect("written");
@@ -129,7 +129,7 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
         "{metrics}"
     );
 
-    // Who has one of the names, in whatever place, and a replica.
+    // Clients with one of the names, in any field of the certificate, and a replica.
     for client in [
         as_scheduler(&data),
         as_client(&data, "x", Some("kube-scheduler")),
@@ -139,7 +139,7 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
         assert!(status.contains("200"), "{status}");
     }
 
-    // Names that are given are those that count.
+    // Names that are set by flag replace the default.
     let running = start_with(&api, surroundings(&["webshop.tenant-a.svc"])).await;
     until_ready(&running, &data).await;
     for (client, expected) in [
@@ -189,7 +189,7 @@ async fn stalled_reviews_do_not_block_the_api_servers_review() {
         stalled.push(tokio::spawn({
             let begin = begin.clone();
             async move {
-                // Who is not read yet, or was sent away, cannot send it all.
+                // A client that is not read yet, or was turned away, cannot send everything.
                 let _ = stream.write_all(begin.as_bytes()).await;
                 rest(&mut stream).await
             }
@@ -206,7 +206,7 @@ async fn stalled_reviews_do_not_block_the_api_servers_review() {
     let mut stream = tls(&running, [127, 0, 0, 1], as_nobody(&data)).await.expect("a connection");
     let review = request("POST", "/mutate/divvy-scheduler", &review);
     let answer = ask(&mut stream, &review);
-    // Not 503, which is the answer when no turn comes within 2 s; the API server waits for 3 s.
+    // Not 503, which is the answer if a review gets no turn within 2 s; the API server waits 3 s.
     let (status, _) = tokio::time::timeout(PATIENCE, answer)
         .await
         .expect("in time")
@@ -244,7 +244,7 @@ async fn half_requests_and_idle_connections_do_not_block_probes_or_kube_schedule
         .await
         .expect("the connection goes on");
     assert!(passed.contains(r#""NodeNames":["n1"]"#), "{passed}");
-    // Each of them ends: 32 places for all, and 5 s for headers.
+    // Each connection ends: there are 32 places in total, and 5 s for headers.
     for mut stream in held {
         assert_eq!(rest(&mut stream).await, "");
     }
@@ -307,7 +307,7 @@ async fn readyz_shows_errors_of_the_api_server_to_known_callers_only() {
     };
     let running = start_with(&api, surroundings).await;
     let data = until_made(&api).await;
-    // Until it has its certificates there is no connection.
+    // Without certificates the extender accepts no connections.
     let of = async |client| {
         get(&running, client, "/readyz")
             .await

@@ -1,4 +1,4 @@
-//! Binds whose earlier try had no answer, while the cluster changed.
+//! Binds whose earlier try got no answer, while the cluster changes.
 
 use divvy_extender::core::{Action, BindingRequest, Core, Got, Posted};
 use divvy_model::{Gpu, Health, Node, Pod};
@@ -14,7 +14,7 @@ fn with(mut node: Node, change: impl Fn(&mut Vec<Gpu>)) -> Node {
     node
 }
 
-/// Every way in which the GPU of an earlier try is good no more: n1's GPU 1, of 8 units.
+/// All ways in which the GPU of an earlier try (n1's GPU 1, with 8 units) can become unusable.
 fn spoiled() -> [(&'static str, Node); 4] {
     let sound = || node("n1", &[16, 8]);
     [
@@ -25,7 +25,7 @@ fn spoiled() -> [(&'static str, Node); 4] {
     ]
 }
 
-/// A pod of 8 units whose bind to n1's GPU 1 had no answer.
+/// A pod of 8 units whose bind to n1's GPU 1 got no answer.
 fn in_doubt() -> (Core, Pod, Pod, BindingRequest) {
     let (q, r) = (pod("q", 8), pod("r", 8));
     let mut core = synced(&[node("n1", &[16, 8])], &[q.clone(), r.clone()]);
@@ -57,7 +57,7 @@ fn a_bind_tried_again_is_not_sent_to_a_gpu_that_is_good_no_more() {
         assert_eq!((asked, pause), (key(&q), 0), "{what}: the first may have come through");
         let (op, second) = one_post(core.got(op, found(&q), at(1_010)));
         assert_eq!(gpu(&second), "GPU-n1-0", "{what}");
-        // Both are booked, also when the GPU is back.
+        // Both stay reserved, even after the GPU is back.
         core.index_mut().apply_node(&node("n1", &[16, 8]));
         assert_eq!(free(&core, "n1"), [8, 0], "{what}: whichever comes through");
         assert_eq!(one_answer(core.posted(op, Posted::Created, at(1_020))), Ok(()));
@@ -77,7 +77,7 @@ fn the_first_try_may_come_through_after_the_second_was_sent_elsewhere() {
         let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_000)).1);
         let (op, _) = one_post(core.got(op, found(&q), at(1_010)));
         core.index_mut().apply_node(&node("n1", &[16, 8]));
-        // Meanwhile another pod gets what is left, and not what the first try may take.
+        // In the meantime another pod gets the rest, but not the memory that the first try may take.
         assert_eq!(core.begin_bind(args(&r, "n1"), at(1_011)).1, [], "waits for the node");
         let actions = core.posted(op, conflict(), at(1_020));
         let [Action::Get { op, .. }, Action::Post { binding: other, .. }] = &actions[..] else {
@@ -109,7 +109,7 @@ fn the_first_try_may_have_come_through_before_the_second_is_sent() {
         );
         core.index_mut().apply_node(&node("n1", &[16, 8]));
         assert_eq!(free(&core, "n1"), [16, 0], "{what}");
-        // It is not known: nothing new is sent, and nothing is let go.
+        // The outcome is unknown: nothing new is sent, and nothing is released.
         let (mut core, q, ..) = in_doubt();
         core.index_mut().apply_node(&now);
         let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_000)).1);
@@ -137,7 +137,7 @@ fn a_second_try_that_is_refused_leaves_the_first_in_doubt() {
         }
         core.index_mut().apply_node(&node("n1", &[16, 8]));
         assert_eq!(free(&core, "n1"), [16, 0]);
-        // Its GPU is good again: the same allocation as at first, without a look.
+        // The GPU is usable again: the same allocation as at first is sent, without reading the pod.
         let (op, third) = one_post(core.begin_bind(args(&q, "n1"), at(2_000)).1);
         assert_eq!(gpu(&third), "GPU-n1-1");
         one_answer(core.posted(op, Posted::Created, at(2_010))).expect("bound");
@@ -147,7 +147,7 @@ fn a_second_try_that_is_refused_leaves_the_first_in_doubt() {
 
 #[test]
 fn tries_without_an_answer_pile_up_no_further_than_the_nodes_gpus() {
-    // GPU 1 fails, is back, fails: the pod is sent to and fro, and never booked twice on one GPU.
+    // GPU 1 fails, comes back, and fails again: the allocation moves back and forth, and is never counted twice on one GPU.
     let (mut core, q, ..) = in_doubt();
     for round in 1..6u64 {
         let sick = (round % 2) as usize;
@@ -164,7 +164,7 @@ fn tries_without_an_answer_pile_up_no_further_than_the_nodes_gpus() {
         one_answer(core.got(op, found(&q), at(round * 1_000 + 20))).expect_err("not bound so far");
         assert_eq!(free(&core, "n1"), [8, 0]);
     }
-    // And the doubt ends when none of them can be carried out any more.
+    // The doubt ends when none of the Bindings can be carried out any longer.
     core.checked(&q.uid, "n1", found(&q), at(200_000));
     assert_eq!(free(&core, "n1"), [16, 8]);
 }

@@ -1,4 +1,4 @@
-//! Who leads: the rules one by one, then in every order, with clocks that are wrong, answers that are lost and processes that freeze.
+//! Leader election: the rules one by one, and then in random order, with wrong clocks, lost answers, and frozen processes.
 
 use divvy_extender::election::{Election, Record, Rules, Step};
 use proptest::prelude::*;
@@ -36,7 +36,7 @@ fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
     let other = held_by("other", 100);
     assert_eq!(me.read(found(&other, 7), 100 * S, 0), Step::Wait);
     assert_eq!(me.holder(), Some("other"));
-    // It is renewed: whatever the other's clock says, time is counted from when that was seen here.
+    // The Lease is renewed: whatever the other's clock says, time counts from when this replica saw the renewal.
     let renewed = held_by("other", 101);
     assert_eq!(me.read(found(&renewed, 8), 114 * S, 0), Step::Wait);
     assert_eq!(me.read(found(&renewed, 8), 129 * S - 1, 0), Step::Wait);
@@ -60,7 +60,7 @@ fn a_lease_is_taken_when_it_is_free_and_not_a_moment_before() {
     me.written(expected.clone(), "9".to_owned(), 129 * S);
     assert_eq!(me.held_until_ns(), 139 * S, "from when it was sent");
     assert!(!me.would_take_over());
-    // It goes on.
+    // The leader renews.
     let step = me.read(found(&expected, 9), 131 * S, 66);
     let again = Record {
         renewed_us: 66,
@@ -130,20 +130,20 @@ fn who_releases_holds_nothing_and_another_need_not_wait() {
 
 #[derive(Debug, Clone)]
 enum Event {
-    /// Time passes: milliseconds.
+    /// Time passes, in milliseconds.
     Pass(u64),
-    /// A replica asks, and the server reads.
+    /// A replica sends a read, and the server reads the Lease.
     Ask(usize),
-    /// It gets the answer, and acts.
+    /// The replica gets the answer, and acts.
     Hear(usize),
-    /// The server carries out one of the writes that are on their way.
+    /// The server carries out one of the pending writes.
     Carry(usize),
-    /// The replica hears of it.
+    /// The replica gets the answer to its write.
     Told(usize),
-    /// It never does.
+    /// The answer to the write is lost.
     Lost(usize),
     Release(usize),
-    /// Killed, and started anew.
+    /// The replica is killed and started again.
     Restart(usize),
 }
 
@@ -166,16 +166,16 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 
 struct Replica {
     election: Election,
-    /// Per mille of true time, and how wrong it is.
+    /// The clock's speed in per mille of true time, and its offset.
     clock: (u64, u64),
     heard: Option<Option<(Record, String)>>,
-    /// The write that it waits for: number, content, sent when by its clock.
+    /// The write whose answer the replica waits for: its number, its content, and when it was sent by the replica's clock.
     waits: Option<(u64, Record, u64)>,
 }
 
 struct Write {
     number: u64,
-    /// None: only if it is not there.
+    /// `None`: create the Lease only if it does not exist.
     version: Option<String>,
     record: Record,
 }
@@ -320,6 +320,6 @@ proptest! {
             }
             world.play(&Event::Pass(1_000));
         }
-        prop_assert_eq!(world.leaders().len(), 1, "somebody leads");
+        prop_assert_eq!(world.leaders().len(), 1, "one replica leads");
     }
 }

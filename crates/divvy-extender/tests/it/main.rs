@@ -1,4 +1,4 @@
-//! The extender from outside: the core as interleavings, the server over HTTP against the embedded API server.
+//! The extender from outside: interleavings of the core, and the server over HTTP with the embedded API server.
 
 mod behind;
 mod binds;

@@ -7,7 +7,7 @@ use crate::server::*;
 
 const PREEMPT: &str = "/gpushare-scheduler/preempt";
 
-/// gpushare's fixture: n1 has GPUs of 16 with a (10) and b (4), n2 one that c fills; all of priority 0.
+/// gpushare's fixture: n1 has two GPUs of 16 units with a (10) and b (4), n2 has one that c fills; all pods have priority 0.
 fn urgent(units: u64) -> Value {
     let mut pod = pod_manifest("urgent", units);
     pod["spec"]["priority"] = json!(1000);
@@ -29,7 +29,7 @@ async fn victims_are_corrected_and_nodes_where_none_helps_are_left_out() {
     };
     let ask =
         |units: u64, victims: Value| json!({"Pod": urgent(units), "NodeNameToVictims": null, "NodeNameToMetaVictims": victims});
-    // By sums a is enough for 14; it is b that makes 14 free on one GPU, and c on its own.
+    // By the node's sum, evicting a would make room for 14. But only b makes 14 free on one GPU, and so does c on its node.
     let proposed = json!({"n1": meta(&[&b], 1), "n2": meta(&[&c], 0), "n3": meta(&[&a], 0), "nx": meta(&[&a], 0)});
     let answer = cluster.json(PREEMPT, ask(14, proposed)).await;
     let expected = json!({"NodeNameToMetaVictims": {"n1": meta(&[&b], 1), "n2": meta(&[&c], 0)}});
@@ -42,7 +42,7 @@ async fn victims_are_corrected_and_nodes_where_none_helps_are_left_out() {
     );
     let answer = cluster.json(PREEMPT, ask(17, json!({"n1": meta(&[&a, &b], 0)}))).await;
     assert_eq!(answer, json!({"NodeNameToMetaVictims": {}}), "no GPU is that large");
-    // Whole pods, as without nodeCacheCapable.
+    // Whole pods, as sent without nodeCacheCapable.
     let whole =
         json!({"n2": {"Pods": [{"metadata": {"name": "c", "uid": c}, "spec": {"containers": []}}], "NumPDBViolations": 0}});
     let body = json!({"Pod": urgent(14), "NodeNameToVictims": whole, "NodeNameToMetaVictims": null});

@@ -1,4 +1,4 @@
-//! The forms of kube-scheduler's and gpushare's protocols. Case numbers are those of research/gpushare.md section 8.
+//! The JSON of kube-scheduler's and gpushare's protocols. Case numbers are those of `docs/compatibility/gpushare.md`.
 
 use axum::http::StatusCode;
 use divvy_testbed::api::DeleteOptions;
@@ -31,7 +31,7 @@ async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowh
     let error = answer["Error"].as_str().unwrap_or_default();
     assert!(error.contains("check 0f1e2d3c4b5a6978"), "{answer}");
     assert_eq!(answer["NodeNames"], json!(null), "{answer}");
-    // What is no word of ours changes nothing.
+    // A value that `divvy scheduler-config` does not write changes nothing.
     let answer = cluster.json(FILTER, asking("please \n")).await;
     assert_eq!(answer["NodeNames"], json!(["n1"]), "{answer}");
 }
@@ -47,7 +47,7 @@ async fn an_extender_that_was_not_told_to_does_not_answer_the_webhook_and_says_h
 #[tokio::test]
 async fn filter_answers_names_with_names() {
     let cluster = Cluster::fixture().await;
-    // Case 1, to the byte as Go prints it.
+    // Case 1, byte for byte as Go prints it.
     let body = json!({"Pod": pod_manifest("q", 8), "Nodes": null, "NodeNames": ["n1", "n2", "n3", "nx"]}).to_string();
     let (status, text) = cluster.ask("POST", FILTER, body).await;
     assert_eq!(status, StatusCode::OK);
@@ -80,7 +80,7 @@ async fn filter_answers_names_with_names() {
 
 #[tokio::test]
 async fn a_config_map_takes_gpus_out_and_its_end_gives_them_back() {
-    // Case 8: of n1 (6 and 12 units free) only GPU 0 is left.
+    // Case 8: on n1 (6 and 12 units free) only GPU 0 is left.
     let cluster = Cluster::fixture().await;
     let ask = json!({"Pod": pod_manifest("q", 8), "NodeNames": ["n1"]});
     for (gpus, passes) in [
@@ -213,7 +213,7 @@ async fn malformed_requests_get_an_error_in_words_and_status_200() {
         .await;
     assert_eq!(
         answer["Error"],
-        "aliyun.com/gpu-mem: of container a of pod q: quantity: \"3 GiB\" has an unknown suffix"
+        "aliyun.com/gpu-mem: in container a of pod q: quantity: \"3 GiB\" has an unknown suffix"
     );
     assert_eq!(cluster.used("n1").await, [10, 4], "nothing was changed by any of it");
 }

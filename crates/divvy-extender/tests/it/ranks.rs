@@ -1,4 +1,4 @@
-//! Which node and which GPU: prioritize, filter that decides, and bind.
+//! The choice of node and GPU: prioritize, filter with `--decide-in filter`, and bind.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ async fn the_best_node_gets_ten_and_no_other_more_than_five() {
         let other = if best == "n1" { "n4" } else { "n1" };
         assert_eq!(found[best], 10, "{policy}: {found:?}");
         assert!((0..=5).contains(&found[other]), "{policy}: {found:?}");
-        // Nodes that it was not to be asked about: all are answered, as kube-scheduler expects.
+        // Nodes that should not be in the request: all get a score, as kube-scheduler expects.
         let found = scores(&cluster, &pod_manifest("q", 13), &["n1", "n2", "n3", "n4", "nx"]).await;
         let expected = [("n1", 0), ("n2", 0), ("n3", 0), ("n4", 10), ("nx", 0)];
         assert_eq!(found, expected.map(|(name, score)| (name.to_owned(), score)).into());

@@ -1,4 +1,4 @@
-//! Several replicas, of which one binds: the core's part, then replicas over real connections against the embedded API server.
+//! Several replicas, only one of which binds: first the core, then replicas over real connections with the embedded API server.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn who_does_not_lead_binds_nothing_and_says_so() {
     let mut core = synced(&[gpushare_node("n1", 16, 1)], std::slice::from_ref(&q));
     assert_eq!(core.stand_by(), []);
     let error = one_answer(core.begin_bind(args(&q, "n1"), at(0)).1).expect_err("another may bind");
-    assert!(error.contains("does not lead"), "{error}");
+    assert!(error.contains("is not the leader"), "{error}");
     assert_eq!(core.filter(&q, ["n1"]).expect("it filters").passed, [0]);
 }
 
@@ -38,18 +38,18 @@ fn a_new_leader_binds_after_a_list_that_was_begun_after_its_election() {
     core.stand_by();
     assert!(core.elected());
     assert!(!core.elected(), "once");
-    // A list that was under way before.
+    // A list that was under way before the election.
     core.pods_listed(at(10));
     let error = one_answer(core.begin_bind(args(&r, "n1"), at(5_000)).1).expect_err("that list may be an old one");
     assert!(error.contains("just become the leader"), "{error}");
     core.await_list();
     one_answer(core.begin_bind(args(&r, "n1"), at(5_000)).1).expect_err("not listed yet");
-    // The list shows what the last leader has bound, and then the settle second begins.
+    // The list shows which pods the last leader has bound. Then the settle second begins.
     core.index_mut().reset_pods(vec![gpushare_pod("q", "n1", 0, 4), r.clone()]);
     core.pods_listed(at(6_000));
     let (op, _, pause) = one_get(core.begin_bind(args(&r, "n1"), at(6_100)).1);
     assert_eq!(pause, 900 * MS);
-    // What the last leader had sent comes in that second.
+    // A Binding that the last leader had sent is carried out in that second.
     core.index_mut().apply_pod(gpushare_pod("q", "n1", 0, 8));
     let error = one_answer(core.got(op, found(&r), at(7_000))).expect_err("no room");
     assert!(error.contains("0 of 8192 MiB free"), "{error}");
@@ -62,16 +62,16 @@ fn who_loses_the_lease_sends_nothing_more_and_finds_out_what_became_of_what_it_s
     let (posting, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
     assert_eq!(core.begin_bind(args(&r, "n1"), at(1)).1, [], "it waits for the node");
     let error = one_answer(core.stand_by()).expect_err("it has not begun");
-    assert!(error.contains("does not lead"), "{error}");
+    assert!(error.contains("is not the leader"), "{error}");
     assert!(core.in_doubt());
-    // The answer to what was sent is lost: it is looked up, and the pod is bound.
+    // The answer to the POST is lost: the pod is read, and is bound.
     let (op, ..) = one_get(core.posted(posting, Posted::Unknown("reset".to_owned()), at(2)));
     assert_eq!(
         one_answer(core.got(op, Got::Found(Box::new(bound(&q, &binding))), at(3))),
         Ok(())
     );
     assert!(!core.in_doubt());
-    // A bind that was begun, but whose lease ended before it was sent: nothing stays reserved.
+    // A bind that had begun when the lease ended, before the POST was sent: nothing stays reserved.
     let mut core = synced(&[gpushare_node("n1", 16, 1)], std::slice::from_ref(&s));
     let (op, _) = one_post(core.begin_bind(args(&s, "n1"), at(0)).1);
     assert_eq!(free(&core, "n1"), [12]);
@@ -85,7 +85,7 @@ fn who_loses_the_lease_sends_nothing_more_and_finds_out_what_became_of_what_it_s
     );
 }
 
-/// A tenth of the real ones.
+/// A tenth of the real durations.
 const RULES: Rules = Rules {
     lease_ns: 1_500_000_000,
     hold_ns: 1_000_000_000,
@@ -148,7 +148,7 @@ impl Replica {
         answer["Error"].as_str().expect("always there").to_owned()
     }
 
-    /// As kube-scheduler tries it again and again.
+    /// Bind repeatedly until it succeeds, as kube-scheduler does.
     async fn binds(&self, api: &ApiServer, pod: &Value) {
         until("it is bound", async || (self.bind(api, pod).await.is_empty()).then_some(())).await;
     }
@@ -179,7 +179,7 @@ async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released(
     let (leader, other) = if first == 0 { (a, b) } else { (b, a) };
     let (p, q, r) = (create_pod(&api, "p", 2), create_pod(&api, "q", 2), create_pod(&api, "r", 2));
     leader.binds(&api, &p).await;
-    until("the other knows who leads", async || {
+    until("the other replica knows the leader", async || {
         other.bind(&api, &q).await.is_empty().then_some(())
     })
     .await;
@@ -196,7 +196,7 @@ async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released(
         .await
         .expect("an answer");
     assert!(ready.contains("@https://127.0.0.1:"), "{ready}");
-    // Who hands on is asked by another that hands on: no circle.
+    // A replica that forwards gets a forwarded bind: it does not forward it again.
     let mut scheduler = connect(&other.running, as_scheduler(&stored(&api)))
         .await
         .expect("a connection");
@@ -207,7 +207,7 @@ async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released(
     );
     let (_, said) = ask(&mut scheduler, &circle).await.expect("an answer");
     assert!(
-        said.contains("does not lead") && said.contains("https://127.0.0.1:"),
+        said.contains("is not the leader") && said.contains("https://127.0.0.1:"),
         "{said}"
     );
     drop(scheduler);
@@ -241,7 +241,7 @@ async fn a_replica_whose_watch_is_broken_learns_at_its_election_what_was_bound()
         status.contains("200").then_some(())
     })
     .await;
-    // From here on b hears nothing of pods, and cannot list them either.
+    // From here on, b receives no events of pods and cannot list them.
     let broken = ["watch", "list"].map(|verb| {
         api.faults().add(Rule::new(
             Match::any().verb(verb).resource("pods").client("b"),
@@ -292,15 +292,15 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
         },
     );
     let rule = api.faults().add(rule);
-    until("it leads no more", async || (!a.leads(&api).await).then_some(())).await;
+    until("it no longer leads", async || (!a.leads(&api).await).then_some(())).await;
     let q = create_pod(&api, "q", 2);
     let error = a.bind(&api, &q).await;
     assert!(
-        error.contains("no replica of Divvy's extender") || error.contains("does not lead"),
+        error.contains("no replica of Divvy's extender") || error.contains("is not the leader"),
         "{error}"
     );
     assert_eq!(bound_pods(&api), 1);
-    // Another takes it, once a whole lease has passed for it; then the first hands on.
+    // Another replica takes the lease over after a whole lease time. Then the first one forwards binds.
     let b = replica(&api, "b").await;
     assert_eq!(leader(&api, &[&b]).await, 0);
     api.faults().remove(rule);
@@ -322,13 +322,13 @@ async fn a_replica_that_may_not_have_the_lease_is_not_ready_and_says_why() {
     let a = replica(&api, "a").await;
     let ready = async || get(&a.running, as_nobody(&stored(&api)), "/readyz").await.ok();
     let said = until("it has tried", async || {
-        ready().await.filter(|(_, text)| text.contains("cannot be had"))
+        ready().await.filter(|(_, text)| text.contains("cannot be read or written"))
     })
     .await;
     assert!(said.0.contains("503"), "{said:?}");
     let p = create_pod(&api, "p", 2);
     let error = a.bind(&api, &p).await;
-    assert!(error.contains("the lease cannot be had"), "{error}");
+    assert!(error.contains("the lease cannot be read or written"), "{error}");
     api.faults().remove(rule);
     until("it leads", async || a.leads(&api).await.then_some(())).await;
     until("it is ready", async || {

@@ -1,4 +1,6 @@
-//! The whole extender against the embedded API server: watches, real calls, faults.
+//! The whole extender with the embedded API server: watches, real requests, faults. Case numbers are those of `docs/compatibility/gpushare.md`, R
+//! numbers those of `docs/compatibility/races.md`. F numbers are faults. F02: the answer to a POST comes after the client's timeout. F04: the watch
+//! is cut, and a resume gets 410 Gone. F08: kube-scheduler sends the same bind many times at once.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
-/// An extender and its API server; both end with it.
+/// An extender and its API server. Both stop when this is dropped.
 pub(crate) struct Cluster {
     pub(crate) api: ApiServer,
     pub(crate) served: Served,
@@ -22,7 +24,7 @@ pub(crate) struct Cluster {
 
 pub(crate) fn settings() -> Settings {
     let mut settings = Settings::new(MemoryUnit::GIB);
-    // Nobody else binds, so there is nothing to wait for.
+    // No other extender binds, so there is no need for the settle second.
     settings.timing.settle_ns = 0;
     settings.limits = Limits {
         post: Duration::from_millis(150),
@@ -57,7 +59,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until it is ready.
+    /// Wait until the extender is ready.
     pub(crate) async fn becomes_ready(served: &Served) {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -70,12 +72,12 @@ impl Cluster {
         }
     }
 
-    /// gpushare's fixture (research/gpushare.md section 8).
+    /// gpushare's fixture (see `docs/compatibility/gpushare.md`).
     pub(crate) async fn fixture() -> Cluster {
         Cluster::fixture_with(settings()).await
     }
 
-    /// The same with an extender of these settings.
+    /// The same, with these settings for the extender.
     pub(crate) async fn fixture_with(settings: Settings) -> Cluster {
         let api = ApiServer::new(Options {
             seed: Some(1),
@@ -100,7 +102,7 @@ impl Cluster {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 
-    /// Waits until the filter lets the pod on to a node, or on to none.
+    /// Wait until filter passes the expected nodes for the pod.
     pub(crate) async fn filters(&self, request: &Value, passes: bool) {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -138,7 +140,7 @@ impl Cluster {
         }
     }
 
-    /// The watch of pods ends, and cannot be taken up again until the rule is removed.
+    /// End the watch of pods. It cannot be resumed until the rule is removed.
     async fn break_watch_of_pods(&self) -> RuleId {
         let broken = self.api.faults().add(Rule::new(
             Match::any().verb("watch").resource("pods"),
@@ -153,7 +155,7 @@ impl Cluster {
         broken
     }
 
-    /// A number of `/metrics`.
+    /// Return the value of a metric in `/metrics`.
     pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
         let (_, text) = self.ask("GET", "/metrics", "").await;
         text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
@@ -235,7 +237,7 @@ fn now() -> DeleteOptions {
     }
 }
 
-/// Commits on a pod so far.
+/// Return the number of writes to a pod so far.
 fn commits(api: &ApiServer, name: &str) -> usize {
     api.history()
         .iter()
@@ -319,7 +321,7 @@ async fn binds_at_once_fill_a_node_to_the_last_unit_and_no_further() {
 
 #[tokio::test]
 async fn an_answer_that_is_lost_is_found_out() {
-    // F02 with real connections; each leaves exactly one binding and one allocation.
+    // F02 with real connections; each case leaves exactly one Binding and one allocation.
     let binding = || Match::any().verb("create").resource("pods/binding");
     for (effect, first) in [
         (Effect::LoseAnswer, ""),
@@ -336,14 +338,14 @@ async fn an_answer_that_is_lost_is_found_out() {
                 code: 403,
                 retry_after_s: None,
             },
-            "refuses to bind",
+            "refused to bind",
         ),
         (
             Effect::Refuse {
                 code: 409,
                 retry_after_s: None,
             },
-            "refuses to bind",
+            "refused to bind",
         ),
         (Effect::Latency(Duration::from_millis(300)), "gave no usable answer"),
     ] {
@@ -406,7 +408,7 @@ async fn memory_comes_back_when_the_pod_has_ended_and_not_when_its_deletion_is_a
         .eventually("/metrics", |_, text| text.contains("divvy_ledger_pods 2"))
         .await;
     assert!(cluster.bind(&q, "n").await.contains("GPU 0 has 0 of 16384 MiB free"));
-    // Forced away, and made again under its name: another pod.
+    // Deleted by force, and created again with the same name: another pod.
     cluster.api.delete("pods", "default", "web-0", &now()).expect("forced");
     let second = create_pod(&cluster.api, "web-0", 15);
     cluster.used_becomes("n", &[0]).await;
@@ -422,7 +424,7 @@ async fn memory_comes_back_when_the_pod_has_ended_and_not_when_its_deletion_is_a
 
 #[tokio::test]
 async fn what_happens_while_the_watch_is_cut_is_not_missed() {
-    // R14, F04: pods come, are bound by somebody else and go while nothing is delivered; then 410 Gone.
+    // R14, F04: pods are created, bound by another program, and deleted while no event is delivered; then 410 Gone.
     let cluster = Cluster::fixture().await;
     cluster.api.faults().hold_watches(true);
     cluster.api.delete("pods", "default", "c", &now()).expect("there");
@@ -449,7 +451,7 @@ async fn what_happens_while_the_watch_is_cut_is_not_missed() {
         .await;
 }
 
-/// kube-scheduler tries an error again after a while, and a refusal not before an event; that event may be the one that is missed.
+/// kube-scheduler retries after an error on its own, but after a refusal only when an event arrives. The extender may have missed that event.
 #[tokio::test]
 async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
     let cluster = Cluster::fixture().await;
@@ -470,7 +472,7 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
         error.contains("its watch of pods was interrupted") && error.contains("Insufficient GPU Memory in one device"),
         "{error:?}"
     );
-    // A pod that fits is told so.
+    // A pod that fits passes.
     let small = create_pod(&cluster.api, "small", 1);
     let answer = cluster
         .json("/gpushare-scheduler/filter", json!({"Pod": small, "NodeNames": ["n1", "n2"]}))
@@ -496,7 +498,7 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
     );
 }
 
-/// No event of it ever comes, and nothing else happens that would make kube-scheduler ask again for who waits.
+/// No event of the pod ever arrives, and nothing else happens that would make kube-scheduler try the waiting pod again.
 #[tokio::test]
 async fn a_pod_that_came_and_went_while_the_watch_was_broken_gives_its_memory_back_with_the_next_list() {
     let cluster = Cluster::fixture().await;
@@ -602,7 +604,7 @@ async fn the_program_listens_serves_and_stops() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(get("/version").await.ends_with("\r\n\r\n0.1.0"));
-    // A connection that stays open does not hold the end up.
+    // A connection that stays open does not delay the shutdown.
     let _idle = tokio::net::TcpStream::connect(address).await.expect("listens");
     stop.cancel();
     let ended = tokio::time::timeout(Duration::from_secs(12), program).await.expect("ends");

@@ -1,4 +1,4 @@
-//! What another extender sent before it was killed.
+//! Bindings that another extender sent before it was killed.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn listed(nodes: &[Node], pods: &[Pod], ms: u64) -> Core {
     core
 }
 
-/// A pod that is bound by a Binding that somebody else sent.
+/// A pod that is bound by another extender's Binding.
 fn placed(pod: &Pod, node: &str, index: u32) -> Pod {
     gpushare_pod(&pod.name, node, index, pod.request.effective_units().expect("countable"))
 }
@@ -43,13 +43,13 @@ fn what_was_on_its_way_when_the_pods_were_listed_is_seen_before_anything_is_prom
     let error = one_answer(core.got(op, found(&r), at(1_100))).expect_err("there is no room");
     assert!(error.contains("GPU 0 has 0 of 8192 MiB free"), "{error}");
 
-    // It was this very pod's.
+    // It was for this same pod.
     let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 100);
     let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(300)).1);
     assert_eq!(one_answer(core.got(op, found(&placed(&q, "n1", 0)), at(1_100))), Ok(()));
     assert_eq!(core.counts().already_bound, 1);
 
-    // Nothing was on its way.
+    // No Binding was on its way.
     let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 100);
     let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(300)).1);
     let (op, _) = one_post(core.got(op, found(&q), at(1_100)));
@@ -62,11 +62,11 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     let mut core = listed(&[gpushare_node("n1", 8, 1)], &[q.clone(), r.clone()], 0);
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(SETTLE_MS)).1);
     one_answer(core.posted(op, Posted::Created, at(SETTLE_MS + 1))).expect("bound");
-    // The watch was lost, and the pods were listed anew.
+    // The watch was lost, and the pods were listed again.
     core.pods_listed(at(20_000));
     let (op, _, pause) = one_get(core.begin_bind(args(&r, "n1"), at(20_001)).1);
     assert_eq!(pause, 999 * MS);
-    // And again and again: the scheduler gets its answer nevertheless.
+    // This repeats, but kube-scheduler still gets its answer.
     let mut actions = Vec::new();
     for second in 21..26 {
         core.pods_listed(at(second * 1_000));
@@ -77,10 +77,10 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     }
     let error = one_answer(actions).expect_err("late");
     assert!(error.contains("could not be bound in time"), "{error}");
-    // A pod that is bound already is told so at once.
+    // For a pod that is already bound, the answer comes at once.
     let mut core = listed(&[gpushare_node("n1", 8, 1)], &[placed(&q, "n1", 0)], 0);
     assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(1)).1), Ok(()));
-    // A pod that is gone, too.
+    // So it does for a pod that is gone.
     let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&r), 0);
     let (op, ..) = one_get(core.begin_bind(args(&r, "n1"), at(1)).1);
     one_answer(core.got(op, Got::NotFound, at(1_000))).expect_err("gone");
@@ -94,11 +94,11 @@ fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_wa
     let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(1_000))).expect_err("not read");
     assert_eq!(
         error,
-        "pod default/q could not be read, and the extender, which has just listed the pods, looks first whether another one has bound \
-         it; nothing was sent, and it can be tried again: down"
+        "pod default/q could not be read, and the extender, which has just listed the pods, must first check whether another replica has \
+         bound it; nothing was sent, and the bind can be tried again: down"
     );
     assert_eq!(core.index().ledger().reservations().count(), 0);
-    // One that this extender has sent is spoken of, after a list too.
+    // An earlier bind of this extender is mentioned, even after a list.
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(1_001)).1);
     let (op, ..) = one_get(core.posted(op, lost(), at(1_010)));
     one_answer(core.got(op, found(&q), at(1_020))).expect_err("in doubt");
@@ -111,7 +111,7 @@ fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_wa
     );
 }
 
-/// Whom the owner hears of.
+/// Return the pods for which there is a warning event.
 fn told(actions: Vec<Action>) -> Vec<String> {
     let name = |action| match action {
         Action::Warn { pod, reason, text, .. } => {
@@ -136,17 +136,19 @@ fn of_two_pods_that_were_promised_the_same_memory_the_last_ones_owner_is_told_on
     };
     assert_eq!(uid, "u-b");
     assert!(
-        text.starts_with("GPU 0 of node n1 has 8192 MiB to give, but 10240 MiB of it were promised: this pod was bound last"),
+        text.starts_with(
+            "GPU 0 of node n1 has 8192 MiB to share, but pods were allocated 10240 MiB of it. This pod was bound last"
+        ),
         "{text}"
     );
     assert_eq!(told(actions), ["b"]);
-    // Not again, whatever else happens there.
+    // There is no second event, whatever else happens on the node.
     for event in [running(a.clone()), placed(&pod("c", 2), "n1", 1), b.clone()] {
         core.index_mut().apply_pod(event);
         assert_eq!(told(core.promised_twice()), [""; 0]);
     }
     assert_eq!(core.counts().promised_twice, 1);
-    // The owner did as told.
+    // The owner deleted the pod.
     core.index_mut().delete_pod("u-b");
     assert_eq!(told(core.promised_twice()), [""; 0]);
     assert_eq!(core.index().ledger().totals().overcommitted, 0);
@@ -167,14 +169,14 @@ fn who_is_told_is_who_waits() {
         pod.deleting = true;
         pod
     };
-    // In the order in which they were seen; who runs has the memory.
+    // In the order in which the pods were seen. A running pod has the memory.
     assert_eq!(three([of("a", 4), of("b", 4), of("c", 4)]), ["c"]);
     assert_eq!(three([of("a", 4), of("b", 4), running(of("c", 4))]), ["b"]);
     assert_eq!(three([of("a", 8), of("b", 8), of("c", 8)]), ["c", "b"]);
-    // Enough goes by itself, or has gone.
+    // Enough memory becomes free without a warning, or already has.
     assert_eq!(three([going(of("a", 4)), of("b", 4), of("c", 4)]), [""; 0]);
     assert_eq!(three([ended(of("a", 4)), of("b", 4), of("c", 4)]), [""; 0]);
-    // Only memory that is too much is told of: nobody could do anything.
+    // Overcommitted memory of pods that all run causes no warning, because no owner could do anything about it.
     assert_eq!(
         three([running(of("a", 4)), running(of("b", 4)), running(of("c", 4))]),
         [""; 0]
@@ -190,7 +192,7 @@ fn when_the_one_who_was_told_starts_the_other_one_is_told() {
     core.index_mut().apply_pod(running(b.clone()));
     assert_eq!(told(core.promised_twice()), ["a"]);
 
-    // Or when the GPU offers still less, so that nobody of the others fits either.
+    // Or when the GPU offers even less, so that no other pod fits either.
     let (a, b) = (placed(&pod("a", 5), "n1", 0), b);
     let mut core = synced(&[gpushare_node("n1", 8, 1)], &[a, b]);
     assert_eq!(told(core.promised_twice()), ["b"]);
@@ -215,7 +217,7 @@ fn what_is_only_reserved_or_still_held_by_the_dead_is_not_told() {
     assert_eq!(told(core.promised_twice()), [""; 0], "it starts when those have ended");
 }
 
-/// What another extender sent: all of the node's only GPU.
+/// Another extender's Binding: all memory of the node's only GPU.
 fn foreign_binding(pod: &Value) -> Value {
     let annotations: Value = json!(divvy_model::legacy::bind_annotations(0, 8, 8, 1));
     let meta = &pod["metadata"];
@@ -279,7 +281,7 @@ async fn the_owner_of_a_pod_whose_gpu_was_promised_twice_hears_of_it_once() {
         event["note"].as_str().is_some_and(|note| note.contains("Delete this pod")),
         "{event}"
     );
-    // More happens there, and it is not told again.
+    // More happens on the node, but there is no second event.
     let running = json!({"status": {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}});
     api.patch("pods/status", "default", "q", divvy_testbed::api::PatchKind::Merge, &running)
         .expect("a legal status");

@@ -1,4 +1,4 @@
-//! TLS between kube-scheduler and the extender: what is made when, and what a real connection gets.
+//! TLS between kube-scheduler and the extender: which certificates are made when, and real connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +92,7 @@ fn what_is_made_follows_from_what_is_there_and_the_time() {
         ("no client", without(keys::CLIENT), NAME, NOW, vec![Client]),
         ("the authority has ended", data.clone(), NAME, end + 1, all),
     ] {
-        // A clock that is a day behind finds the authority, too, not yet valid; no new one is made for that.
+        // With a clock that is a day behind, the CA is not valid yet either; no new CA is made because of that.
         assert_eq!(parts(&data, name, now_s), expected, "{what}");
     }
     let mut foreign = data.clone();
@@ -118,7 +118,7 @@ fn what_somebody_else_put_there_is_not_overwritten() {
     let mut broken = data.clone();
     broken.insert(keys::CA.to_owned(), b"-----BEGIN".to_vec());
     let why = plan(&broken, NAME, NOW, Lifetimes::default()).expect_err("unreadable");
-    assert!(why.contains("ca.crt") && why.contains("made anew"), "{why}");
+    assert!(why.contains("ca.crt") && why.contains("made again"), "{why}");
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn before_the_authority_ends_its_administrator_is_told() {
     let end = NOW + Lifetimes::default().authority_s;
     let warning = |now_s| plan(&data, NAME, now_s, Lifetimes::default()).expect("ours").warning;
     assert_eq!(warning(NOW), None);
-    assert!(warning(end - 100 * DAY).is_some_and(|text| text.contains("ends in 100 days")));
-    assert!(warning(end + 1).is_some_and(|text| text.contains("made anew")));
-    // The extender's own is never valid for longer than the authority, and is not renewed again and again at its end.
+    assert!(warning(end - 100 * DAY).is_some_and(|text| text.contains("expires in 100 days")));
+    assert!(warning(end + 1).is_some_and(|text| text.contains("a new one was made")));
+    // The extender's own certificate never outlives the CA, and is not renewed repeatedly near the CA's end.
     let late = carry_out(
         &plan(&data, NAME, end - DAY, Lifetimes::default()).expect("ours"),
         &data,
@@ -234,7 +234,7 @@ pub(crate) fn stored(api: &ApiServer) -> Data {
         .collect()
 }
 
-/// Eventually, within 20 seconds.
+/// Wait for a condition, for at most 20 seconds.
 pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
@@ -260,7 +260,7 @@ pub(crate) fn request(method: &str, path: &str, body: &str) -> String {
     )
 }
 
-/// One request on a connection that stays open; status line and body.
+/// Send one request on a connection that stays open. Return the status line and the body.
 pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), text: &str) -> std::io::Result<(String, String)> {
     stream.write_all(text.as_bytes()).await?;
     let mut answer = Vec::new();
@@ -285,7 +285,7 @@ pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), text
 
 pub(crate) type Tls = tokio_rustls::client::TlsStream<TcpStream>;
 
-/// Connects as who has this certificate, and trusts this authority.
+/// Connect with this client certificate and this trusted CA.
 pub(crate) async fn connect(running: &Running, config: rustls::ClientConfig) -> std::io::Result<Tls> {
     let stream = TcpStream::connect(running.address).await?;
     let name = ServerName::try_from(NAME).expect("a name");
@@ -353,7 +353,7 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
     for text in [&filter_request(&pod), &bind] {
         let error = refused(ask(&mut nobody, text).await.expect("an answer"));
         assert!(
-            error.contains("showed none") && error.contains("divvy scheduler-config"),
+            error.contains("presented none") && error.contains("divvy scheduler-config"),
             "{error}"
         );
     }
@@ -369,7 +369,7 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
     let mut plain = TcpStream::connect(running.address).await.expect("a connection");
     let error = refused(ask(&mut plain, &bind).await.expect("an answer"));
     assert!(error.contains("plain HTTP") && error.contains("https://"), "{error}");
-    // A certificate of another authority, which trusts ours.
+    // A certificate of another CA; the client trusts the extender's CA.
     let other = made(time_s());
     let foreign = Pair::read(&other[keys::CLIENT], &other[keys::CLIENT_KEY]).expect("a pair");
     let foreign = foreign
@@ -428,7 +428,7 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
         })
         .to_string()
     };
-    // The API server shows no certificate, and adds its own time limit to the address.
+    // The API server presents no certificate, and appends its own timeout to the URL.
     let mut nobody = connect(&running, as_nobody(&data)).await.expect("a connection");
     let mut post = async |path: &str, body: &str| {
         let (status, body) = ask(&mut nobody, &request("POST", path, body)).await.expect("an answer");
@@ -447,10 +447,10 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
     assert_eq!(left["response"], json!({"uid": "705ab4f5", "allowed": true}));
 
     for (path, body, expected, part) in [
-        ("/mutate/divvy-scheduler", "x".to_owned(), "400", "no AdmissionReview"),
+        ("/mutate/divvy-scheduler", "x".to_owned(), "400", "not an AdmissionReview"),
         ("/mutate/a%20b", review("cpu"), "400", "cannot be the name of a scheduler"),
         ("/mutate/a.b", review("cpu"), "400", "cannot be the name of a scheduler"),
-        ("/mutate", review("cpu"), "404", "/mutate/ and a scheduler's name"),
+        ("/mutate", review("cpu"), "404", "/mutate/SCHEDULER"),
         (
             "/mutate/divvy-scheduler",
             " ".repeat((3 << 20) + 1),
@@ -462,11 +462,11 @@ async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler(
         let error = answer["error"].as_str().unwrap_or_default();
         assert!(status.contains(expected) && error.contains(part), "{path}: {status} {error}");
     }
-    // Who may ask that may not ask what places pods.
+    // A client that may call the webhook may not call the verbs that place pods.
     let mut nobody = connect(&running, as_nobody(&data)).await.expect("a connection");
     let pod = create_pod(&api, "p", 4);
     let (_, body) = ask(&mut nobody, &filter_request(&pod)).await.expect("an answer");
-    assert!(body.contains("showed none"), "{body}");
+    assert!(body.contains("presented none"), "{body}");
 }
 
 pub(crate) fn time_s() -> i64 {
@@ -484,7 +484,7 @@ async fn the_certificate_is_renewed_while_it_serves() {
     let mut open = connect(&running, as_scheduler(&first)).await.expect("a connection");
     let pod = create_pod(&api, "p", 4);
     let renewed = until("it is renewed", async || {
-        // Pods are placed all the time, over a connection that stays and over new ones.
+        // Pods are placed all the time, over a connection that stays open and over new connections.
         let (_, passed) = ask(&mut open, &filter_request(&pod)).await.expect("an answer");
         assert!(passed.contains(r#""NodeNames":["n1"]"#), "{passed}");
         let mut new = connect(&running, as_scheduler(&first)).await.expect("a new connection");
@@ -500,7 +500,7 @@ async fn the_certificate_is_renewed_while_it_serves() {
     until("new connections are shown the new one", async || {
         let new = connect(&running, as_scheduler(&first)).await.expect("a connection");
         let shown = new.get_ref().1.peer_certificates().expect("shown")[0].clone();
-        // Perhaps it is the next but one already.
+        // It may already be the one after the next.
         (shown != leaf(&first)).then_some(())
     })
     .await;
@@ -509,7 +509,7 @@ async fn the_certificate_is_renewed_while_it_serves() {
 #[tokio::test]
 async fn replicas_that_start_at_once_end_with_one_authority() {
     let api = cluster();
-    // All of them read the empty Secret before one has written.
+    // All replicas read the empty Secret before one of them has written it.
     api.faults().add(Rule::new(
         Match::any().verb("update").resource("secrets"),
         Effect::Latency(Duration::from_millis(200)),
@@ -594,7 +594,7 @@ async fn a_secret_that_is_filled_later_is_enough() {
         .expect("a secret");
     let data = until_made(&api).await;
     until_ready(&running, &data).await;
-    // Somebody breaks a part of it: that is mended, and the authority stays.
+    // A part of the Secret is damaged: the part is repaired, and the CA stays.
     api.patch(
         "secrets",
         "divvy-system",

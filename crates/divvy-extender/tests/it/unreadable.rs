@@ -1,4 +1,4 @@
-//! Objects that no API server of today stores, and an old one, an aggregated one or a proxy may have: they stop nothing.
+//! Objects that no current API server stores, but that an old API server, an aggregated one, or a proxy may send. They must not stop the extender.
 
 use axum::Router;
 use axum::body::Body;
@@ -29,7 +29,7 @@ fn pod(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     pod
 }
 
-/// One that lists these and says nothing more.
+/// An API server that lists these objects and then sends nothing more.
 async fn answer(request: Request, nodes: Vec<Value>, pods: Vec<Value>) -> Response {
     if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
         return Response::new(Body::from_stream(

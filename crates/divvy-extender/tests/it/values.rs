@@ -88,7 +88,7 @@ pub(crate) fn pod(name: &str, units: u64) -> Pod {
     }
 }
 
-/// What the API server makes of a pod and a Binding.
+/// Return the pod that the API server makes from a pod and a Binding.
 pub(crate) fn bound(pod: &Pod, binding: &BindingRequest) -> Pod {
     Pod {
         node: Some(binding.node.clone()),

@@ -1,4 +1,4 @@
-//! The core against an API server in miniature, in every order: POSTs that are carried out late or whose answers
+//! The core with a miniature API server, in random order: POSTs that are carried out late or whose answers
 //! are lost, watches that lag or are cut, deletions and re-creations, restarts of the extender.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,24 +14,24 @@ enum Step {
     Create(u8, u64),
     Delete(u8),
     End(u8),
-    /// A container of it runs.
+    /// A container of the pod starts.
     Run(u8),
     Bind(u8, u8),
-    /// Which POST (modulo those open) and what becomes of it.
+    /// The number of a POST (modulo the open ones), and its outcome.
     Post(usize, Fate),
-    /// Which GET, and whether it is answered.
+    /// The number of a GET, and whether it is answered.
     Get(usize, bool),
-    /// Deliver that many changes.
+    /// Deliver this many changes.
     Watch(u8),
     CutAndList,
     /// A change of GPU capacity.
     Node(u8, u64),
-    /// A GPU of n0 fails, or is back.
+    /// A GPU of n0 fails or recovers.
     Health(u8, bool),
     Sweep,
     /// POSTs without an answer are carried out now.
     Late,
-    /// What a dead process sent is carried out now.
+    /// POSTs of a killed process are carried out now.
     Orphans,
     Time(u64),
     Restart,
@@ -42,12 +42,12 @@ enum Fate {
     Done,
     DoneAnswerLost,
     NeverDone,
-    /// No answer now, carried out later if it still can be.
+    /// No answer now; carried out later if still possible.
     DoneLate,
     Refused,
 }
 
-/// Few and large, so that they meet on the same GPUs.
+/// Few and large pods, so that they compete for the same GPUs.
 const PODS: u8 = 4;
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -79,7 +79,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..100)
 }
 
-/// Who looks at a pod.
+/// The part of the core that reads a pod.
 #[derive(Debug)]
 enum Look {
     Bind(OpId),
@@ -90,24 +90,24 @@ struct World {
     core: Core,
     now_ms: u64,
     nodes: BTreeMap<String, Node>,
-    /// What the API server has, by name.
+    /// The API server's pods, by name.
     pods: BTreeMap<String, Pod>,
     created: u64,
     /// Changes that the watch has not delivered: the pod, or the UID of one that is gone.
     feed: VecDeque<Result<Pod, String>>,
     posts: Vec<(OpId, BindingRequest)>,
-    /// And when they are sent.
+    /// When the changes are sent.
     gets: Vec<(Look, PodKey, u64)>,
     /// POSTs without an answer that will be carried out, and when they were sent.
     late: Vec<(BindingRequest, u64)>,
-    /// What a dead process has sent: carried out, and seen, before its successor promises anything, or not at all.
+    /// POSTs of a killed process. They are carried out and seen before its successor allocates anything, or not at all.
     orphans: Vec<BindingRequest>,
     settled_ms: Option<u64>,
-    /// Pods that vanished while the extender believed that a container ran, and when it heard of it. It may run that long.
+    /// Departed pods, and when the extender saw that they had vanished. Their containers may still run for a while.
     departed: Vec<(Pod, u64)>,
-    /// Pods of which the extender was told that no container runs any more: what it is told next may be that they are gone.
+    /// Pods for which the extender has seen that no container runs anymore. The next event may be their deletion.
     told_ended: BTreeSet<String>,
-    /// Who waits for which answer.
+    /// Which caller waits for which answer.
     asked: BTreeMap<Ticket, (String, String)>,
 }
 
@@ -163,7 +163,7 @@ impl World {
         Ok(())
     }
 
-    /// The extender is told of this state of a pod.
+    /// Deliver this state of a pod to the extender.
     fn tell(&mut self, pod: &Pod) {
         if pod.container_running {
             self.told_ended.remove(&pod.uid);
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// What the API server does with a Binding.
+    /// Carry out a Binding as the API server does.
     fn carry_out(&mut self, binding: &BindingRequest) -> Posted {
         match self.pods.get_mut(&binding.name) {
             None => Posted::NotFound("not found".to_owned()),
@@ -192,7 +192,7 @@ impl World {
     }
 
     fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
-        // A successor knows nothing of them.
+        // A successor does not know about them.
         let forgets = matches!(step, Step::Restart);
         let ran: Vec<Pod> = self
             .core
@@ -319,7 +319,7 @@ impl World {
                 self.take(actions)?;
             }
             Step::Time(ms) => {
-                // The API server carries out what it has within its request timeout.
+                // The API server carries requests out within its request timeout.
                 let now_ms = self.now_ms + ms;
                 let (due, left) = std::mem::take(&mut self.late)
                     .into_iter()
@@ -345,7 +345,7 @@ impl World {
                 } else {
                     gpushare_node("n1", 8 + more, 1)
                 };
-                // Only ever larger: a GPU that shrinks under its pods is overcommitted by nobody's fault.
+                // GPUs only grow: a GPU that shrinks under its pods is overcommitted without any error of the extender.
                 if changed.capacity_units > self.nodes[&name].capacity_units {
                     self.core.index_mut().apply_node(&changed);
                     self.nodes.insert(name, changed);
@@ -421,7 +421,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything that is open comes to its end; then the ledger is exactly what the API server holds.
+    /// Finish everything that is open. Then the ledger must equal the API server's state.
     fn quiet(&mut self) -> Result<(), TestCaseError> {
         for _ in 0..100 {
             while !self.posts.is_empty() || self.gets.iter().any(|(_, _, due)| *due <= self.now_ms) {

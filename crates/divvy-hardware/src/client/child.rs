@@ -1,4 +1,4 @@
-//! A probe as a child process.
+//! A probe that runs as a child process.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -14,20 +14,20 @@ use super::Spawn;
 use crate::probe::EXIT_HUNG;
 use crate::{Code, Error, Failure};
 
-/// How long a killed process may take to end; one that sits in the kernel's driver code never does.
+/// How long a killed process may take to end. A process that hangs in the kernel's driver code never ends.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
 
-/// A running probe. Dropping it kills the process and removes its socket; if this process is killed, the probe sees its
-/// standard input close and ends.
+/// A running probe. Dropping it kills the process and removes its socket. If the agent itself is killed, the probe's standard input closes
+/// and the probe ends.
 #[derive(Debug)]
 pub(super) struct Child {
     process: Process,
     socket: Socket,
-    /// Kept open: the probe ends when it closes. (`Process::wait` would close it.)
+    /// Kept open because the probe ends when it closes. (`Process::wait` would close it.)
     _stdin: Option<ChildStdin>,
 }
 
-/// The socket's file; a killed probe leaves it behind.
+/// The path of the socket, which a killed probe leaves behind.
 #[derive(Debug)]
 struct Socket(PathBuf);
 
@@ -45,13 +45,13 @@ impl Drop for Socket {
 impl Child {
     pub(super) async fn start(spawn: &Spawn) -> Result<Child, Error> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&spawn.dir);
-        make.map_err(|source| Error::io("cannot make the folder", &spawn.dir, source))?;
+        make.map_err(|source| Error::io("cannot create the directory", &spawn.dir, source))?;
         let socket = spawn.dir.join("probe.sock");
         let mut listen = std::ffi::OsString::from("unix:");
         listen.push(&socket);
         let mut command = spawn.command();
         command.arg("--listen").arg(listen).arg("--exit-with-stdin");
-        // Standard error is the agent's: what the probe logs belongs to its log.
+        // The probe shares the agent's standard error, so its log lines appear in the agent's log.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         let mut process = command
             .spawn()
@@ -67,15 +67,15 @@ impl Child {
         &self.socket.0
     }
 
-    /// Waits for its end and says how it ended.
+    /// Wait until the process ends, and return how it ended.
     pub(super) async fn ended(&mut self) -> Failure {
         match self.process.wait().await {
             Ok(status) => describe(status),
-            Err(error) => Failure::new(Code::ProbeUnreachable, format!("the probe cannot be waited for: {error}")),
+            Err(error) => Failure::new(Code::ProbeUnreachable, format!("cannot wait for the probe to end: {error}")),
         }
     }
 
-    /// A broken connection is mostly a probe that is just ending: then how it ended is the better text.
+    /// Return how the process ended, if it just ended: that is usually the reason for a broken connection. Otherwise return `failure`.
     pub(super) async fn explain(&mut self, failure: Failure) -> Failure {
         match timeout(Duration::from_millis(100), self.process.wait()).await {
             Ok(Ok(status)) => describe(status),
@@ -83,19 +83,19 @@ impl Child {
         }
     }
 
-    /// Ends it. The socket is removed even if the process does not go.
+    /// Kill the process. The socket is removed even if the process does not end.
     pub(super) async fn kill(mut self) {
         if let Err(error) = self.process.start_kill() {
-            tracing::debug!("the probe cannot be killed: {error}");
+            tracing::debug!("cannot kill the probe: {error}");
         }
         if timeout(KILL_LIMIT, self.process.wait()).await.is_err() {
-            tracing::warn!("the probe does not end although it was killed; it hangs in the driver's kernel module");
+            tracing::warn!("the probe was killed but does not end; it hangs in the driver's kernel module");
         }
     }
 }
 
 impl Spawn {
-    /// The program with what both ways of running it share.
+    /// Return the program with the arguments that both ways of running it share.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         for (flag, value) in [
@@ -117,9 +117,9 @@ impl Spawn {
 
 fn describe(status: ExitStatus) -> Failure {
     if status.code() == Some(EXIT_HUNG) {
-        let text = "a driver call hung and the probe ended itself (exit status 70); its log has the call";
+        let text = "a driver call hung and the probe ended itself (exit status 70); see the probe's log for the call";
         return Failure::new(Code::Timeout, text);
     }
-    let text = format!("the probe ended ({status}); its log has the reason");
+    let text = format!("the probe ended ({status}); see its log for the reason");
     Failure::new(Code::ProbeUnreachable, text)
 }

@@ -1,4 +1,4 @@
-//! One connection: questions out, lines in.
+//! One connection to the probe: sends requests and reads lines.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::probe::peer_uid;
 use crate::protocol::{LineBuffer, Op, Request, request_line};
 use crate::{Code, Failure};
 
-/// Between two attempts to reach a probe that is starting: it takes some milliseconds.
+/// The time between two attempts to reach a starting probe. A probe starts within a few milliseconds.
 const RETRY: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects; for `patience` it does not matter that nobody listens yet.
+    /// Connect to the socket. For the time `patience`, keep trying if no process listens yet.
     pub(super) async fn open(socket: &Path, patience: Duration) -> Result<Connection, Failure> {
         let deadline = Instant::now() + patience;
         let unreachable = |error: io::Error| {
@@ -39,7 +39,7 @@ impl Connection {
         let uid = peer_uid(&stream).map_err(unreachable)?;
         if uid != 0 && uid != rustix::process::geteuid().as_raw() {
             let text = format!(
-                "user {uid} listens at {}, which is neither root nor this agent's user",
+                "user {uid} listens at {}, but only root and this agent's user are trusted",
                 socket.display()
             );
             return Err(Failure::new(Code::NoPermission, text));
@@ -50,17 +50,17 @@ impl Connection {
         })
     }
 
-    /// Sends a question.
+    /// Send a request.
     pub(super) async fn ask(&mut self, id: u64, op: Op, limit: Duration) -> Result<(), Failure> {
         let line = request_line(&Request { v: 1, id, op });
         match timeout(limit, self.stream.write_all(line.as_bytes())).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(closed(&error.to_string())),
-            Err(_) => Err(Failure::new(Code::Timeout, "the probe takes no questions")),
+            Err(_) => Err(Failure::new(Code::Timeout, "the probe does not accept requests")),
         }
     }
 
-    /// The next line. Cancel-safe: what was read stays in the buffer.
+    /// Return the next line. Cancel-safe: bytes that were read stay in the buffer.
     pub(super) async fn next_line(&mut self) -> Result<String, Failure> {
         let mut bytes = [0; 8192];
         loop {

@@ -1,4 +1,4 @@
-//! One snapshot, for programs that ask once and end.
+//! A single snapshot, for programs that need no updates.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use tokio::time::timeout;
 use super::{Probe, ProbeClient, Spawn, Timing, Update, protocol};
 use crate::{Code, Failure, Snapshot};
 
-/// More than any snapshot has.
+/// A size limit in bytes that no valid snapshot reaches.
 const LIMIT: usize = 1 << 20;
 
-/// What the driver says now: by `divvy-probe --once`, or from a probe that runs.
+/// Return the driver's current state, from `divvy-probe --once` or from a running probe.
 ///
 /// # Errors
-/// The driver's reason, or why there was no answer within `limit`.
+/// The driver's failure, or the reason why there was no answer within `limit`.
 pub async fn snapshot(probe: &Probe, limit: Duration) -> Result<Snapshot, Failure> {
     let late = |_| {
         let text = format!(
-            "the driver has not answered for {} s; it is still being initialised, or it hangs",
+            "the driver has not answered for {} s; it is still being initialized, or it hangs",
             limit.as_secs()
         );
         Failure::new(Code::Timeout, text)
@@ -57,7 +57,7 @@ async fn run(spawn: &Spawn) -> Result<Snapshot, Failure> {
             .last()
             .map_or("", |line| line.trim_start_matches("divvy-probe: "));
         return Err(match said {
-            "" => unreachable(format!("the probe ended without a word ({})", output.status)),
+            "" => unreachable(format!("the probe ended without an error message ({})", output.status)),
             said => Failure::new(Code::Unknown, said.chars().take(2048).collect::<String>()),
         });
     }
@@ -70,7 +70,7 @@ async fn run(spawn: &Spawn) -> Result<Snapshot, Failure> {
     let snapshot: Snapshot = serde_json::from_slice(&output.stdout).map_err(|error| {
         Failure::new(
             Code::Protocol,
-            format!("{} wrote no snapshot: {error}", spawn.program.display()),
+            format!("{} did not print a valid snapshot: {error}", spawn.program.display()),
         )
     })?;
     snapshot.validate().map_err(protocol)?;

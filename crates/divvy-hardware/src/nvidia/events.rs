@@ -1,6 +1,6 @@
-//! XIDs, on a thread of their own.
+//! Receives XIDs on a thread of its own.
 //!
-//! NVML forgets what happens while no event set exists, so a new set is registered before the old one is freed.
+//! NVML drops events while no event set exists, so a new set is registered before the old one is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use nvml_wrapper::error::NvmlError;
 use super::ffi::{self, EventSet, RawEvent};
 use crate::backend::{Calls, Event};
 
-/// nvmlEventTypeXidCriticalError. ECC types are not asked for: what matters of them arrives as XIDs 48, 63, 64, 94, 95.
+/// nvmlEventTypeXidCriticalError. ECC event types are not needed: relevant ECC errors arrive as XIDs 48, 63, 64, 94, and 95.
 const XID: u64 = 8;
-/// How long one wait lasts; also how soon a stop is noticed.
+/// The duration of one wait, and therefore the delay until a stop takes effect.
 const WAIT: Duration = Duration::from_secs(1);
-/// Pause after a failed wait: a broken set must not become a busy loop.
+/// The pause after a failed wait, so that a broken event set does not cause a busy loop.
 const PAUSE: Duration = Duration::from_millis(500);
-/// When GPUs that could not be registered are tried again.
+/// The interval at which GPUs that could not be registered are tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// The running thread; it ends when this is dropped.
+/// The running thread. It ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     stop: Arc<AtomicBool>,
@@ -34,23 +34,23 @@ pub(super) struct Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // NVML must not be shut down while the thread uses it. A wait that hangs is the watchdog's case.
+        // NVML must not be shut down while the thread uses it. The watchdog handles a wait that hangs.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// GPUs of a set.
+/// The GPUs of an event set.
 struct Registered {
     set: EventSet,
-    /// UUIDs by handle: a lost GPU does not tell its own any more.
+    /// UUIDs by device handle, because a lost GPU no longer reports its own UUID.
     names: BTreeMap<usize, String>,
-    /// A GPU could not be registered for a reason that may pass.
+    /// True if a GPU could not be registered for a reason that may pass.
     incomplete: bool,
 }
 
-/// Registers all GPUs, then waits in a new thread. Events after this returned are received.
+/// Register all GPUs, then wait for events in a new thread. The receiver gets every event that happens after this call has returned.
 pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls) -> (Listener, Receiver<Event>) {
     let (sender, receiver) = channel();
     let stop = Arc::new(AtomicBool::new(false));
@@ -61,7 +61,7 @@ pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls) -> (Listener, Receiver<Event
     });
     let thread = spawned
         .inspect_err(|error| {
-            let _ = sender.send(Event::Degraded(format!("no thread for events: {error}")));
+            let _ = sender.send(Event::Degraded(format!("cannot start the thread for events: {error}")));
         })
         .ok();
     (Listener { stop, thread }, receiver)
@@ -80,14 +80,14 @@ fn run(nvml: &Arc<Nvml>, calls: &Calls, stop: &AtomicBool, sender: &Sender<Event
         let retry = broken || now.as_ref().is_some_and(|registered| registered.incomplete);
         if retry && registered_at.elapsed() >= if broken { PAUSE } else { RETRY } {
             let next = register(nvml, calls, sender);
-            // Only now is the old set freed.
+            // This frees the old set only after the new one exists.
             now = next.or(now);
             registered_at = Instant::now();
         }
     }
 }
 
-/// Waits once; whether the set has to be made anew.
+/// Wait once. Return whether a new event set is needed.
 fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> bool {
     let answer = {
         let _call = calls.enter_wait("nvmlEventSetWait", WAIT);
@@ -96,20 +96,20 @@ fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> b
     match answer {
         Ok(event) => {
             if let Some(event) = xid(&registered.names, event) {
-                // Nobody listens any more: the backend is being dropped.
+                // An error means that the backend is being dropped.
                 let _ = sender.send(event);
             }
             false
         }
         Err(NvmlError::Timeout) => false,
         Err(error) => {
-            let _ = sender.send(Event::Degraded(format!("waiting for events: {error}; trying again")));
+            let _ = sender.send(Event::Degraded(format!("waiting for events failed: {error}; trying again")));
             true
         }
     }
 }
 
-/// An XID in our terms. A handle that is not known (the driver names none for some errors) stands for every GPU.
+/// Convert an XID. An unknown handle stands for every GPU: for some errors the driver names none.
 fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<Event> {
     (event.kind & XID != 0).then(|| Event::Xid {
         uuid: names.get(&event.device).cloned(),
@@ -128,7 +128,7 @@ fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<R
     let (mut set, count) = match EventSet::create(nvml.clone()).and_then(|set| Ok((set, count?))) {
         Ok(made) => made,
         Err(error) => {
-            degraded(format!("no event set: {error}; trying again"));
+            degraded(format!("cannot create an event set: {error}; trying again"));
             return None;
         }
     };
@@ -144,7 +144,7 @@ fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<R
         });
         match registering {
             Ok((key, uuid)) => drop(names.insert(key, uuid)),
-            Err(NvmlError::NotSupported) => degraded(format!("GPU {index} reports no errors by itself; it is only polled")),
+            Err(NvmlError::NotSupported) => degraded(format!("GPU {index} does not report errors on its own; it is only polled")),
             Err(error) => {
                 incomplete = true;
                 degraded(format!("GPU {index} cannot be registered for events: {error}; trying again"));

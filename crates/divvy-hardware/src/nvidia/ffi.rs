@@ -1,7 +1,7 @@
-//! The NVML calls that `nvml-wrapper` does not offer in the form needed here.
+//! NVML calls that `nvml-wrapper` does not offer in the required form.
 //!
-//! Its `EventSet` drops the MIG instances of an event, and is consumed when one GPU cannot be registered; it has no
-//! memory call for drivers before R510.
+//! The wrapper's `EventSet` drops the MIG instances of an event, and registering a GPU consumes the set if it fails. The wrapper also lacks
+//! the memory call of drivers before R510.
 
 #![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
 
@@ -13,13 +13,13 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 
-/// Names a device within one initialisation, for as long as that lasts: events carry nothing else.
+/// Return the key of a device. It is unique while NVML stays initialized, and events carry nothing else.
 pub(super) fn device_key(device: &Device<'_>) -> usize {
     // SAFETY: the handle is only compared, never used.
     unsafe { device.handle() }.addr()
 }
 
-/// Total and used memory in bytes, as drivers before R510 give it (`used` includes what the driver reserves).
+/// Return total and used memory in bytes from drivers before R510. `used` includes the memory that the driver reserves.
 pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
     let mut info = MaybeUninit::<sys::nvmlMemory_t>::zeroed();
@@ -32,7 +32,7 @@ pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlErro
     Ok((info.total, info.used))
 }
 
-/// Numbers of a MIG device's GPU instance and compute instance.
+/// Return the numbers of a MIG device's GPU instance and compute instance.
 pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     let gpu_instance = nvml_sym(mig.nvml().lib().nvmlDeviceGetGpuInstanceId.as_ref())?;
     let compute_instance = nvml_sym(mig.nvml().lib().nvmlDeviceGetComputeInstanceId.as_ref())?;
@@ -44,7 +44,7 @@ pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     Ok((gi, ci))
 }
 
-/// Event types of one GPU, as bits.
+/// Return the event types that a GPU supports, as bits.
 pub(super) fn supported_event_types(device: &Device<'_>) -> Result<u64, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetSupportedEventTypes.as_ref())?;
     let mut types = 0;
@@ -53,7 +53,7 @@ pub(super) fn supported_event_types(device: &Device<'_>) -> Result<u64, NvmlErro
     Ok(types)
 }
 
-/// An event set.
+/// An NVML event set.
 pub(super) struct EventSet {
     set: sys::nvmlEventSet_t,
     nvml: Arc<Nvml>,
@@ -63,12 +63,12 @@ pub(super) struct EventSet {
 // ensures (nvml-wrapper's EventSet is Send on the same ground).
 unsafe impl Send for EventSet {}
 
-/// An event as it arrives.
+/// An event as NVML returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RawEvent {
-    /// [`device_key`] of the GPU; 0 if the driver does not say.
+    /// The GPU's [`device_key`], 0 if the driver does not name a GPU.
     pub(super) device: usize,
-    /// Bit of the type.
+    /// The bit of the event type.
     pub(super) kind: u64,
     /// The XID.
     pub(super) data: u64,
@@ -80,19 +80,19 @@ impl EventSet {
     pub(super) fn create(nvml: Arc<Nvml>) -> Result<EventSet, NvmlError> {
         let call = nvml_sym(nvml.lib().nvmlEventSetCreate.as_ref())?;
         let mut set = std::ptr::null_mut();
-        // SAFETY: NVML is initialised while `nvml` lives; `set` is valid for writes.
+        // SAFETY: NVML is initialized while `nvml` lives; `set` is valid for writes.
         nvml_try(unsafe { call(&raw mut set) })?;
         Ok(EventSet { set, nvml })
     }
 
-    /// Adds a GPU. The set stays usable when that fails.
+    /// Add a GPU. The set stays usable if this fails.
     pub(super) fn register(&mut self, device: &Device<'_>, types: u64) -> Result<(), NvmlError> {
         let call = nvml_sym(self.nvml.lib().nvmlDeviceRegisterEvents.as_ref())?;
-        // SAFETY: the set was created by this NVML and not freed; the device borrows an initialised NVML.
+        // SAFETY: the set was created by this NVML and not freed; the device borrows an initialized NVML.
         nvml_try(unsafe { call(device.handle(), types, self.set) })
     }
 
-    /// Waits for at most `timeout`; [`NvmlError::Timeout`] when nothing happened.
+    /// Wait for at most `timeout`. Return [`NvmlError::Timeout`] if no event happened.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<RawEvent, NvmlError> {
         let call = nvml_sym(self.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
         let timeout_ms = timeout.as_millis().try_into().unwrap_or(u32::MAX);
@@ -117,7 +117,7 @@ impl EventSet {
 impl Drop for EventSet {
     fn drop(&mut self) {
         if let Ok(call) = &self.nvml.lib().nvmlEventSetFree {
-            // SAFETY: the set was created by this NVML, is freed once, and NVML is initialised while `nvml` lives.
+            // SAFETY: the set was created by this NVML, is freed once, and NVML is initialized while `nvml` lives.
             // A failure leaves nothing to do.
             let _ = unsafe { call(self.set) };
         }

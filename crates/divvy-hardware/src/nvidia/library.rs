@@ -1,13 +1,14 @@
-//! Where the driver's library may be.
+//! Searches for the driver's library.
 
 use std::path::{Path, PathBuf};
 
 use super::Options;
 
-/// The name that every driver's library has.
+/// The library's name, which is the same for every driver version.
 const SONAME: &str = "libnvidia-ml.so.1";
 
-/// Folders of distributions (research/nvidia-device-plugin.md section 8.2) and of WSL, below a root.
+/// Library directories of the distributions, relative to a root, and those of WSL. The first six are the ones that NVIDIA's device plugin
+/// searches.
 const FOLDERS: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -19,11 +20,11 @@ const FOLDERS: [&str; 8] = [
     "usr/lib/wsl/drivers",
 ];
 
-/// Where a driver that runs as a container has its root, as the GPU operator mounts it.
+/// The root of a driver container below the host's root, as the GPU operator mounts it.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
-/// What to load, in this order. A library named by the user is the only candidate; below another root than `/` only
-/// that root's libraries are, since the probe's own would not be the driver's.
+/// Return the paths to load, in this order. A library that the user names is the only candidate. If the driver root is not `/`, only
+/// libraries below it are candidates, because a library from the probe's own file system would belong to another driver version.
 pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     if let Some(library) = &options.library {
         return vec![library.clone()];
@@ -31,7 +32,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     let host = options.driver_root == Path::new("/");
     let mut candidates = Vec::new();
     if host {
-        // The loader's own search: LD_LIBRARY_PATH, ld.so.cache.
+        // The dynamic loader's own search: LD_LIBRARY_PATH, ld.so.cache.
         candidates.push(PathBuf::from(SONAME));
     }
     for root in [options.driver_root.clone(), options.driver_root.join(DRIVER_CONTAINER)] {
@@ -41,7 +42,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     candidates
 }
 
-/// The directory in which the driver is installed whose library the probe loads: that of a driver container only where the driver is not
+/// Return the root directory of the driver whose library the probe loads. This is the driver container's root only if no driver is
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
@@ -52,7 +53,7 @@ pub fn driver_root(options: &Options) -> PathBuf {
     }
 }
 
-/// Why there is no driver, and what to do.
+/// Return the message for a missing driver, including what to do.
 pub(super) fn not_found(options: &Options, not_loaded: &[String]) -> String {
     let root = options.driver_root.display();
     let tried = match not_loaded {
@@ -61,12 +62,12 @@ pub(super) fn not_found(options: &Options, not_loaded: &[String]) -> String {
     };
     match &options.library {
         Some(library) => format!(
-            "the driver's library could not be loaded: {tried}. Without it no GPU is found; --nvml-library names {}",
+            "the driver's library could not be loaded: {tried}. Without it no GPU is found; check --nvml-library, which names {}",
             library.display()
         ),
         None => format!(
             "the driver's library could not be loaded: {tried}. Without it no GPU is found; install the NVIDIA driver, or \
-             say where it is with --driver-root (now {root}) or --nvml-library"
+             specify its location with --driver-root (now {root}) or --nvml-library"
         ),
     }
 }

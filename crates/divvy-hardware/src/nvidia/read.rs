@@ -1,4 +1,4 @@
-//! Reading GPUs.
+//! Reads the GPUs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::{failure, ffi};
 use crate::backend::Calls;
 use crate::{Failure, GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
 
-/// More NVLinks than any GPU has; the driver says earlier that there are no more.
+/// An upper bound on the NVLinks of a GPU. The driver reports earlier that there are no more.
 const MAX_NVLINKS: u32 = 36;
 
 pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snapshot, Failure> {
@@ -62,7 +62,7 @@ fn is_lost(error: &NvmlError) -> bool {
     matches!(error, NvmlError::GpuLost)
 }
 
-/// Reads values of one GPU, each for itself: what one of them cannot tell does not hide the others.
+/// Reads the values of one GPU. A value that cannot be read does not prevent reading the others.
 struct Reader<'f> {
     facts: &'f mut GpuFacts,
 }
@@ -71,7 +71,7 @@ impl Reader<'_> {
     fn read<T: Default>(&mut self, what: &str, answer: Result<T, NvmlError>) -> T {
         match answer {
             Ok(value) => value,
-            // A question that this GPU or this driver does not know is no fault.
+            // A value that this GPU or this driver does not support is not an error.
             Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => T::default(),
             Err(error) => {
                 self.facts.lost |= is_lost(&error);
@@ -83,7 +83,7 @@ impl Reader<'_> {
 }
 
 fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -> GpuFacts {
-    // A GPU that was read whole before is the same GPU: only what changes is read again.
+    // A GPU that was read completely before is the same GPU, so read only the values that change.
     let whole = before.filter(|before| before.error.is_none() && before.index == index);
     let mut facts = whole.cloned().unwrap_or_default();
     facts.uuid = uuid.to_owned();
@@ -109,11 +109,11 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         reader.facts.persistence = device.is_in_persistent_mode().ok();
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
-    // A GPU can be divided anew while it is there, and from Hopper on MIG is switched without a reset.
+    // The MIG devices of a GPU can change at any time, and from Hopper on MIG mode can be switched without a reset.
     facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
     facts.mig_devices.clear();
     if facts.mig.is_some_and(|(is_on, _)| is_on) {
-        // That they cannot be named keeps them from no pod of the whole GPU, and is no fault of it.
+        // A failure here is not an error of the GPU: MIG devices do not affect pods that use the whole GPU.
         facts.mig_devices = mig_devices(device).unwrap_or_default();
     }
     let mut reader = Reader { facts: &mut facts };
@@ -129,14 +129,14 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     reader.facts.used = MiB::from_bytes(used);
     reader.facts.temperature = reader.read("temperature", device.temperature(TemperatureSensor::Gpu).map(Some));
     let rates = device.utilization_rates();
-    reader.facts.utilization = reader.read("utilisation", rates.map(|rates| Some(rates.gpu)));
+    reader.facts.utilization = reader.read("utilization", rates.map(|rates| Some(rates.gpu)));
     if facts.total == MiB::ZERO && facts.error.is_none() {
-        facts.error = Some("memory: the driver says 0 bytes".to_owned());
+        facts.error = Some("memory: the driver reports 0 bytes".to_owned());
     }
     facts
 }
 
-/// NVML counts the places that a GPU has; not every one is taken.
+/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used.
 fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..device.mig_device_count()? {
@@ -152,7 +152,7 @@ fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
     Ok(found)
 }
 
-/// Brands as images write them in `NVIDIA_REQUIRE_CUDA`; libnvidia-container compares without case.
+/// Return a brand as images write it in `NVIDIA_REQUIRE_CUDA`. libnvidia-container ignores upper and lower case.
 fn words_of(brand: &Brand) -> &'static str {
     match brand {
         Brand::Unknown => "unknown",
@@ -184,7 +184,7 @@ fn compute_mode(mode: &ComputeMode) -> &'static str {
     }
 }
 
-/// NVML's `00000000:81:00.0` as the kernel writes it, `0000:81:00.0`: at least four digits of domain, lower case.
+/// Convert NVML's `00000000:81:00.0` to the kernel's form `0000:81:00.0`: at least four digits of domain, lower case.
 fn bus_id(nvml: &str) -> String {
     let lower = nvml.to_ascii_lowercase();
     let domain = lower
@@ -196,7 +196,7 @@ fn bus_id(nvml: &str) -> String {
     }
 }
 
-/// FP32 lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions"): NVML counts lanes, not SMs.
+/// FP32 lanes per SM (CUDA C Programming Guide, "Arithmetic Instructions"). NVML counts lanes, not SMs.
 fn lanes(major: i32, minor: i32) -> u32 {
     match (major, minor) {
         (2, 0) => 32,
@@ -207,15 +207,15 @@ fn lanes(major: i32, minor: i32) -> u32 {
     }
 }
 
-/// Memory bandwidth in GB/s. Memory transfers twice per clock, and the driver scales the clock so that this holds for every kind of memory (CUDA C++
-/// Best Practices Guide, "Theoretical Bandwidth Calculation").
+/// Memory bandwidth in GB/s. Memory transfers data twice per clock cycle, and the driver scales the clock so that this holds for every kind
+/// of memory (CUDA C++ Best Practices Guide, "Theoretical Bandwidth Calculation").
 fn bandwidth_gbs(clock_mhz: u32, bus_bits: u32) -> u32 {
     let mega_bytes = u64::from(clock_mhz).saturating_mul(2 * u64::from(bus_bits)) / 8;
     u32::try_from(mega_bytes / 1000).unwrap_or(u32::MAX)
 }
 
-/// NUMA node of the card: the kernel's word (−1 is "none"). NVML's is asked only where the kernel does not know the
-/// device (WSL, simulation): it names node 0 on machines without NUMA too.
+/// Return the NUMA node of a GPU from the kernel, where −1 means none. NVML is only queried if the kernel does not know the device (WSL,
+/// simulation), because NVML reports node 0 even on machines without NUMA.
 fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
     let file = Path::new("/sys/bus/pci/devices").join(pci).join("numa_node");
     if !pci.is_empty()
@@ -223,15 +223,15 @@ fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
     {
         return text.trim().parse().ok();
     }
-    // Scope 0: memory of the node. 16 words are 1,024 nodes, the kernel's greatest number.
+    // Scope 0 is the memory of the node. 16 words are 1,024 nodes, the kernel's maximum.
     let words = device.memory_affinity(16, 0).ok()?;
     let mut nodes = (0u32..).zip(words).filter(|(_, word)| *word != 0);
     let (index, word) = nodes.next()?;
     (nodes.next().is_none() && word.is_power_of_two()).then(|| index * u64::BITS + word.trailing_zeros())
 }
 
-/// Reads how the GPUs are connected, unless that is known of all that are there. Connections to a GPU that is lost are
-/// kept: it is expected back.
+/// Read how the GPUs are connected, unless this is already known for all present GPUs. Connections to a lost GPU are kept, because it may
+/// come back.
 fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &Calls, known: &Known) {
     let knows = |gpu: &GpuFacts, peer: &str| gpu.uuid == peer || gpu.links.iter().any(|link| link.0 == peer);
     let places: Vec<(String, String)> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
@@ -256,14 +256,14 @@ fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, call
     }
 }
 
-/// Active NVLinks by the bus id at the other end.
+/// Return the number of active NVLinks by the PCI bus id at the other end.
 fn nvlinks(device: &Device<'_>) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for number in 0..MAX_NVLINKS {
         let link = device.link_wrapper_for(number);
         match link.is_active() {
             Ok(true) => {
-                // A link to a switch names no GPU; it counts for none here.
+                // A link to an NVSwitch does not name a GPU and does not count here.
                 if let Ok(remote) = link.remote_pci_info() {
                     *counts.entry(bus_id(&remote.bus_id)).or_insert(0) += 1;
                 }
@@ -277,7 +277,7 @@ fn nvlinks(device: &Device<'_>) -> BTreeMap<String, u32> {
 }
 
 fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<&'static str> {
-    // Two handles of one device are needed by value; the wrapper's device is a plain handle.
+    // This call takes two handles by value. The wrapper's device is a plain handle.
     let b = b.nvml().device_by_index(b.index().ok()?).ok()?;
     Some(match a.topology_common_ancestor(b).ok()? {
         TopologyLevel::Internal => "same-board",
@@ -299,7 +299,7 @@ pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec
         let _call = calls.enter(format!("reading the processes of GPU {index}"));
         match identify(nvml, index) {
             Ok((device, uuid)) => all.push(processes_of(&device, uuid)),
-            // A nameless device is only worth mentioning under the name that it had.
+            // A device without a UUID is only reported under its last known UUID.
             Err(error) => all.extend(known.at(index).map(|gpu| GpuProcesses {
                 uuid: gpu.uuid.clone(),
                 processes: Vec::new(),
@@ -325,7 +325,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
                         UsedGpuMemory::Used(bytes) => bytes,
                         UsedGpuMemory::Unavailable => 0,
                     };
-                    // A process that computes and draws is in both lists with the same amount.
+                    // A process that computes and renders appears in both lists with the same amount.
                     let entry = used.entry(pid).or_default();
                     *entry = bytes.max(*entry);
                 }

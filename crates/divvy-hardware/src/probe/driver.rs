@@ -1,4 +1,5 @@
-//! The driver's files on the machine. The probe sees all of them already, to load the driver's library; nobody else on a node needs to.
+//! Checks of the driver's files on the machine. The probe can see them because it loads the driver's library, and no other process on a node
+//! needs that access.
 
 use std::path::PathBuf;
 
@@ -9,19 +10,19 @@ use crate::nvidia;
 use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use crate::{Code, Failure};
 
-/// Where they are.
+/// Where the driver's files are.
 #[derive(Debug)]
 pub(super) struct Driver {
-    /// Where the machine's root is.
+    /// The path at which the machine's root is mounted.
     pub(super) sys_root: PathBuf,
-    /// How the driver's library is found.
+    /// How to find the driver's library.
     pub(super) nvidia: nvidia::Options,
 }
 
 impl Driver {
     pub(super) fn look(&self, question: &DriverQuestion) -> DriverFiles {
         let tree = Files::below(&self.sys_root);
-        // A driver container comes and goes: each time anew.
+        // A driver container may be replaced at any time, so search for it on each request.
         let root = nvidia::driver_root(&self.nvidia);
         let below = root.strip_prefix(&self.sys_root).unwrap_or(&root);
         let named = PathBuf::from("/").join(below).display().to_string();

@@ -1,4 +1,4 @@
-//! The connected clients, and the XIDs that they are told.
+//! The connected clients, and the XIDs that are sent to them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Shutdown;
@@ -10,15 +10,15 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::protocol::{Hello, PastXid, XidEvent, event_line};
 
-/// Clients at a time: one agent, `divvy-runtime`s, a person.
+/// The maximum number of clients: one agent, several `divvy-runtime` processes, and a person.
 const MAX_CLIENTS: usize = 16;
-/// XIDs that are kept for clients that were away.
+/// The number of XIDs that are kept for clients that were not connected.
 const RECENT: usize = 64;
 
-/// Shared by all threads of the probe.
+/// The state that all threads of the probe share.
 #[derive(Debug)]
 pub(super) struct Hub {
-    /// Names this run: pid and time of start.
+    /// Identifies this run of the probe: its PID and start time.
     instance: String,
     inner: Mutex<Inner>,
 }
@@ -50,7 +50,7 @@ impl Hub {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a client; `None` when there are too many.
+    /// Add a client. Return its id, or `None` if there are too many clients.
     pub(super) fn join(&self, stream: UnixStream, lines: SyncSender<String>) -> Option<u64> {
         let mut inner = self.lock();
         if inner.clients.len() >= MAX_CLIENTS {
@@ -62,13 +62,13 @@ impl Hub {
         Some(id)
     }
 
-    /// Removes a client.
+    /// Remove a client.
     pub(super) fn leave(&self, client: u64) {
         self.lock().clients.remove(&client);
     }
 
-    /// Tells every client of an XID, and numbers it. A client that does not read is disconnected: it must not hold up the
-    /// others, and finds what it missed in [`Hello`].
+    /// Number an XID and send it to every client. A client that does not read is disconnected, so that it does not delay the others. It finds
+    /// the XIDs that it missed in [`Hello`].
     pub(super) fn publish(&self, uuid: Option<String>, xid: u64, gi: Option<u32>, ci: Option<u32>) {
         let mut inner = self.lock();
         inner.seq += 1;
@@ -87,14 +87,14 @@ impl Hub {
         inner.clients.retain(|_, client| {
             let told = client.lines.try_send(line.clone()).is_ok();
             if !told {
-                // Wakes its two threads; that it may be closed already is no matter.
+                // This wakes the client's two threads. An error is ignored, because the socket may already be closed.
                 let _ = client.stream.shutdown(Shutdown::Both);
             }
             told
         });
     }
 
-    /// The answer to `hello`.
+    /// Return the answer to `hello`.
     pub(super) fn hello(&self) -> Hello {
         let inner = self.lock();
         let recent = inner.recent.iter().map(|(at, xid)| PastXid {
@@ -124,7 +124,7 @@ mod tests {
         let mut held = Vec::new();
         let mut join = |room| {
             let (ours, theirs) = UnixStream::pair().expect("pair");
-            // As the client's reading thread holds it: dropping the hub's copy alone does not close it.
+            // Hold a copy like the client's reading thread, so that dropping the hub's copy does not close the socket.
             held.push(ours.try_clone().expect("clone"));
             let (sender, receiver) = sync_channel(room);
             (hub.join(ours, sender).expect("room"), receiver, theirs)

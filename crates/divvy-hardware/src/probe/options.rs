@@ -1,46 +1,48 @@
-//! The probe's command line. By hand: a parser library would be half of the probe.
+//! The probe's command line. It is parsed by hand, because a parser library would double the size of the probe.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What `--help` prints.
+/// The text of `--help`.
 pub(super) const HELP: &str = "\
 divvy-probe reads the GPUs of this machine. It is the only part of Divvy that loads the
-driver's library (NVML), so that a driver that hangs or crashes takes nothing else down.
+driver's library (NVML), so a driver that hangs or crashes affects no other process.
 
 Usage:
-  divvy-probe --once                          print what the driver says, as JSON, and end
+  divvy-probe --once                          print the state of the GPUs as JSON, and exit
   divvy-probe --listen unix:/run/divvy/probe.sock
-                                              answer the agent on this socket until SIGTERM
+                                              serve the agent on this socket until SIGTERM
 
 Options:
-  --listen unix:PATH     Socket to listen at: mode 0600, for root and the probe's own user.
-                         Its folder must exist; a socket that nobody listens at is replaced.
-  --nvml-library PATH    The driver's library. Default: libnvidia-ml.so.1 where the loader
-                         finds it, then in the usual folders below the driver root.
-  --driver-root PATH     Root of the driver's files, where the host's or a driver container's
-                         root is mounted. Default: /
-  --sys-root PATH        Where the host's root is mounted: its proc says which pod a process on
-                         a GPU belongs to, and paths in CDI specs begin there. Default: /
-  --watchdog SECONDS     End with status 70 when a driver call takes longer (initialising: six
+  --listen unix:PATH     Socket to listen on. Its mode is 0600: only root and the probe's own
+                         user may connect. Its directory must exist. A stale socket is replaced.
+  --nvml-library PATH    The driver's library. Default: libnvidia-ml.so.1 from the dynamic
+                         loader's search path, then from the usual directories below the
+                         driver root
+  --driver-root PATH     Root directory of the driver's files: the path at which the host's or a
+                         driver container's root is mounted. Default: /
+  --sys-root PATH        Path at which the host's root is mounted. Its /proc shows which pod a
+                         GPU process belongs to, and paths in CDI specs are relative to it.
+                         Default: /
+  --watchdog SECONDS     Exit with status 70 if a driver call takes longer (initialization: six
                          times as long), so that the probe is restarted. Default: 10
-  --exit-with-stdin      End when standard input is closed: a child of the agent then never
-                         outlives it.
+  --exit-with-stdin      Exit when standard input closes, so that a probe that the agent started
+                         never outlives the agent.
   --help, --version
 
 Examples:
   divvy-probe --once | jq '.gpus[] | {uuid, model, totalMiB}'
   divvy-probe --once --driver-root /run/nvidia/driver
 
-Exit status: 0 done, 1 no driver or no socket (the reason is on standard error),
+Exit status: 0 success, 1 no driver or no socket (standard error has the reason),
 2 wrong command line, 70 a driver call hung.
 ";
 
-/// What to do.
+/// The probe's command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
-    /// Serve on a socket.
+    /// Serve requests on a socket.
     Listen(Options),
     /// Print one snapshot.
     Once(Options),
@@ -50,24 +52,24 @@ pub enum Command {
     Version,
 }
 
-/// How to do it.
+/// The options of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Path of the socket; empty with `--once`.
+    /// The path of the socket. Empty with `--once`.
     pub listen: PathBuf,
-    /// The driver's library; searched when absent.
+    /// The driver's library. `None` searches for it.
     pub nvml_library: Option<PathBuf>,
-    /// Root of the driver's files.
+    /// The root directory of the driver's files.
     pub driver_root: PathBuf,
-    /// Root of the host's `proc`.
+    /// The path at which the host's root is mounted.
     pub sys_root: PathBuf,
-    /// Whether to end with standard input.
+    /// Whether to exit when standard input closes.
     pub exit_with_stdin: bool,
-    /// Longest that a driver call may take.
+    /// The longest time that a driver call may take.
     pub watchdog: Duration,
 }
 
-/// A command line that was not understood, in words.
+/// The error for a wrong command line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}\nTry: divvy-probe --help")]
 pub struct UsageError(String);
@@ -85,7 +87,7 @@ const FLAGS: [&str; 9] = [
 ];
 
 impl Command {
-    /// Reads the arguments, without the program's name. `--flag value` and `--flag=value` are the same.
+    /// Parse the arguments without the program's name. `--flag value` and `--flag=value` are equivalent.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
         let mut options = Options {
             listen: PathBuf::new(),
@@ -103,13 +105,13 @@ impl Command {
                 let value = inline.take().or_else(|| arguments.next());
                 value
                     .filter(|value| !value.is_empty())
-                    .ok_or_else(|| UsageError(format!("{flag} needs {what} after it")))
+                    .ok_or_else(|| UsageError(format!("{flag} needs {what} as its argument")))
             };
             match &*flag {
                 "--listen" => listen = Some(socket_path(&value("a socket, such as unix:/run/divvy/probe.sock")?)?),
                 "--nvml-library" => options.nvml_library = Some(value("the path of libnvidia-ml.so.1")?.into()),
-                "--driver-root" => options.driver_root = value("a folder")?.into(),
-                "--sys-root" => options.sys_root = value("a folder")?.into(),
+                "--driver-root" => options.driver_root = value("a directory")?.into(),
+                "--sys-root" => options.sys_root = value("a directory")?.into(),
                 "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
                 "--once" => once = true,
                 "--exit-with-stdin" => options.exit_with_stdin = true,
@@ -118,14 +120,14 @@ impl Command {
                 _ => return Err(UsageError(unknown(&flag))),
             }
             if inline.is_some() {
-                return Err(UsageError(format!("{flag} takes no value")));
+                return Err(UsageError(format!("{flag} does not take a value")));
             }
         }
         match (listen, once) {
             (Some(path), false) => Ok(Command::Listen(Options { listen: path, ..options })),
             (None, true) => Ok(Command::Once(options)),
-            (Some(_), true) => Err(UsageError("--once and --listen exclude each other".to_owned())),
-            (None, false) => Err(UsageError("say --once, or --listen unix:PATH".to_owned())),
+            (Some(_), true) => Err(UsageError("--once and --listen cannot be used together".to_owned())),
+            (None, false) => Err(UsageError("specify either --once or --listen unix:PATH".to_owned())),
         }
     }
 }
@@ -157,9 +159,9 @@ fn seconds(value: &OsStr) -> Result<Duration, UsageError> {
 
 fn unknown(argument: &str) -> String {
     if !argument.starts_with('-') {
-        return format!("{argument} means nothing here; all arguments are flags");
+        return format!("unexpected argument {argument:?}; all arguments are flags");
     }
-    // The flag that shares the longest beginning is most likely what was meant.
+    // Suggest the flag with the longest common prefix.
     let common = |flag: &&&str| flag.bytes().zip(argument.bytes()).take_while(|(a, b)| a == b).count();
     match FLAGS.iter().max_by_key(common).filter(|flag| common(flag) > 3) {
         Some(flag) => format!("there is no flag {argument}; did you mean {flag}?"),
@@ -191,15 +193,15 @@ mod tests {
     #[test]
     fn a_wrong_command_line_is_refused_with_what_to_write() {
         for (line, part) in [
-            ("", "--once, or --listen"),
-            ("--once --listen unix:/a", "exclude"),
+            ("", "--once or --listen"),
+            ("--once --listen unix:/a", "cannot be used together"),
             ("--listen /run/probe.sock", "unix:PATH"),
             ("--listen", "needs a socket"),
             ("--nvml-libary /x", "did you mean --nvml-library?"),
-            ("--once=1", "takes no value"),
+            ("--once=1", "does not take a value"),
             ("--once --watchdog 0", "0.1 to 86400"),
             ("--once --watchdog nan", "0.1 to 86400"),
-            ("once", "means nothing here"),
+            ("once", "unexpected argument"),
             ("-x", "no flag -x"),
         ] {
             let error = parse(line).expect_err(line);

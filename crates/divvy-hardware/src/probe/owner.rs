@@ -1,4 +1,4 @@
-//! The thread that owns the driver: it opens it, makes all calls, and opens it again when that may help.
+//! The thread that owns the driver. It opens the driver, makes all driver calls, and reopens the driver when that may help.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::{log, pods, spawn};
 use crate::backend::{Backend, Event};
 use crate::{Code, Error, Failure, Known};
 
-/// When a driver is opened again.
+/// The intervals at which the driver is reopened.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
-    /// After it could not be opened or used; no more than one attempt in this time.
+    /// The minimum time between two attempts after the driver could not be opened or used.
     reopen: Duration,
-    /// While a GPU is lost: the driver's library remembers it as lost until it is initialised anew.
+    /// The interval while a GPU is lost. The driver's library considers a GPU lost until the library is initialized again.
     reopen_for_lost: Duration,
 }
 
@@ -31,26 +31,26 @@ impl Default for Pace {
     }
 }
 
-/// Questions that wait for the driver.
+/// The number of requests that may wait for the driver.
 const QUEUE: usize = 32;
 
-/// What only the driver knows.
+/// A request that only the driver can answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Question {
-    /// All GPUs.
+    /// Read all GPUs.
     Snapshot,
-    /// All processes.
+    /// Read the processes on all GPUs.
     Processes,
 }
 
-/// A question for the driver, and where the answer goes.
+/// A request for the driver, and where to send the answer.
 #[derive(Debug)]
 pub(super) struct Job {
     question: Question,
     answer: SyncSender<Result<Value, Failure>>,
 }
 
-/// Asks the owner and waits. A driver that hangs is the watchdog's case.
+/// Send a request to the owner and wait for the answer. The watchdog handles a driver that hangs.
 pub(super) fn ask(jobs: &SyncSender<Job>, question: Question) -> Result<Value, Failure> {
     let gone = || Failure::new(Code::Unknown, "the probe's driver thread has ended");
     let (answer, answered) = sync_channel(1);
@@ -66,13 +66,13 @@ struct Owner<O> {
     opened_at: Option<Instant>,
     /// Why there is no backend.
     failure: Failure,
-    /// Outlives the backend: a lost GPU has its name from before.
+    /// The last known GPUs. They outlive the backend, because a lost GPU no longer reports its UUID.
     known: Known,
-    /// Where the host's processes are: `/proc`.
+    /// The host's `/proc`.
     proc_root: PathBuf,
 }
 
-/// Starts the thread; it opens the driver at once.
+/// Start the thread. It opens the driver immediately.
 pub(super) fn start<O>(hub: Arc<Hub>, pace: Pace, proc_root: PathBuf, open: O) -> Result<SyncSender<Job>, Error>
 where
     O: FnMut() -> Result<Box<dyn Backend>, Failure> + Send + 'static,
@@ -88,7 +88,7 @@ where
         known: Known::default(),
         proc_root,
     };
-    // The standard stack: the driver's library runs on it.
+    // This thread has the default stack size, because the driver's library runs on it.
     let thread = thread::Builder::new().name("owner".to_owned());
     let spawned = thread.spawn(move || owner.run(&jobs)).map(drop);
     spawned.map_err(|source| Error::io("cannot start the thread", "owner", source))?;
@@ -100,7 +100,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
         self.ensure_open();
         for job in jobs {
             let answer = self.perform(job.question);
-            // The client may have gone meanwhile.
+            // The client may be gone by now.
             let _ = job.answer.send(answer);
         }
     }
@@ -148,7 +148,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
         }
         if lost && expired {
             self.backend = None;
-            // At once: without a backend no XID of the other GPUs is heard.
+            // Reopen immediately: without a backend, XIDs of the other GPUs are lost.
             self.ensure_open();
         }
         if let Err(failure) = &answer {
@@ -159,7 +159,7 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
     }
 }
 
-/// Hands a backend's events on until it is dropped.
+/// Pass on a backend's events until the backend is dropped.
 fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
     let forwarding = spawn("forward", move || {
         let mut last = String::new();
@@ -169,7 +169,7 @@ fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
                     log(format_args!("XID {xid} on {}", uuid.as_deref().unwrap_or("an unnamed GPU")));
                     hub.publish(uuid, xid, gi, ci);
                 }
-                // The same trouble at every attempt is one line of the log.
+                // Log repeated failures with the same text only once.
                 Event::Degraded(text) if text == last => {}
                 Event::Degraded(text) => {
                     log(format_args!("{text}"));
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::{GpuFacts, GpuProcesses, Snapshot};
 
-    /// A driver whose answers are scripted.
+    /// A driver with scripted answers.
     struct Scripted {
         answers: Arc<Mutex<Vec<Result<Snapshot, Failure>>>>,
         events: Option<Sender<Event>>,
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// An owner of a driver with these answers, and how often it opened it.
+    /// Start an owner of a driver with these answers. Also return how often the owner opened the driver.
     fn scripted(pace: Pace, answers: Vec<Result<Snapshot, Failure>>) -> (SyncSender<Job>, Arc<Mutex<u32>>) {
         let (answers, opened) = (Arc::new(Mutex::new(answers)), Arc::new(Mutex::new(0)));
         let open = {
@@ -273,7 +273,7 @@ mod tests {
             for _ in 0..3 {
                 assert_eq!(ask(&jobs, Question::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
             }
-            // The owner opens after it answered; one more question waits for that.
+            // The owner reopens the driver after its answer, so wait with one more request.
             ask(&jobs, Question::Processes).expect("processes");
             assert_eq!(*opened.lock().expect("lock"), opens, "lost: {lost}, wait: {wait}");
         }

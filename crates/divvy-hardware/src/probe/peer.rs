@@ -1,13 +1,13 @@
-//! Who is at the other end of a Unix socket.
+//! Identifies the process at the other end of a Unix socket.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use nix::sys::socket::{getsockopt, sockopt};
 
-/// User id of the process that connected, or that listens.
+/// Return the user id of the process at the other end of the socket.
 ///
-/// Through nix and not rustix, whose form of the answer cannot hold a peer of another pid namespace: its pid is 0.
+/// This uses nix and not rustix, whose result type cannot represent a peer in another PID namespace: such a peer has PID 0.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(getsockopt(&socket, sockopt::PeerCredentials)?.uid())
 }

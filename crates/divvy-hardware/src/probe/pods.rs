@@ -1,4 +1,4 @@
-//! Whose processes they are: the driver gives process numbers, their cgroups name the pods.
+//! Maps processes to pods: the driver returns PIDs, and the processes' cgroups name the pods.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use divvy_model::cgroup;
 
 use crate::GpuProcesses;
 
-/// Fills in the pods. A process that ended meanwhile, or whose files cannot be read, is left to nobody.
+/// Fill in the pods. A process that has ended, or whose files cannot be read, gets no pod.
 pub(super) fn name(proc_root: &Path, gpus: &mut [GpuProcesses]) {
     for process in gpus.iter_mut().flat_map(|gpu| &mut gpu.processes) {
         let text = std::fs::read_to_string(proc_root.join(process.pid.to_string()).join("cgroup"));

@@ -1,4 +1,4 @@
-//! The socket and its clients.
+//! The probe's socket and its clients.
 
 use std::convert::Infallible;
 use std::fs;
@@ -24,21 +24,21 @@ use super::{log, peer_uid, spawn};
 use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
 use crate::{Code, Error, Failure};
 
-/// Lines that wait for a client to read them.
+/// The number of lines that may wait for a client to read them.
 const UNREAD: usize = 64;
-/// A client that takes nothing for this long is gone.
+/// A client that reads nothing for this long is disconnected.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The socket's file, as long as it is ours.
+/// The socket's file, as long as it belongs to this probe.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    /// Device and inode: a probe that was started after this one may have put its own socket there.
+    /// Device and inode of the socket. A probe that started later may have replaced it with its own.
     id: (u64, u64),
 }
 
 impl SocketFile {
-    /// Removes the file if it is still this probe's.
+    /// Remove the file if it still belongs to this probe.
     pub(super) fn remove(&self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|data| (data.dev(), data.ino()) == self.id)
             && let Err(error) = fs::remove_file(&self.path)
@@ -47,14 +47,14 @@ impl SocketFile {
         }
     }
 
-    /// Ends the process. Not by exit(3): a driver's destructors may hang.
+    /// End the process without exit(3), because a driver's destructors may hang.
     pub(super) fn end(&self, status: i32) -> ! {
         self.remove();
         low_level::exit(status)
     }
 }
 
-/// Listens at `path` with mode 0600. A socket that nobody listens at is replaced; anything else is left alone.
+/// Listen at `path` with mode 0600. A stale socket is replaced. Any other existing file is an error.
 pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
     let fail = |what, source| Error::io(what, path, source);
     match fs::symlink_metadata(path) {
@@ -66,21 +66,21 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
         }
         Ok(_) => fs::remove_file(path).map_err(|source| fail("cannot remove the old socket", source))?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(fail("cannot look at", error)),
+        Err(error) => return Err(fail("cannot access", error)),
     }
-    // The file must never exist with another mode, not even for a moment.
+    // Set the umask first: the file must never exist with another mode, not even for a moment.
     let before = umask(Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     umask(before);
     let listener = bound.map_err(|source| {
         let hint = match source.kind() {
-            io::ErrorKind::NotFound => "cannot listen (does the folder exist?) at",
+            io::ErrorKind::NotFound => "cannot listen (does the directory exist?) at",
             io::ErrorKind::InvalidInput => "cannot listen (a socket's path has at most 107 bytes) at",
             _ => "cannot listen at",
         };
         fail(hint, source)
     })?;
-    let data = fs::symlink_metadata(path).map_err(|source| fail("cannot look at", source))?;
+    let data = fs::symlink_metadata(path).map_err(|source| fail("cannot access", source))?;
     let file = SocketFile {
         path: path.to_owned(),
         id: (data.dev(), data.ino()),
@@ -88,7 +88,7 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
     Ok((listener, file))
 }
 
-/// Accepts clients for ever.
+/// Accept clients indefinitely.
 pub(super) fn serve(
     listener: &UnixListener,
     hub: &Arc<Hub>,
@@ -100,7 +100,7 @@ pub(super) fn serve(
         let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, hub, jobs, driver));
         if let Err(text) = welcomed {
             log(format_args!("a client was not served: {text}"));
-            // Out of descriptors or threads: not a busy loop.
+            // Pause, so that a lack of file descriptors or threads does not cause a busy loop.
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -110,14 +110,16 @@ fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, drive
     let text = |error: io::Error| error.to_string();
     let uid = peer_uid(&stream).map_err(text)?;
     if uid != 0 && uid != geteuid().as_raw() {
-        return Err(format!("its user id is {uid}; only root and the probe's own user may ask"));
+        return Err(format!(
+            "its user id is {uid}; only root and the probe's own user may connect"
+        ));
     }
     stream.set_write_timeout(Some(WRITE_LIMIT)).map_err(text)?;
     let (lines, to_write) = sync_channel(UNREAD);
     let Some(client) = hub.join(stream.try_clone().map_err(text)?, lines.clone()) else {
-        let busy = Failure::new(Code::Busy, "the probe has as many clients as it serves");
+        let busy = Failure::new(Code::Busy, "the probe has reached its maximum number of clients");
         stream.write_all(answer_line(None, &Err(busy)).as_bytes()).map_err(text)?;
-        return Err("there are too many".to_owned());
+        return Err("there are too many clients".to_owned());
     };
     let writing = stream
         .try_clone()
@@ -134,18 +136,18 @@ fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, drive
     reading.inspect_err(|_| hub.leave(client))
 }
 
-/// Writes until the client is gone or nothing more can come.
+/// Write lines until the client is gone or no more lines can come.
 fn write_lines(mut stream: UnixStream, lines: &Receiver<String>) {
     for line in lines {
         if stream.write_all(line.as_bytes()).is_err() {
             break;
         }
     }
-    // Wakes the reader.
+    // This wakes the reader.
     let _ = stream.shutdown(std::net::Shutdown::Both);
 }
 
-/// Answers one question after the other.
+/// Answer the client's requests one after the other.
 fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver, lines: &SyncSender<String>) {
     let mut buffer = LineBuffer::default();
     let mut bytes = [0; 4096];
@@ -161,7 +163,7 @@ fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, dr
                 continue;
             }
             Err(error) => {
-                // The client is told why, and then it is over: where the next line begins is not known.
+                // Tell the client why, then disconnect: the start of the next line is unknown.
                 let failure = Failure::new(Code::Protocol, error.to_string());
                 let _ = lines.send(answer_line(None, &Err(failure)));
                 return;

@@ -1,34 +1,34 @@
-//! Lines of bounded length out of a stream of bytes.
+//! Split a stream of bytes into lines of bounded length.
 
 use crate::Error;
 
-/// Most bytes in a line, without its `\n`: 1 MiB.
+/// The maximum length of a line in bytes, without its `\n`: 1 MiB.
 pub const MAX_LINE: usize = 1 << 20;
 
-/// Collects bytes and gives them back as lines. After an error the stream's framing is lost: close the connection.
+/// Collects bytes and returns them as lines. After an error, the start of the next line is unknown, so the caller closes the connection.
 #[derive(Debug, Default)]
 pub struct LineBuffer {
     bytes: Vec<u8>,
-    /// Bytes before this position were given back.
+    /// Bytes before this position were already returned.
     start: usize,
-    /// Bytes before this position have no `\n`.
+    /// Bytes before this position contain no `\n`.
     searched: usize,
 }
 
 impl LineBuffer {
-    /// Adds what was read.
+    /// Add the bytes of one read.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start == self.bytes.len() {
             self.bytes.clear();
             self.start = 0;
             self.searched = 0;
-            // One long line must not keep its memory for ever.
+            // Do not keep the memory of a long line indefinitely.
             self.bytes.shrink_to(64 * 1024);
         }
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole line without its `\n`; `None` if more has to be read.
+    /// Return the next complete line without its `\n`, or `None` if more bytes are needed.
     pub fn next_line(&mut self) -> Result<Option<String>, Error> {
         let found = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
         let end = match found {
@@ -53,7 +53,7 @@ impl LineBuffer {
         }
     }
 
-    /// Whether the stream would end in the middle of a line if it ended now.
+    /// Report whether the buffer ends in the middle of a line.
     pub fn is_partial(&self) -> bool {
         self.start < self.bytes.len()
     }

@@ -1,4 +1,4 @@
-//! The client that starts a probe and keeps it alive.
+//! The client that starts a probe and keeps it running.
 
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,7 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
             text.contains(&library) && text.contains(GPU0) && text.contains(GPU1),
             "{text}"
         );
-        // The libraries of a driver whose module is not loaded yet.
+        // The libraries belong to a driver whose module is not loaded yet.
         let newer = Basis {
             driver: "560.35.03".to_owned(),
             ..basis
@@ -105,7 +105,7 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
         let failure = client.handle().driver_spec(newer).await.expect_err("no such libraries");
         assert_eq!(failure.code, Code::DriverFiles, "{failure}");
         assert!(failure.text.contains("reboot"), "{failure}");
-        // The next time round they are the driver container's.
+        // The next time, the libraries are those of the driver container.
         let _ = std::fs::remove_dir_all(machine.path("root/usr"));
     }
 }
@@ -207,7 +207,7 @@ async fn a_probe_that_hangs_without_ending_is_killed_and_started_again() {
     let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_secs(600))), timing);
     snapshot(&mut client, "snapshot", any).await;
     let first = child(&machine);
-    // Stopped, it neither answers nor notices anything; its watchdog sleeps too.
+    // A stopped probe neither answers nor notices anything, and its watchdog is stopped as well.
     kill(first, Signal::STOP);
     let failure = unavailable(&mut client).await;
     assert_eq!(failure.code, Code::Timeout, "{failure}");
@@ -243,7 +243,7 @@ async fn a_lost_gpu_stays_lost_when_the_probe_is_killed_and_started_again() {
     let failure = unavailable(&mut client).await;
     assert_eq!(failure.code, Code::ProbeUnreachable, "{failure}");
     assert!(failure.text.contains("signal: 9"), "{failure}");
-    // This probe never saw the GPU: it knows that there is one, and not which.
+    // This probe never saw the GPU, so it knows that there is one but not which.
     let seen = snapshot(&mut client, "snapshot", any).await;
     assert_eq!(seen.gpus.len(), 1);
     assert_eq!((seen.unreadable[0].index, seen.unreadable[0].lost), (1, true));

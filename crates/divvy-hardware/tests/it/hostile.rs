@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Lines, Machine, TWO, connect, eventually, fast, snapshot, unavailable};
 
-/// Answers questions as `answer` says: the bytes, and whether the connection goes on.
+/// Answers requests with `answer`, which returns the bytes and whether the connection continues.
 fn serve(stream: UnixStream, answer: impl Fn(u64, &str) -> Option<Vec<u8>>) {
     let mut writer = stream.try_clone().expect("clone");
     for line in BufReader::new(stream).lines() {
@@ -20,7 +20,7 @@ fn serve(stream: UnixStream, answer: impl Fn(u64, &str) -> Option<Vec<u8>>) {
         let Some(bytes) = answer(id, question["op"].as_str().expect("op")) else {
             return;
         };
-        // The client may have hung up on us: that is what is wanted of it.
+        // The client may have closed the connection, as it should.
         if writer.write_all(&bytes).is_err() {
             return;
         }
@@ -131,7 +131,7 @@ fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() 
     let ping = "{\"v\":1,\"id\":1,\"op\":\"ping\"}";
     let mut honest_is_served = || assert_eq!(honest.ask(ping), json!({"id": 1, "ok": {}}));
 
-    // What is a line but no question is refused, and the connection goes on.
+    // A line that is not a request is refused, and the connection continues.
     let mut client = Lines::new(connect(&machine.path("s")));
     for line in [
         "",
@@ -146,7 +146,7 @@ fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() 
     assert_eq!(client.ask(ping), json!({"id": 1, "ok": {}}));
     honest_is_served();
 
-    // What is no line ends it.
+    // Data that is not a line ends the connection.
     for bytes in [b"\xff\xff\n".to_vec(), vec![b'x'; (1 << 20) + 2]] {
         let mut client = Lines::new(connect(&machine.path("s")));
         client.send(&bytes);
@@ -155,7 +155,7 @@ fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() 
         honest_is_served();
     }
 
-    // One that asks and never reads holds up nobody.
+    // A client that sends requests and never reads does not delay other clients.
     let mut deaf = connect(&machine.path("s"));
     deaf.set_write_timeout(Some(Duration::from_millis(200))).expect("timeout");
     let question = "{\"v\":1,\"id\":1,\"op\":\"snapshot\"}\n".repeat(100);
@@ -167,7 +167,7 @@ fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() 
     honest_is_served();
     drop(deaf);
 
-    // Too many are turned away, until some leave.
+    // Surplus clients are refused until others leave.
     let mut crowd: Vec<Lines> = (0..40).map(|_| Lines::new(connect(&machine.path("s")))).collect();
     let busy = crowd.last_mut().and_then(Lines::next).expect("a reason");
     assert_eq!(busy["err"]["code"], "busy");

@@ -1,4 +1,4 @@
-//! The probe and its client with the real NVML code path over the simulated driver.
+//! Tests of the probe and its client. They use the real NVML code path with the simulated driver.
 
 mod client;
 mod hostile;

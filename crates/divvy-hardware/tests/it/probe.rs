@@ -1,4 +1,4 @@
-//! The probe itself, over its socket and its command line.
+//! Tests of the probe through its socket and its command line.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -81,7 +81,7 @@ fn once_says_why_there_is_no_driver_and_what_to_do() {
     for (machine, status, part) in [
         (with("DIVVY_NVML_SIM_INIT_ERROR", "9"), 1, "modprobe nvidia"),
         (with("DIVVY_NVML_SIM_INIT_ERROR", "4"), 1, "must be privileged"),
-        (with("DIVVY_NVML_SIM_INIT_ERROR", "18"), 1, "reload it or reboot"),
+        (with("DIVVY_NVML_SIM_INIT_ERROR", "18"), 1, "reload the module or reboot"),
         (with("DIVVY_NVML_SIM_NODE", "nobody"), 1, "no node is named nobody"),
         (with("DIVVY_NVML_SIM_HANG", "60"), 70, "the driver hangs"),
     ] {
@@ -229,7 +229,7 @@ fn the_socket_is_for_its_owner_alone_and_another_probe_does_not_take_it() {
     let (_, error) = second("machine.toml");
     assert!(error.contains("it is not a socket"), "{error}");
     let (_, error) = second("nowhere/s");
-    assert!(error.contains("does the folder exist"), "{error}");
+    assert!(error.contains("does the directory exist"), "{error}");
     // A socket that a killed probe left behind is replaced.
     first.0.kill().expect("kill");
     first.ended();
@@ -274,7 +274,7 @@ fn a_probe_whose_parent_is_killed_ends_and_removes_its_socket() {
     let process = format!("/proc/{}", pid.trim());
     eventually("the probe ends", || {
         match std::fs::read_to_string(format!("{process}/stat")) {
-            // A zombie has ended; in a container nobody may collect it.
+            // A zombie counts as ended, because a container may have no process that reaps it.
             Ok(stat) => stat.contains(") Z "),
             Err(_) => true,
         }
@@ -319,6 +319,6 @@ fn a_probe_with_eight_gpus_is_small() {
             .and_then(|value| value.parse::<u64>().ok())
             .expect("KiB")
     };
-    // Pages of files count with their size on disk, which a debug build inflates; what the probe allocates does not.
+    // Pages of files count with their size on disk, which a debug build inflates. The probe's own allocations do not.
     assert!(kib("RssAnon") <= 4096, "{status}");
 }

@@ -1,4 +1,4 @@
-//! A machine with a simulated driver, in a folder of its own.
+//! A machine with a simulated driver, in a directory of its own.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -13,12 +13,12 @@ use divvy_hardware::{Failure, Snapshot};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Everything that is waited for comes within this time, on a slow machine too.
+/// The deadline for everything that a test waits for, chosen for a slow machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) const PROBE: &str = env!("CARGO_BIN_EXE_divvy-probe");
 
-/// The simulated driver's library, built if it is missing or older than its sources.
+/// The simulated driver's library. It is built if it is missing or older than its sources.
 pub(crate) fn sim_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -51,7 +51,7 @@ fn newest(folder: &Path) -> SystemTime {
     times.max().expect("a source")
 }
 
-/// A node with two GPUs, joined by NVLinks.
+/// A node with two GPUs that are connected by NVLinks.
 pub(crate) const TWO: &str = r#"
 v = 1
 [[node]]
@@ -84,7 +84,7 @@ pub(crate) const GPU1: &str = "GPU-00000000-0000-4000-8000-000000000001";
 
 pub(crate) struct Machine {
     pub(crate) dir: TempDir,
-    /// Environment besides the description and the control socket.
+    /// Environment variables besides the machine description and the control socket.
     pub(crate) extra: Vec<(String, OsString)>,
 }
 
@@ -108,7 +108,7 @@ impl Machine {
         env
     }
 
-    /// How a client starts a probe here.
+    /// How a client starts a probe on this machine.
     pub(crate) fn spawn(&self, watchdog: Duration) -> Spawn {
         Spawn {
             program: PROBE.into(),
@@ -125,7 +125,7 @@ impl Machine {
         ProbeClient::start(Probe::Spawn(self.spawn(Duration::from_secs(5))), timing)
     }
 
-    /// A probe of our own, not a client's.
+    /// A probe that the test starts, not a client.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(PROBE);
         command.envs(self.env()).arg("--nvml-library").arg(sim_library());
@@ -133,7 +133,7 @@ impl Machine {
         command
     }
 
-    /// Starts a probe that listens at `socket`, and waits until it does.
+    /// Start a probe that listens at `socket`, and wait until it does.
     pub(crate) fn listening(&self, socket: &str, arguments: &[&str]) -> Running {
         let mut listen = OsString::from("unix:");
         listen.push(self.path(socket));
@@ -144,12 +144,12 @@ impl Machine {
         running
     }
 
-    /// Changes the machine at run time.
+    /// Change the machine at run time.
     pub(crate) fn control(&self, request: &Value) -> Value {
         control(&self.path("control"), request)
     }
 
-    /// The same while a client runs here, which may have to start a probe first.
+    /// Like [`Machine::control`], without blocking a client that runs in this process and may have to start a probe first.
     pub(crate) async fn change(&self, request: Value) {
         let path = self.path("control");
         tokio::task::spawn_blocking(move || control(&path, &request))
@@ -161,7 +161,7 @@ impl Machine {
         let answer = self.control(&json!({"op": "xid", "gpu": gpu, "xid": xid}));
         assert!(
             answer["delivered"].as_u64() > Some(0),
-            "nobody registered for events: {answer}"
+            "no client is registered for events: {answer}"
         );
     }
 }
@@ -176,7 +176,7 @@ fn control(path: &Path, request: &Value) -> Value {
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
-    /// Waits for its end; the exit status, or the negative signal.
+    /// Wait for the process to end. Return the exit status, or the negative signal number.
     pub(crate) fn ended(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let started = Instant::now();
@@ -197,7 +197,7 @@ impl Drop for Running {
     }
 }
 
-/// Connects to a socket that somebody is about to listen at.
+/// Connect to a socket on which a process is about to listen.
 pub(crate) fn connect(path: &Path) -> UnixStream {
     let started = Instant::now();
     loop {
@@ -212,7 +212,7 @@ pub(crate) fn connect(path: &Path) -> UnixStream {
     }
 }
 
-/// A client by hand.
+/// A hand-written client.
 pub(crate) struct Lines {
     reader: BufReader<UnixStream>,
 }
@@ -228,7 +228,7 @@ impl Lines {
         self.reader.get_mut().write_all(bytes).expect("write");
     }
 
-    /// The next line; `None` at the end.
+    /// Return the next line, or `None` at the end.
     pub(crate) fn next(&mut self) -> Option<Value> {
         let mut line = String::new();
         let read = self.reader.read_line(&mut line).expect("read");
@@ -241,7 +241,7 @@ impl Lines {
     }
 }
 
-/// Asks often and waits briefly.
+/// A timing with a short poll interval and short waits.
 pub(crate) fn fast() -> Timing {
     Timing {
         poll: Duration::from_millis(50),
@@ -252,7 +252,7 @@ pub(crate) fn fast() -> Timing {
     }
 }
 
-/// The first update that `wanted` takes.
+/// Return the first update that `wanted` accepts.
 pub(crate) async fn wait_for<T>(client: &mut ProbeClient, what: &str, mut wanted: impl FnMut(Update) -> Option<T>) -> T {
     let waiting = async {
         loop {
@@ -283,7 +283,7 @@ pub(crate) async fn unavailable(client: &mut ProbeClient) -> Failure {
     wait_for(client, "failure", found).await
 }
 
-/// Waits until a condition holds that nothing announces.
+/// Poll until a condition holds that causes no notification.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -292,7 +292,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Processes that have this text in their command line.
+/// PIDs of the processes that have this text in their command line.
 pub(crate) fn processes_with(text: &str) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").expect("/proc").filter_map(|entry| {
         let entry = entry.ok()?;

@@ -8,7 +8,7 @@ use super::*;
 
 #[test]
 fn without_openat2_no_link_is_followed() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let at = folder.path().join("root");
     std::fs::create_dir_all(at.join("etc/x")).expect("made");
     std::fs::write(at.join("etc/x/file"), "inside").expect("written");
@@ -29,18 +29,18 @@ fn without_openat2_no_link_is_followed() {
     }
 }
 
-/// Mounts are made in a mount namespace: there this test program runs this one test once more.
+/// The mounts need a mount namespace. This test program runs itself again there, with only this test.
 #[test]
 fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() {
     const ROOT: &str = "DIVVY_HOOK_TEST_ROOT";
     if let Some(at) = std::env::var_os(ROOT) {
         return the_same_mounts_are_refused(&Root::open(Path::new(&at)).expect("opened"));
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     for path in ["root/etc/ld.so.conf.d", "root/volume", "root/same", "outside/below"] {
         std::fs::create_dir_all(folder.path().join(path)).expect("made");
     }
-    // A file system of its own, and another folder of the same one.
+    // One mount of another file system, and one of another directory on the same file system.
     let mounts =
         "mount -t tmpfs none root/volume && mkdir root/volume/below && mount --bind outside root/same || exit 99; exec \"$@\"";
     let output = std::process::Command::new("unshare")
@@ -90,7 +90,7 @@ fn the_same_mounts_are_refused(root: &Root) {
     }
 }
 
-/// Files outside the root, and a root with a folder and a link that lead there by the same names.
+/// Files outside a root, and files with the same names inside it. Links lead from the root to the outside.
 struct Trap {
     folder: tempfile::TempDir,
 }
@@ -101,7 +101,7 @@ const SWAPS: usize = 100_000;
 impl Trap {
     fn new() -> Trap {
         let trap = Trap {
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: tempfile::tempdir().expect("a directory"),
         };
         for place in ["outside", "root/etc"] {
             std::fs::create_dir_all(trap.at(place)).expect("made");
@@ -117,7 +117,7 @@ impl Trap {
         self.folder.path().join(path)
     }
 
-    /// Works while two entries of the root are exchanged again and again: how often something was done, and how often refused.
+    /// Call `work` repeatedly while another thread exchanges two entries of the root. Return how often `work` succeeded and how often it failed.
     fn race(&self, [a, b]: [&str; 2], work: impl Fn(&Root) -> bool) -> (usize, usize) {
         let root = Root::open(&self.at("root")).expect("opened");
         let (a, b) = (self.at(a), self.at(b));
@@ -154,11 +154,11 @@ impl Trap {
     }
 }
 
-/// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: a folder becomes a link out of the root between a look and a write.
+/// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: between a check and a write, a directory becomes a link out of the root.
 #[test]
 fn case_37_a_rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
     let trap = Trap::new();
-    // Each kind of a link out: absolute, by .., and by /proc.
+    // Three kinds of links out of the root: absolute, through .., and through /proc.
     for target in ["outside", "../outside", "/proc/self/root"] {
         let target = match target {
             "outside" => trap.at("outside"),
@@ -178,7 +178,7 @@ fn case_37_a_rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere()
             _ => false,
         });
         assert!(read > 0, "{target:?}");
-        // Where the link is in place, the absolute path of the outside means one below the root.
+        // While the link is in place, its absolute target is interpreted below the root.
         trap.assert_nothing_outside_has_changed();
     }
 }
@@ -202,7 +202,7 @@ fn case_37_b_rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_n
     trap.assert_nothing_outside_has_changed();
 }
 
-/// The same by the fallback for old kernels.
+/// The same with the fallback for old kernels.
 #[test]
 fn case_37_c_rule_3_without_openat2_neither_is_followed() {
     let trap = Trap::new();
@@ -236,9 +236,9 @@ fn case_37_d_rule_3_links_of_the_image_are_followed_within_it_and_those_of_proc_
     );
     assert!(
         root.link("t", "/dangling/a.so").is_err(),
-        "it leads to nothing that could be made"
+        "the link's target cannot be created"
     );
-    // A real /proc, as a container has one when the hook runs.
+    // A real /proc, as in a container when the hook runs.
     let host = Root::open(Path::new("/")).expect("opened");
     assert!(host.read("/proc/self/exe", 4).is_err(), "a magic link");
     assert!(host.write("/proc/self/root/tmp/divvy-x", b"x").is_err());

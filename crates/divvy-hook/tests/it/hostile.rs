@@ -1,5 +1,5 @@
-//! Images that want more than their own files; the rules are those of the research of NVIDIA's CVEs. What is done while a folder is exchanged for a
-//! link is in `root/tests.rs`.
+//! Images that try to reach more than their own files. The numbered rules (`rule_N`) are in `docs/compatibility/hostile-images.md`. The races in
+//! which a directory becomes a link are in `root/tests.rs`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
@@ -11,7 +11,7 @@ use super::image::{Image, said, static_hook};
 const CUDA: &str = "/usr/lib64/libcuda.so.1";
 const UPDATE: [&str; 3] = ["update-ldcache", "--folder", "/usr/lib64"];
 
-/// As root a file system can be mounted in a namespace of its own. `None`, and the skip is recorded, where that cannot be.
+/// Run a script in a mount namespace, which needs root. If the script cannot mount a file system, record a skip and return `None`.
 fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c"]).arg(script);
@@ -29,7 +29,7 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
     let hook = env!("CARGO_BIN_EXE_divvy-hook");
     let root = image.at("rootfs");
     let root = root.display();
-    // Read-only, and full.
+    // A read-only root, and a full one.
     for (prepare, reason) in [
         (
             format!("mount --bind {root} {root} && mount -o remount,bind,ro {root}"),
@@ -55,7 +55,7 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
             assert_eq!(said(&output).contains("the container starts without it"), code == 0);
         }
     }
-    // A root that is full of links in circles.
+    // A root whose links lead in circles.
     fs::remove_dir_all(image.rootfs("/etc")).expect("removed");
     symlink("etc", image.rootfs("/etc")).expect("linked");
     let output = image.run(&UPDATE);
@@ -65,7 +65,7 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
     );
 }
 
-/// Container engines whose seccomp profile does not know `openat2` answer EPERM, kernels before 5.6 ENOSYS: strace stands for both.
+/// A seccomp profile that does not know `openat2` makes it fail with EPERM, and a kernel before 5.6 with ENOSYS. strace injects both errors.
 #[test]
 fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_etc() {
     if !divvy_skip::program("strace", "strace") {
@@ -76,7 +76,7 @@ fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_
         let hook = env!("CARGO_BIN_EXE_divvy-hook");
         let (etc, root) = (image.rootfs("/etc"), image.at("rootfs"));
         let (etc, root) = (etc.display(), root.display());
-        // The hook is run twice, and reads the state each time.
+        // The hook runs twice and reads the state each time.
         let state = image.at("state");
         fs::write(&state, image.state()).expect("written");
         let state = state.display();
@@ -90,13 +90,13 @@ fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_
         assert_eq!(
             String::from_utf8_lossy(&output.stdout),
             "1\n0\nld.so.cache\n",
-            "refused and empty; then, without the mount, written: {output:?}"
+            "with the mount the write is refused and nothing is left; without it the file is written: {output:?}"
         );
         assert!(said(&output).contains("Invalid cross-device link"), "{output:?}");
     }
 }
 
-/// In a mount namespace, as a container runtime runs the hook.
+/// The hook runs in a mount namespace, as a container runtime runs it.
 #[test]
 fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
     const PARAMS: &str = "/proc/driver/nvidia/params";
@@ -109,9 +109,9 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
         env!("CARGO_BIN_EXE_divvy-hook")
     );
     let file = image.rootfs(PARAMS);
-    let folder = file.parent().expect("a folder").display().to_string();
+    let folder = file.parent().expect("a directory").display().to_string();
     let file = file.display();
-    // The state is for the first; the second finds nothing to do, and the state once more.
+    // Both calls read the state from a file. The second call finds nothing to do.
     let state = image.at("state");
     fs::write(&state, image.state()).expect("written");
     let state = state.display();
@@ -133,7 +133,7 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
     assert_eq!(
         fs::read_to_string(image.rootfs(PARAMS)).expect("there"),
         before,
-        "in the container alone"
+        "only the container's view changes"
     );
     for text in [None, Some("ModifyDeviceFiles: 0\n"), Some("Other: 1\n")] {
         fs::remove_file(image.rootfs(PARAMS)).expect("removed");
@@ -171,7 +171,7 @@ fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
     };
     run();
     let (once, bytes) = (files(), fs::read(image.rootfs("/etc/ld.so.cache")).expect("there"));
-    // Of a hook that was killed over it.
+    // The temporary file of a hook that was killed.
     fs::write(image.rootfs("/etc/.ld.so.cache.divvy"), "half a file").expect("written");
     fs::remove_file(image.rootfs("/etc/ld.so.cache")).expect("removed");
     run();
@@ -181,14 +181,14 @@ fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
     };
     let written = time();
     (0..8).for_each(|_| run());
-    assert_eq!(time(), written, "what is there already is not written again");
+    assert_eq!(time(), written, "a file that is up to date is not written again");
     assert_eq!(
         (files(), fs::read(image.rootfs("/etc/ld.so.cache")).expect("there")),
         (once, bytes)
     );
 }
 
-/// CVE-2025-23266: the image's variables, in a folder that is the image's.
+/// CVE-2025-23266: the image controls the environment variables and the current directory.
 #[test]
 fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
     if !divvy_skip::program("strace", "strace") {
@@ -232,13 +232,13 @@ fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
         format!("execve(\"{}\"", hook.display()),
         "execve(\"/proc/self/exe\", [\"divvy-hook\", ".to_owned(),
         "chdir(\"/\")".to_owned(),
-        // Of the Rust runtime, whether it has the first three descriptors.
+        // The Rust runtime opens it if one of the first three file descriptors is closed.
         "open(\"/dev/null\"".to_owned(),
     ];
     let mut beneath = 0;
     for call in calls {
         let in_root = call.starts_with("openat2(") && call.contains("RESOLVE_NO_MAGICLINKS") && call.contains("RESOLVE_IN_ROOT");
-        // By a descriptor that was opened so, one component, no link.
+        // A call relative to a descriptor that was opened that way, with a single component.
         let component = |call: &str| {
             let name = call.split('"').nth(1).unwrap_or("/");
             !call.contains("AT_FDCWD") && !name.contains('/') && name != ".."
@@ -265,16 +265,16 @@ fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
         );
         beneath += usize::from(in_root);
     }
-    assert!(beneath >= 4, "what it did in the root is in the log: {log}");
+    assert!(beneath >= 4, "the log contains the calls in the root: {log}");
     assert!(!log.contains("evil.so\", O_") && !log.contains("evil.so\", {"), "{log}");
     let second = log
         .lines()
         .find(|line| line.contains("/proc/self/exe"))
-        .expect("it begins anew");
+        .expect("it executes itself again");
     assert!(second.contains("/* 0 vars */"), "without a variable: {second}");
 }
 
-/// A constructor in the image's library leaves a mark when it is loaded.
+/// A constructor in the image's library creates a file when a loader loads the library.
 #[test]
 fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
     let Some(hook) = static_hook() else { return };
@@ -304,7 +304,7 @@ fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
     assert!(!preloaded(&hook, &UPDATE));
     assert!(
         preloaded(Path::new("/bin/true"), &[]),
-        "the mark is one: a program with a loader leaves it"
+        "the check works: a program with a loader creates the file"
     );
 }
 
@@ -323,6 +323,9 @@ fn rule_10_it_has_no_interpreter() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stdout).contains("INTERP")
     };
-    assert!(has_loader(Path::new("/bin/true")), "where there is one, it is seen");
+    assert!(
+        has_loader(Path::new("/bin/true")),
+        "the check works: a program with a loader is detected"
+    );
     assert!(!has_loader(&hook));
 }

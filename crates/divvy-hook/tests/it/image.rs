@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::json;
 
-/// A bundle with a root.
+/// A bundle with a root, in a temporary directory.
 pub(crate) struct Image {
     pub(crate) folder: tempfile::TempDir,
 }
@@ -22,10 +22,10 @@ pub(crate) fn elf() -> Vec<u8> {
 }
 
 impl Image {
-    /// With these libraries mounted, which are there as the container runtime leaves them to a hook.
+    /// Build an image with these libraries mounted. They exist in the root, as when a container runtime calls a hook.
     pub(crate) fn new(libraries: &[&str]) -> Image {
         let image = Image {
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: tempfile::tempdir().expect("a directory"),
         };
         fs::create_dir_all(image.at("rootfs/etc")).expect("made");
         let mounts: Vec<_> = libraries
@@ -53,7 +53,7 @@ impl Image {
 
     pub(crate) fn put(&self, path: &str, bytes: &[u8]) {
         let path = self.rootfs(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, bytes).expect("written");
     }
 
@@ -65,7 +65,7 @@ impl Image {
         self.run_by(Command::new(env!("CARGO_BIN_EXE_divvy-hook")).args(words))
     }
 
-    /// With the state on standard input, in the root and with an image's variables.
+    /// Run a command with the state on standard input, in the image's root, and with one variable of the image.
     pub(crate) fn run_by(&self, command: &mut Command) -> Output {
         let mut child = command
             .current_dir(self.at("rootfs"))
@@ -75,12 +75,12 @@ impl Image {
             .stderr(Stdio::piped())
             .spawn()
             .expect("it runs");
-        // One that does not read it is done before.
+        // A program that does not read its input may have ended already.
         let _ = child.stdin.take().expect("a pipe").write_all(self.state().as_bytes());
         child.wait_with_output().expect("it ends")
     }
 
-    /// What glibc's own program reads in a cache: name and path.
+    /// Return the names and paths that glibc's `ldconfig` reads from the cache.
     pub(crate) fn ldconfig(&self) -> Vec<(String, String)> {
         let output = Command::new("/sbin/ldconfig")
             .args(["-p", "-C"])
@@ -101,8 +101,8 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The program without a loader, as it is delivered: tests about loaders mean nothing for any other. `None`, and the skip is recorded, where Rust's
-/// libraries for musl are not installed.
+/// Build the static program as it is released. Tests about loaders mean nothing for a dynamic program. If Rust's libraries for musl are not
+/// installed, record a skip and return `None`.
 pub(crate) fn static_hook() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_BIN_EXE_divvy-hook"))
         .ancestors()

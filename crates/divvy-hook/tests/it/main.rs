@@ -1,4 +1,4 @@
-//! `divvy-hook` as a container runtime calls it, on images that are as they should be and on others.
+//! `divvy-hook` called as a container runtime calls it, on normal and on hostile images.
 
 mod hostile;
 mod image;

@@ -1,6 +1,8 @@
-//! NVIDIA's `nvidia-cdi-hook` beside ours, on the same images: what is there afterwards. `DIVVY_NVIDIA_CTK` names the folder of NVIDIA's programs (1.20.0).
+//! A comparison with NVIDIA's `nvidia-cdi-hook`: on the same image both must leave the same files. `DIVVY_NVIDIA_CTK` names the directory of
+//! NVIDIA's programs (1.20.0).
 //!
-//! Each is run in mount namespaces of its own, over an empty `/run`: NVIDIA's leaves folders there, and wants the root to be a mount.
+//! Each program runs in its own mount namespace with an empty `/run`, because NVIDIA's leaves directories there and needs the root to be a
+//! mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +15,7 @@ use super::image::Image;
 const LIBRARY: &str = "/usr/lib/x/libcuda.so.550.54.15";
 const OTHER: &str = "/usr/lib/x/libnvidia-ml.so.550.54.15";
 
-/// NVIDIA's program. `None`, and the skip is recorded, where the two cannot be run beside each other.
+/// Return the path of NVIDIA's program. If the comparison is not possible, record a skip and return `None`.
 fn theirs() -> Option<PathBuf> {
     let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
     let may = Command::new("unshare")
@@ -27,7 +29,7 @@ fn theirs() -> Option<PathBuf> {
 }
 
 fn library(path: &Path, soname: &str) {
-    fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+    fs::create_dir_all(path.parent().expect("a directory")).expect("made");
     let made = Command::new("cc")
         .args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"])
         .arg(path)
@@ -36,12 +38,12 @@ fn library(path: &Path, soname: &str) {
     assert!(made.is_ok_and(|status| status.success()), "it needs a C compiler");
 }
 
-/// What a program finds: links and plain files by path, and for each name in the cache the file that is taken, links followed.
+/// Return what a program in the container finds: links and files by path, and for each name in the cache the file that a loader uses.
 fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     let mut paths = BTreeMap::new();
     let mut folders = vec![PathBuf::new()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(image.at("rootfs").join(&folder)).expect("a folder") {
+        for entry in fs::read_dir(image.at("rootfs").join(&folder)).expect("a directory") {
             let entry = entry.expect("an entry");
             let path = folder.join(entry.file_name());
             let kind = entry.file_type().expect("its kind");
@@ -54,7 +56,7 @@ fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
             } else if !kind.is_file() {
                 paths.insert(shown, "a node".to_owned());
             } else if !shown.starts_with("/etc/ld.so") {
-                // The way in which NVIDIA's leads ldconfig to the cache is its own.
+                // NVIDIA's program writes its own configuration files for ldconfig there.
                 paths.insert(
                     shown,
                     String::from_utf8_lossy(&fs::read(entry.path()).expect("read")).into_owned(),
@@ -66,7 +68,7 @@ fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     if image.rootfs("/etc/ld.so.cache").exists() {
         for (name, path) in image.ldconfig() {
             let file = fs::canonicalize(image.rootfs(&path)).expect("it is there");
-            // Of several of one name loaders take the first.
+            // If a name occurs several times, loaders use the first.
             cache
                 .entry(name)
                 .or_insert_with(|| file.strip_prefix(image.at("rootfs")).expect("inside").display().to_string());
@@ -77,7 +79,7 @@ fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
 
 type Case = (&'static str, &'static [&'static [&'static str]], fn(&Image));
 
-/// Whether all the hooks went well, in turn; and what is there then.
+/// Run the hooks in order. Return whether all succeeded, and the files afterwards.
 fn run(program: &Path, (_, hooks, prepare): &Case) -> (bool, BTreeMap<String, String>, BTreeMap<String, String>) {
     let image = Image::new(&[LIBRARY, OTHER]);
     library(&image.rootfs(LIBRARY), "libcuda.so.1");
@@ -122,7 +124,7 @@ fn what_hooks_leave_behind_is_what_nvidias_leave() {
             nothing,
         ),
         (
-            "one that leads elsewhere",
+            "a link with another target",
             &[&["create-symlinks", "--link", "other::/a/libcuda.so"]],
             |image| {
                 fs::create_dir_all(image.rootfs("/a")).expect("made");
@@ -130,7 +132,7 @@ fn what_hooks_leave_behind_is_what_nvidias_leave() {
             },
         ),
         (
-            "one that is there",
+            "a link that exists",
             &[&["create-symlinks", "--link", "x::/a/libcuda.so"]],
             |image| {
                 fs::create_dir_all(image.rootfs("/a")).expect("made");
@@ -158,8 +160,8 @@ fn what_hooks_leave_behind_is_what_nvidias_leave() {
             },
         ),
         ("up", &[&["create-symlinks", "--link", "t::/../../etc/pwn"]], nothing),
-        ("a hook of later", &[&["of-later", "--x"]], nothing),
-        ("a flag of later", &[&["create-symlinks", "--x"]], nothing),
+        ("an unknown hook", &[&["of-later", "--x"]], nothing),
+        ("an unknown flag", &[&["create-symlinks", "--x"]], nothing),
         (
             "a generated spec's libraries",
             &[
@@ -195,7 +197,7 @@ fn what_hooks_leave_behind_is_what_nvidias_leave() {
         ("GPUs of a display", &[&["update-application-profile"]], |image| {
             for minor in [0, 3] {
                 let path = image.rootfs(&format!("/dev/nvidia{minor}"));
-                fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+                fs::create_dir_all(path.parent().expect("a directory")).expect("made");
                 let node = Command::new("mknod")
                     .arg(path)
                     .args(["c", "195", &minor.to_string()])
@@ -220,7 +222,7 @@ fn what_hooks_leave_behind_is_what_nvidias_leave() {
             .collect::<BTreeSet<_>>()
             .into_iter()
             .collect();
-        // Ours has each library by its whole name, too.
+        // Divvy's cache also has each library under its full name, so only missing names count.
         let missing: Vec<_> = cache
             .iter()
             .filter(|(name, path)| own_cache.get(*name) != Some(path))

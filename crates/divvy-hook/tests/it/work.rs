@@ -1,4 +1,4 @@
-//! Its work, on images that are as they should be.
+//! The hook's work on normal images.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -28,7 +28,7 @@ fn libraries_that_are_mounted_are_in_the_cache_under_each_of_their_names() {
     assert_eq!(
         names,
         ["libnvidia-ml.so.1", "libcuda.so.550.54.15", "libcuda.so.1", "libcuda.so"],
-        "what is the image's was in its cache before, or is not to be"
+        "the image's own libraries are not added"
     );
     assert!(
         found.iter().all(|(name, path)| *path == format!("/usr/lib64/{name}")),
@@ -41,7 +41,7 @@ fn libraries_that_are_mounted_are_in_the_cache_under_each_of_their_names() {
     assert_eq!(mode & 0o777, 0o644);
 }
 
-/// The loader of a real libc, in an image that has a cache of its own, and in one that has none.
+/// The loader of a real libc finds the library, both without a cache and with an existing one.
 #[test]
 fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
     const LIBRARY: &str = "/opt/strange/libcuda.so.1";
@@ -86,14 +86,14 @@ fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
     assert!(run().contains("cannot open shared object file"));
     assert!(image.run(&["update-ldcache", "--folder", "/opt/strange"]).status.success());
     assert_eq!(run(), "mounted");
-    // Among a whole distribution's libraries the loader halves the list to find it.
+    // The cache of a whole distribution: the loader finds an entry by binary search, so the order of the entries matters.
     image.put("/etc/ld.so.cache", &fs::read("/etc/ld.so.cache").expect("a cache"));
     assert!(run().contains("cannot open shared object file"));
     assert!(image.run(&["update-ldcache", "--folder", "/opt/strange"]).status.success());
     assert_eq!(run(), "mounted");
 }
 
-/// The cache of a real distribution: this machine's.
+/// The test uses this machine's cache as that of a real distribution.
 #[test]
 fn what_the_image_has_stays_in_its_cache_behind_what_is_mounted() {
     let image = Image::new(&["/usr/lib64/libc.so.6"]);
@@ -179,8 +179,11 @@ fn case_36_b_what_it_does_not_know_is_a_warning_and_what_is_wrong_an_error() {
     );
     for (words, part) in [
         (&["create-symlinks", "--link", "a"][..], "invalid symlink specification a"),
-        (&[], "which hook"),
-        (&["update-ldcache", "--bogus", "a"], "update-ldcache knows no \"--bogus\""),
+        (&[], "no hook is named"),
+        (
+            &["update-ldcache", "--bogus", "a"],
+            "update-ldcache does not accept \"--bogus\"",
+        ),
     ] {
         let output = image.run(words);
         assert!(output.status.code() == Some(1) && said(&output).contains(part), "{output:?}");
@@ -221,12 +224,12 @@ fn legacy_becomes_nvidias_program_with_process_and_root() {
     assert!(text.lines().any(|line| line == "A=b c") && !text.contains("IMAGE="), "{text}");
     let output = image.run(&["legacy", "--", "nvidia-container-cli", "configure"]);
     assert!(
-        output.status.code() == Some(1) && said(&output).contains("by its whole path"),
+        output.status.code() == Some(1) && said(&output).contains("must be an absolute path"),
         "{output:?}"
     );
 }
 
-/// A library as linkers make it, with a note that says for which drivers it is.
+/// Build a library as a linker would, optionally with a note that lists the supported drivers.
 fn libcuda(drivers: Option<&str>) -> Vec<u8> {
     let Some(drivers) = drivers else { return elf() };
     let text = format!("{{\"Format\":1,\"CUDA Version\":\"13.0\",\"Driver\":{drivers},\"Device\":[]}}");
@@ -304,7 +307,7 @@ fn case_43_the_images_own_libcuda_goes_first_where_it_is_newer_and_made_for_the_
     let words = ["enable-cuda-compat", "--host-driver-version=535.1"];
     assert!(
         image.run(&words).status.success() && !image.rootfs("/etc/ld.so.cache").exists(),
-        "of two, nobody knows which"
+        "with two libraries the choice is unclear"
     );
     fs::remove_dir_all(image.rootfs(compat)).expect("removed");
     assert!(
@@ -384,7 +387,7 @@ fn musls_loader_is_told_of_the_folders() {
     );
 }
 
-/// NVIDIA's specs mount a library under its long name alone, and count on what ldconfig makes of it.
+/// NVIDIA's specs mount a library only under its long name, and rely on the link that ldconfig creates.
 #[test]
 fn a_library_that_is_mounted_by_its_long_name_alone_is_found_by_the_short_one() {
     if !divvy_skip::program("cc", "gcc") {
@@ -408,7 +411,7 @@ fn a_library_that_is_mounted_by_its_long_name_alone_is_found_by_the_short_one() 
     }
 }
 
-/// A spec of NVIDIA's calls two hooks for it, one after the other.
+/// NVIDIA's specs call two hooks for this, one after the other.
 #[test]
 fn an_images_own_libcuda_stays_in_front_when_the_cache_is_made_after_it() {
     let image = Image::new(&[CUDA, "/usr/lib64/libcuda.so.1"]);

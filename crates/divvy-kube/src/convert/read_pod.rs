@@ -5,7 +5,7 @@ use divvy_model::{Error, Pod};
 use super::pod;
 use crate::objects::PodObject;
 
-/// A pod as it is kept. One whose requests cannot be read still holds what its annotations say: it is taken in without them.
+/// A converted pod. If its requests cannot be read, it is kept without them, because it still holds what its annotations say.
 #[derive(Debug, Clone)]
 pub struct ReadPod {
     pod: Pod,
@@ -13,12 +13,12 @@ pub struct ReadPod {
 }
 
 impl ReadPod {
-    /// The pod.
+    /// Return the pod.
     pub fn pod(&self) -> &Pod {
         &self.pod
     }
 
-    /// As it is kept where only pods that are not bound yet are placed ([`divvy_model::kept`],
+    /// Drop the parts that are not needed to place other pods ([`divvy_model::kept`] and, if the pod is bound,
     /// [`divvy_model::PodRequest::forget_rules_but_count`]).
     pub fn as_kept(mut self) -> ReadPod {
         self.pod = divvy_model::kept(self.pod);
@@ -28,7 +28,7 @@ impl ReadPod {
         self
     }
 
-    /// The pod, and what could not be read of what it asks for.
+    /// Return the pod, and the error if its requests could not be read.
     pub fn into_parts(self) -> (Pod, Option<Error>) {
         (self.pod, self.trouble)
     }

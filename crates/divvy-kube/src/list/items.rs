@@ -1,68 +1,68 @@
-//! The items of a Kubernetes list, read from its JSON while the text arrives. No I/O.
+//! An incremental parser for Kubernetes lists: it parses the items of a list while the JSON text arrives. No I/O.
 //!
-//! A list of 50,000 pods has 200 MB, and an API server that answers from its watch cache may send it as one response, whatever
-//! `limit` says. At most one item (and the chunk that it came with) is held here.
+//! A list of 50,000 pods has 200 MB, and an API server that answers from its watch cache may send it as one response and ignore
+//! `limit`. The parser holds at most one item, and the chunk in which the item arrived.
 
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// The largest item, or member of the list, that is read. An API server takes requests of 3 MiB (`MaxRequestBodyBytes` in
-/// k8s.io/apiserver/pkg/server/config.go), so no object comes near this.
+/// Most bytes of an item or another member of the list. An API server accepts requests of 3 MiB (`MaxRequestBodyBytes` in
+/// `k8s.io/apiserver/pkg/server/config.go`), so every object is much smaller.
 pub(crate) const LARGEST: usize = 16 << 20;
 
-/// An item that is not there in whole is tried again when at least this much has arrived.
+/// After an incomplete item, the parser waits for at least this many bytes before it tries again.
 const STRIDE: usize = 64 << 10;
 
-/// What a list says of itself.
+/// The metadata of a list.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ListMeta {
     pub(crate) resource_version: Option<String>,
-    /// Where the next page begins; empty or absent on the last one.
+    /// The token for the next page; empty or absent on the last page.
     #[serde(rename = "continue")]
     pub(crate) next: Option<String>,
 }
 
-/// Why a text is no list.
+/// Why a text is not a list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wrong {
     /// Not JSON.
     #[error("the answer is not JSON: {text} (byte {at})")]
     Json { text: String, at: u64 },
-    /// It ended before the list did.
+    /// The text ended before the list.
     #[error("the answer ended after {at} bytes, in the middle of the list")]
     Cut { at: u64 },
-    /// It is JSON and something else.
+    /// The text is JSON but not a list.
     #[error("the answer is not a list: {0}")]
     NoList(String),
     /// One item is larger than [`LARGEST`].
-    #[error("item {number} of the list is larger than {} MiB, which no object of an API server is", LARGEST >> 20)]
+    #[error("item {number} of the list is larger than {} MiB, but no object of an API server is that large", LARGEST >> 20)]
     TooLarge { number: u64 },
 }
 
-/// An item that is JSON, but not the object that it should be.
+/// An item that is JSON but cannot be parsed into the expected type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unreadable {
-    /// `namespace/name`, or `name`; `item 17` for an object without a name.
+    /// `namespace/name` or `name`; `item 17` if the object has no name.
     pub(crate) name: String,
-    /// What is wrong with it.
+    /// Why the item cannot be parsed.
     pub(crate) why: String,
 }
 
-/// What arrives of a list.
+/// A part of a list's text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Part<'a> {
     Next(&'a [u8]),
     End,
 }
 
-/// Where the items of a list go, in their order.
+/// The receiver of a list's items, in their order.
 pub(crate) trait Sink {
-    /// Takes the item at the beginning of a text, and returns its length. More text may follow, unless this is the `last`.
+    /// Parse the item at the beginning of a text, and return its length. More text may arrive later, unless this is the `last`.
     fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
 }
 
-/// Reads each item as soon as it is there.
+/// A sink that parses each item as soon as it is complete.
 pub(crate) struct Read<'a, T>(pub(crate) &'a mut (dyn FnMut(Result<T, Unreadable>) + Send));
 
 impl<T: DeserializeOwned> Sink for Read<'_, T> {
@@ -90,7 +90,7 @@ enum Member {
 enum State {
     /// Before the list's `{`.
     Start,
-    /// Before a member's name; `first`: or the end of the object.
+    /// Before a member's name or, if `first`, the end of the object.
     Name { first: bool },
     /// Before the colon.
     Colon(Member),
@@ -98,7 +98,7 @@ enum State {
     Value(Member),
     /// After a member's value.
     AfterValue,
-    /// Before an item; `first`: or the end of the items.
+    /// Before an item or, if `first`, the end of the items.
     Item { first: bool },
     /// After an item.
     AfterItem,
@@ -106,15 +106,15 @@ enum State {
     End,
 }
 
-/// Reads one list.
+/// The parser of one list.
 #[derive(Debug)]
 pub(crate) struct Items {
     buffer: Vec<u8>,
-    /// How much of the buffer is done with.
+    /// Bytes at the start of the buffer that have been parsed.
     at: usize,
-    /// Bytes that were done with and are not in the buffer any more.
+    /// Bytes that have been parsed and removed from the buffer.
     before: u64,
-    /// Nothing can be read before the buffer is this long.
+    /// Do not parse again before the buffer has this length.
     wait_for: usize,
     state: State,
     number: u64,
@@ -123,17 +123,17 @@ pub(crate) struct Items {
     has_items: bool,
 }
 
-/// A step of the reader.
+/// The result of a step of the parser.
 enum Step {
     Done,
-    /// What comes next is not there in whole.
+    /// The next value has not arrived completely.
     Incomplete,
 }
 
 /// A value at the beginning of a text.
 pub(crate) enum Found<T> {
     Value(T, usize),
-    /// More text is needed to tell.
+    /// More text is needed.
     Incomplete,
     Wrong(serde_json::Error),
 }
@@ -153,7 +153,7 @@ impl Items {
         }
     }
 
-    /// Takes in the next part of the text and hands over the items that are complete.
+    /// Take in the next part of the text, and pass on the items that are complete.
     pub(crate) fn read(&mut self, chunk: &[u8], take: &mut dyn Sink) -> Result<(), Wrong> {
         self.buffer.extend_from_slice(chunk);
         if self.buffer.len() < self.wait_for {
@@ -167,12 +167,12 @@ impl Items {
         self.before += self.at as u64;
         self.buffer.drain(..self.at);
         self.at = 0;
-        // Doubled, so that a large item costs no more than its size; most items are smaller than the stride.
+        // Double the length, so that parsing a large item again and again stays linear in its size. Most items are smaller than the stride.
         self.wait_for = left.saturating_mul(2).max(left + STRIDE).min(LARGEST + 1);
         Ok(())
     }
 
-    /// Takes in a part of the text, or its end. What the list says of itself is known at its end.
+    /// Take in a part of the text, or its end. The returned metadata is only filled in at the end.
     pub(crate) fn take_in(&mut self, part: Part<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         match part {
             Part::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
@@ -180,7 +180,7 @@ impl Items {
         }
     }
 
-    /// The text has ended. What the list says of itself, if it is complete.
+    /// Take in the end of the text. Return the list's metadata, or an error if the list is incomplete.
     pub(crate) fn end(mut self, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         self.advance(take, true)?;
         if self.state != State::End {
@@ -217,7 +217,7 @@ impl Items {
         }
     }
 
-    /// One step; there is a byte, and it is not blank.
+    /// Make one step. The buffer must have a next byte that is not white space.
     fn step(&mut self, take: &mut dyn Sink, last: bool) -> Result<Step, Wrong> {
         let byte = self.buffer[self.at];
         self.state = match (self.state, byte) {
@@ -312,7 +312,7 @@ impl Items {
         Ok(Step::Done)
     }
 
-    /// The value that begins here; none if it is not there in whole.
+    /// Parse the value at the present position; `None` if it is incomplete.
     fn value<T: DeserializeOwned>(&mut self, last: bool) -> Result<Option<T>, Wrong> {
         match first::<T>(&self.buffer[self.at..], last) {
             Found::Value(value, length) => {
@@ -340,12 +340,12 @@ fn twice(member: &str) -> Wrong {
     Wrong::NoList(format!("it has two members {member:?}"))
 }
 
-/// Reads the object at the beginning of a text. More text may follow, unless this is the `last`.
+/// Parse the object at the beginning of a text. More text may arrive later, unless this is the `last`.
 fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
     match first::<T>(text, last) {
         Found::Incomplete => Found::Incomplete,
         Found::Value(item, length) => Found::Value(Ok(item), length),
-        // It may be another object than T, no JSON at all, or a type error in the part that has arrived.
+        // The text may be JSON of another type, invalid JSON, or an incomplete object of another type.
         Found::Wrong(error) => match first::<IgnoredAny>(text, last) {
             Found::Incomplete => Found::Incomplete,
             Found::Value(IgnoredAny, length) => {
@@ -364,18 +364,18 @@ fn unreadable(text: &[u8], number: u64, why: &str) -> Unreadable {
     }
 }
 
-/// Reads the value at the beginning of a text that goes on after it, or is the last of it.
+/// Parse the value at the beginning of a text. More text may arrive later, unless this is the `last`.
 fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
     let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
     match values.next() {
         None => Found::Incomplete,
         Some(Ok(value)) => match values.byte_offset() {
-            // A number may go on in the next chunk.
+            // A number may continue in the next chunk.
             length if length == text.len() && !last => Found::Incomplete,
             length => Found::Value(value, length),
         },
         Some(Err(error)) if error.is_eof() => Found::Incomplete,
-        // serde_json calls `-`, `1.` and `1e` at the end of a text wrong numbers, not ends.
+        // For `-`, `1.`, and `1e` at the end of a text, serde_json reports an invalid number and not an unexpected end.
         Some(Err(_))
             if !last
                 && text
@@ -388,7 +388,7 @@ fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
     }
 }
 
-/// What of an object's metadata is of use when the rest is not: each part that is what it should be.
+/// The names in an object's metadata, parsed leniently: each one is used only if it has the right type.
 #[derive(Debug, Default, Deserialize)]
 struct Named {
     #[serde(default)]
@@ -402,7 +402,7 @@ struct Names {
     name: serde_json::Value,
 }
 
-/// `namespace/name` of an object, or `name`, if it has one.
+/// Return `namespace/name` or `name` of an object; `None` if it has no name.
 pub(crate) fn name(object: &[u8]) -> Option<String> {
     let Named { metadata } = serde_json::from_slice(object).ok()?;
     let name = metadata.name.as_str().filter(|name| !name.is_empty())?;
@@ -414,7 +414,7 @@ pub(crate) fn name(object: &[u8]) -> Option<String> {
     ))
 }
 
-/// An error without the line and column, which count from the beginning of the item.
+/// Format an error without its line and column, which would count from the beginning of the item and not of the list.
 pub(crate) fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -423,7 +423,7 @@ pub(crate) fn without_place(error: &serde_json::Error) -> String {
     }
 }
 
-/// Text from outside as a message may carry it: 400 characters at most, on one line.
+/// Make external text safe for a message: at most 400 characters, on one line.
 pub fn short(text: &str) -> String {
     const MOST: usize = 400;
     let plain = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };

@@ -1,4 +1,4 @@
-//! Requests for a list, page by page, and the items of their responses as they arrive.
+//! Requests a list page by page, and passes on the items of the responses as they arrive.
 
 use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 use kube::api::ListParams;
@@ -10,27 +10,27 @@ use crate::in_words;
 /// Why a list could not be read to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// The API server refused, or could not be reached.
+    /// The API server refused the request or could not be reached.
     #[error("{}", in_words(.0))]
     Api(#[from] kube::Error),
-    /// The connection broke while the response arrived.
+    /// The connection broke during the response.
     #[error("the answer could not be read to its end: {0}")]
     Cut(std::io::Error),
-    /// The response is no list.
+    /// The response is not a list.
     #[error(transparent)]
     Wrong(#[from] Wrong),
 }
 
-/// How far a list is.
+/// The progress of a list.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// There is more to come.
+    /// More text or pages follow.
     More,
-    /// It is complete, and this is its resourceVersion, if it has one.
+    /// The list is complete. The value is its resourceVersion, if it has one.
     Complete(Option<String>),
 }
 
-/// A list that is being read.
+/// A list that is being read, over all its pages.
 pub(crate) struct Pages {
     client: kube::Client,
     request: Request,
@@ -40,7 +40,7 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
-    /// The list at a path such as `/api/v1/pods`. Nothing is sent yet.
+    /// Prepare to read the list at a path such as `/api/v1/pods`. This sends nothing yet.
     pub(crate) fn new(client: kube::Client, path: &str, params: ListParams) -> Pages {
         Pages {
             client,
@@ -51,11 +51,11 @@ impl Pages {
         }
     }
 
-    /// Reads what has arrived, and hands over the items that are complete.
+    /// Read the next part of the response, and pass on the items that are complete.
     pub(crate) async fn read(&mut self, take: &mut (dyn Sink + Send)) -> Result<Progress, Failure> {
         if let Some(part) = self.part().await? {
             self.items.read(&part, take)?;
-            // A server may send faster than this reads; the other tasks of this thread must not wait for the whole list.
+            // The server may send faster than this thread parses. Yield, so that other tasks do not wait for the whole list.
             tokio::task::yield_now().await;
             return Ok(Progress::More);
         }
@@ -63,7 +63,7 @@ impl Pages {
         Ok(self.turn(ended))
     }
 
-    /// What has arrived of a page, to be read by the caller; none at its end.
+    /// Return the next part of a page's text for the caller to parse; `None` at the end of the page.
     pub(crate) async fn part(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         let body = match &mut self.body {
             Some(body) => body,
@@ -82,7 +82,7 @@ impl Pages {
         Ok(Some(part))
     }
 
-    /// A page has ended and said this of the list.
+    /// Take in the metadata of a page that has ended, and go on to the next page if there is one.
     pub(crate) fn turn(&mut self, ended: ListMeta) -> Progress {
         match ended.next.filter(|token| !token.is_empty()) {
             Some(token) => {

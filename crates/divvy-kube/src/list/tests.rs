@@ -9,7 +9,7 @@ fn pod(number: usize) -> Value {
     json!({"metadata": {"name": format!("pod-{number:05}"), "namespace": "ns", "uid": format!("u-{number}")}, "spec": {}})
 }
 
-/// What is wrong with every thousandth pod.
+/// The defect of every thousandth pod.
 fn broken(number: usize) -> Option<Value> {
     (number % 1000 == 7).then(|| {
         let mut pod = pod(number);
@@ -58,7 +58,7 @@ async fn a_long_list_is_handed_over_in_its_order_and_what_cannot_be_read_is_name
                     ),
                     (
                         "ns/pod-01007",
-                        "aliyun.com/gpu-mem: of container c of pod pod-01007: quantity: \"3X\" has an unknown suffix",
+                        "aliyun.com/gpu-mem: in container c of pod pod-01007: quantity: \"3X\" has an unknown suffix",
                     ),
                     (
                         "item 2008",

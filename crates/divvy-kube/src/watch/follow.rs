@@ -1,5 +1,18 @@
-//! A list, then the changes to it, for ever: what kube-rs' `watcher` does, but a list is read as it arrives, an object that cannot
-//! be read stops nothing, and a line of a watch has a limit.
+//! A list and then the changes to it, indefinitely, as a state machine:
+//!
+//! ```text
+//!          ┌────────────────── 410 Gone, or no resourceVersion ──────────────────┐
+//!          ▼                                                                     │
+//!        Begin ──► Listing ──(complete)──► Listed(version) ──(connected)──► Watching
+//!          ▲          │                        ▲   │  ▲                          │
+//!          └─(error)──┘                        └───┘  └── the connection ended ──┘
+//!                                      (error: try again)
+//! ```
+//!
+//! `Listed` and `Watching` know the resourceVersion from which the watch goes on, so no change is lost when a connection ends.
+//!
+//! kube-rs' `watcher` does the same. This module differs in three ways: it reads a list as it arrives, an unreadable object is skipped
+//! instead of stopping the watch, and the length of a line is limited.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::error::Error as StdError;
@@ -21,14 +34,14 @@ use crate::list::pages::{Failure, Pages, Progress};
 use crate::list::{full_name, usable};
 use crate::slim::{Kind, Meta, Unread};
 
-/// client-go's page size (tools/pager/pager.go), which kube-rs uses as well.
+/// Objects per page of a list: the page size of client-go (`tools/pager/pager.go`) and kube-rs.
 const PAGE: u32 = 500;
-/// A server ends a watch after 290 s (kube-rs' default); if it does not, the connection is dead.
+/// Longest silence of a watch. The server ends a watch after 290 s (kube-rs' default), so a connection that stays silent for longer is dead.
 const IDLE: Duration = Duration::from_secs(295);
-/// So many unreadable objects are remembered, each by its name.
+/// Most unreadable objects whose names are remembered.
 const REMEMBERED: usize = 100;
 
-/// Why a list or a watch has to be tried again.
+/// Why a list or a watch must be tried again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("listing failed: {0}")]
@@ -36,7 +49,7 @@ pub(super) enum Trouble {
     /// The watch could not be started, or its connection broke.
     #[error("{}", in_words(.0))]
     Watch(#[from] kube::Error),
-    #[error("the watch could not be read any further: {0}")]
+    #[error("the connection of the watch broke: {0}")]
     Cut(io::Error),
     /// The server ended the watch with an error.
     #[error("{} ({} {})", .0.message, .0.code, .0.reason)]
@@ -47,13 +60,13 @@ pub(super) enum Trouble {
     NoResourceVersion,
 }
 
-/// What is followed, and what is known of it.
+/// The state of one watch.
 struct Follow<T> {
     client: kube::Client,
     path: String,
     fields: Option<String>,
     state: State<T>,
-    /// An error occurred, and neither a list nor a watch has succeeded since.
+    /// An error has occurred, and no list or watch has succeeded since.
     broken: bool,
     unreadable: Remembered,
 }
@@ -66,7 +79,7 @@ enum State<T> {
         ready: VecDeque<Result<T, Unreadable>>,
         complete: Option<Option<String>>,
     },
-    /// The watch is to be taken up at this resourceVersion.
+    /// The watch is to start or resume from this resourceVersion.
     Listed(String),
     Watching {
         version: String,
@@ -74,11 +87,11 @@ enum State<T> {
     },
 }
 
-/// What a step gave.
+/// The result of a step; `None` if it produced no message.
 type Stepped<T> = Option<Result<Seen<T>, Trouble>>;
 
-/// The objects at a path such as `/api/v1/pods`, or those that a field selector names. After an error the stream goes on; its user waits a
-/// little before that (`StreamBackoff`).
+/// Watch the objects at a path such as `/api/v1/pods`, or those that match a field selector. After an error the stream goes on, and its
+/// consumer must wait a little before the next poll (`StreamBackoff`).
 pub(super) fn follow<T: Kind>(
     client: kube::Client,
     path: &str,
@@ -109,7 +122,7 @@ impl<T: Kind> Follow<T> {
         }
         match std::mem::replace(&mut self.state, State::Begin) {
             State::Begin => {
-                // Without resourceVersion the list is a quorum read: an old one could show memory as free that is taken.
+                // Without a resourceVersion the list is a quorum read. A list from a cache could be old and show used memory as free.
                 let params = ListParams {
                     field_selector: self.fields.clone(),
                     limit: Some(PAGE),
@@ -165,7 +178,7 @@ impl<T: Kind> Follow<T> {
                         None
                     }
                     Err(error) => {
-                        // Otherwise it would be asked for the same version for ever.
+                        // After 410 Gone, list again (state `Begin`). Otherwise the same outdated version would be requested forever.
                         if !matches!(&error, kube::Error::Api(status) if status.code == 410) {
                             self.state = State::Listed(version);
                         }
@@ -195,7 +208,7 @@ impl<T: Kind> Follow<T> {
         }
     }
 
-    /// An item of a list.
+    /// Take in an item of a list.
     fn listed(&mut self, item: Result<T, Unreadable>) -> Option<Seen<T>> {
         match usable(item) {
             Ok(object) => {
@@ -209,11 +222,11 @@ impl<T: Kind> Follow<T> {
         }
     }
 
-    /// An event of a watch. The state is `Watching`.
+    /// Take in an event of a watch. The state must be `Watching`.
     fn event(&mut self, line: &[u8]) -> Stepped<T> {
         let head: Head = match serde_json::from_slice(line) {
             Ok(head) => head,
-            // The last line of a connection that broke.
+            // An incomplete line is the last one of a connection that broke.
             Err(error) if error.is_eof() => return None,
             Err(error) => return Some(Err(Trouble::Event(short(&error.to_string())))),
         };
@@ -253,13 +266,13 @@ impl<T: Kind> Follow<T> {
                 if !gone || meta.name.is_none() {
                     let name = object_name(line).unwrap_or_else(|| "without a name".to_owned());
                     self.unreadable.add(name, &why);
-                    // What is known of it stays as it is until a list says otherwise.
+                    // The object's last known state stays valid until the next list.
                     if let Some(version) = version_of(line) {
                         self.go_on_from(Some(version));
                     }
                     return None;
                 }
-                // That it is gone has to be known, whatever it was.
+                // A deletion must be reported even if the rest of the object is unreadable.
                 self.unreadable.is_readable(&meta);
                 T::bare(meta)
             }
@@ -270,7 +283,7 @@ impl<T: Kind> Follow<T> {
         Some(Ok(if gone { Seen::Gone(object) } else { Seen::There(object) }))
     }
 
-    /// From here a watch goes on that has to be started again.
+    /// Remember the resourceVersion from which the watch resumes after its connection ends.
     fn go_on_from(&mut self, newer: Option<String>) -> Option<Trouble> {
         match newer.filter(|version| !version.is_empty()) {
             None => {
@@ -296,7 +309,7 @@ struct Head {
 }
 
 impl Head {
-    /// An API server that refuses in the middle of a watch sends its Status without an event around it.
+    /// Report whether the line is a Status without an event around it, which an API server sends if it refuses in the middle of a watch.
     fn is_status(&self) -> bool {
         self.object.is_none() && self.kind.as_deref() == Some("Status")
     }
@@ -339,13 +352,13 @@ fn object_name(line: &[u8]) -> Option<String> {
     name(object.to_string().as_bytes())
 }
 
-/// Unreadable objects that were told of, so that each is told of once.
+/// The unreadable objects that have been logged, so that each is logged only once.
 struct Remembered {
     kind: &'static str,
     names: BTreeSet<String>,
-    /// Those of the list that is being read.
+    /// The unreadable objects in the list that is being read.
     listed: Option<BTreeSet<String>>,
-    /// More than are remembered.
+    /// Whether there are more unreadable objects than are remembered.
     more: bool,
 }
 
@@ -363,7 +376,7 @@ impl Remembered {
         self.listed = Some(BTreeSet::new());
     }
 
-    /// What is not in the list is not there any more, or can be read.
+    /// Forget the objects that were not unreadable in this list: they are gone or readable now.
     fn list_ends(&mut self) {
         if let Some(listed) = self.listed.take() {
             self.more &= listed.len() >= REMEMBERED;
@@ -386,7 +399,7 @@ impl Remembered {
             self.names.insert(name);
         } else if !self.more {
             self.more = true;
-            tracing::warn!("more than {REMEMBERED} objects cannot be read and are left out ({kind} {name} among them: {why})");
+            tracing::warn!("more than {REMEMBERED} objects cannot be read and are left out, such as {kind} {name}: {why}");
         }
     }
 
@@ -398,11 +411,11 @@ impl Remembered {
     }
 }
 
-/// The lines of a response.
+/// Splits a response body into lines.
 struct Lines {
     body: Box<dyn AsyncBufRead + Send + Unpin>,
     buffer: Vec<u8>,
-    /// The buffer is a line that was handed out.
+    /// Whether the buffer contains a line that was returned.
     handed: bool,
     too_long: bool,
 }
@@ -423,11 +436,11 @@ impl Lines {
         }
     }
 
-    /// The next line that is not empty. What was read so far is kept when the caller stops waiting.
+    /// Return the next line that is not empty. If the caller drops the future, the bytes read so far are kept.
     async fn next(&mut self) -> io::Result<Line<'_>> {
         if std::mem::take(&mut self.handed) {
             self.buffer.clear();
-            // One large object must not cost its size for the rest of the connection.
+            // One large object must not keep its memory for the rest of the connection.
             self.buffer.shrink_to(64 << 10);
         }
         loop {
@@ -465,8 +478,8 @@ impl Lines {
     }
 }
 
-/// Whether a connection ended in the middle of a response, as it does when an API server or a load balancer gives a watch up: it is taken
-/// up where it was, and that is nothing to tell of. The same errors as in `Client::request_events` of kube-client.
+/// Report whether a connection ended in the middle of a response, as it does when an API server or a load balancer closes a watch. The watch
+/// then resumes where it was, and nothing is logged. These are the same errors as in kube-client's `Client::request_events`.
 fn ended_early(error: &io::Error) -> bool {
     let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
     for _ in 0..16 {
@@ -512,7 +525,7 @@ mod tests {
         assert!(remembered.names.contains("n7"));
         remembered.add("ns/p".to_owned(), "one more than is remembered");
         assert!(!remembered.names.contains("ns/p"));
-        // Of the next list all but one can be read.
+        // In the next list, only one object is unreadable.
         remembered.list_begins();
         remembered.add("n1".to_owned(), "it is still bad");
         remembered.list_ends();

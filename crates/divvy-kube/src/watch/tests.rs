@@ -18,7 +18,7 @@ fn event(kind: &str, object: &Value) -> String {
     format!("{}\n", json!({"type": kind, "object": object}))
 }
 
-/// What the watch says, in words, until it has said so much.
+/// Return the first `count` messages of a watch, as texts.
 async fn said(script: &Script, count: usize) -> Vec<String> {
     let seen = pods_as_they_come(script.client()).take(count).map(|seen| {
         let name = |pod: PodObject| pod.metadata.name.unwrap_or_default();
@@ -36,7 +36,7 @@ async fn said(script: &Script, count: usize) -> Vec<String> {
         .expect("as much as that")
 }
 
-/// The resourceVersions that watches began at; `list` for a list.
+/// The resourceVersions at which watches began; `list` for a list.
 fn questions(script: &Script) -> Vec<String> {
     let of = |query: &Value| match (&query["watch"], &query["continue"]) {
         (Value::Null, Value::Null) => "list".to_owned(),
@@ -121,7 +121,7 @@ async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
         "listed",
     ];
     assert_eq!(seen, expected);
-    // To whoever keeps the objects the half list is nothing.
+    // A consumer that keeps the objects ignores the incomplete list.
     let script = Script::default()
         .then(&whole[..whole.len() - 3])
         .then(whole)
@@ -137,7 +137,7 @@ async fn a_list_that_breaks_off_is_no_list_and_is_asked_for_again() {
 async fn a_watch_that_ends_goes_on_where_it_was() {
     let script = Script::default()
         .then(list(&[], "1", ""))
-        // The last line is torn.
+        // The last line is incomplete.
         .then(event("ADDED", &pod("a", 5)) + r#"{"type":"ADDED","obj"#)
         .then_status(
             500,
@@ -153,7 +153,7 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
             "listed",
             "there a",
             "interrupted: etcd (500 InternalError)",
-            // Even if nothing happened meanwhile.
+            // Even if nothing happened in the meantime.
             "resumed",
             "there b"
         ]
@@ -164,7 +164,7 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
     );
 }
 
-/// The extender refuses nobody while its watch is broken, so pods wait for it.
+/// While its watch is broken, the extender refuses no pod, so pods wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_watch_of_the_whole_cluster_is_taken_up_within_seconds_of_a_long_outage_and_one_of_a_node_is_patient() {
     for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {
@@ -189,7 +189,7 @@ async fn a_watch_of_the_whole_cluster_is_taken_up_within_seconds_of_a_long_outag
     }
 }
 
-/// Objects that are JSON, and no pods: an API server would not take them, a proxy or an aggregated server may have them.
+/// Objects that are JSON but not pods: an API server would not accept them, but a proxy or an aggregated server may send them.
 fn unreadable() -> Vec<Value> {
     let meta = |name: &str| json!({"name": name, "namespace": "ns", "uid": format!("u-{name}"), "resourceVersion": "20"});
     vec![

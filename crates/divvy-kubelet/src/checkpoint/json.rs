@@ -1,4 +1,4 @@
-//! The file's JSON, with Go's field names.
+//! The checkpoint's JSON, with Go's field names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,12 @@ const NO_NODE: i64 = -1;
 struct FileText {
     #[serde(rename = "Data")]
     data: Data,
-    /// Of any form: it is not looked at.
+    /// A value of any type, which is ignored.
     #[serde(rename = "Checksum", default)]
     checksum: serde_json::Value,
 }
 
-/// A nil slice or map of Go's is `null`.
+/// The checkpoint's data. A nil slice or map of Go is `null`.
 #[derive(Deserialize, Serialize)]
 struct Data {
     #[serde(rename = "PodDeviceEntries", default)]
@@ -50,7 +50,7 @@ struct PodDevicesEntry {
 #[serde(untagged)]
 enum DeviceIds {
     ByNode(BTreeMap<String, Option<Vec<String>>>),
-    /// Before Kubernetes 1.20.
+    /// The form before Kubernetes 1.20.
     List(Vec<String>),
 }
 
@@ -104,8 +104,8 @@ fn decode(answer: &str) -> Result<Answer, String> {
     let bytes = STANDARD
         .decode(answer)
         .map_err(|error| format!("AllocResp is not base64: {error}"))?;
-    let response =
-        ContainerAllocateResponse::decode(bytes.as_slice()).map_err(|error| format!("AllocResp is not an answer: {error}"))?;
+    let response = ContainerAllocateResponse::decode(bytes.as_slice())
+        .map_err(|error| format!("AllocResp is not a ContainerAllocateResponse: {error}"))?;
     Ok(response.into())
 }
 

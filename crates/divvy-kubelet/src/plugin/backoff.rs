@@ -1,8 +1,8 @@
-//! How long to wait before the next attempt.
+//! The wait before the next attempt.
 
 use std::time::Duration;
 
-/// Doubles from the first wait to the longest.
+/// A wait that doubles from the first to the longest.
 #[derive(Debug, Clone)]
 pub(super) struct Backoff {
     first: Duration,
@@ -15,7 +15,7 @@ impl Backoff {
         Self { first, max, next: first }
     }
 
-    /// The wait before the next attempt; the one after it is twice as long.
+    /// Return the wait before the next attempt, and double the wait after that.
     pub(super) fn take(&mut self) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(self.max);

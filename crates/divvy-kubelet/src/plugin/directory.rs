@@ -1,4 +1,4 @@
-//! What is in the kubelet's directory, and when to look again.
+//! Watches the kubelet's directory for changes.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
@@ -14,12 +14,12 @@ use tracing::{debug, warn};
 
 use crate::api::KUBELET_SOCKET;
 
-/// Tells a file from another one that has its name, also when the inode is used again.
+/// Distinguishes a file from a later file with the same name, even if the inode is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
     inode: u64,
-    /// Nanoseconds since 1970.
+    /// Creation time in nanoseconds since 1970.
     born: u128,
 }
 
@@ -27,7 +27,7 @@ impl Identity {
     pub(super) fn of_file(metadata: &Metadata) -> Self {
         let changed =
             || u128::from(metadata.ctime().unsigned_abs()) * 1_000_000_000 + u128::from(metadata.ctime_nsec().unsigned_abs());
-        // The time of the last change is second choice: a chmod makes another file of it, and one needless registration.
+        // The time of the last change is only the fallback: a chmod then looks like a new file and causes one unnecessary registration.
         let born = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         Self {
             device: metadata.dev(),
@@ -36,14 +36,14 @@ impl Identity {
         }
     }
 
-    /// `None`: nothing that we can see is there.
+    /// Return the identity of the file at this path, or `None` if no accessible file exists.
     pub(super) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().map(|metadata| Self::of_file(&metadata))
     }
 }
 
-/// Calls attention to changes in the directory: by inotify, and, because inotify can overflow, may not be had, and loses a
-/// directory that is replaced, by a look at it every now and then.
+/// Notifies about changes in the directory through inotify. In addition, it signals at regular intervals, because inotify can overflow, may
+/// be unavailable, and loses a directory that is replaced.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
@@ -55,7 +55,7 @@ pub(super) struct Directory {
     warned: bool,
 }
 
-/// Between attempts to get an inotify instance when the machine has none left.
+/// The interval between two attempts to create an inotify instance after the machine has run out of them.
 const RETRY_WATCH: Duration = Duration::from_secs(30);
 
 impl Directory {
@@ -83,12 +83,12 @@ impl Directory {
         &self.kubelet
     }
 
-    /// The kubelet's socket as it is now.
+    /// Return the identity of the kubelet's current socket.
     pub(super) fn kubelet(&self) -> Option<Identity> {
         Identity::at(&self.kubelet)
     }
 
-    /// Returns when it is time to look again; nothing need have changed. May be dropped and called again at any time.
+    /// Return when the caller should check the directory again, whether or not it changed. Cancel-safe.
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             () = self.changed.notified() => {}
@@ -97,7 +97,7 @@ impl Directory {
         self.keep_watching();
     }
 
-    /// Makes sure that the watch is on the directory that is there now.
+    /// Make sure that the watch applies to the directory that currently exists.
     fn keep_watching(&mut self) {
         let Some(now) = Identity::at(&self.path) else {
             self.watcher = None;
@@ -114,7 +114,7 @@ impl Directory {
                 let look_every = self.tick.period();
                 self.retry_watch = Instant::now() + RETRY_WATCH;
                 if !std::mem::replace(&mut self.warned, true) {
-                    warn!(%error, "cannot watch {} with inotify; looking at it every {look_every:?} instead", self.path.display());
+                    warn!(%error, "cannot watch {} with inotify; checking it every {look_every:?} instead", self.path.display());
                 }
             }
         }
@@ -123,7 +123,7 @@ impl Directory {
 
 fn watch(path: &Path, changed: Arc<Notify>) -> notify::Result<RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| match event {
-        // Contents and attributes are nothing to us, and the kubelet writes its checkpoint here all the time.
+        // Ignore changes of contents and attributes: the kubelet writes its checkpoint here all the time.
         Ok(event) if !event.need_rescan() && !concerns_names(event.kind) => {}
         Ok(_) => changed.notify_one(),
         Err(error) => {
@@ -161,7 +161,7 @@ mod tests {
             assert_eq!(Identity::at(&path), first);
         }
         fs::remove_file(&path)?;
-        // File times have the resolution of the kernel's tick, so an inode that is used again needs another tick.
+        // File times have the resolution of the kernel's tick, so a reused inode is only distinguishable after another tick.
         std::thread::sleep(Duration::from_millis(20));
         drop(UnixListener::bind(&path)?);
         assert_ne!(Identity::at(&path), first);
@@ -177,9 +177,9 @@ mod tests {
         for _ in 0..3 {
             tokio::time::timeout(Duration::from_secs(5), directory.changed())
                 .await
-                .expect("a look");
+                .expect("a signal");
         }
-        assert!(directory.watcher.is_none(), "inotify is not asked for at each look");
+        assert!(directory.watcher.is_none(), "inotify is not requested at each check");
         drop(UnixListener::bind(directory.kubelet_path())?);
         assert!(directory.kubelet().is_some());
         Ok(())

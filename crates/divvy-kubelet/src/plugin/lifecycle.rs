@@ -1,4 +1,4 @@
-//! Keeps a plugin registered: waits for the kubelet, serves, registers, watches, and starts again.
+//! Keeps a plugin registered: waits for the kubelet, serves, registers, watches, and starts over when a session ends.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::api::v1beta1::RegisterRequest;
 use crate::api::v1beta1::registration_client::RegistrationClient;
 use crate::api::{VERSION, connect};
 
-/// How long calls in flight hold up a *new* registration. A kubelet that restarted has dropped its calls anyhow.
+/// How long pending calls may delay a *new* registration. A kubelet that restarted has dropped its calls anyway.
 const GRACE_BETWEEN: Duration = Duration::from_millis(300);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -38,22 +38,22 @@ pub struct PluginServer<P> {
     names: Names,
     lock: Option<Lock>,
     backoff: Backoff,
-    /// Not before then, unless the kubelet makes its socket anew.
+    /// The time of the next attempt. A new kubelet socket triggers an attempt immediately.
     next_attempt: Instant,
     last_tried: Option<Identity>,
     last_complaint: Option<String>,
 }
 
 impl<P: Plugin> PluginServer<P> {
-    /// Runs until `stop` is cancelled, then ends streams at once, gives calls in flight [`Timing::grace`], removes its socket
-    /// and returns. Must be called within a Tokio runtime; at most one `ListAndWatch` stream is open at any time, also
-    /// across processes (a lock file `<prefix>.lock` in the directory makes a second process wait for the first).
+    /// Run until `stop` is cancelled. Then end all streams immediately, let pending calls continue for [`Timing::grace`], remove the socket,
+    /// and return. The caller must be within a Tokio runtime. At most one `ListAndWatch` stream is open at any time, even across processes: a
+    /// lock file `<prefix>.lock` in the directory makes a second process wait for the first.
     ///
     /// `status` always holds the current [`Status`].
     ///
     /// # Errors
-    /// Only for settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Everything else is tried
-    /// again for ever, is logged, and is in the status.
+    /// Only settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Every other failure is logged, appears in the
+    /// status, and is retried indefinitely.
     ///
     /// [`Timing::grace`]: super::Timing::grace
     /// [`Error::PathTooLong`]: crate::Error::PathTooLong
@@ -90,13 +90,13 @@ impl<P: Plugin> PluginServer<P> {
                 }
                 Err(complaint) => self.complain(complaint),
             }
-            // Also after the end of a good stream: the kubelet may not have noticed yet, and when it does it disconnects
-            // whoever is registered then.
+            // Wait even after a good stream has ended. The kubelet may not have noticed its end yet, and when it does, it disconnects whichever
+            // plugin is registered at that time.
             self.next_attempt = Instant::now() + self.backoff.take();
         }
     }
 
-    /// Waits until `kubelet.sock` is there and either is another than the last time, or the wait is over. `None`: stopped.
+    /// Wait until `kubelet.sock` exists and either differs from the last one or the wait is over. Return `None` on a stop.
     async fn wait_for_turn(&mut self) -> Option<Identity> {
         loop {
             if self.stop.is_cancelled() {
@@ -125,20 +125,23 @@ impl<P: Plugin> PluginServer<P> {
         let (directory, socket) = (self.directory.path(), self.directory.kubelet_path());
         match socket.metadata() {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                format!("cannot see the kubelet's socket {}: {error}; trying again", socket.display())
+                format!(
+                    "cannot access the kubelet's socket {}: {error}; trying again",
+                    socket.display()
+                )
             }
             _ if directory.is_dir() => format!(
-                "the kubelet's socket {} is not there: the kubelet is not running, or has another directory; waiting for it",
+                "the kubelet's socket {} does not exist: the kubelet is not running or uses another directory; waiting for it",
                 socket.display()
             ),
             _ => format!(
-                "the kubelet's directory {} is not there: is it mounted, and has a kubelet ever run here? waiting for it",
+                "the kubelet's directory {} does not exist: check that it is mounted, and that a kubelet has run here; waiting for it",
                 directory.display()
             ),
         }
     }
 
-    /// From taking the lock to the end of the last stream. An error is what stood in the way before anything was served.
+    /// Make one attempt, from taking the lock to the end of the last stream. An error is a failure before anything was served.
     async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, String> {
         self.take_lock()?;
         let kubelet_path = self.directory.kubelet_path().to_owned();
@@ -177,11 +180,11 @@ impl<P: Plugin> PluginServer<P> {
         match Lock::try_acquire(&path) {
             Ok(Some(lock)) => self.lock = Some(lock),
             Ok(None) => {
-                // No growing waits: it is our own kind, and draining takes it two seconds.
+                // Do not increase the wait: the other process also runs this code, and it drains within two seconds.
                 self.backoff.reset();
                 let resource = self.plugin.resource_name();
                 return Err(format!(
-                    "another process still serves {resource} here (it holds {}); waiting for its end",
+                    "another process still serves {resource} here (it holds {}); waiting for that process to end",
                     path.display()
                 ));
             }
@@ -191,7 +194,7 @@ impl<P: Plugin> PluginServer<P> {
             Ok(removed) => removed
                 .iter()
                 .for_each(|path| info!("removed the stale socket {}", path.display())),
-            Err(error) => warn!(%error, "cannot look for stale sockets in {}", self.directory.path().display()),
+            Err(error) => warn!(%error, "cannot check for stale sockets in {}", self.directory.path().display()),
         }
         Ok(())
     }
@@ -208,7 +211,7 @@ impl<P: Plugin> PluginServer<P> {
         }
     }
 
-    /// Registers, and returns when this session is of no more use.
+    /// Register, and return when this session is no longer useful.
     async fn hold(&mut self, session: &mut Session, channel: Channel, kubelet: Identity) -> Ended {
         let started = Instant::now();
         let timing = self.settings.timing;
@@ -281,7 +284,7 @@ impl<P: Plugin> PluginServer<P> {
         });
     }
 
-    /// Says what is in the way: once per text, however often it is tried again.
+    /// Report an obstacle. The same text is logged as a warning only once, however often the attempt is repeated.
     fn complain(&mut self, text: String) {
         if self.last_complaint.as_ref() == Some(&text) {
             debug!("{}: {text}", self.plugin.resource_name());
@@ -308,7 +311,7 @@ impl<P: Plugin> PluginServer<P> {
 #[derive(Debug)]
 struct Ended {
     why: Why,
-    /// It went well for long enough to call the next trouble a new one.
+    /// The session was good for long enough that the next failure counts as a new one.
     was_settled: bool,
 }
 
@@ -321,7 +324,7 @@ impl Ended {
     }
 }
 
-/// Why a session is of no more use.
+/// Why a session is no longer useful.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Why {
     Stopped,
@@ -337,13 +340,15 @@ impl Why {
     fn to_text(&self) -> String {
         match self {
             Self::Stopped => "stopped".to_owned(),
-            Self::KubeletReplaced => "the kubelet has made its socket anew; registering again".to_owned(),
+            Self::KubeletReplaced => "the kubelet has recreated its socket; registering again".to_owned(),
             Self::SocketLost => {
-                "our socket was removed, as a kubelet does when it starts; listening and registering again".to_owned()
+                "the plugin's socket was removed, as a kubelet does when it starts; listening and registering again".to_owned()
             }
-            Self::StreamEnded => "the kubelet no longer listens to our devices; registering again".to_owned(),
+            Self::StreamEnded => "the kubelet no longer watches the plugin's devices; registering again".to_owned(),
             Self::NeverListened(after) => {
-                format!("the kubelet took the registration, but did not ask for our devices within {after:?}; registering again")
+                format!(
+                    "the kubelet accepted the registration but did not request the devices within {after:?}; registering again"
+                )
             }
             Self::Refused(text) => format!("the kubelet refused the registration: {text}; trying again"),
             Self::NoAnswer(after) => format!("the kubelet did not answer the registration within {after:?}; trying again"),
@@ -351,21 +356,21 @@ impl Why {
     }
 }
 
-/// What is known of a session at one moment.
+/// The state of a session at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Facts {
-    /// The `kubelet.sock` at which the session began.
+    /// The `kubelet.sock` with which the session began.
     kubelet_then: Identity,
     kubelet_now: Option<Identity>,
-    /// Our server runs, and our socket is in the directory.
+    /// The plugin's server is running, and its socket is in the directory.
     serving: bool,
     streams: Streams,
-    /// Since the kubelet took the registration.
+    /// The time since the kubelet accepted the registration.
     registered_for: Option<Duration>,
 }
 
-/// Whether a session has ended. A `kubelet.sock` that is gone is no reason: as long as the stream is open the kubelet is
-/// there, and when it ends we shall see that.
+/// Return why the session has ended, or `None` if it has not. A missing `kubelet.sock` is not a reason: the kubelet runs as long as the
+/// stream is open, and the end of the stream will be noticed.
 fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
     if facts.kubelet_now.is_some_and(|now| now != facts.kubelet_then) {
         return Some(Why::KubeletReplaced);
@@ -382,7 +387,7 @@ fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
         .map(|_| Why::NeverListened(first_stream))
 }
 
-/// The cause that a person understands is the last in the chain ("Connection refused", not "transport error").
+/// Return the last error in the chain, because it is the one that users understand ("Connection refused", not "transport error").
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

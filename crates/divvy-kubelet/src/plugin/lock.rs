@@ -1,7 +1,7 @@
-//! One process per resource: two plugins of one resource would take the registration from each other for ever.
+//! A lock that allows one process per resource. Two plugins of one resource would take the registration from each other indefinitely.
 //!
-//! During a rolling update the old process may still be draining when the new one starts. The lock is the kernel's, so a
-//! killed process leaves none behind. The kubelet, which removes sockets when it starts, leaves plain files alone.
+//! During a rolling update, the old process may still be draining when the new one starts. The kernel holds the lock, so a killed process
+//! leaves none behind. The kubelet removes only sockets when it starts, not regular files.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -13,12 +13,12 @@ use super::directory::Identity;
 pub(super) struct Lock {
     path: PathBuf,
     identity: Identity,
-    /// Holds the lock for as long as it is open.
+    /// Holds the lock as long as it is open.
     _file: File,
 }
 
 impl Lock {
-    /// `None`: another process holds it.
+    /// Try to take the lock. Return `None` if another process holds it.
     pub(super) fn try_acquire(path: &Path) -> io::Result<Option<Self>> {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
         match file.try_lock() {
@@ -26,7 +26,7 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // The holder before us removes the file when it ends: what is locked may no longer be what is there.
+        // The previous holder removes the file when it ends, so the locked file may no longer be the file at this path.
         let identity = Identity::of_file(&file.metadata()?);
         if Identity::at(path) != Some(identity) {
             return Ok(None);
@@ -38,7 +38,7 @@ impl Lock {
         }))
     }
 
-    /// Whether the file that is locked is still the one in the directory (which may have been replaced).
+    /// Report whether the locked file is still the one in the directory.
     pub(super) fn is_in_place(&self) -> bool {
         Identity::at(&self.path) == Some(self.identity)
     }
@@ -47,7 +47,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         if self.is_in_place() {
-            // An empty file that stays behind does no harm.
+            // An empty file that stays behind is harmless.
             let _ = std::fs::remove_file(&self.path);
         }
     }

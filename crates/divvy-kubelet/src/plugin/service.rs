@@ -1,4 +1,4 @@
-//! The gRPC face of a [`Plugin`].
+//! The gRPC service of a [`Plugin`].
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -14,23 +14,23 @@ use tracing::{error, warn};
 use super::{Device, Options, Plugin};
 use crate::api::{KUBELET_MESSAGE_LIMIT, v1beta1};
 
-/// `ListAndWatch` streams of one listener.
+/// The `ListAndWatch` streams of one listener.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Streams {
-    /// Ever opened.
+    /// The number of streams that were ever opened.
     pub(super) opened: u64,
-    /// Open now: never more than one.
+    /// The number of streams that are open now, at most one.
     pub(super) open: usize,
 }
 
 /// Ends the parts of a server one after the other.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ending {
-    /// No more connections and streams; calls in flight go on.
+    /// Accept no further connections and streams. Pending calls continue.
     pub(super) streams: CancellationToken,
-    /// Calls in flight fail with a sentence.
+    /// Fail pending calls with an explanation.
     pub(super) calls: CancellationToken,
-    /// Connections are cut: their other ends do not take part in closing.
+    /// Close connections without the cooperation of their peers.
     pub(super) connections: CancellationToken,
 }
 
@@ -64,10 +64,10 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
     async fn list_and_watch(&self, _: Request<v1beta1::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let Some(open) = OpenStream::new(&self.streams) else {
             let text = format!(
-                "{} is already being listened to; a second stream would end the first",
+                "the kubelet already watches {}; a second stream would end the first",
                 self.plugin.resource_name()
             );
-            warn!("refused a ListAndWatch: {text}");
+            warn!("refused a ListAndWatch call: {text}");
             return Err(Status::already_exists(text));
         };
         let list = List {
@@ -115,7 +115,7 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
             biased;
             done = self.plugin.pre_start(request.into_inner().devices_ids) => done?,
             () = self.ending.calls.cancelled() => {
-                let text = format!("the device plugin for {} is ending; the container's start will be tried again", self.plugin.resource_name());
+                let text = format!("the device plugin for {} is stopping; the container's start will be tried again", self.plugin.resource_name());
                 return Err(Status::unavailable(text));
             }
         }
@@ -123,11 +123,11 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
     }
 }
 
-/// Counts a stream for as long as it exists.
+/// Counts a stream as open as long as this value exists.
 struct OpenStream(Arc<watch::Sender<Streams>>);
 
 impl OpenStream {
-    /// `None`: there is one already.
+    /// Count a new stream. Return `None` if one is open already.
     fn new(streams: &Arc<watch::Sender<Streams>>) -> Option<Self> {
         streams
             .send_if_modified(|streams| {
@@ -160,7 +160,7 @@ struct List {
 }
 
 impl List {
-    /// The next list that differs from the last one sent: each message makes the kubelet rewrite its checkpoint.
+    /// Return the next list that differs from the last one sent. Each message makes the kubelet rewrite its checkpoint.
     async fn next(mut self) -> Option<(Result<v1beta1::ListAndWatchResponse, Status>, Self)> {
         loop {
             if self.end.is_cancelled() {
@@ -177,7 +177,7 @@ impl List {
                 if bytes > KUBELET_MESSAGE_LIMIT {
                     let text = format!(
                         "the list of {count} devices of {} takes {bytes} bytes, but the kubelet accepts at most {KUBELET_MESSAGE_LIMIT}: \
-                         make the units larger, so that there are fewer devices",
+                         choose larger units, so that there are fewer devices",
                         self.resource
                     );
                     error!("{text}");
@@ -189,7 +189,7 @@ impl List {
                 () = self.end.cancelled() => return None,
                 changed = self.devices.changed() => {
                     if changed.is_err() {
-                        // Nobody will change the list any more, but it stays true.
+                        // The sender is gone, so the list stays as it is.
                         self.end.cancelled().await;
                     }
                 }
@@ -198,7 +198,7 @@ impl List {
     }
 }
 
-/// Whether two lists say the same, in whatever order.
+/// Report whether two lists have the same content in any order.
 fn same_devices(one: &Arc<Vec<Device>>, other: &Arc<Vec<Device>>) -> bool {
     if Arc::ptr_eq(one, other) || one == other {
         return true;

@@ -1,4 +1,4 @@
-//! One listener: from binding the socket to the end of its last connection.
+//! One listener: from binding its socket to the end of its last connection.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use super::service::{Ending, Service, Streams};
 use crate::api::MESSAGE_LIMIT;
 use crate::api::v1beta1::device_plugin_server::DevicePluginServer;
 
-/// Of the grace of calls in flight, the part kept for their answers to get out once they were told to end.
+/// The fraction (1/10) of the grace that remains for the answers of pending calls after these calls were cancelled.
 const FOR_ANSWERS: u32 = 10;
 
 #[derive(Debug)]
@@ -35,10 +35,11 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Listens, and serves from now on.
+    /// Listen on the socket and start to serve.
     pub(super) fn listen<P: Plugin>(plugin: Arc<P>, socket: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&socket)?;
-        let identity = Identity::at(&socket).ok_or_else(|| io::Error::other("the socket was removed as soon as it was made"))?;
+        let identity =
+            Identity::at(&socket).ok_or_else(|| io::Error::other("the socket was removed right after its creation"))?;
         let ending = Ending::default();
         let streams = Arc::new(watch::Sender::new(Streams::default()));
         let watched = streams.subscribe();
@@ -64,7 +65,7 @@ impl Session {
         })
     }
 
-    /// The name to register.
+    /// Return the file name to register.
     pub(super) fn endpoint(&self) -> String {
         self.socket
             .file_name()
@@ -72,7 +73,7 @@ impl Session {
             .unwrap_or_default()
     }
 
-    /// Whether our socket is still what has our name in the directory.
+    /// Report whether the file at the socket's path is still this session's socket.
     pub(super) fn is_in_place(&self) -> bool {
         Identity::at(&self.socket) == Some(self.identity)
     }
@@ -81,10 +82,10 @@ impl Session {
         *self.streams.borrow()
     }
 
-    /// Returns when a stream was opened or has ended, or when the server has.
+    /// Return when a stream was opened or has ended, or when the server has ended.
     pub(super) async fn changed(&mut self) {
         if self.streams.changed().await.is_err() {
-            // The server is gone with its sender; `is_serving` says so.
+            // The server has ended together with its sender; `is_serving` reports this.
             debug!("the server of {} has ended", self.socket.display());
         }
     }
@@ -93,7 +94,7 @@ impl Session {
         !self.server.is_finished()
     }
 
-    /// Ends streams at once, gives calls in flight their time, and returns when nothing of this listener is left.
+    /// End streams immediately, let pending calls continue for `grace`, and return when everything of this listener has ended.
     pub(super) async fn close(mut self, grace: Duration) {
         self.remove_socket();
         self.ending.streams.cancel();
@@ -107,14 +108,14 @@ impl Session {
         }
         self.ending.connections.cancel();
         if let Err(error) = (&mut self.server).await {
-            warn!(%error, "the server of {} did not end well", self.socket.display());
+            warn!(%error, "the server of {} failed while it stopped", self.socket.display());
         }
         self.wait_for_streams().await;
     }
 
-    /// Streams run in tasks of their own, which end right after their connection.
+    /// Wait for the streams, which run in tasks of their own that end right after their connection.
     async fn wait_for_streams(&mut self) {
-        // An error: all senders are gone, and the streams with them.
+        // An error means that all senders are gone, and the streams with them.
         let _ = self.streams.wait_for(|streams| streams.open == 0).await;
     }
 
@@ -125,13 +126,13 @@ impl Session {
         if let Err(error) = std::fs::remove_file(&self.socket)
             && error.kind() != io::ErrorKind::NotFound
         {
-            warn!(%error, "cannot remove our socket {}", self.socket.display());
+            warn!(%error, "cannot remove the plugin's socket {}", self.socket.display());
         }
     }
 }
 
 impl Drop for Session {
-    /// Also when [`PluginServer::run`](super::PluginServer::run) is dropped rather than told to stop.
+    /// Clean up even if [`PluginServer::run`](super::PluginServer::run) is dropped instead of stopped.
     fn drop(&mut self) {
         self.remove_socket();
         self.ending.streams.cancel();
@@ -152,7 +153,7 @@ fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Str
                     return Some((Ok(connection), (listener, cut)));
                 }
                 Err(error) => {
-                    // Out of file descriptors, most likely: the connection waits, and so do we.
+                    // Most likely the process has run out of file descriptors. The connection stays in the queue, so wait before the next attempt.
                     warn!(%error, "cannot accept a connection from the kubelet");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -161,7 +162,7 @@ fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Str
     })
 }
 
-/// A connection that can be cut: a peer that is stopped, or does not read, cannot keep it open.
+/// A connection that can be closed even if the peer is stopped or does not read.
 struct Connection {
     stream: UnixStream,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -170,7 +171,7 @@ struct Connection {
 impl Connection {
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match self.cut.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the plugin is ending")),
+            Poll::Ready(()) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the plugin is stopping")),
             Poll::Pending => Ok(()),
         }
     }
@@ -217,7 +218,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// For a name to be unused it must not be there as anything.
+/// Report whether a name is unused: no entry of any kind may exist.
 pub(super) fn is_free(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err()
 }

@@ -1,4 +1,4 @@
-//! Names of our sockets, and the sockets that earlier processes left behind.
+//! The names of the plugin's sockets, and the removal of sockets that earlier processes left behind.
 
 use std::fs;
 use std::io;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use crate::api::KUBELET_SOCKET;
 use crate::{Error, Result};
 
-/// `sockaddr_un.sun_path` has 108 bytes, the NUL included.
+/// The longest path of a Unix socket in bytes: `sockaddr_un.sun_path` has 108 bytes, including the NUL.
 const MAX_PATH: usize = 107;
 const SUFFIX: usize = 6;
 const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// Gives every socket another name: a new process, or a new listener, is never mistaken for the one before it.
+/// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -22,7 +22,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Refuses a prefix that is no file name, and paths that no socket can have.
+    /// Check that the prefix is valid in a file name and that the paths fit into a socket address.
     pub(super) fn new(directory: &Path, prefix: &str) -> Result<Self> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if prefix.is_empty() || !prefix.bytes().all(plain) {
@@ -43,8 +43,8 @@ impl Names {
         Ok(names)
     }
 
-    /// The name for a socket made at this time (milliseconds since 1970); never one that was given before, and in the next
-    /// 25 days none of an earlier process.
+    /// Return the name for a socket created at this time (in milliseconds since 1970). Within a process, no name repeats. Names of earlier
+    /// processes do not repeat for 25 days.
     pub(super) fn next(&mut self, now: u64) -> String {
         self.last = now.max(self.last + 1);
         self.with_suffix(self.last)
@@ -66,7 +66,7 @@ impl Names {
             .is_some_and(|suffix| suffix.len() == SUFFIX && suffix.bytes().all(|byte| DIGITS.contains(&byte)))
     }
 
-    /// Removes the sockets of processes that were killed. Call it only while no other process uses this prefix.
+    /// Remove the sockets of killed processes. Call this only while no other process uses this prefix.
     pub(super) fn remove_stale(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
         let mut removed = Vec::new();
         for entry in fs::read_dir(directory)? {
@@ -74,7 +74,7 @@ impl Names {
             if entry.file_name().to_str().is_some_and(|name| self.is_ours(name)) && entry.file_type()?.is_socket() {
                 match fs::remove_file(entry.path()) {
                     Ok(()) => removed.push(entry.path()),
-                    // The kubelet removes sockets too.
+                    // The kubelet also removes sockets.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => return Err(error),
                 }
@@ -111,7 +111,7 @@ mod tests {
             .expect_err("one byte too long")
             .to_string();
         assert!(text.contains("has 108 bytes") && text.contains("at most 107"), "{text}");
-        // A short prefix does not help where kubelet.sock itself does not fit.
+        // A short prefix does not help if kubelet.sock itself does not fit.
         assert!(Names::new(Path::new(&format!("/{}", "d".repeat(200))), "p").is_err());
     }
 
@@ -135,7 +135,7 @@ mod tests {
         ] {
             drop(UnixListener::bind(dir.path().join(name))?);
         }
-        fs::write(dir.path().join("mem-abc124.sock"), "a plain file")?;
+        fs::write(dir.path().join("mem-abc124.sock"), "a regular file")?;
         let removed = Names::new(dir.path(), "mem")?.remove_stale(dir.path())?;
         assert_eq!(
             removed,

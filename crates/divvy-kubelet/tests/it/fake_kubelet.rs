@@ -1,4 +1,4 @@
-//! The plugin side of a kubelet: takes registrations, dials back within the call, and listens to the devices.
+//! The kubelet's side of the device plugin API: accepts registrations, dials back within the call, and watches the devices.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -19,11 +19,11 @@ use tonic::{Request, Response, Status};
 
 use crate::DEADLINE;
 
-/// What the kubelet does at its next registration.
+/// How the kubelet reacts to its next registration.
 #[derive(Debug, Clone)]
 pub(crate) enum Next {
     Refuse(String),
-    /// Takes it, but never opens a stream (as when its GetDevicePluginOptions fails after the answer).
+    /// Accept it, but never open a stream (as when GetDevicePluginOptions fails after the answer).
     NeverListen,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Record {
     pub(crate) stream_errors: Vec<Status>,
 }
 
-/// Survives its restarts.
+/// The state that survives a restart of the kubelet.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubelet {
     pub(crate) directory: PathBuf,
@@ -48,7 +48,7 @@ pub(crate) struct Kubelet {
     process: Arc<Mutex<Process>>,
 }
 
-/// What ends with the process.
+/// The state that ends with the process.
 #[derive(Debug, Default)]
 struct Process {
     all: CancellationToken,
@@ -71,7 +71,7 @@ impl Kubelet {
         kubelet
     }
 
-    /// As a real one: removes all sockets (and only sockets), then makes its own.
+    /// Start like a real kubelet: remove all sockets (and only sockets), then create its own.
     pub(crate) fn start(&self) {
         for entry in fs::read_dir(&self.directory).expect("the directory is there").flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
@@ -81,7 +81,7 @@ impl Kubelet {
         self.listen(&self.socket());
     }
 
-    /// The process ends: connections are closed. With SIGKILL the socket's file stays.
+    /// End the process: connections are closed. With SIGKILL, the socket's file stays.
     pub(crate) fn kill(&self) {
         let old = std::mem::take(&mut *self.process.lock().expect("not poisoned"));
         old.streams.cancel();
@@ -93,7 +93,7 @@ impl Kubelet {
         self.start();
     }
 
-    /// A new socket while the process, and its streams, go on. Renamed into place, so that the inode is another.
+    /// Create a new socket while the process and its streams continue. It is renamed into place, so that the inode differs.
     pub(crate) fn replace_socket(&self, by_rename: bool) {
         self.process.lock().expect("not poisoned").all.cancel();
         self.process.lock().expect("not poisoned").all = CancellationToken::new();
@@ -107,7 +107,7 @@ impl Kubelet {
         }
     }
 
-    /// The kubelet lets go of its streams and keeps everything else.
+    /// Close the kubelet's streams and keep everything else.
     pub(crate) fn drop_streams(&self) {
         let mut process = self.process.lock().expect("not poisoned");
         std::mem::take(&mut process.streams).cancel();
@@ -121,13 +121,13 @@ impl Kubelet {
         self.directory.join(KUBELET_SOCKET)
     }
 
-    /// The plugin's socket, by its last registration.
+    /// The plugin's socket from its last registration.
     pub(crate) fn plugin_socket(&self) -> PathBuf {
         self.directory
             .join(&self.record.borrow().asked.last().expect("registered").endpoint)
     }
 
-    /// A connection of its own to the plugin.
+    /// Open a separate connection to the plugin.
     pub(crate) async fn dial(&self) -> DevicePluginClient<Channel> {
         let channel = connect(&self.plugin_socket(), DEADLINE).await.expect("the plugin listens");
         DevicePluginClient::new(channel)
@@ -144,7 +144,7 @@ impl Kubelet {
         }
     }
 
-    /// Waits until the n-th registration was taken and its stream is open.
+    /// Wait until the n-th registration was accepted and its stream is open.
     pub(crate) async fn wait_registered(&self, times: usize) -> Record {
         self.wait(&format!("registration {times}"), |record| {
             record.taken >= times && record.open > 0
@@ -159,7 +159,7 @@ impl Kubelet {
         tokio::spawn(async move {
             let serve =
                 Server::builder().serve_with_incoming_shutdown(service, UnixListenerStream::new(listener), end.cancelled());
-            // Requests are short here, so that the graceful end is a quick one.
+            // Requests are short here, so a graceful end is quick.
             let _ = tokio::time::timeout(DEADLINE, serve).await;
         });
     }

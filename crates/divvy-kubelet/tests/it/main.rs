@@ -1,4 +1,4 @@
-//! A real plugin server against a kubelet of our own, over real Unix sockets in a temporary directory.
+//! Tests of a real plugin server with a fake kubelet, over real Unix sockets in a temporary directory.
 
 mod fake_kubelet;
 mod plugin_calls;
@@ -8,5 +8,5 @@ mod test_plugin;
 
 use std::time::Duration;
 
-/// Far beyond what anything here takes.
+/// A deadline far beyond what any step here takes.
 const DEADLINE: Duration = Duration::from_secs(10);

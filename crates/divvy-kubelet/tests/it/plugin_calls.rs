@@ -1,4 +1,4 @@
-//! The calls of a kubelet, and their answers (K04, K18, K19, K21).
+//! A kubelet's calls, and the plugin's answers (K04, K18, K19, K21).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ async fn k04_one_list_at_first_then_one_for_each_real_change() {
     let health: Vec<&str> = second.lists[1].iter().map(|device| device.health.as_str()).collect();
     assert_eq!(health, ["Healthy", "Healthy", "Unhealthy", "Healthy"]);
 
-    // The same in another order, again the same, and there and back at once: nothing that the kubelet has to hear of.
+    // The same list in another order, the same list again, and a change that is undone immediately: the kubelet need not hear of any.
     let mut turned = sick.clone();
     turned.reverse();
     publish(&turned);
@@ -130,7 +130,7 @@ async fn k18_a_preference_is_always_answered_whatever_is_asked() {
     let running = Running::start(dir.path());
     kubelet.wait_registered(1).await;
     let mut client = kubelet.dial().await;
-    // More than the 4 MiB that gRPC libraries accept unless told otherwise.
+    // More than the 4 MiB that gRPC libraries accept by default.
     let many: Vec<String> = devices(100_000).into_iter().map(|device| device.id).collect();
     for (available, must_include, allocation_size, want) in [
         (many.clone(), vec![many[7].clone()], 3, 3),
@@ -166,10 +166,10 @@ async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
     let status = &record.stream_errors[0];
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(
-        status.message().contains("80000 devices") && status.message().contains("make the units larger"),
+        status.message().contains("80000 devices") && status.message().contains("choose larger units"),
         "{status:?}"
     );
-    // It is tried again, with growing waits, and is well as soon as the list is.
+    // The plugin tries again with growing waits, and recovers as soon as the list is small enough.
     running.plugin.devices.send_replace(Arc::new(devices(10)));
     kubelet
         .wait("the list", |record| record.lists.iter().any(|list| list.len() == 10))

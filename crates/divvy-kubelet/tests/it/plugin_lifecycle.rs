@@ -15,7 +15,7 @@ use crate::DEADLINE;
 use crate::fake_kubelet::{Kubelet, Next};
 use crate::test_plugin::{RESOURCE, Running, TestPlugin};
 
-/// Names in the directory that are the plugin's.
+/// The plugin's files in the directory.
 fn plugin_files(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .expect("the directory is there")
@@ -30,7 +30,7 @@ fn plugin_files(directory: &Path) -> Vec<String> {
 #[tokio::test]
 async fn k02_a_plugin_serves_before_it_registers_and_is_registered_at_once() {
     let dir = tempdir().expect("a temporary directory");
-    // Left by a process that was killed.
+    // A killed process left this socket behind.
     drop(std::os::unix::net::UnixListener::bind(dir.path().join("test-memory-zzzzzz.sock")).expect("bound"));
     let kubelet = Kubelet::new(dir.path());
     kubelet.start();
@@ -103,9 +103,9 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
     let missing = |text: &'static str| {
         move |status: &divvy_kubelet::plugin::Status| status.last_error.as_ref().is_some_and(|error| error.contains(text))
     };
-    running.wait("no directory", missing("device-plugins is not there")).await;
+    running.wait("no directory", missing("device-plugins does not exist")).await;
     fs::create_dir(&directory).expect("made");
-    running.wait("no socket", missing("kubelet.sock is not there")).await;
+    running.wait("no socket", missing("kubelet.sock does not exist")).await;
     assert_eq!(
         plugin_files(&directory),
         [""; 0],
@@ -114,7 +114,7 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
     // A kubelet that was killed leaves its socket's file.
     let kubelet = Kubelet::new(&directory);
     drop(std::os::unix::net::UnixListener::bind(kubelet.socket()).expect("bound"));
-    running.wait("nobody listens", missing("Connection refused")).await;
+    running.wait("no listener", missing("Connection refused")).await;
     kubelet.start();
     let appeared = Instant::now();
     kubelet.wait_registered(1).await;
@@ -147,7 +147,7 @@ async fn a_restarted_kubelet_has_its_plugin_back_within_a_second() {
     let kubelet = Kubelet::started(dir.path());
     let running = Running::start(dir.path());
     kubelet.wait_registered(1).await;
-    // Killed, and away for a while: its socket's file stays, and nobody listens.
+    // The kubelet is killed and stays away for a while: its socket's file stays, but no process listens.
     kubelet.kill();
     let mut running = running;
     running.wait("the stream's end", |status| status.open_streams == 0).await;
@@ -199,10 +199,10 @@ async fn k07_a_replaced_directory_is_followed() {
     assert_eq!(plugin_files(&directory), [""; 0]);
 }
 
-/// Set for the process in which nothing else opens files.
+/// This variable is set for the process in which nothing else opens files.
 const ALONE: &str = "DIVVY_KUBELET_TEST_ALONE";
 
-/// File descriptors are counted per process, so this test runs itself in a process of its own.
+/// File descriptors are counted per process, so this test runs itself in a separate process.
 #[test]
 fn k06_fifty_new_kubelet_sockets_leak_nothing() {
     if std::env::var_os(ALONE).is_none() {
@@ -248,7 +248,7 @@ fn k06_fifty_new_kubelet_sockets_leak_nothing() {
                     status.registrations == times as u64 && status.is_ready()
                 })
                 .await;
-            // File times have the resolution of the kernel's tick: in less, a new socket with the old inode is not told apart.
+            // File times have the resolution of the kernel's tick. Within one tick, a new socket with a reused inode is not distinguishable.
             tokio::time::sleep(Duration::from_millis(20)).await;
             if times == 6 {
                 before = resources();
@@ -256,7 +256,7 @@ fn k06_fifty_new_kubelet_sockets_leak_nothing() {
         }
         let record = kubelet.record.borrow().clone();
         assert_eq!((record.most_open, record.taken), (1, 51));
-        // What is being closed may take a moment.
+        // Closing may take a moment.
         let deadline = Instant::now() + DEADLINE;
         while resources() != before && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -305,11 +305,11 @@ async fn events_that_change_nothing_do_not_register_again() {
         fs::rename(&file, dir.path().join("kubelet_internal_checkpoint")).expect("renamed");
     }
     fs::set_permissions(kubelet.socket(), fs::Permissions::from_mode(0o700)).expect("changed");
-    // A kubelet that closes its listener, while its stream is open: nothing to register with, and no reason to.
+    // A kubelet that closes its listener while its stream is open: registration is impossible and unnecessary.
     fs::rename(kubelet.socket(), dir.path().join("elsewhere")).expect("renamed");
     tokio::time::sleep(Duration::from_millis(100)).await;
     fs::rename(dir.path().join("elsewhere"), kubelet.socket()).expect("renamed");
-    // Longer than the look every 500 ms.
+    // Longer than the check every 500 ms.
     tokio::time::sleep(Duration::from_millis(700)).await;
     let record = kubelet.record.borrow().clone();
     assert_eq!((record.asked.len(), record.lists.len(), record.open), (1, 1, 1));
@@ -346,7 +346,7 @@ async fn k28_a_stop_lets_short_calls_finish() {
         .expect("started");
     let plugin = std::sync::Arc::clone(&running.plugin);
     let stopped = tokio::spawn(running.stop());
-    // Streams end first, the call goes on.
+    // Streams end first, while the call continues.
     kubelet.wait("the stream's end", |record| record.open == 0).await;
     assert!(!call.is_finished());
     plugin.starts.add_permits(1);
@@ -368,7 +368,7 @@ async fn k28_a_stop_ends_long_calls_with_a_sentence_and_cuts_silent_connections(
         Settings::new(dir.path(), "test-memory"),
     );
     kubelet.wait_registered(1).await;
-    // Connected, and never says a word.
+    // This client connects and never sends anything.
     let silent = tokio::net::UnixStream::connect(kubelet.plugin_socket())
         .await
         .expect("connected");

@@ -1,4 +1,4 @@
-//! A resource whose devices and answers a test decides, and its running server.
+//! A resource whose devices and answers are chosen by a test, and its running server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const RESOURCE: &str = "vendor.example/memory";
 #[derive(Debug)]
 pub(crate) struct TestPlugin {
     pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
-    /// Each start of a container takes one.
+    /// Each start of a container consumes one.
     pub(crate) starts: Semaphore,
     pub(crate) starting: watch::Sender<usize>,
 }
@@ -85,7 +85,7 @@ impl Plugin for TestPlugin {
     }
 }
 
-/// A plugin server that runs.
+/// A running plugin server.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) plugin: Arc<TestPlugin>,
@@ -124,7 +124,7 @@ impl Running {
         self.wait("ready", Status::is_ready).await
     }
 
-    /// Returns how long it took to end.
+    /// Stop the server, and return how long that took.
     pub(crate) async fn stop(self) -> Duration {
         let started = std::time::Instant::now();
         self.stop.cancel();

@@ -1,4 +1,5 @@
-//! The command line of `divvy-hook`; its words come from CDI specs, and are those of NVIDIA's `nvidia-cdi-hook` where both do the same.
+//! The command line of `divvy-hook`. The arguments come from CDI specs. Where `divvy-hook` and NVIDIA's `nvidia-cdi-hook` do the same, they
+//! accept the same arguments.
 
 use std::ffi::OsString;
 
@@ -9,100 +10,103 @@ use divvy_host::plain_line;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Words that are none of a hook's.
+/// Invalid arguments.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// Of the command line.
-    #[error("{0}; divvy-hook --help tells the rest")]
+    /// The command line is wrong.
+    #[error("{0}; see divvy-hook --help")]
     Usage(String),
-    /// What is to be a link.
-    #[error("invalid symlink specification {0}: TARGET::LINK is one, and LINK begins with /")]
+    /// The value of `--link` is wrong. The first part of the text is NVIDIA's.
+    #[error("invalid symlink specification {0}: use TARGET::LINK, where LINK begins with /")]
     Link(String),
 }
 
-/// What `--help` prints.
+/// The output of `--help`.
 pub const HELP: &str = "\
-What a container needs that mounts and device nodes do not give it. Container runtimes run this program, because a CDI spec says so
-(divvy cdi generate --hooks minimal) or divvy-runtime does (mode \"legacy\"); the container's state is read from standard input.
+Prepare a container in ways that mounts and device nodes cannot. A container runtime runs this program because a CDI spec
+(divvy cdi generate --hooks minimal) or divvy-runtime (mode \"legacy\") names it as a hook. It reads the container's state from
+standard input.
 
-Usage: divvy-hook update-ldcache --folder FOLDER... [--host-driver-version VERSION] [--on-failure ignore|fail]
-       divvy-hook enable-cuda-compat --host-driver-version VERSION [--cuda-compat-container-root FOLDER] [--on-failure ignore|fail]
+Usage: divvy-hook update-ldcache --folder DIR... [--host-driver-version VERSION] [--on-failure ignore|fail]
+       divvy-hook enable-cuda-compat --host-driver-version VERSION [--cuda-compat-container-root DIR] [--on-failure ignore|fail]
        divvy-hook create-symlinks --link TARGET::LINK... [--on-failure ignore|fail]
        divvy-hook update-application-profile [--on-failure ignore|fail]
        divvy-hook disable-device-node-modification [--on-failure ignore|fail]
-       divvy-hook legacy [--env NAME=VALUE]... -- nvidia-container-cli WORD...
+       divvy-hook legacy [--env NAME=VALUE]... -- nvidia-container-cli ARG...
 
-  update-ldcache    Puts the libraries that are mounted into these folders of the container into its /etc/ld.so.cache, so that a
-                    loader that does not search the folders finds them. The file is written here; nothing of the image is run.
-                    musl's loader gets the folders in its ld-musl-ARCH.path. With --host-driver-version, enable-cuda-compat, too
+  update-ldcache    Add the libraries that are mounted into these directories of the container to its /etc/ld.so.cache, so that a
+                    loader that does not search the directories finds them. This program writes the file; it runs nothing of the
+                    image. For musl's loader, add the directories to ld-musl-ARCH.path. With --host-driver-version, also do what
+                    enable-cuda-compat does
   enable-cuda-compat
-                    Puts the image's own libcuda (/usr/local/cuda/compat) before the machine's, if it is newer than that driver and made
-                    for it: CUDA's forward compatibility, which GPUs of data centres have and others refuse. After update-ldcache
-  create-symlinks   Makes these links in the container, with the folders that they need
+                    Let the loader find the image's own libcuda (/usr/local/cuda/compat) before the host's, if it was made for the
+                    host's driver version or, where it does not say, if it is newer. This is CUDA's forward compatibility, which only
+                    data center GPUs support. Call update-ldcache afterwards
+  create-symlinks   Create these links in the container, with the directories that they need
   update-application-profile
-                    Tells EGL in the container which GPUs it has (/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf)
+                    Limit EGL to the container's GPUs (/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf)
   disable-device-node-modification
-                    The driver's libraries make no device nodes in the container: a copy of /proc/driver/nvidia/params that says so
-                    is mounted over it
-  legacy            Becomes nvidia-container-cli with the container's process and root added to its words
+                    Stop the driver's libraries from creating device nodes in the container: mount a changed copy of
+                    /proc/driver/nvidia/params over the original
+  legacy            Run nvidia-container-cli with these arguments, the container's PID, and its root
 
-  --on-failure      What happens if the image's files cannot be written (read-only, full): ignore (a warning; the default) or fail
+  --on-failure      What to do if the image's files cannot be written (read-only, full): ignore (print a warning; the default) or fail
 
-By hand: echo '{\"pid\":1,\"bundle\":\"/path\"}' | divvy-hook create-symlinks --link libcuda.so.1::/usr/lib64/libcuda.so
+To try it: echo '{\"pid\":1,\"bundle\":\"/path\"}' | divvy-hook create-symlinks --link libcuda.so.1::/usr/lib64/libcuda.so
 ";
 
-/// What is to be done.
+/// One call of the hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hook {
-    /// `--help`
+    /// Print [`HELP`].
     Help,
-    /// `--version`
+    /// Print the version.
     Version,
-    /// What this version does not know: the beginning of its name, for a terminal.
+    /// A hook that this version does not know: the beginning of its name, safe to print.
     Unknown(String),
-    /// Folders' libraries into the loader's cache, and the image's own libcuda before them.
+    /// Add the libraries of directories to the loader's cache, and the image's own libcuda before them.
     UpdateLdcache {
-        /// Into which the libraries are mounted.
+        /// The container's directories into which the libraries are mounted.
         folders: Vec<String>,
-        /// The machine's driver, if the image's own libcuda may take its place.
+        /// The version of the host's driver, if the image's own libcuda may be preferred.
         host_driver: Option<String>,
-        /// Where the image has its own: a whole path.
+        /// The absolute path of the image's directory with its own libcuda.
         compat: String,
-        /// The last one said.
+        /// The last `--on-failure`.
         on_failure: OnFailure,
     },
-    /// Which GPUs EGL has.
+    /// Limit EGL to the container's GPUs.
     UpdateApplicationProfile {
-        /// The last one said.
+        /// The last `--on-failure`.
         on_failure: OnFailure,
     },
-    /// The driver's libraries make no device nodes.
+    /// Stop the driver's libraries from creating device nodes.
     DisableDeviceNodeModification {
-        /// The last one said.
+        /// The last `--on-failure`.
         on_failure: OnFailure,
     },
-    /// Links with the folders that they need.
+    /// Create links, with the directories that they need.
     CreateSymlinks {
-        /// In the order in which they are said.
+        /// The links in the order of the arguments.
         links: Vec<Link>,
-        /// The last one said.
+        /// The last `--on-failure`.
         on_failure: OnFailure,
     },
-    /// Becomes `nvidia-container-cli`.
+    /// Run `nvidia-container-cli` in place of this program.
     Legacy {
-        /// `NAME=VALUE`
+        /// The program's environment variables, as `NAME=VALUE`.
         environment: Vec<String>,
-        /// The program and its words.
+        /// The program and its arguments.
         words: Vec<OsString>,
     },
 }
 
-/// `TARGET::LINK`
+/// A link, written `TARGET::LINK` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// What it leads to: means something in the container only.
+    /// The link's target, which has a meaning only inside the container.
     pub target: String,
-    /// Where it is: a whole path.
+    /// The absolute path of the link.
     pub at: String,
 }
 
@@ -119,23 +123,23 @@ impl Link {
     }
 }
 
-/// Whether a container starts whose image could not be written.
+/// Whether a container starts if its image could not be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// With a warning.
+    /// It starts, with a warning.
     Ignore,
-    /// It does not.
+    /// It does not start.
     Fail,
 }
 
 impl Hook {
-    /// Reads the words after the program's name.
+    /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// A flag that is not known, or a value that is none; not the name of a hook that is not known.
+    /// [`Error`] for an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
     pub fn parse(words: &[OsString]) -> Result<Hook> {
         let Some((name, rest)) = words.split_first() else {
-            return Err(Error::Usage("which hook is to be run is not said".to_owned()));
+            return Err(Error::Usage("no hook is named".to_owned()));
         };
         let name = text(name)?;
         match name {
@@ -151,14 +155,14 @@ impl Hook {
                 })
             }
             "enable-cuda-compat" => {
-                // The machine's CUDA version says no more than its driver's.
+                // NVIDIA's hook also takes the host's CUDA version, which follows from the driver's version.
                 let more = ["cuda-compat-container-root"];
                 let (host_driver, folder, on_failure) = lists(name, rest, "host-driver-version", &more)?;
                 let compat = folder.into_iter().next_back().unwrap_or_else(|| FOLDER.to_owned());
-                // It becomes a line of a file of the container.
+                // The path is written as a line of a file in the container, so it must not contain a newline.
                 match compat.starts_with('/') && !compat.contains(char::is_control) {
                     false => Err(Error::Usage(format!(
-                        "--cuda-compat-container-root {}: a whole path is needed",
+                        "--cuda-compat-container-root {}: an absolute path is required",
                         plain_line(compat.chars().take(200))
                     ))),
                     true => Ok(Hook::UpdateLdcache {
@@ -185,9 +189,7 @@ impl Hook {
                 let environment = values(name, &rest[..end], &["env"])?;
                 let words = rest.get(end + 1..).unwrap_or_default().to_vec();
                 match words.is_empty() {
-                    true => Err(Error::Usage(
-                        "legacy: which program is to be run is not said after --".to_owned(),
-                    )),
+                    true => Err(Error::Usage("legacy: no program is named after --".to_owned())),
                     false => Ok(Hook::Legacy {
                         environment: environment.into_iter().map(|(_, value)| value).collect(),
                         words,
@@ -196,14 +198,14 @@ impl Hook {
             }
             name if name.starts_with('-') => {
                 let name = plain_line(name.chars().take(100));
-                Err(Error::Usage(format!("{name} is no flag of divvy-hook")))
+                Err(Error::Usage(format!("unknown flag {name}")))
             }
             name => Ok(Hook::Unknown(plain_line(name.chars().take(100)))),
         }
     }
 }
 
-/// The values of one flag, of which there is one at least, of others, and of `--on-failure`.
+/// Return the values of a required flag, the values of optional flags, and the value of `--on-failure`.
 fn lists(hook: &str, words: &[OsString], flag: &str, others: &[&str]) -> Result<(Vec<String>, Vec<String>, OnFailure)> {
     let known: Vec<&str> = [flag, "on-failure"].iter().chain(others).copied().collect();
     let found = values(hook, words, &known)?;
@@ -219,20 +221,20 @@ fn lists(hook: &str, words: &[OsString], flag: &str, others: &[&str]) -> Result<
     }
 }
 
-/// The last `--on-failure`.
+/// Return the value of the last `--on-failure`.
 fn on_failure(found: &[(String, String)]) -> Result<OnFailure> {
     let mut on_failure = OnFailure::Ignore;
     for (_, value) in found.iter().filter(|(name, _)| name == "on-failure") {
         on_failure = match value.as_str() {
             "ignore" => OnFailure::Ignore,
             "fail" => OnFailure::Fail,
-            other => return Err(Error::Usage(format!("--on-failure is {other:?}; there are ignore and fail"))),
+            other => return Err(Error::Usage(format!("--on-failure is {other:?}; use ignore or fail"))),
         };
     }
     Ok(on_failure)
 }
 
-/// Flags with a value, which may stand behind `=`.
+/// Return the flags with their values. A value may follow `=` or be the next argument.
 fn values(hook: &str, words: &[OsString], known: &[&str]) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     let mut words = words.iter().peekable();
@@ -241,7 +243,7 @@ fn values(hook: &str, words: &[OsString], known: &[&str]) -> Result<Vec<(String,
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         let is_known = name.strip_prefix("--").filter(|name| known.contains(name));
         let Some(name) = is_known else {
-            return Err(Error::Usage(format!("{hook} knows no {word:?}")));
+            return Err(Error::Usage(format!("{hook} does not accept {word:?}")));
         };
         let value = match (value, words.next_if(|_| value.is_none())) {
             (Some(value), _) => value,
@@ -254,7 +256,8 @@ fn values(hook: &str, words: &[OsString], known: &[&str]) -> Result<Vec<(String,
 }
 
 fn text(word: &std::ffi::OsStr) -> Result<&str> {
-    word.to_str().ok_or_else(|| Error::Usage(format!("{word:?} is no text")))
+    word.to_str()
+        .ok_or_else(|| Error::Usage(format!("{word:?} is not valid UTF-8")))
 }
 
 #[cfg(test)]
@@ -308,16 +311,16 @@ mod tests {
             ("update-ldcache --folder", "--folder needs a value"),
             (
                 "update-ldcache --ldconfig-path /x --folder /a",
-                "update-ldcache knows no \"--ldconfig-path\"",
+                "update-ldcache does not accept \"--ldconfig-path\"",
             ),
-            ("update-ldcache --folder /a --on-failure no", "there are ignore and fail"),
+            ("update-ldcache --folder /a --on-failure no", "use ignore or fail"),
             ("enable-cuda-compat", "enable-cuda-compat needs --host-driver-version"),
             (
                 "update-application-profile --x 1",
-                "update-application-profile knows no \"--x\"",
+                "update-application-profile does not accept \"--x\"",
             ),
-            ("legacy --env A=b", "is not said after --"),
-            ("--bogus", "is no flag"),
+            ("legacy --env A=b", "no program is named after --"),
+            ("--bogus", "unknown flag --bogus"),
         ] {
             let found = parsed(line);
             assert!(found.contains(part), "{line}: {found}");

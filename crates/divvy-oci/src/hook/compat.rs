@@ -1,19 +1,19 @@
-//! CUDA's forward compatibility: for which drivers of the machine an image's own libcuda is made.
+//! CUDA's forward compatibility: the host drivers that an image's own libcuda supports.
 //!
-//! Its ELF note `.note.cuda.fwd_compatibility` is a JSON object with a list `Driver` of major versions.
+//! The library's ELF note `.note.cuda.fwd_compatibility` is a JSON object whose list `Driver` contains major driver versions.
 
 use serde::Deserialize;
 
-/// What the name of an image's library begins with; its version follows.
+/// The prefix of the library's file name. The version follows.
 pub const LIBCUDA: &str = "libcuda.so.";
-/// Where NVIDIA's images have it.
+/// The directory of the library in NVIDIA's images.
 pub const FOLDER: &str = "/usr/local/cuda/compat";
-/// Of an ELF file: more sections than this, or a larger table of names or note, no libcuda has.
+/// A limit on the sections of an ELF file. No libcuda has more sections, or a larger name table or note than `MOST_BYTES`.
 const MOST_SECTIONS: u64 = 1000;
 const MOST_BYTES: u64 = 64 * 1024;
 const SECTION: &[u8] = b".note.cuda.fwd_compatibility\0";
 
-/// The version in the name of the one libcuda of a folder; none where there are several, or none.
+/// Return the version in the file name of a directory's only libcuda; `None` if there are several, or none.
 pub fn version(names: &[String]) -> Option<&str> {
     let mut versions = names
         .iter()
@@ -21,8 +21,8 @@ pub fn version(names: &[String]) -> Option<&str> {
     versions.next().filter(|_| versions.next().is_none())
 }
 
-/// Whether a library of this version is to be used in place of that of the machine's driver. `made_for` is what it says itself; where it says
-/// nothing, a newer major version is.
+/// Report whether the image's library should be preferred to that of the host's driver. `made_for` contains the driver versions in the
+/// library's note. A library without a note is preferred if its major version is newer than the driver's.
 pub fn is_wanted(version: &str, made_for: Option<&[u64]>, host_driver: &str) -> bool {
     let Some(host) = major(host_driver) else { return false };
     match made_for {
@@ -41,11 +41,11 @@ struct Note {
     driver: Vec<u64>,
 }
 
-/// Major versions of the drivers for which a library is made, if it says so. What is no ELF file for 64 bits says nothing. The file has `size` bytes,
-/// of which `read` gives so many from a position; nothing beyond its end is asked for.
+/// Return the major driver versions in a library's note; `None` if there is no note, or the file is not a 64-bit ELF file. The file has `size`
+/// bytes. `read` returns a number of bytes from a position; this function never reads beyond the end.
 ///
 /// # Errors
-/// Those of `read`.
+/// The errors of `read`.
 pub fn drivers<E>(size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<Vec<u64>>, E> {
     let mut part = |at: u64, length: u64| match usize::try_from(length) {
         Ok(bytes) if length <= MOST_BYTES && at.checked_add(length).is_some_and(|end| end <= size) => read(at, bytes).map(Some),
@@ -54,7 +54,7 @@ pub fn drivers<E>(size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>,
     Ok(section(&mut part)?.and_then(|note| of_note(&note)))
 }
 
-/// Elf64_Nhdr: the sizes of name and text, a type; both texts begin at multiples of four.
+/// Parse an ELF note (`Elf64_Nhdr`): the sizes of the name and the description, the type, and then both texts, each at a multiple of four.
 fn of_note(note: &[u8]) -> Option<Vec<u64>> {
     let size = |at: usize| usize::try_from(number(note, at, 4)?).ok();
     let (name, text) = (size(0)?, size(4)?);
@@ -70,7 +70,7 @@ fn of_note(note: &[u8]) -> Option<Vec<u64>> {
     Some(note.driver)
 }
 
-/// The bytes of the section with the note (ELF-64, little-endian: System V ABI, chapter 4).
+/// Return the bytes of the section with the note (little-endian ELF-64: System V ABI, chapter 4).
 fn section<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>) -> Result<Option<Vec<u8>>, E> {
     let Some(header) = part(0, 64)?.filter(|header| header.starts_with(b"\x7fELF\x02\x01")) else {
         return Ok(None);

@@ -1,16 +1,16 @@
-//! Names of libraries, and what loaders search.
+//! Names of libraries, and the directories that musl's loader searches.
 
-/// A list of musl's loader, which has no cache: its folders, in their order, where no file says others.
+/// The directories that musl's loader searches by default, in order. It has no cache; a file can replace this list.
 pub const MUSL_DEFAULT: &str = "/lib:/usr/local/lib:/usr/lib";
 
-/// `libcuda` of `libcuda.so.1`
+/// Return `libcuda` for `libcuda.so.1`; `None` if the name is not that of a shared library.
 pub fn stem(name: &str) -> Option<&str> {
     let (stem, rest) = name.split_once(".so")?;
     let is_library = !stem.contains('/') && (rest.is_empty() || rest.starts_with('.'));
     (is_library && !rest.contains('/')).then_some(stem)
 }
 
-/// The list of musl's loader with these folders behind it, each once.
+/// Append directories to the list of musl's loader, without duplicates. Without a list, start from [`MUSL_DEFAULT`].
 pub fn musl_list(there: Option<&str>, folders: &[&str]) -> String {
     let mut list = there.unwrap_or(MUSL_DEFAULT).to_owned();
     for folder in folders {

@@ -1,9 +1,9 @@
-//! `/proc/driver/nvidia/params`, by which the driver's libraries decide whether they make and change device nodes: in a container they are not to, since
-//! the nodes that it has are those that it was given.
+//! `/proc/driver/nvidia/params`: its line `ModifyDeviceFiles` tells the driver's libraries whether to create and change device nodes. In a
+//! container they must not, because it may only have the nodes that it was given.
 
 const NAME: &str = "ModifyDeviceFiles";
 
-/// The same lines but for one, which says no; none if that one is there already, or not at all.
+/// Return the text with `ModifyDeviceFiles: 0`; `None` if the text does not allow modification anyway.
 pub fn forbidding(text: &str) -> Option<String> {
     let allows = |line: &str| {
         line.split_once(':')

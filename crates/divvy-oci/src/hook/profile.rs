@@ -1,6 +1,8 @@
-//! An application profile of NVIDIA's driver: which GPUs a program in the container sees by EGL, which looks at all that the kernel has.
+//! An application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile EGL tries every GPU that the kernel
+//! has.
 
-/// For the device nodes that the container has, as the driver reads it, which takes numbers that are no JSON; none for no GPU.
+/// Return the profile for the container's device nodes; `None` if there is no GPU among them. The driver accepts hexadecimal numbers, which
+/// are not valid JSON.
 pub fn text(nodes: &[String]) -> Option<String> {
     let minors = nodes.iter().filter_map(|path| {
         let number = path.strip_prefix("/dev/nvidia")?;

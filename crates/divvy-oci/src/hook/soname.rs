@@ -1,20 +1,20 @@
-//! The name by which programs ask for a library, as it says itself (`DT_SONAME`).
+//! The name that programs use for a library, read from the library (`DT_SONAME`).
 //!
-//! `ldconfig` makes a link of that name beside each library; specs of NVIDIA's generator count on it.
+//! `ldconfig` creates a link of that name next to each library. Specs of NVIDIA's generator rely on these links.
 
 use super::compat::number;
 use super::libraries::stem;
 
-/// More headers than this, or a longer name, no library of a driver has.
+/// A limit on program headers: no library of a driver has more.
 const MOST_HEADERS: u64 = 100;
 const MOST_BYTES: u64 = 64 * 1024;
 const LONGEST: u64 = 255;
 
-/// The name, if it has one, which is another version of the file's own name. What is no ELF file for 64 bits has none. The file has `size`
-/// bytes, of which `read` gives so many from a position; nothing beyond its end is asked for.
+/// Return the library's soname if it differs from the file's name only in the version; otherwise `None`. A file that is not a 64-bit ELF file
+/// has no soname. The file has `size` bytes. `read` returns a number of bytes from a position; this function never reads beyond the end.
 ///
 /// # Errors
-/// Those of `read`.
+/// The errors of `read`.
 pub fn soname<E>(name: &str, size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<String>, E> {
     let mut part = |at: u64, length: u64| match usize::try_from(length) {
         Ok(bytes) if length <= MOST_BYTES && at.checked_add(length).is_some_and(|end| end <= size) => read(at, bytes).map(Some),
@@ -25,7 +25,7 @@ pub fn soname<E>(name: &str, size: u64, mut read: impl FnMut(u64, usize) -> Resu
     Ok(found.filter(|found| found != name && stem(found).is_some() && stem(found) == stem(name)))
 }
 
-/// The bytes where the name begins (ELF-64, little-endian: System V ABI, chapter 5).
+/// Return the bytes from the start of the name (little-endian ELF-64: System V ABI, chapter 5).
 fn text<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>, size: u64) -> Result<Option<Vec<u8>>, E> {
     let Some(header) = part(0, 64)?.filter(|header| header.starts_with(b"\x7fELF\x02\x01")) else {
         return Ok(None);
@@ -35,7 +35,7 @@ fn text<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>, size: 
     let Some(table) = part(start, each.saturating_mul(count))?.filter(|_| each >= 56 && count <= MOST_HEADERS) else {
         return Ok(None);
     };
-    // Type, position in the file, address, length in the file.
+    // Each segment has a type, a position in the file, an address, and a length in the file.
     let segment = |index: u64| {
         let entry = table.get(usize::try_from(index.checked_mul(each)?).ok()?..)?;
         Some((
@@ -80,7 +80,7 @@ fn text<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>, size: 
 mod tests {
     use super::*;
 
-    /// A library whose strings are at address 0x1000 and at 0x200 in the file.
+    /// Build a library whose string table has the address 0x1000 and the file position 0x200.
     fn library(soname: &str) -> Vec<u8> {
         let mut bytes = vec![0_u8; 0x200];
         let mut put =

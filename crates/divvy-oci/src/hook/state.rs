@@ -1,48 +1,48 @@
-//! What a container runtime says of a container: its state on the hook's standard input, and the `config.json` of its bundle.
+//! The input that a container runtime provides to a hook: the container's state on standard input, and the `config.json` of its bundle.
 
 use serde::Deserialize;
 
-/// The state.
+/// The state of a container, as defined by the OCI runtime specification.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct State {
-    /// Its first process; 0 if there is none yet.
+    /// The PID of the container's first process; 0 if there is none yet.
     #[serde(default)]
     pub pid: u64,
     bundle: Option<String>,
-    /// By Docker of old.
+    /// The bundle's former name in the state, used by old versions of Docker.
     #[serde(rename = "bundlePath")]
     bundle_path: Option<String>,
 }
 
 impl State {
-    /// Reads it.
+    /// Parse the state.
     ///
     /// # Errors
-    /// What is not as the runtime specification says, and where.
+    /// The position and the reason if the state does not follow the runtime specification.
     pub fn parse(bytes: &[u8]) -> Result<State, serde_json::Error> {
         serde_json::from_str(text(bytes)?)
     }
 
-    /// The folder of the container's bundle, if it is named.
+    /// Return the directory of the container's bundle; `None` if the state does not name it.
     pub fn bundle(&self) -> Option<&str> {
         let named = self.bundle.as_deref().or(self.bundle_path.as_deref());
         named.filter(|bundle| !bundle.is_empty())
     }
 }
 
-/// As text, for which the parser is in a program once.
+/// Convert the input to text first, so that only one instance of the JSON parser is compiled into the program.
 fn text(bytes: &[u8]) -> Result<&str, serde_json::Error> {
     std::str::from_utf8(bytes).map_err(serde::de::Error::custom)
 }
 
-/// What a hook looks at in a container's configuration.
+/// The parts of a container's configuration that a hook needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The container's root, from its bundle.
+    /// The container's root directory, absolute or relative to the bundle.
     pub root: String,
-    /// Where something is mounted in it.
+    /// The destinations of the mounts, as paths in the container.
     pub mounts: Vec<String>,
-    /// Where its device nodes are in it.
+    /// The paths of the device nodes in the container.
     pub devices: Vec<String>,
 }
 
@@ -79,10 +79,10 @@ struct Mount {
 }
 
 impl Config {
-    /// Reads it.
+    /// Parse a `config.json`.
     ///
     /// # Errors
-    /// What is not as the runtime specification says, and where.
+    /// The position and the reason if the file does not follow the runtime specification.
     pub fn parse(bytes: &[u8]) -> Result<Config, serde_json::Error> {
         let said: Said = serde_json::from_str(text(bytes)?)?;
         let mounts = said.mounts.unwrap_or_default().into_iter();

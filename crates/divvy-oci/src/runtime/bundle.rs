@@ -1,8 +1,12 @@
-//! An OCI `config.json` that is edited in place (runtime-spec 1.3): what is not touched stays as it was, to the byte, whatever its fields are.
+//! An OCI `config.json` that is edited in place (runtime-spec 1.3). Everything that is not edited stays the same, byte for byte, including
+//! unknown fields.
 //!
-//! The order of edits is CDI's (specification 1.1.0, `pkg/cdi/container-edits.go`): a variable is replaced where it stands or appended; a device
-//! node of the same path is replaced, with a rule for the device cgroup; mounts to the same place are replaced, and all mounts are put parents
-//! first; hooks and groups are appended.
+//! The edits follow CDI (specification 1.1.0, `pkg/cdi/container-edits.go`):
+//!
+//! - An environment variable is replaced at its position, or appended.
+//! - A device node replaces one with the same path, and the device cgroup gets a rule for it.
+//! - A mount replaces mounts with the same destination. Afterwards all mounts are sorted so that parents come first.
+//! - Hooks and groups are appended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,41 +21,41 @@ use thiserror::Error as ThisError;
 use super::request::Container;
 use divvy_cdi::{DeviceNode, Edits};
 
-/// What can be wrong with a `config.json`, or with what is put into it.
+/// An error in a `config.json`, or in the edits that are applied to it.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// Not JSON, or not of the runtime specification's shape.
+    /// The text is not JSON, or does not follow the OCI runtime specification.
     #[error("config.json: {at}: {source}")]
     Shape {
-        /// Which part.
+        /// The part of the file, such as `linux.resources.devices`.
         at: String,
-        /// What was found.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// A device node that is not there, or no device.
+    /// A device node does not exist, or is not a device.
     #[error("device node {path}: {text}")]
     Device {
-        /// On the machine.
+        /// The node's path on the host.
         path: String,
-        /// What was found.
+        /// The problem, in words.
         text: String,
     },
 }
 
-/// A device of the machine, as `lstat` tells it.
+/// A device node of the host, as `lstat` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Device {
-    /// `c` or `b`, or `p` for a pipe.
+    /// `c` for a character device, `b` for a block device, `p` for a named pipe.
     pub kind: char,
-    /// Major number.
+    /// The major number.
     pub major: u32,
-    /// Minor number.
+    /// The minor number.
     pub minor: u32,
-    /// Permission bits.
+    /// The permission bits.
     pub mode: u32,
 }
 
-/// A JSON object whose members stay as they were written.
+/// A JSON object that keeps the text and the order of its members.
 #[derive(Debug, Clone, Default)]
 struct Object(Vec<(String, Box<RawValue>)>);
 
@@ -88,7 +92,8 @@ impl Serialize for Object {
 }
 
 impl Object {
-    /// A member. Of several of one name the last counts, as for Go's decoder, which engines and runc use.
+    /// Parse a member; the default if it is missing or null. If several members have the same name, the last counts, as in Go's decoder, which
+    /// engines and runc use.
     fn read<T: DeserializeOwned + Default>(&self, key: &str, at: &str) -> Result<T, Error> {
         let Some((_, raw)) = self.0.iter().rev().find(|(name, _)| name == key) else {
             return Ok(T::default());
@@ -122,7 +127,7 @@ impl Object {
     }
 }
 
-/// NVIDIA's prestart hook, and what it was called once: programs of either name are looked for by engines.
+/// The name of NVIDIA's prestart hook, and its former name. Engines search for programs with either name.
 pub const LEGACY_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
 
 /// A container's `config.json`.
@@ -160,10 +165,10 @@ struct Place {
 }
 
 impl Bundle {
-    /// Reads it.
+    /// Parse the text of a `config.json`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if it is not an object.
+    /// [`Error::Shape`] if the text is not a JSON object.
     pub fn parse(text: &str) -> Result<Bundle, Error> {
         let all = serde_json::from_str(text).map_err(|source| Error::Shape {
             at: "the file".to_owned(),
@@ -172,31 +177,31 @@ impl Bundle {
         Ok(Bundle { all })
     }
 
-    /// As text: members that were not edited as they were written.
+    /// Return the text of the file. Members that were not edited keep their text.
     pub fn text(&self) -> String {
         serde_json::to_string(&self.all).expect("an object of raw values can be written")
     }
 
-    /// The container's root, absolute or from the bundle's folder.
+    /// Return the path of the container's root directory: absolute, or relative to the bundle's directory.
     ///
     /// # Errors
-    /// [`Error::Shape`], where there is none, too.
+    /// [`Error::Shape`] if the path is missing or invalid.
     pub fn root(&self) -> Result<String, Error> {
         let root: Object = self.all.read("root", "")?;
         let path: String = root.read("path", "root.")?;
         match path.is_empty() {
             true => Err(Error::Shape {
                 at: "root.path".to_owned(),
-                source: serde::de::Error::custom("it is not there"),
+                source: serde::de::Error::custom("it is missing"),
             }),
             false => Ok(path),
         }
     }
 
-    /// What decides about its devices.
+    /// Return the parts of the configuration that decide about the container's devices.
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`Error::Shape`] if a part does not follow the runtime specification.
     pub fn container(&self) -> Result<Container, Error> {
         let process: Process = self.all.read("process", "")?;
         let mounts: Vec<Place> = self.all.read("mounts", "")?;
@@ -205,7 +210,7 @@ impl Bundle {
             .and_then(|capabilities| capabilities.bounding)
             .unwrap_or_default();
         let annotations: BTreeMap<String, String> = self.all.read("annotations", "")?;
-        // What CRI-O and podman find in a folder of hooks they put into containers that nobody asked a GPU for; Docker has no such folder.
+        // CRI-O and podman add the hooks of a hooks directory to containers for which no one requested a GPU. Docker has no such directory.
         let of_docker = !annotations
             .keys()
             .any(|key| key.starts_with("io.kubernetes.") || key == "io.container.manager");
@@ -223,10 +228,10 @@ impl Bundle {
         hooks.read("prestart", "hooks.")
     }
 
-    /// Drops the prestart hooks of NVIDIA's legacy runtime, which would inject a second time. Whether there were any.
+    /// Remove NVIDIA's legacy prestart hooks, which would add the devices a second time. Return whether there were any.
     ///
     /// # Errors
-    /// [`Error::Shape`].
+    /// [`Error::Shape`] if the hooks do not follow the runtime specification.
     pub fn remove_legacy_hooks(&mut self) -> Result<bool, Error> {
         let prestart = self.prestart()?;
         let left: Vec<&Box<RawValue>> = prestart.iter().filter(|hook| !is_legacy(hook)).collect();
@@ -239,10 +244,10 @@ impl Bundle {
         Ok(true)
     }
 
-    /// Applies the edits of the devices that the container gets. `look` tells what is at a path of the machine.
+    /// Apply the edits of the devices that the container gets. `look` returns the device node at a path of the host, or an error text.
     ///
     /// # Errors
-    /// What does not fit; the bundle is to be dropped then.
+    /// [`Error`] if an edit cannot be applied. The bundle may then be partly edited, so the caller must discard it.
     pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<Device, String>) -> Result<(), Error> {
         let process: Process = self.all.read("process", "")?;
         self.environment(&edits.env)?;
@@ -380,12 +385,12 @@ impl Bundle {
 
 fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
     serde_json::value::to_raw_value(value).map_err(|source| Error::Shape {
-        at: "what is added".to_owned(),
+        at: "the edits".to_owned(),
         source,
     })
 }
 
-/// Each with the path that it is for, which is read once: a driver has a hundred mounts.
+/// Pair each entry with its path. The path is parsed only once, because a driver has about a hundred mounts.
 fn with_paths(all: Vec<Box<RawValue>>, key: &str) -> Vec<(Option<String>, Box<RawValue>)> {
     all.into_iter().map(|raw| (path_of(&raw, key), raw)).collect()
 }
@@ -405,12 +410,12 @@ fn is_legacy(hook: &RawValue) -> bool {
     LEGACY_HOOKS.contains(&name)
 }
 
-/// Components of a path.
+/// Count the components of a path.
 fn parts(path: &str) -> usize {
     path.split('/').filter(|part| !part.is_empty() && *part != ".").count()
 }
 
-/// The device as the container has it, and what its cgroup is to allow.
+/// Return the device node for the container's configuration, and the rule for its device cgroup.
 fn in_container(
     node: &DeviceNode,
     user: &User,
@@ -435,7 +440,10 @@ fn in_container(
             .filter(|kind| *kind != "u" || found.kind != 'c')
             .filter(|kind| *kind != found.kind.to_string())
         {
-            return Err(wrong(format!("the CDI spec says type {kind:?}, and it is {:?}", found.kind)));
+            return Err(wrong(format!(
+                "the CDI spec has type {kind:?}, but the node has {:?}",
+                found.kind
+            )));
         }
         kind.get_or_insert_with(|| found.kind.to_string());
         (major, minor) = (Some(i64::from(found.major)), Some(i64::from(found.minor)));

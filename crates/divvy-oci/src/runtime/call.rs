@@ -1,39 +1,39 @@
-//! The command line of an OCI runtime, as runc and crun read it.
+//! The command line of an OCI runtime, parsed as runc and crun parse it.
 //!
-//! Only what decides whether a container is created is understood; everything is handed on as it came. NVIDIA's runtime looks for the word
-//! `create` anywhere, so that `delete create` (of a container by that name) fails, and `run` goes by without devices: here the command is the
-//! first word that is neither a global flag nor a flag's value.
+//! The parser understands only what it needs to recognize that a container is created. The real runtime receives all arguments unchanged.
+//! NVIDIA's runtime searches for `create` among all arguments: `delete create` (of a container named `create`) fails there, and `run` adds
+//! no devices. Here the command is the first argument that is neither a global flag nor the value of one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 
 use thiserror::Error as ThisError;
 
-/// What is wrong with a command line.
+/// An error in a command line.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// `--bundle` is the last word.
+    /// `--bundle` is the last argument.
     #[error("bundle option requires an argument")]
     NoBundle,
 }
 
-/// What the runtime was called for.
+/// One call of the runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Call {
-    /// `create` or `run`: a container is made from a bundle.
+    /// Whether the command is `create` or `run`, so that the call creates a container from a bundle.
     pub creates: bool,
-    /// Where the bundle lies; the current folder if it is not said.
+    /// The bundle's directory, as given; the current directory if `None`.
     pub bundle: Option<OsString>,
-    /// `--version`, `-v`, in place of a command.
+    /// Whether `--version` or `-v` stands before a command.
     pub version: bool,
-    /// `--log FILE`: where runc says what went wrong. Engines read it when a container could not be created.
+    /// The file of `--log FILE`, to which runc writes its errors. Container engines read it when a container could not be created.
     pub log: Option<OsString>,
-    /// `--log-format json`.
+    /// Whether `--log-format` is `json`.
     pub log_is_json: bool,
 }
 
-/// Global flags of runc (`--criu`, `--rootless`, ...) and crun (`--cgroup-manager`) with a value that may be a word of its own; `--bundle` in front of
-/// the command is an error of the caller's, and its value no command.
+/// Global flags of runc (`--criu`, `--rootless`, ...) and crun (`--cgroup-manager`) whose value may be a separate argument. `--bundle` before
+/// the command is the caller's error; it is listed so that its value is not taken for the command.
 const WITH_VALUE: [&str; 8] = [
     "bundle",
     "b",
@@ -44,14 +44,14 @@ const WITH_VALUE: [&str; 8] = [
     "rootless",
     "cgroup-manager",
 ];
-/// Flags of `create` and `run` with such a value.
+/// Flags of `create` and `run` whose value may be a separate argument.
 const WITH_VALUE_AFTER: [&str; 4] = ["console-socket", "pid-file", "preserve-fds", "keep-preserved-fds"];
 
 impl Call {
-    /// Reads the words after the program's name.
+    /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// [`Error::NoBundle`].
+    /// [`Error::NoBundle`] if `--bundle` has no value.
     pub fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<Call, Error> {
         let mut call = Call::default();
         let mut words = words.iter().map(AsRef::as_ref);
@@ -76,7 +76,7 @@ impl Call {
     }
 }
 
-/// The last `--bundle` of the words after `create`.
+/// Return the value of the last `--bundle` after `create`.
 fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsString>, Error> {
     let mut bundle = None;
     while let Some(word) = words.next() {
@@ -92,7 +92,7 @@ fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsStr
     Ok(bundle)
 }
 
-/// The name of a flag (`-name`, `--name`, as Go's flag packages take both) and its value after `=`.
+/// Split a flag into its name and its value after `=`. `-name` and `--name` are the same, as for Go's `flag` package. `None` for any other argument.
 fn flag(word: &OsStr) -> Option<(&[u8], Option<&OsStr>)> {
     let name = word.as_bytes().strip_prefix(b"-")?;
     let name = name.strip_prefix(b"-").unwrap_or(name);
@@ -152,7 +152,7 @@ mod tests {
         assert!(Call::parse(&["--version"]).expect("understood").version);
         assert!(
             !Call::parse(&["exec", "--version"]).expect("understood").version,
-            "that is for the command"
+            "after the command the flag belongs to the command"
         );
     }
 }

@@ -1,6 +1,7 @@
-//! NVIDIA's `config.toml` as a text that is edited: `nvidia-ctk config`.
+//! Edits of the text of NVIDIA's `config.toml`, as by `nvidia-ctk config`.
 //!
-//! What is not set stays as it is, comments too; a setting that is there as a comment (`#no-cgroups = false`) is put in its place.
+//! Settings that are not named stay as they are, and so do comments. If the file has a setting as a comment (`#no-cgroups = false`), the new
+//! value replaces that comment.
 
 use std::fmt::Write as _;
 
@@ -9,14 +10,14 @@ use toml_edit::{Array, DocumentMut, Item, Table, Value};
 
 use super::settings::{self, Settings};
 
-/// The file that says what is assumed without one: the lines of NVIDIA's tool, with the values of [`Settings::default`].
+/// Return a file that spells out the defaults: the lines that NVIDIA's tool prints, with the values of [`Settings::default`].
 ///
-/// A line that begins with `#` and a key is an example of what is not set. `set` puts a value in its place.
+/// A line that begins with `#` and a key is an example of a setting that is not set. [`set`] replaces such a line.
 pub fn assumed(ldconfig: &str) -> String {
     let settings = Settings::default();
     let text = |value: &str| Value::from(value).to_string();
     let list = |values: &[String]| Value::from(values.iter().map(String::as_str).collect::<Array>()).to_string();
-    // Where nothing is set, an example.
+    // An optional setting that is not set becomes a commented example.
     let optional = |key: &str, value: Option<Value>, example: &str| match value {
         Some(value) => format!("{key} = {}", value.to_string().trim()),
         None => format!("#{key} = {example}"),
@@ -38,7 +39,7 @@ pub fn assumed(ldconfig: &str) -> String {
         cli,
         cuda_compat_mode,
         skip_mode_detection,
-        // NVIDIA's tool does not write these.
+        // NVIDIA's tool does not print these.
         no_imex_creation: _,
         ignore_imex: _,
         no_additional_groups: _,
@@ -49,11 +50,11 @@ pub fn assumed(ldconfig: &str) -> String {
     let swarm = (!swarm_resources.is_empty()).then(|| Value::from(swarm_resources.join(",")));
     let blocks = [
         vec![
-            "# Lines without # are what divvy-runtime assumes where they are missing. Lines with # are examples of what can be set.".to_owned(),
+            "# Lines without # are the defaults of divvy-runtime. Lines with # are examples of other settings.".to_owned(),
             String::new(),
             format!("#accept-nvidia-visible-devices-as-volume-mounts = {accept_mounts}"),
-            "# If this is not set, NVIDIA_VISIBLE_DEVICES counts in an unprivileged container only where docker run --gpus wrote it.".to_owned(),
-            "# false: it never counts there. true: it always counts, so that an image can take every GPU of the machine.".to_owned(),
+            "# If this is not set, NVIDIA_VISIBLE_DEVICES counts in an unprivileged container only if docker run --gpus wrote it.".to_owned(),
+            "# false: it never counts there. true: it always counts, so an image can take every GPU of the machine.".to_owned(),
             optional(
                 "accept-nvidia-visible-devices-envvar-when-unprivileged",
                 accept_environment.map(Value::from),
@@ -90,7 +91,7 @@ pub fn assumed(ldconfig: &str) -> String {
             format!("spec-dirs = {}", list(spec_dirs)),
         ],
         vec![
-            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "# Only NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
             "[nvidia-container-runtime.modes.csv]".to_owned(),
             "mount-spec-path = \"/etc/nvidia-container-runtime/host-files-for-container.d\"".to_owned(),
         ],
@@ -100,12 +101,12 @@ pub fn assumed(ldconfig: &str) -> String {
         ],
         vec![
             "[nvidia-container-runtime-hook]".to_owned(),
-            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "# Only NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
             "path = \"nvidia-container-runtime-hook\"".to_owned(),
             format!("skip-mode-detection = {skip_mode_detection}"),
         ],
         vec![
-            "# NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
+            "# Only NVIDIA's programs read this; divvy-runtime does not.".to_owned(),
             "[nvidia-ctk]".to_owned(),
             "path = \"nvidia-ctk\"".to_owned(),
         ],
@@ -114,29 +115,29 @@ pub fn assumed(ldconfig: &str) -> String {
     blocks.join("\n")
 }
 
-/// Why a setting cannot be set.
+/// An error that prevents changing a setting.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// The file.
-    #[error("it is no TOML, and stays as it is: {0}")]
+    /// The file is not TOML.
+    #[error("it is not valid TOML and stays as it is: {0}")]
     Toml(#[from] toml_edit::TomlError),
-    /// An option, in NVIDIA's words.
+    /// An option of `--set` is wrong; the text is NVIDIA's.
     #[error("invalid --set option {option}: {why}")]
     Option {
-        /// As it was given.
+        /// The option as the user typed it.
         option: String,
-        /// What is wrong with it.
+        /// The reason, without a full stop.
         why: String,
     },
-    /// What the runtime would refuse, so that no container would start.
+    /// The runtime would refuse the changed file, so that no container would start.
     #[error("divvy-runtime would refuse the file: {0}")]
     Refused(settings::Error),
-    /// A table's name has a value, or a value's name is a table.
-    #[error("{0} is not a table in the file, and has to be one")]
+    /// A name that must be a table has a plain value in the file.
+    #[error("{0} is not a table in the file, but it must be one")]
     NoTable(String),
 }
 
-/// What a setting is.
+/// The type of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Truth,
@@ -145,7 +146,7 @@ enum Kind {
     Table,
 }
 
-/// All settings of NVIDIA's programs and of this runtime, by table.
+/// All settings of NVIDIA's programs and of this runtime, grouped by table.
 const KNOWN: [(&str, &[(&str, Kind)]); 11] = [
     (
         "",
@@ -223,15 +224,15 @@ const KNOWN: [(&str, &[(&str, Kind)]); 11] = [
     ("nvidia-ctk", &[("path", Kind::Text)]),
 ];
 
-/// The text with these options (`key=value`, or the key alone of what is true or false) set in it, in their order.
+/// Return the text with these options applied in order. An option is `key=value`; for a boolean, `key` without a value means true.
 ///
 /// # Errors
-/// See [`Error`]; no option is set then.
+/// See [`Error`]. On an error no option is applied.
 pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
-    // A byte order mark belongs to the file and to no line; toml_edit drops it.
+    // toml_edit drops a byte order mark. Keep it aside and put it back at the end.
     let (mark, text) = text.strip_prefix('\u{feff}').map_or(("", text), |rest| ("\u{feff}", rest));
     let mut after = text.to_owned();
-    // What is broken already is to be mended piece by piece.
+    // A file that the runtime already refuses may be repaired one setting at a time, so only a file that was fine must stay fine.
     let was_fine = Settings::parse(text).is_ok();
     let mut document: DocumentMut = text.parse()?;
     for option in options {
@@ -244,7 +245,7 @@ pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
                 document.to_string()
             }
         };
-        // So that the same once more is the same file.
+        // Without a final newline a second run with the same options would change the file again.
         if !after.ends_with('\n') {
             after.push('\n');
         }
@@ -277,7 +278,7 @@ fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
             let parts = text()?.split([',', ':']).map(str::trim).filter(|part| !part.is_empty());
             Value::from(parts.collect::<Array>())
         }
-        // As Go's strconv.ParseBool.
+        // The values that Go's strconv.ParseBool accepts.
         Kind::Truth => match value {
             None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Value::from(true),
             Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Value::from(false),
@@ -287,18 +288,18 @@ fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
     Ok((table, key, value))
 }
 
-/// Table, key and kind of a dotted path; else the part of it that nobody knows.
+/// Return the table, key, and kind of a dotted path. The error is the first part of the path that is unknown.
 fn known(path: &str) -> Result<(&'static str, &'static str, Kind), &str> {
     if let Some((table, _)) = KNOWN.iter().find(|(table, _)| *table == path && !path.is_empty()) {
         return Ok((*table, "", Kind::Table));
     }
     let (of_table, name) = path.rsplit_once('.').unwrap_or(("", path));
     let Some((table, keys)) = KNOWN.iter().find(|(table, _)| *table == of_table) else {
-        // The first part that leads nowhere.
+        // Find the first part that does not lead to a table.
         let mut so_far = String::new();
         for part in path.split('.') {
             let dot = if so_far.is_empty() { "" } else { "." };
-            // Writing to a text does not fail.
+            // Writing to a String cannot fail.
             let _ = write!(so_far, "{dot}{part}");
             if !KNOWN.iter().any(|(table, _)| *table == so_far) {
                 return Err(part);
@@ -310,7 +311,7 @@ fn known(path: &str) -> Result<(&'static str, &'static str, Kind), &str> {
     key.map(|(key, kind)| (*table, *key, *kind)).ok_or(name)
 }
 
-/// The text with the comment `#key = …` of the table replaced, if there is one.
+/// Return the text with the comment `#key = …` in the table replaced; `None` if the table has no such comment, or already has the key.
 fn uncommented(text: &str, table: &str, key: &str, value: &Value) -> Option<String> {
     if table_of(&text.parse().ok()?, table).is_some_and(|table| table.contains_key(key)) {
         return None;
@@ -332,7 +333,7 @@ fn uncommented(text: &str, table: &str, key: &str, value: &Value) -> Option<Stri
     None
 }
 
-/// Whether the text is TOML in which the setting has this value.
+/// Report whether the text is TOML in which the setting has this value. A commented line inside a multi-line string fails this check.
 fn says(text: &str, table: &str, key: &str, value: &Value) -> bool {
     let document: Result<DocumentMut, _> = text.parse();
     document.is_ok_and(|document| {
@@ -354,7 +355,7 @@ fn insert(document: &mut DocumentMut, path: &str, key: &str, value: Value) -> Re
     let parts: Vec<&str> = path.split('.').filter(|part| !part.is_empty()).collect();
     for (at, part) in parts.iter().enumerate() {
         let mut new = Table::new();
-        // `[a.b]` says that there is an `[a]`.
+        // `[a.b]` implies `[a]`, so the parents need no header of their own.
         new.set_implicit(at + 1 < parts.len());
         let item = table.entry(part).or_insert(Item::Table(new));
         table = item
@@ -363,7 +364,7 @@ fn insert(document: &mut DocumentMut, path: &str, key: &str, value: Value) -> Re
     }
     match table.get_mut(key).and_then(Item::as_value_mut) {
         Some(there) => {
-            // A comment behind the value stays where it is.
+            // Keep a comment that follows the value.
             let decor = there.decor().clone();
             *there = value;
             *there.decor_mut() = decor;

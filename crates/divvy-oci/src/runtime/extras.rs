@@ -1,16 +1,18 @@
-//! What a container asks for beside GPUs (research/container-toolkit.md section 1.7, "Other variables").
+//! What a container requests besides GPUs: GPUDirect Storage, RDMA, GDRCopy, NVSwitch, and IMEX channels, by the environment variables of
+//! NVIDIA's Container Toolkit.
 
 use super::legacy;
 use super::request::{Container, imex_by_mount};
 use super::settings::Settings;
 use divvy_cdi::generate::{Channels, Extras};
 
-/// Reads it from the container's variables and mounts; and what of it is not taken, in sentences.
+/// Read the request from the container's environment variables and mounts. Return what is granted, and one sentence for each thing that is
+/// ignored.
 ///
-/// Variables count as they do for GPUs: not in an unprivileged container where the settings say so.
+/// The variables follow the rule for GPUs: in an unprivileged container they count only if the settings accept its environment.
 ///
 /// # Errors
-/// [`legacy::Error::Imex`]
+/// [`legacy::Error::Imex`] if an IMEX channel is not a valid number.
 pub fn extras(container: &Container, settings: &Settings) -> Result<(Extras, Vec<String>), legacy::Error> {
     let enabled = |name: &&str| container.variable(name) == Some("enabled");
     let mut asked: Vec<&str> = ["NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH"]

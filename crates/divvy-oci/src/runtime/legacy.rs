@@ -1,8 +1,8 @@
-//! What `nvidia-container-cli` is called with, for mode `legacy`: as NVIDIA's hook calls it (research of toolkit 1.20.0, recorded with a program
-//! that prints its words).
+//! The arguments of `nvidia-container-cli` in mode `legacy`. They are those that NVIDIA's hook passes (toolkit 1.20.0, recorded with a program
+//! that prints its arguments).
 //!
-//! The words are settled when the container is created, from its environment and the settings; its process number and its root are only known
-//! when its namespaces are made, and are added then by a prestart hook (`divvy-hook legacy`).
+//! Most arguments follow from the container's environment and the settings, and are fixed when the container is created. The container's PID
+//! and root are known only once its namespaces exist: a prestart hook (`divvy-hook legacy`) appends them.
 
 use thiserror::Error as ThisError;
 
@@ -10,39 +10,37 @@ use super::request::{Container, VISIBLE_DEVICES, Wanted, imex_by_mount, is_legac
 use super::require;
 use super::settings::Settings;
 
-/// Why it cannot be called.
+/// A reason not to call `nvidia-container-cli`.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// `NVIDIA_DRIVER_CAPABILITIES`; NVIDIA's own sentence.
+    /// `NVIDIA_DRIVER_CAPABILITIES` has unsupported capabilities. The text is NVIDIA's.
     #[error("unsupported capabilities found in '{asked}' (allowed '{allowed}')")]
     Capabilities {
-        /// What the container says.
+        /// The variable's value, shortened.
         asked: String,
-        /// What of it is supported.
+        /// The supported part of the value.
         allowed: String,
     },
-    /// MIG devices are configured by privileged containers only.
+    /// An unprivileged container requests to configure or monitor MIG devices. The text is NVIDIA's.
     #[error("cannot set {0} in non privileged container")]
     Unprivileged(&'static str),
-    /// A device's name that neither index nor UUID nor PCI address is.
-    #[error(
-        "the container asks for a GPU by the name {0:?} in {VISIBLE_DEVICES}; an index (0), a UUID (GPU-...), all or none is one"
-    )]
+    /// A device name that is neither an index nor a UUID nor a PCI address.
+    #[error("the container requests a GPU named {0:?} in {VISIBLE_DEVICES}; use an index (0), a UUID (GPU-...), all, or none")]
     Device(String),
-    /// `CUDA_VERSION`
+    /// `CUDA_VERSION` is not a version.
     #[error(transparent)]
     Require(#[from] require::Error),
-    /// `NVIDIA_IMEX_CHANNELS`
-    #[error("the container asks for the IMEX channel {0:?} (NVIDIA_IMEX_CHANNELS); channels have numbers from 0 to 1048575")]
+    /// `NVIDIA_IMEX_CHANNELS` names a channel that cannot exist.
+    #[error("the container requests the IMEX channel {0:?} (NVIDIA_IMEX_CHANNELS); use channel numbers from 0 to 1048575")]
     Imex(String),
 }
 
-/// The channels that a container asks for.
+/// The environment variable that lists the IMEX channels that a container requests.
 pub(super) const IMEX: &str = "NVIDIA_IMEX_CHANNELS";
-/// Channels of IMEX that a driver can have.
+/// The largest number of IMEX channels that a driver can have.
 const IMEX_CHANNELS: u32 = 1 << 20;
 
-/// The words after the program's name, without `--pid` and the root; none if the container wants nothing.
+/// Return the arguments after the program's name, without `--pid` and the root.
 ///
 /// # Errors
 /// See [`Error`].
@@ -64,7 +62,7 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
     words.extend(set("ldcache", cli.ldcache.as_deref()));
     words.extend(set("user", cli.user.as_deref()));
     words.push("configure".to_owned());
-    // A hook of its own does that: [`compat_hook`].
+    // With "hook" a separate hook enables the compatibility libraries: see `compat_hook`.
     let compat = match settings.cuda_compat_mode.as_str() {
         "hook" => "disabled",
         mode => mode,
@@ -83,18 +81,18 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
         }
         words.extend(set(name, value));
     }
-    // The program takes numbers alone, and NVIDIA's hook leaves `all` out.
+    // The program accepts only numbers, so NVIDIA's hook omits the whole list if it contains `all`.
     let channels = imex(container, settings)?.filter(|list| list.split(',').all(|channel| channel != "all"));
     words.extend(set("imex-channel", channels.as_deref()));
     let capabilities = capabilities(container, settings)?;
     words.extend(capabilities.iter().map(|name| format!("--{name}")));
-    // The program itself judges them.
+    // The program evaluates the requirements itself.
     let requirements = require::expressions(container, settings)?;
     words.extend(requirements.iter().map(|text| format!("--require={text}")));
     Ok(words)
 }
 
-/// Whether `divvy-hook enable-cuda-compat` is to be called for the container beside the program: `cuda-compat-mode = "hook"`.
+/// Report whether the container needs the hook `divvy-hook enable-cuda-compat` in addition to the program (`cuda-compat-mode = "hook"`).
 pub fn compat_hook(settings: &Settings) -> bool {
     settings.cuda_compat_mode == "hook" && !settings.no_compat_hook
 }
@@ -105,7 +103,7 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
         Wanted::DriverOnly | Wanted::Nothing => return Ok(None),
         Wanted::Devices(names) => names,
     };
-    // An index, 0:1, GPU-…, MIG-GPU-…/0/0, 00000000:06:00.0
+    // Examples: 0, 0:1, GPU-…, MIG-GPU-…/0/0, 00000000:06:00.0
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
     let wrong = |name: &&String| name.len() > 100 || name.starts_with('-') || !name.chars().all(allowed);
     match names.iter().find(wrong) {
@@ -114,7 +112,8 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
     }
 }
 
-/// The IMEX channels that are asked for, in the words of `nvidia-container-cli`.
+/// Return the requested IMEX channels as a comma-separated list for `nvidia-container-cli`; `None` if none is requested or the settings
+/// ignore them.
 pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
     let mounted = imex_by_mount(container, settings);
     let list = container.variable(IMEX).unwrap_or_default();

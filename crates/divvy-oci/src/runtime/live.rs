@@ -1,4 +1,4 @@
-//! A CDI spec of this moment's GPUs, which is written nowhere: mode `jit-cdi`.
+//! A CDI spec of the GPUs that the driver reports now, kept only in memory: mode `jit-cdi`.
 
 use divvy_model::MigDevice;
 use serde::Deserialize;
@@ -10,24 +10,26 @@ use divvy_cdi::{Found, Registry};
 use divvy_host::Tree;
 use divvy_host::plain_line;
 
-/// The kind of its devices, as NVIDIA's runtime calls them: no file of a machine has it, so nothing stale is taken by mistake.
+/// The CDI kind of the devices, named as in NVIDIA's runtime. No spec file uses this kind, so a stale device is never used by mistake.
 pub const KIND: &str = "runtime.nvidia.com/gpu";
 const VENDOR: &str = "runtime.nvidia.com";
-/// What stands in place of a file's path.
-const PLACE: &str = "the GPUs of this moment";
+/// The name that messages show instead of a spec file's path.
+const PLACE: &str = "the GPUs that the driver reports now";
 
-/// Why there is no spec.
+/// A reason why no spec could be made.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// What was read is no snapshot.
-    #[error("divvy-probe gave what is no list of GPUs: {0}; is it of the same version as divvy-runtime?")]
+    /// The probe's output is not a snapshot.
+    #[error(
+        "the output of divvy-probe is not a list of GPUs: {0}; check that divvy-probe and divvy-runtime have the same version"
+    )]
     Snapshot(String),
-    /// The driver's files and nodes make none.
+    /// A spec cannot be generated from the driver's files and device nodes.
     #[error(transparent)]
     Generate(#[from] generate::Error),
 }
 
-/// What `divvy-probe --once` prints, as far as a spec needs it.
+/// The part of the output of `divvy-probe --once` that a spec needs.
 #[derive(Debug, Deserialize)]
 struct Snapshot {
     v: u32,
@@ -51,7 +53,7 @@ struct Gpu {
     cc: String,
     #[serde(default)]
     brand: Option<String>,
-    /// Whether it is on now, and after a reset.
+    /// Whether MIG is enabled now, and whether it is enabled after a reset.
     #[serde(default)]
     mig: Option<(bool, bool)>,
     #[serde(default)]
@@ -66,19 +68,19 @@ struct Unreadable {
     error: String,
 }
 
-/// What the machine has at this moment.
+/// The machine's current devices.
 #[derive(Debug)]
 pub struct Live {
-    /// The devices.
+    /// The devices, all of kind [`KIND`].
     pub registry: Registry,
-    /// Of the driver and the GPUs.
+    /// What is known about the driver and the GPUs.
     pub facts: Facts,
-    /// What somebody should know about them, in sentences.
+    /// Sentences for the log, for example about omitted GPUs.
     pub notes: Vec<String>,
 }
 
-/// The devices, and what is known of them. `driver_root` is `/`, or where a driver container's root is mounted; `extras` is what
-/// each device has beside a GPU.
+/// Return the devices in a probe's output, and what is known about them. `driver_root` is `/` or the mount point of a driver container's root.
+/// Every device also has the `extras`.
 ///
 /// # Errors
 /// See [`Error`].
@@ -89,7 +91,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         Err(error) => return refuse(error.to_string()),
     };
     if snapshot.v != 1 {
-        return refuse(format!("its version is {}, and 1 is understood", snapshot.v));
+        return refuse(format!("its version is {}, but only version 1 is supported", snapshot.v));
     }
     let options = Options {
         driver_root: driver_root.to_owned(),
@@ -139,7 +141,7 @@ fn facts(driver: &str, cuda: &str, gpus: &[Gpu]) -> Facts {
     if !cuda.is_empty() {
         facts.cuda = Some(cuda.to_owned());
     }
-    // Of GPUs that are not alike, the one that the container gets may be either.
+    // The container may get any of the GPUs, so a property is known only if all GPUs share it.
     let alike = |what: fn(&Gpu) -> Option<&str>| {
         let first = what(gpus.first()?)?;
         gpus.iter().all(|gpu| what(gpu) == Some(first)).then(|| first.to_owned())

@@ -1,127 +1,114 @@
-//! From what a container asks for to the CDI devices that it gets.
+//! The step from a container's request to the CDI devices that it gets.
 
 use std::collections::BTreeMap;
 
 use divvy_model::GrantRecord;
 use thiserror::Error as ThisError;
 
+pub use super::devices::Plan;
 use super::request::{Container, Request, Wanted};
 use super::settings::{Mode, Settings};
 use super::{legacy, live};
 use divvy_cdi::{self as cdi, Edits, FoundDevice, QualifiedName, Registry, Unresolved};
 
-/// Why a container cannot have what it asks for.
+/// A reason why a container cannot get what it requests.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// No spec has them.
+    /// No CDI spec describes some of the devices. The text is NVIDIA's, plus a hint.
     #[error(
         "could not apply required modification to OCI specification: error modifying OCI spec: failed to inject CDI devices: {unresolved}; {hint}"
     )]
     Unresolved {
-        /// Which.
+        /// The names of the missing devices.
         unresolved: Unresolved,
-        /// What to do.
+        /// Advice: which devices exist, or which command to run.
         hint: String,
     },
-    /// It cannot be the name of a device.
+    /// A requested name cannot be the name of a device.
     #[error(
-        "the container asks for a device by the name {0:?}; an index (0), a UUID (GPU-...), all, none or a CDI name (nvidia.com/gpu=0) is one"
+        "the container requests a device named {0:?}; use an index (0), a UUID (GPU-...), all, none, or a CDI name (nvidia.com/gpu=0)"
     )]
     Name(String),
-    /// Devices of this moment and devices of files.
+    /// The request mixes devices that the driver reports now with devices of spec files.
     #[error(
-        "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container asks for {0}; \
-         ask for all of them by CDI names, or for none"
+        "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container requests {0}; \
+         use CDI names for all of them, or for none"
     )]
     Mixed(String),
-    /// What `nvidia-container-cli` cannot be called for.
+    /// `nvidia-container-cli` cannot be called for this request.
     #[error(transparent)]
     Legacy(#[from] legacy::Error),
-    /// NVIDIA's hook is called where a hook is too late; its own sentence, with the mode.
+    /// NVIDIA's hook is called in a mode that must change the configuration before hooks run. The text up to the mode is NVIDIA's.
     #[error(
-        "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported in mode {mode:?}: a hook comes when \
-         the container's configuration is settled. Make divvy-runtime the engine's default runtime, which gives --gpus in every mode: sudo divvy configure \
-         docker --set-default --restart (or, once: docker run --runtime nvidia ...)"
+        "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported in mode {mode:?}: a hook runs after \
+         the container's configuration is final. Make divvy-runtime the engine's default runtime, which supports --gpus in every mode: sudo divvy configure \
+         docker --set-default --restart (or, for one container: docker run --runtime nvidia ...)"
     )]
     Hook {
-        /// `nvidia-container-runtime.mode`, or what `auto` is for this container.
+        /// The value of `nvidia-container-runtime.mode`, or the mode that `auto` selects for this container.
         mode: &'static str,
     },
-    /// Several grants for one container.
+    /// The CDI specs describe several grants for one container.
     #[error(
-        "{grants} grants are described for container {container} of pod {uid}, and one is meant to be: divvy cdi list shows their files"
+        "the CDI specs describe {grants} grants for container {container} of pod {uid}, but a container has one grant; find their files with divvy cdi list"
     )]
     Grants {
-        /// How many.
+        /// The number of grants, at least 2.
         grants: usize,
-        /// UID.
+        /// The pod's UID.
         uid: String,
-        /// Its name.
+        /// The container's name in the pod.
         container: String,
     },
 }
 
-/// What becomes of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Plan {
-    /// Its configuration is not touched.
-    LeaveAlone,
-    /// It gets these devices; with none of them, the driver's files alone.
-    Inject {
-        /// CDI names, in order.
-        devices: Vec<String>,
-        /// Kind of which the edits that are common to all devices are applied though no device is asked for.
-        driver_of: Option<String>,
-    },
-}
-
-/// What a container asks for, and what of it was not taken.
+/// A container's request, with the parts that are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// What decides about its devices.
+    /// The source of the container's devices.
     pub decides: Decides,
-    /// In sentences for a log.
+    /// Sentences for the log about ignored parts of the request.
     pub ignored: Vec<String>,
 }
 
-/// What decides about a container's devices.
+/// The source of a container's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decides {
-    /// Nobody: its configuration is not touched, and nothing has to be looked at.
+    /// None: the configuration is not changed, and no spec needs to be read.
     Nobody,
-    /// Itself: devices of the CDI specs in the spec folders.
+    /// The container's request, resolved with the CDI specs in the spec directories.
     Specs(Plan),
-    /// Itself: devices of a spec that is made now ([`super::live`]).
+    /// The container's request, resolved with a spec that is generated now ([`super::live`]).
     Live(Plan),
-    /// Itself: `nvidia-container-cli` is called for it ([`legacy::words`]).
+    /// The container's request, handled by `nvidia-container-cli` ([`legacy::words`]).
     Legacy(Wanted),
-    /// The allocation of its pod, by the CDI specs in the spec folders.
+    /// The pod's grant, found in the CDI specs in the spec directories.
     Allocation {
         /// The pod's UID.
         uid: String,
-        /// The container's name in it.
+        /// The container's name in the pod.
         container: String,
     },
 }
 
-/// Annotations by which containerd and CRI-O name a pod's container: UID of the pod, name of the container.
+/// The annotations in which containerd and CRI-O store the pod's UID and the container's name.
 const OWNERS: [(&str, &str); 2] = [
     ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.container-name"),
     ("io.kubernetes.pod.uid", "io.kubernetes.container.name"),
 ];
 
 impl Asked {
-    /// Reads a container's request.
+    /// Decide where a container's devices come from.
     ///
     /// # Errors
-    /// [`Error::Name`], [`Error::Mixed`].
+    /// [`Error::Name`] and [`Error::Mixed`].
     pub fn of(container: &Container, settings: &Settings) -> Result<Asked, Error> {
         let Request { wanted, mut ignored } = request(container, settings);
         let decides = match (settings.mode, wanted) {
             (Mode::Divvy, wanted) => {
                 if wanted != Wanted::Nothing {
                     ignored.push(
-                        "What the container asks for by itself is not looked at: in mode \"divvy\" it gets what its pod was allocated"
+                        "The container's own GPU request is ignored: in mode \"divvy\" it gets what its pod was allocated"
                             .to_owned(),
                     );
                 }
@@ -135,11 +122,11 @@ impl Asked {
     }
 }
 
-/// What NVIDIA's program is to be called for where its hook is called by itself, as by Docker's `--gpus` in front of runc; none if nothing is asked for.
-/// In mode `auto` this is `legacy` but for CDI names, as NVIDIA's hook has it.
+/// Return what NVIDIA's program must do when an engine calls the hook directly, as Docker's `--gpus` does with runc; `None` if the container
+/// requests nothing. As in NVIDIA's hook, mode `auto` acts as `legacy` unless all devices have CDI names.
 ///
 /// # Errors
-/// [`Error::Hook`]
+/// [`Error::Hook`] if the mode does not allow a direct call.
 pub fn by_hook(container: &Container, settings: &Settings) -> Result<(Option<Wanted>, Vec<String>), Error> {
     let as_legacy = Settings {
         mode: Mode::Legacy,
@@ -164,7 +151,7 @@ pub fn by_hook(container: &Container, settings: &Settings) -> Result<(Option<Wan
 
 fn request(container: &Container, settings: &Settings) -> Request {
     let request = Request::of(container, settings);
-    // As NVIDIA's: annotations count only where all that is asked for is a CDI name.
+    // As in NVIDIA's runtime, annotations count only if every requested device has a CDI name.
     let annotations_count = match (settings.mode, &request.wanted) {
         (Mode::Divvy | Mode::Cdi, _) => true,
         (Mode::Auto | Mode::JitCdi, Wanted::Devices(names)) => names.iter().all(|name| is_qualified(name)),
@@ -180,8 +167,9 @@ fn request(container: &Container, settings: &Settings) -> Request {
     Request::of(container, &without)
 }
 
-/// As NVIDIA's runtime decides: what is asked for by CDI names comes from CDI specs, the rest from the driver, now; in mode cdi the rest comes from
-/// specs, too. A default kind of another vendor is in specs only. What goes by the driver's own kind is of now in each mode.
+/// Decide between CDI specs and the driver, as NVIDIA's runtime does. Devices with CDI names come from CDI specs; other devices come from the
+/// driver, except in mode `cdi`, where they come from specs. Devices of another vendor's default kind always come from specs. Devices of kind
+/// [`live::KIND`] always come from the driver.
 fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> {
     let kind = settings.default_kind.as_str();
     let others_are_live = kind == live::KIND || settings.mode != Mode::Cdi && kind == cdi::NVIDIA_KIND;
@@ -192,7 +180,7 @@ fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> 
         });
     };
     let of_kind = |name: &str, kind: &str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('='));
-    // In mode jit-cdi nvidia.com/gpu=0 is the GPU 0 of now, too, so that nothing stale is ever taken.
+    // In mode jit-cdi, nvidia.com/gpu=0 also means the GPU that the driver reports as 0 now, so a stale spec is never used.
     let is_live = |name: &str| {
         let by_kind = of_kind(name, live::KIND) || settings.mode == Mode::JitCdi && of_kind(name, cdi::NVIDIA_KIND);
         by_kind || others_are_live && !is_qualified(name)
@@ -238,10 +226,11 @@ fn by_allocation(container: &Container) -> Decides {
     pod.unwrap_or(Decides::Nobody)
 }
 
-/// What a pod's container was allocated, by the specs of grants.
+/// Return the device that a pod's container was granted, found by the grant records in the CDI specs. A container without a grant is left
+/// unchanged.
 ///
 /// # Errors
-/// [`Error::Grants`] if several grants are described for it.
+/// [`Error::Grants`] if the specs describe several grants for the container.
 pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Plan, Error> {
     let specs = registry
         .files()
@@ -270,10 +259,10 @@ pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Pla
     }
 }
 
-/// The edits of a plan, in the order of injection.
+/// Collect the edits of a plan in the order of injection.
 ///
 /// # Errors
-/// [`Error::Unresolved`] names all devices that no spec has.
+/// [`Error::Unresolved`] with all devices that no spec describes.
 pub fn edits(plan: &Plan, registry: &Registry) -> Result<Edits, Error> {
     let Plan::Inject { devices, driver_of } = plan else {
         return Ok(Edits::default());
@@ -282,7 +271,7 @@ pub fn edits(plan: &Plan, registry: &Registry) -> Result<Edits, Error> {
     let mut all = Edits::default();
     if let Some(kind) = driver_of {
         let none = format!("{kind}=none");
-        // NVIDIA's own runtime asks for a device of that name, which no generator writes.
+        // NVIDIA's runtime requests a device of that name, although no generator writes it into a spec.
         if registry.spec_of(&none).is_some() {
             devices.push(none);
         } else {
@@ -305,7 +294,7 @@ pub fn edits(plan: &Plan, registry: &Registry) -> Result<Edits, Error> {
     Ok(all)
 }
 
-/// One list of edits after another: unlike [`Edits::merge`], the later wins, as it does in an engine.
+/// Append later edits to earlier ones. Unlike [`Edits::merge`], later edits win, as they do in a container engine.
 fn join(all: &mut Edits, later: &Edits) {
     all.env.extend(later.env.iter().cloned());
     all.device_nodes.extend(later.device_nodes.iter().cloned());
@@ -318,7 +307,7 @@ fn join(all: &mut Edits, later: &Edits) {
     }
 }
 
-/// With what is there in place of it.
+/// Build the error for missing devices, with a hint that lists the devices that exist.
 fn unresolved(unresolved: Unresolved, registry: &Registry) -> Error {
     let devices = registry.devices();
     let conflict = devices
@@ -334,10 +323,10 @@ fn unresolved(unresolved: Unresolved, registry: &Registry) -> Error {
     } else if devices.iter().any(|device| device.name.starts_with(live::KIND)) {
         format!("this machine's GPUs are {}", shortened(&devices))
     } else if devices.is_empty() {
-        "no CDI spec on this machine describes a device: divvy cdi generate --output /etc/cdi/nvidia.yaml".to_owned()
+        "no CDI spec on this machine describes a device; run divvy cdi generate --output /etc/cdi/nvidia.yaml".to_owned()
     } else {
         format!(
-            "this machine's CDI specs have {}; divvy cdi list shows where from",
+            "this machine's CDI specs have {}; find their files with divvy cdi list",
             shortened(&devices)
         )
     };

@@ -1,66 +1,67 @@
-//! Which devices a container asks for.
+//! The devices that a container requests.
 //!
-//! By annotation, by mount or by environment: the first that asks for anything is taken alone. As NVIDIA's Container Toolkit reads them, with
-//! its verified defects put right: `0,0` is `0`, a mount counts by whole path components, `none` needs no device of that name.
+//! A container can request devices by annotation, by mount, or by environment variable. In this order, the first source that requests
+//! anything decides, and the others are ignored. The rules are those of NVIDIA's Container Toolkit without its known defects: `0,0` means
+//! `0`, a mount is compared by whole path components, and `none` does not need a device of that name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::settings::{Mode, Settings};
 use divvy_cdi::QualifiedName;
 
-/// The variable that everybody knows.
+/// The environment variable that lists the requested devices.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Below which devices are asked for by mounts of `/dev/null`.
+/// The directory below which mounts of `/dev/null` request devices.
 pub const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
-/// What is looked at of a container.
+/// The parts of a container's configuration that decide about its devices.
 #[derive(Debug, Clone, Default)]
 pub struct Container {
-    /// `process.env`.
+    /// The entries of `process.env`, in order.
     pub env: Vec<String>,
     /// Source and destination of each mount.
     pub mounts: Vec<(String, String)>,
-    /// Annotations of the OCI configuration.
+    /// The annotations of the OCI configuration.
     pub annotations: BTreeMap<String, String>,
-    /// `CAP_SYS_ADMIN` in the bounding set.
+    /// Whether `CAP_SYS_ADMIN` is in the bounding set.
     pub privileged: bool,
-    /// The engine was asked for the GPUs, as Docker is by `--gpus`, and wrote [`VISIBLE_DEVICES`] itself behind what the image says: there is a hook of
-    /// NVIDIA's, and no image can bring one.
+    /// Whether the user requested the GPUs from the engine, as with Docker's `--gpus`. The engine then appends its own [`VISIBLE_DEVICES`] to
+    /// the image's variables. NVIDIA's hook in the configuration proves it, because an image cannot add a hook.
     pub by_engine: bool,
 }
 
 impl Container {
-    /// The value of a variable: the last entry counts, one without `=` is none.
+    /// Return the value of an environment variable. The last entry counts; entries without `=` are ignored.
     pub fn variable(&self, name: &str) -> Option<&str> {
         let mut pairs = self.env.iter().rev().filter_map(|entry| entry.split_once('='));
         pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
     }
 }
 
-/// What is asked for.
+/// The devices that a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// No device and no driver: it is left alone.
+    /// Neither devices nor the driver's files: the container is not changed.
     Nothing,
-    /// The driver's files, no device.
+    /// The driver's files without a device.
     DriverOnly,
     /// Every device.
     All,
-    /// These: indices, UUIDs, CDI names; as they were written, each once, in order.
+    /// Indices, UUIDs, or CDI names, as written, without duplicates, in order.
     Devices(Vec<String>),
 }
 
 /// A container's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// What it asks for.
+    /// The requested devices.
     pub wanted: Wanted,
-    /// What was not taken, in sentences for a log.
+    /// Sentences for the log about ignored parts of the request.
     pub ignored: Vec<String>,
 }
 
 impl Request {
-    /// Reads it.
+    /// Read the request from a container's configuration.
     pub fn of(container: &Container, settings: &Settings) -> Request {
         let mut ignored = Vec::new();
         let annotated = by_annotation(container, &settings.annotation_prefixes);
@@ -80,7 +81,7 @@ impl Request {
             }
         }
         let accepted = container.privileged || settings.accept_environment == Some(true);
-        // What the engine was asked for, and no variable that an image may set besides.
+        // With a request through the engine only VISIBLE_DEVICES counts. An image may set the other variables.
         let by_engine = !accepted
             && container.by_engine
             && settings.accept_environment.is_none()
@@ -102,7 +103,7 @@ impl Request {
     }
 }
 
-/// What a list of names means. The first of `all` and `none` decides; `void` anywhere asks for nothing.
+/// Interpret a list of names. `void` anywhere means nothing; otherwise the first of `all` and `none` decides.
 fn wanted(names: Vec<String>) -> Wanted {
     let mut seen = BTreeSet::new();
     let names: Vec<String> = names.into_iter().filter(|name| seen.insert(name.clone())).collect();
@@ -134,20 +135,20 @@ fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec
             Some(("cdi", name)) => match cdi_name(name) {
                 Some(name) => devices.push(name),
                 None => ignored.push(format!(
-                    "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is no name of a CDI device"
+                    "Ignoring mount \"{MOUNTS}/{device}\": {name:?} is not the name of a CDI device"
                 )),
             },
             Some(("imex", _)) if matches!(mode, Mode::Auto | Mode::JitCdi | Mode::Legacy) => {}
             Some(("imex", channel)) => ignored.push(format!(
-                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} can be had in modes \"auto\", \"jit-cdi\" and \"legacy\" only"
+                "Ignoring mount \"{MOUNTS}/{device}\": the IMEX channel {channel:?} is available in modes \"auto\", \"jit-cdi\" and \"legacy\" only"
             )),
-            _ => ignored.push(format!("Ignoring mount \"{MOUNTS}/{device}\": it names no GPU")),
+            _ => ignored.push(format!("Ignoring mount \"{MOUNTS}/{device}\": it does not name a GPU")),
         }
     }
     devices
 }
 
-/// The IMEX channels that are asked for by mounts, if mounts count.
+/// Return the IMEX channels that mounts request; nothing if the settings do not accept mounts.
 pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<String> {
     let mounted = if settings.accept_mounts {
         mounted(container)
@@ -158,7 +159,7 @@ pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<S
     channels.map(str::to_owned).collect()
 }
 
-/// What is below the folder of devices, each once.
+/// Return the paths below [`MOUNTS`] at which `/dev/null` is mounted, without duplicates.
 fn mounted(container: &Container) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let all = container.mounts.iter().filter(|(source, _)| clean(source) == "/dev/null");
@@ -169,7 +170,7 @@ fn mounted(container: &Container) -> Vec<String> {
     .collect()
 }
 
-/// `vendor/class/device` or `vendor/class=device`.
+/// Convert `vendor/class/device` or `vendor/class=device` into a CDI name; `None` if the result is not a valid name.
 fn cdi_name(path: &str) -> Option<String> {
     let name = match path.contains('=') {
         true => path.to_owned(),
@@ -181,7 +182,7 @@ fn cdi_name(path: &str) -> Option<String> {
     name.parse::<QualifiedName>().is_ok().then_some(name)
 }
 
-/// The variables that were read, and what they list.
+/// Return the names of the environment variables that decide, and the devices that they list.
 fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a str>, Vec<String>) {
     let swarm: Vec<&str> = swarm
         .iter()
@@ -197,7 +198,7 @@ fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a st
     (names, listed)
 }
 
-/// Whether its image is from before the variable was there: such images mean all GPUs.
+/// Report whether the image is older than `NVIDIA_VISIBLE_DEVICES`. Such images request all GPUs.
 pub(super) fn is_legacy_image(container: &Container) -> bool {
     let has = |name| container.variable(name).is_some_and(|value| !value.is_empty());
     has("CUDA_VERSION") && !has("NVIDIA_REQUIRE_CUDA")
@@ -208,7 +209,7 @@ fn items(list: &str) -> impl Iterator<Item = String> {
     parts.map(str::to_owned)
 }
 
-/// A path without `.`, `..` and doubled slashes, as Go's `filepath.Clean` makes it.
+/// Remove `.`, `..`, and repeated slashes from a path, as Go's `filepath.Clean` does.
 fn clean(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -340,20 +341,24 @@ mod tests {
             Request::of(&container, settings).wanted
         };
         let by_default = Settings::default();
-        // Docker writes its own behind the image's.
+        // Docker appends its own entry to the image's.
         let both = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0"];
         assert_eq!(asked(&both, &by_default), devices(&["0"]));
         assert_eq!(asked(&["NVIDIA_VISIBLE_DEVICES=void"], &by_default), Wanted::Nothing);
         assert_eq!(
             asked(&["CUDA_VERSION=9.0"], &by_default),
             Wanted::Nothing,
-            "an image says that"
+            "the image sets this variable"
         );
         let refused = Settings {
             accept_environment: Some(false),
             ..Settings::default()
         };
-        assert_eq!(asked(&both, &refused), Wanted::Nothing, "who writes so means it");
+        assert_eq!(
+            asked(&both, &refused),
+            Wanted::Nothing,
+            "an explicit false applies to Docker's request as well"
+        );
         let swarm = Settings {
             swarm_resources: vec!["OF_IMAGE".to_owned()],
             ..Settings::default()

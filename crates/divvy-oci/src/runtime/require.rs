@@ -1,59 +1,60 @@
-//! What an image requires of the driver: `NVIDIA_REQUIRE_*`, and `CUDA_VERSION` of images that are older than these.
+//! The driver that an image requires: the variables `NVIDIA_REQUIRE_*`, and `CUDA_VERSION` in images that are older than these variables.
 //!
-//! Each value is one expression: alternatives stand beside each other, conditions of one alternative behind commas (`cuda>=12.4
-//! brand=tesla,driver>=470,driver<471`). NVIDIA's toolkit judges them in mode `legacy` only; here they count in every mode. What nobody knows
-//! of this machine (a GPU's brand where only specs are read, the CUDA version of a driver that is newer than this program) is in nobody's way:
-//! a container is refused only where no alternative can be true.
+//! Each value is one expression. Spaces separate alternatives, and commas separate the conditions of one alternative (`cuda>=12.4
+//! brand=tesla,driver>=470,driver<471`). NVIDIA's toolkit checks requirements only in mode `legacy`; here they count in every mode.
+//!
+//! Some facts may be unknown: the brand of a GPU if only CDI specs are read, or the CUDA version of a driver that is newer than this program.
+//! A condition on an unknown fact counts as fulfilled, so a container is refused only if no alternative can be true.
 
 use std::cmp::Ordering;
 
 use thiserror::Error as ThisError;
 
-use super::plan::Plan;
+use super::devices::Plan;
 use super::request::{Container, is_legacy_image};
 use super::settings::Settings;
 use divvy_cdi::{Registry, stale};
 use divvy_host::plain_line;
 
-/// Why the driver is not the one that the image wants.
+/// A reason why the driver does not satisfy the image, or why that cannot be checked.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// No alternative of an expression holds. NVIDIA's sentence, for which people search.
+    /// No alternative of an expression holds. The first part is NVIDIA's text, so that users find it with a search.
     #[error(
         "requirement error: unsatisfied condition: {condition}, please update your driver to a newer version, or use an earlier cuda container; this \
-         machine has {facts}, and NVIDIA_DISABLE_REQUIRE=true in the container's environment starts it all the same"
+         machine has {facts}; to start the container anyway, set NVIDIA_DISABLE_REQUIRE=true in its environment"
     )]
     Unsatisfied {
-        /// The expression.
+        /// The expression, shortened, on one line.
         condition: String,
-        /// In words.
+        /// The known facts in words, such as `driver 535.129.03, CUDA 12.2`.
         facts: String,
     },
-    /// What is no condition.
+    /// A part of an expression is not a valid condition.
     #[error(
-        "invalid expression: {0:?} in a variable NVIDIA_REQUIRE_* of the container; cuda>=12.4, driver<471, arch>=7.0 and brand=tesla are conditions"
+        "invalid expression: {0:?} in a variable NVIDIA_REQUIRE_* of the container; valid conditions are cuda>=12.4, driver<471, arch>=7.0, brand=tesla"
     )]
     Expression(String),
-    /// `CUDA_VERSION`
-    #[error("CUDA_VERSION is {0:?}, which is no version (12.4 is one)")]
+    /// `CUDA_VERSION` is not a version of one to three numbers.
+    #[error("CUDA_VERSION is {0:?}, which is not a version such as 12.4")]
     CudaVersion(String),
 }
 
-/// What is known of the driver and the GPUs.
+/// The known facts about the driver and the GPUs. `None` means unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// `550.54.15`
+    /// The driver's version, such as `550.54.15`.
     pub driver: Option<String>,
-    /// The newest CUDA that the driver runs, `12.4`.
+    /// The newest CUDA version that the driver supports, such as `12.4`.
     pub cuda: Option<String>,
-    /// Compute capability, `8.0`, where all GPUs have the same.
+    /// The compute capability, such as `8.0`, if all GPUs have the same.
     pub arch: Option<String>,
-    /// `tesla`
+    /// The GPUs' brand, such as `tesla`, if all GPUs have the same.
     pub brand: Option<String>,
 }
 
 impl Facts {
-    /// Of the driver whose files CDI specs put into the container.
+    /// Return the facts about the driver whose files the CDI specs add to the container.
     pub fn of_specs(plan: &Plan, registry: &Registry) -> Facts {
         let Plan::Inject { devices, driver_of } = plan else {
             return Facts::default();
@@ -68,7 +69,7 @@ impl Facts {
         Facts::of_driver(driver.unwrap_or_default())
     }
 
-    /// Of a driver alone.
+    /// Return the facts that follow from a driver's version; an empty version yields no facts.
     pub fn of_driver(driver: &str) -> Facts {
         Facts {
             driver: Some(driver.to_owned()).filter(|driver| !driver.is_empty()),
@@ -86,14 +87,15 @@ impl Facts {
         ];
         let known: Vec<String> = parts
             .into_iter()
-            // A driver's version may be a part of a file's name.
+            // The driver's version may come from a file name, which can contain any character.
             .filter_map(|(name, value)| Some(format!("{name} {}", plain_line(value.as_ref()?.chars().take(100)))))
             .collect();
         known.join(", ")
     }
 }
 
-/// Branches of the driver, and the CUDA that came with each (CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding Driver Versions").
+/// The driver's branches and the newest CUDA version of each (CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding Driver
+/// Versions").
 const BRANCHES: [(u32, &str); 29] = [
     (384, "9.0"),
     (390, "9.1"),
@@ -131,13 +133,14 @@ fn cuda_of(driver: &str) -> Option<&'static str> {
     BRANCHES.iter().find(|(known, _)| *known == branch).map(|(_, cuda)| *cuda)
 }
 
-/// What a container's image requires, by the names of its variables.
+/// Return the expressions of a container's image, sorted by variable name, with that of `CUDA_VERSION` last. The list is empty if the settings
+/// or `NVIDIA_DISABLE_REQUIRE` disable the check.
 ///
 /// # Errors
-/// [`Error::CudaVersion`].
+/// [`Error::CudaVersion`] if an old image has an invalid `CUDA_VERSION`.
 pub fn expressions(container: &Container, settings: &Settings) -> Result<Vec<String>, Error> {
     let off = container.variable("NVIDIA_DISABLE_REQUIRE").unwrap_or_default();
-    // As Go's strconv.ParseBool.
+    // The true values of Go's strconv.ParseBool.
     if settings.disable_require || ["1", "t", "T", "TRUE", "true", "True"].contains(&off) {
         return Ok(Vec::new());
     }
@@ -160,17 +163,18 @@ pub fn expressions(container: &Container, settings: &Settings) -> Result<Vec<Str
     Ok(all)
 }
 
-/// `9.0` of `9.0.116`, `9.0` of `9`.
+/// Return the major and minor number of a version: `9.0` for `9.0.116`, and `9.0` for `9`.
 fn major_and_minor(version: &str) -> Option<String> {
     let parts: Vec<&str> = version.split('.').collect();
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
     (parts.len() <= 3 && parts.iter().all(is_number)).then(|| format!("{}.{}", parts[0], parts.get(1).unwrap_or(&"0")))
 }
 
-/// Whether all expressions hold, or may.
+/// Check that every expression holds, or may hold if facts are unknown.
 ///
 /// # Errors
-/// [`Error::Unsatisfied`] for the first that does not; [`Error::Expression`] for what is none, whatever else is true.
+/// [`Error::Expression`] for any invalid condition, even in an expression that holds; otherwise [`Error::Unsatisfied`] for the first
+/// expression that cannot hold.
 pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     let mut refused = None;
     for expression in expressions {
@@ -189,14 +193,14 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     match refused {
         None => Ok(()),
         Some(expression) => Err(Error::Unsatisfied {
-            // On one line, whatever blanks stand between the alternatives.
+            // Alternatives may be separated by tabs or newlines, but the message must stay on one line.
             condition: plain_line(expression.chars().take(200).map(|c| if c.is_control() { ' ' } else { c })),
             facts: facts.in_words(),
         }),
     }
 }
 
-/// Whether one condition holds, if that is known.
+/// Report whether one condition holds; `None` if the fact is unknown.
 fn judge(condition: &str, facts: &Facts) -> Result<Option<bool>, Error> {
     let invalid = || Error::Expression(condition.chars().take(100).collect());
     let is_operator = |c: char| "=!<>".contains(c);
@@ -240,7 +244,7 @@ fn numbers(version: &str) -> Option<Vec<u64>> {
     version.split('.').map(|part| part.parse().ok()).collect()
 }
 
-/// Part by part; one that is missing is 0.
+/// Compare two versions number by number. A missing number counts as 0.
 fn compare(a: &[u64], b: &[u64]) -> Ordering {
     let part = |parts: &[u64], at: usize| parts.get(at).copied().unwrap_or(0);
     (0..a.len().max(b.len()))

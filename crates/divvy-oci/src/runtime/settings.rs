@@ -1,41 +1,41 @@
-//! NVIDIA's `config.toml`, read unchanged: the settings that matter here, and a word about those that are refused.
+//! The settings in NVIDIA's `config.toml` that this runtime uses. Unsupported values are refused with an explanation.
 //!
-//! What is absent has the toolkit's own default, but for one: a container that is not privileged gets no GPU by its environment alone
-//! (`accept-nvidia-visible-devices-envvar-when-unprivileged`), unless the file says so. An image that carries `NVIDIA_VISIBLE_DEVICES=all` would
-//! else have every GPU of a node. [`edit::assumed`](super::edit::assumed) writes the defaults out.
+//! A missing setting has the toolkit's default, with one exception: unless the file sets
+//! `accept-nvidia-visible-devices-envvar-when-unprivileged`, environment variables do not give a GPU to an unprivileged container. Otherwise
+//! an image with `NVIDIA_VISIBLE_DEVICES=all` would get every GPU of a node. [`edit::assumed`](super::edit::assumed) prints the defaults.
 
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
-/// Where it is looked for: the first two by `$NVIDIA_CTK_CONFIG_FILE_PATH` and `$XDG_CONFIG_HOME`.
+/// The default path of `config.toml`. `$NVIDIA_CTK_CONFIG_FILE_PATH` and a file below `$XDG_CONFIG_HOME` take precedence.
 pub const PATH: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// What is wrong with a `config.toml`.
+/// An error in a `config.toml`.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// Not TOML, or a value of another type.
+    /// The text is not TOML, or a value has the wrong type.
     #[error("{0}")]
     Unreadable(#[from] toml::de::Error),
-    /// `mode`.
+    /// The `mode` is unknown.
     #[error(
         "nvidia-container-runtime.mode is {0:?}; the modes are auto, cdi, jit-cdi, legacy, divvy (and csv, which is not supported)"
     )]
     Mode(String),
-    /// `supported-driver-capabilities`.
+    /// `supported-driver-capabilities` contains an unknown name.
     #[error(
-        "supported-driver-capabilities has {0:?}; there are {list}, and all", list = CAPABILITIES.join(",")
+        "supported-driver-capabilities has {0:?}; the capabilities are {list}, and all", list = CAPABILITIES.join(",")
     )]
     Capability(String),
-    /// `cuda-compat-mode`.
-    #[error("nvidia-container-runtime.modes.legacy.cuda-compat-mode is {0:?}; there are {list}", list = COMPAT_MODES.join(", "))]
+    /// The `cuda-compat-mode` is unknown.
+    #[error("nvidia-container-runtime.modes.legacy.cuda-compat-mode is {0:?}; the modes are {list}", list = COMPAT_MODES.join(", "))]
     CompatMode(String),
-    /// `ldconfig` without `@`: it would be the image's program (CVE-2024-0136, CVE-2024-0137).
+    /// `ldconfig` has no `@`, so it would be the image's program (CVE-2024-0136, CVE-2024-0137).
     #[error(
-        "nvidia-container-cli.ldconfig is {0:?}, a program of the image, which would run with the host's rights; write \"@/sbin/ldconfig\", where @ \
-         means the host's"
+        "nvidia-container-cli.ldconfig is {0:?}, a program of the image that would run with the host's privileges; use \"@/sbin/ldconfig\", where @ \
+         stands for the host"
     )]
     Ldconfig(String),
-    /// `mode = "csv"`.
+    /// The `mode` is `csv`, which is not supported.
     #[error(
         "nvidia-container-runtime.mode is \"csv\", which is for Jetson boards and not supported here; set it to \"cdi\" and describe the \
          devices in a CDI spec"
@@ -43,24 +43,24 @@ pub enum Error {
     Csv,
 }
 
-/// Where the description of a container's devices comes from.
+/// The source of a container's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// CDI specs if every device is asked for by its CDI name, else as [`Mode::JitCdi`].
+    /// CDI specs if every device is requested by its CDI name; otherwise as [`Mode::JitCdi`].
     #[default]
     Auto,
-    /// CDI specs in the spec folders.
+    /// CDI specs in the spec directories.
     Cdi,
-    /// A spec of this moment's devices, which is written nowhere.
+    /// A spec of the devices that the driver reports now, kept only in memory.
     JitCdi,
-    /// `nvidia-container-cli`.
+    /// NVIDIA's program `nvidia-container-cli`.
     Legacy,
-    /// The allocation of the container's pod, whatever else is asked for.
+    /// The allocation of the container's pod. The container's own request is ignored.
     Divvy,
 }
 
 impl Mode {
-    /// As the file names it.
+    /// Return the mode's name in `config.toml`.
     pub fn as_str(self) -> &'static str {
         match self {
             Mode::Auto => "auto",
@@ -72,20 +72,20 @@ impl Mode {
     }
 }
 
-/// What goes into a log file of our own: this, and what weighs more.
+/// The least severe level that is written to the runtime's own log file. `Error` is the most severe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Level {
-    /// Why a container was not created.
+    /// Reasons why a container was not created.
     Error,
-    /// What somebody should know about one that was.
+    /// Warnings about a container that was created.
     Warning,
-    /// What was done.
+    /// Changes that were made.
     #[default]
     Info,
 }
 
 impl Level {
-    /// As logs name it.
+    /// Return the level's name in a log line.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -94,7 +94,7 @@ impl Level {
         }
     }
 
-    /// Of the names that NVIDIA's runtime knows; a name that is none is the default, as there.
+    /// Return the level for a name that NVIDIA's runtime accepts. As there, an unknown name means the default.
     fn named(name: &str) -> Level {
         match name.to_ascii_lowercase().as_str() {
             "panic" | "fatal" | "error" => Level::Error,
@@ -107,85 +107,87 @@ impl Level {
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// `nvidia-container-runtime.mode`.
+    /// `nvidia-container-runtime.mode`: the source of a container's devices.
     pub mode: Mode,
-    /// `nvidia-container-runtime.runtimes`: programs, the first that is there is called.
+    /// `nvidia-container-runtime.runtimes`: names or paths of OCI runtimes. The first one that exists is used.
     pub runtimes: Vec<String>,
-    /// `nvidia-container-runtime.debug`: a log file of our own.
+    /// `nvidia-container-runtime.debug`: the runtime's own log file.
     pub debug: Option<String>,
-    /// `nvidia-container-runtime.log-level`: what goes into that file.
+    /// `nvidia-container-runtime.log-level`: the level of that file.
     pub log_level: Level,
-    /// `...modes.cdi.spec-dirs`, the later the stronger.
+    /// `...modes.cdi.spec-dirs`: the directories of CDI specs, in order of increasing priority.
     pub spec_dirs: Vec<String>,
-    /// `...modes.cdi.default-kind`: of devices that are asked for by index or UUID.
+    /// `...modes.cdi.default-kind`: the CDI kind of devices that are requested by index or UUID.
     pub default_kind: String,
-    /// `...modes.cdi.annotation-prefixes`.
+    /// `...modes.cdi.annotation-prefixes`: the key prefixes of annotations that request devices.
     pub annotation_prefixes: Vec<String>,
-    /// `accept-nvidia-visible-devices-as-volume-mounts`.
+    /// `accept-nvidia-visible-devices-as-volume-mounts`: whether mounts may request devices.
     pub accept_mounts: bool,
-    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`; where it is not written, what an engine was asked for counts
-    /// ([`Container::by_engine`](super::request::Container::by_engine)), and what an image says does not.
+    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`: whether the environment of unprivileged containers counts. If it is not set,
+    /// only a request through the engine counts ([`Container::by_engine`](super::request::Container::by_engine)), not the image's variables.
     pub accept_environment: Option<bool>,
-    /// `swarm-resource`: variables that are read in place of `NVIDIA_VISIBLE_DEVICES`.
+    /// `swarm-resource`: environment variables that replace `NVIDIA_VISIBLE_DEVICES` if a container has one of them.
     pub swarm_resources: Vec<String>,
-    /// `disable-require`: what images require of the driver is not handed on.
+    /// `disable-require`: whether an image's requirements on the driver are ignored.
     pub disable_require: bool,
-    /// `supported-driver-capabilities`, sorted.
+    /// `supported-driver-capabilities`, sorted and without duplicates.
     pub capabilities: Vec<String>,
-    /// `nvidia-container-cli`.
+    /// The table `nvidia-container-cli`.
     pub cli: Cli,
-    /// `features.disable-imex-channel-creation`.
+    /// `features.disable-imex-channel-creation`: whether `nvidia-container-cli` must not create the device nodes of IMEX channels.
     pub no_imex_creation: bool,
-    /// `features.ignore-imex-channel-requests`.
+    /// `features.ignore-imex-channel-requests`: whether requests for IMEX channels are ignored.
     pub ignore_imex: bool,
-    /// `features.no-additional-gids-for-device-nodes`.
+    /// `features.no-additional-gids-for-device-nodes`: whether the container's process gets no additional groups for device nodes.
     pub no_additional_groups: bool,
-    /// `...modes.legacy.cuda-compat-mode`.
+    /// `...modes.legacy.cuda-compat-mode`: one of `ldconfig`, `mount`, `disabled`, and `hook`.
     pub cuda_compat_mode: String,
-    /// `features.disable-cuda-compat-lib-hook`.
+    /// `features.disable-cuda-compat-lib-hook`: whether the hook of `cuda-compat-mode = "hook"` is omitted.
     pub no_compat_hook: bool,
-    /// `nvidia-container-runtime-hook.skip-mode-detection`: that program works in every mode.
+    /// `nvidia-container-runtime-hook.skip-mode-detection`: whether the hook works in every mode.
     pub skip_mode_detection: bool,
-    /// `...modes.jit-cdi.probe`: the program that asks the driver; else the `divvy-probe` beside this runtime. A key of Divvy's own.
+    /// `...modes.jit-cdi.probe`: the program that queries the driver; by default the `divvy-probe` in this runtime's directory. NVIDIA's
+    /// programs do not know this key.
     pub probe: Option<String>,
-    /// `...modes.jit-cdi.nvml-library`: the driver's `libnvidia-ml.so.1`; else it is searched for below the driver's root. A key of Divvy's own.
+    /// `...modes.jit-cdi.nvml-library`: the path of the driver's `libnvidia-ml.so.1`; by default the probe searches below the driver's root.
+    /// NVIDIA's programs do not know this key.
     pub nvml_library: Option<String>,
 }
 
-/// What matters of `[nvidia-container-cli]`.
+/// The settings of the table `[nvidia-container-cli]` that this runtime uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Cli {
-    /// A log file of the program's own.
+    /// The program's log file.
     pub debug: Option<String>,
-    /// `NAME=value`, which is all the environment that it gets but for a `PATH`.
+    /// The program's environment as `NAME=value`. The only other variable that it gets is `PATH`.
     pub environment: Vec<String>,
-    /// The driver root's `ld.so.cache`.
+    /// The path of the driver root's `ld.so.cache`.
     pub ldcache: Option<String>,
-    /// The machine's `ldconfig`, behind an `@`.
+    /// The path of the host's `ldconfig`, preceded by `@`.
     pub ldconfig: Option<String>,
-    /// Whether kernel modules are loaded; if it is not said, they are.
+    /// Whether the program loads kernel modules. See [`Cli::loads_kmods`] for the default.
     pub load_kmods: Option<bool>,
-    /// Whether device cgroups are left alone.
+    /// Whether the program leaves device cgroups unchanged.
     pub no_cgroups: bool,
-    /// Whether the container's root is changed into instead of pivoted to.
+    /// Whether the program uses `chroot` instead of `pivot_root`.
     pub no_pivot: bool,
-    /// The program; else it is looked for in `PATH`.
+    /// The program's name or path; by default `nvidia-container-cli`.
     pub path: Option<String>,
-    /// The driver's root; for `jit-cdi`, too.
+    /// The driver's root directory. Mode `jit-cdi` uses it as well.
     pub root: Option<String>,
-    /// As whom the program runs, `user:group`.
+    /// The program's user and group, as `user:group`.
     pub user: Option<String>,
 }
 
 impl Cli {
-    /// Whether kernel modules are loaded.
+    /// Report whether the program loads kernel modules; true unless the file says otherwise.
     pub fn loads_kmods(&self) -> bool {
         self.load_kmods.unwrap_or(true)
     }
 }
 
-/// What `nvidia-container-cli.ldconfig` is where it is not set: where Debian's ldconfig is a script, the program behind it.
+/// Return the default of `nvidia-container-cli.ldconfig`. On Ubuntu `/sbin/ldconfig` is a script, so the program behind it is preferred.
 pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
     match exists("/sbin/ldconfig.real") {
         true => "@/sbin/ldconfig.real",
@@ -193,7 +195,7 @@ pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
     }
 }
 
-/// Names of `NVIDIA_DRIVER_CAPABILITIES`, sorted.
+/// The valid names in `NVIDIA_DRIVER_CAPABILITIES`, sorted.
 const CAPABILITIES: [&str; 7] = ["compat32", "compute", "display", "graphics", "ngx", "utility", "video"];
 const COMPAT_MODES: [&str; 4] = ["ldconfig", "mount", "disabled", "hook"];
 
@@ -273,10 +275,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads a file; keys that are not known are for NVIDIA's own programs.
+    /// Parse the text of a `config.toml`. Unknown keys are ignored, because they belong to NVIDIA's own programs.
     ///
     /// # Errors
-    /// What cannot be read, or asks for what is not supported.
+    /// See [`Error`]: invalid TOML, or a value that is unknown or unsupported.
     pub fn parse(text: &str) -> Result<Settings, Error> {
         let file: File = toml::from_str(text)?;
         let runtime = file.nvidia_container_runtime;
@@ -353,7 +355,7 @@ mod tests {
     #[test]
     fn the_file_that_says_what_is_assumed_is_read_as_no_file() {
         let found = Settings::parse(&assumed(ldconfig(|_| false))).expect("read");
-        // That file writes down what is else found out on the machine.
+        // The file spells out two values that are otherwise determined on the machine.
         let expected = Settings {
             cli: Cli {
                 ldconfig: Some("@/sbin/ldconfig".to_owned()),
@@ -418,14 +420,17 @@ mod tests {
                 "\"cid\"; the modes are auto, cdi",
             ),
             ("[nvidia-container-runtime]\nruntimes = \"runc\"", "invalid type"),
-            ("supported-driver-capabilities = \"foo\"", "has \"foo\"; there are compat32"),
+            (
+                "supported-driver-capabilities = \"foo\"",
+                "has \"foo\"; the capabilities are compat32",
+            ),
             (
                 "[nvidia-container-cli]\nldconfig = \"/sbin/ldconfig\"",
                 "a program of the image",
             ),
             (
                 "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"x\"",
-                "\"x\"; there are ldconfig",
+                "\"x\"; the modes are ldconfig",
             ),
             ("mode = [", "line 1"),
         ] {

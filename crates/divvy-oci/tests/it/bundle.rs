@@ -104,7 +104,10 @@ fn a_device_that_is_not_there_is_an_error_that_names_it() {
             json!({"path": "/dev/x", "hostPath": "/dev/y"}),
             "device node /dev/y: no such file",
         ),
-        (json!({"path": "/dev/null", "type": "b"}), "says type \"b\", and it is 'c'"),
+        (
+            json!({"path": "/dev/null", "type": "b"}),
+            "has type \"b\", but the node has 'c'",
+        ),
     ] {
         let mut bundle = Bundle::parse("{}").expect("a configuration");
         let error = bundle.apply(&edits(json!({"deviceNodes": [node]})), look).expect_err(part);

@@ -142,15 +142,15 @@ fn what_the_program_cannot_be_called_for_is_refused() {
             "",
             "the IMEX channel \"1048576\"",
         ),
-        (&["NVIDIA_VISIBLE_DEVICES=0;rm -rf"], "", "by the name \"0;rm -rf\""),
-        (&["NVIDIA_VISIBLE_DEVICES=--pid=1"], "", "by the name \"--pid=1\""),
+        (&["NVIDIA_VISIBLE_DEVICES=0;rm -rf"], "", "a GPU named \"0;rm -rf\""),
+        (&["NVIDIA_VISIBLE_DEVICES=--pid=1"], "", "a GPU named \"--pid=1\""),
     ] {
         let error = called(env, false, config).expect_err(part);
         assert!(error.contains(part), "{error}");
     }
     for version in ["foo", "9.0.116.50", "9.", "9..0", ".5.10", "-9", "+9"] {
         let error = called(&[&format!("CUDA_VERSION={version}")], false, "").expect_err(version);
-        assert!(error.contains("which is no version"), "{version}: {error}");
+        assert!(error.contains("which is not a version"), "{version}: {error}");
     }
 }
 

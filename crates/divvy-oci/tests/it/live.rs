@@ -105,7 +105,7 @@ fn under_wsl_there_is_one_device() {
 fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
     let fine = snapshot(&json!([{"uuid": "GPU-a", "index": 0, "minor": 0}]));
     for (probe, root, part) in [
-        ("", "/", "no list of GPUs"),
+        ("", "/", "not a list of GPUs"),
         ("{\"v\":2,\"driver\":\"x\",\"gpus\":[]}", "/", "its version is 2"),
         (&fine, "/nowhere", "there is no directory /nowhere"),
         (&snapshot(&json!([])), "/", "the driver reports no GPU"),

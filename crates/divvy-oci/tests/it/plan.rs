@@ -53,7 +53,7 @@ fn settings(mode: Mode) -> Settings {
 fn now() -> Registry {
     let mut spec = spec(live::KIND, &["0", "GPU-a", "1", "all"]);
     spec["containerEdits"]["env"] = json!(["DRIVER=now"]);
-    Registry::new(vec![file("the GPUs of this moment", 0, &spec)])
+    Registry::new(vec![file("the GPUs that the driver reports now", 0, &spec)])
 }
 
 /// Return the variables that a container gets, or the error.
@@ -166,7 +166,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
             twice,
             &["described by both /etc/cdi/a.json and /etc/cdi/b.json"],
         ),
-        ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; an index (0)"]),
+        ("../../etc", Mode::Auto, machine(), &["\"../../etc\"; use an index (0)"]),
         (
             "7",
             Mode::Auto,
@@ -181,7 +181,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
             Mode::Auto,
             machine(),
             &[
-                "vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container asks for 0,nvidia.com/gpu=1",
+                "vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container requests 0,nvidia.com/gpu=1",
             ],
         ),
     ] {
@@ -285,10 +285,7 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
         &grant("2123456789abcdef0123456789abcdef", "uid-1", "main"),
     ));
     let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files)).expect_err("two grants");
-    assert!(
-        error.contains("2 grants are described for container main of pod uid-1"),
-        "{error}"
-    );
+    assert!(error.contains("describe 2 grants for container main of pod uid-1"), "{error}");
 }
 
 /// NVIDIA's runtime resolves this kind with the driver in each of its modes. No spec file has the kind.

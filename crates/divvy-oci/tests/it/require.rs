@@ -36,7 +36,7 @@ fn an_error_moves_no_cursor_whatever_the_names_of_the_drivers_files() {
     let of_machine = facts("1\u{1b}[2J2.2", Some("\u{202e}alset"), "470.82\n");
     let text = judged("brand=\u{202e}x", &of_machine).expect_err("no such brand").to_string();
     assert!(
-        text.contains("brand=\\u{202e}x, please") && text.contains("driver 470.82\\u{a}, CUDA 1\\u{1b}[2J2.2,"),
+        text.contains("brand=\\u{202e}x, please") && text.contains("driver 470.82\\u{a}, CUDA 1\\u{1b}[2J2.2;"),
         "{text}"
     );
     assert_eq!(divvy_host::plain(&text), text);

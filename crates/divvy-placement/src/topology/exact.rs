@@ -1,23 +1,25 @@
-//! Sets of GPUs as bits of a number, up to 16.
+//! The exact search, for up to 16 GPUs. Sets of GPUs are the bits of an integer.
 //!
-//! NVIDIA's search goes through all divisions of the GPUs into sets, of which 16 GPUs have millions. How what is left after a choice is divided best
-//! does not depend on the choice, so here each set of leftovers is looked at once, only where it can still be the best, and GPUs that are connected
-//! to all others alike are not told apart. What remains hard, machines without any order, is bounded.
+//! NVIDIA's search goes through all divisions of the GPUs into sets; 16 GPUs have millions of them. But the best division of the
+//! remaining GPUs depends only on which GPUs remain. So here, each set of remaining GPUs is examined once, and only where it can
+//! still be the best. GPUs that are connected to all others in the same way are not distinguished. What remains hard, machines without any
+//! regularity, is bounded.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use super::{Candidate, Topology};
 
-/// The most candidates.
+/// The maximum number of candidates.
 pub(super) const MOST: usize = 16;
-/// After so many parts of leftovers no other choice is tried; far more than machines that are built need. Up to eight GPUs never have as many.
+/// The number of examined parts after which no other choice is tried; far more than real machines need. With up to eight GPUs, it
+/// is never reached.
 const LOOKS: u32 = 6_000;
 
-/// GPUs by their places in [`Search::order`].
+/// A set of GPUs, by their places in the order of [`alike_side_by_side`].
 type Set = u32;
 
-/// A sum over the GPUs of a set, looked up by its lower and its upper half.
+/// Sums over the GPUs of a set, precomputed for its lower and its upper half.
 struct Sums<T>([[T; 256]; 2]);
 
 #[derive(Clone, Copy)]
@@ -28,29 +30,31 @@ enum Known {
 
 struct Search {
     count: u32,
-    /// What each GPU is worth to a set.
+    /// For each GPU, what it is worth to a set.
     worth: Vec<Sums<u32>>,
-    /// At most so much are the best partners worth to the GPUs of a set.
+    /// An upper bound for what the best partners are worth to the GPUs of a set.
     partners: Sums<u32>,
-    /// The most that a set of `count` is worth, and one of as many as are over when the leftovers are divided.
+    /// The most that a set of `count` GPUs is worth, and the most that the smaller set is worth that is left when the remaining
+    /// GPUs are divided.
     most: u32,
     most_over: u32,
-    /// For each GPU those that are connected as it is, itself among them; they stand side by side.
+    /// For each GPU, the GPUs that are connected like it, including itself. They are next to each other in the order.
     alike: Vec<Set>,
-    /// What a set is worth when it is divided in its best way.
+    /// What a set is worth when it is divided in the best way.
     divided: BTreeMap<Set, Known>,
-    /// Parts of leftovers that were looked at.
+    /// The number of parts examined so far.
     looks: u32,
 }
 
-/// Places in the list, which is sorted by position, in ascending order. There are at least `count` candidates, and at most [`MOST`].
+/// Choose the best set. Return indices into the list of candidates, which is sorted by position, in ascending order. There must
+/// be at least `count` and at most [`MOST`] candidates.
 pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize) -> Vec<usize> {
     let order = alike_side_by_side(topology, candidates);
     let mut search = Search::new(topology, candidates, &order, count);
     let all: Set = (1 << order.len()) - 1;
     let must = bits(order.iter().map(|at| candidates[*at].must));
     let left = Sums::new(order.len(), |at| candidates[order[at]].free.0);
-    // The lower a GPU's place in the list, the higher its bit.
+    // The lower a GPU's index in the list, the higher its bit.
     let places = Sums::new(order.len(), |at| 1_u64 << (MOST - 1 - order[at]));
     let mut best: Vec<Set> = Vec::new();
     let mut most = 0;
@@ -71,7 +75,8 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
         .into_iter()
         .map(|set| Reverse((left.of(set), Reverse(places.of(set)), set)));
     let mut ordered: BinaryHeap<_> = ordered.collect();
-    // The first of those that leave the most, so one that leaves no more need not be looked at, and after one that leaves the most that any could: none.
+    // Take the first set that leaves the most. A set that leaves no more than the current one need not be examined; after a set
+    // that leaves the possible maximum, none need be.
     let highest = i64::from(search.bound_by_size(all.count_ones() - search.count));
     let (mut chosen, mut leaves) = (0, -1);
     while let Some(Reverse((.., set))) = ordered.pop() {
@@ -94,7 +99,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
     chosen
 }
 
-/// Places in the list in an order in which GPUs that are connected to all others alike follow each other.
+/// Return indices into the list, ordered so that GPUs that are connected to all others in the same way follow each other.
 fn alike_side_by_side(topology: &Topology, candidates: &[Candidate]) -> Vec<usize> {
     let pair = |a: usize, b: usize| topology.pair(candidates[a].position, candidates[b].position);
     let alike = |a: usize, b: usize| (0..candidates.len()).all(|c| c == a || c == b || pair(a, c) == pair(b, c));
@@ -133,7 +138,7 @@ impl Search {
     fn new(topology: &Topology, candidates: &[Candidate], order: &[usize], count: usize) -> Search {
         let gpus = order.len();
         let pair = |a: usize, b: usize| topology.pair(candidates[order[a]].position, candidates[order[b]].position);
-        // No GPU is worth anything to itself.
+        // A GPU is worth nothing to itself.
         let worth: Vec<_> = (0..gpus)
             .map(|a| Sums::new(gpus, |b| if a == b { 0 } else { pair(a, b) }))
             .collect();
@@ -156,7 +161,7 @@ impl Search {
         }
     }
 
-    /// How good the parts of the leftovers can be at most.
+    /// Compute how good the parts of the remaining GPUs can be at most.
     fn look_at_leftovers(&mut self, all: Set, most: u32) {
         self.most = most;
         let over = (all.count_ones() - self.count) % self.count;
@@ -165,12 +170,12 @@ impl Search {
         self.most_over = most_over;
     }
 
-    /// All sets of so many of these, with what they are worth.
+    /// Call `each` for all sets of `count` of these GPUs, with what they are worth.
     fn each_set(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
         self.more((0, 0), of, count, false, each);
     }
 
-    /// As [`Search::each_set`], of sets that are alike only one.
+    /// Call `each` as [`Search::each_set`] does, but only once for sets that are alike.
     fn each_kind(&self, of: Set, count: u32, each: &mut impl FnMut(Set, u32)) {
         self.more((0, 0), of, count, true, each);
     }
@@ -191,18 +196,19 @@ impl Search {
         }
     }
 
-    /// At most so much are so many GPUs worth when they are divided.
+    /// Return an upper bound for what `size` GPUs are worth when they are divided.
     fn bound_by_size(&self, size: u32) -> u32 {
         let over = if size.is_multiple_of(self.count) { 0 } else { self.most_over };
         size / self.count * self.most + over
     }
 
-    /// As [`Search::bound_by_size`], by what each GPU of the set could have for partners, too.
+    /// Return the tighter of two upper bounds: [`Search::bound_by_size`], and the best partners that each GPU of the set could
+    /// have.
     fn bound(&self, set: Set) -> u32 {
         self.bound_by_size(set.count_ones()).min(self.partners.of(set) / 2)
     }
 
-    /// The first of the sets that are alike.
+    /// Return the first of the sets that are alike.
     fn kind_of(&self, set: Set) -> Set {
         let mut kind = 0;
         let mut at = 0;
@@ -219,8 +225,9 @@ impl Search {
         gpus.map(|at| self.worth[at].of(set)).sum::<u32>() / 2
     }
 
-    /// What a set is worth when it is divided in its best way into sets of `count`, and a smaller one of what is over, if that is more than `beat`;
-    /// else anything that is not. After [`LOOKS`] looks it is what the first way is worth, by what is best at each step.
+    /// Return what a set is worth when it is divided in the best way into sets of `count` GPUs and a smaller one for the rest, if
+    /// that is more than `beat`; otherwise any value that is not more than `beat`. After [`LOOKS`] examined parts, return the
+    /// value of the greedy division.
     fn divide(&mut self, set: Set, beat: i64) -> i64 {
         let size = set.count_ones();
         if size <= self.count {
@@ -235,7 +242,7 @@ impl Search {
         if at_most <= beat {
             return at_most;
         }
-        // The lowest is in some part: one of full size, or the smaller one.
+        // The lowest GPU is in some part: one of full size, or the smaller one.
         let at = set.trailing_zeros();
         let rest = set & !(1 << at);
         let mut parts: Vec<(u32, Set)> = Vec::new();

@@ -1,18 +1,21 @@
-//! More GPUs than can be searched through: from several starts always the next best, and then exchanges one by one.
+//! The search for more GPUs than can be searched exactly: from several starts, add the next best GPU each time, then exchange
+//! GPUs one by one.
 
 use std::cmp::Reverse;
 
 use super::{Candidate, Topology};
 
-/// So many starts, with the best connected GPUs.
+/// The number of starts, with the best connected GPUs.
 const STARTS: usize = 16;
-/// Exchanges from one start; each makes the set better, so it ends by itself, too.
+/// The maximum number of exchanges from one start. Each exchange improves the set, so the search also ends without this limit.
 const EXCHANGES: usize = 64;
 
-/// What is better is less: worth, what ties the chosen to the others, what is left on them, their places.
+/// The price of a set, where less is better: its worth, how strongly it is connected to the other GPUs, what is left on its GPUs,
+/// and their indices.
 type Price = (Reverse<u64>, u64, u64, Vec<usize>);
 
-/// Places in the list, which is sorted by position, in ascending order. There are at least `count` candidates.
+/// Choose a good set. Return indices into the list of candidates, which is sorted by position, in ascending order. There must be
+/// at least `count` candidates.
 pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize) -> Vec<usize> {
     let pair = |a: usize, b: usize| u64::from(topology.pair(candidates[a].position, candidates[b].position));
     let ties: Vec<u64> = (0..candidates.len())
@@ -46,7 +49,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
         (Reverse(twice / 2), all - twice, free, chosen)
     };
     let grown = starts.into_iter().map(|mut chosen| {
-        // What each GPU is worth to the chosen.
+        // What each GPU is worth to the chosen ones.
         let mut worth: Vec<u64> = (0..candidates.len())
             .map(|at| chosen.iter().map(|other| pair(at, *other)).sum())
             .collect();
@@ -62,7 +65,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
             worth.iter_mut().enumerate().for_each(|(at, worth)| *worth += pair(at, next));
         }
         for _ in 0..EXCHANGES {
-            // The one that gains the most by being exchanged.
+            // Make the exchange that gains the most.
             let gain = |out: usize, other: usize| (worth[other] - pair(other, out)).checked_sub(worth[out]);
             let outs = chosen.iter().enumerate().filter(|(_, out)| !candidates[**out].must);
             let others: Vec<usize> = (0..candidates.len()).filter(|other| !is_chosen[*other]).collect();

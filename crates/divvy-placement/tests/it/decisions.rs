@@ -1,4 +1,4 @@
-//! Fit, choice and explanation. Case numbers are those of research/gpushare.md section 8.
+//! Fit, choice, and explanation. The case numbers are those of `docs/compatibility/gpushare.md`.
 
 use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase, Pod};
 use divvy_placement::{Ask, HolderKind, Ledger, Refusal, Source, Unusable};
@@ -16,7 +16,7 @@ fn filter_answers_in_gpushares_words() {
         ("n2", 8, INSUFFICIENT),
         ("n3", 8, "The node n3 is not for GPU share, need skip"),
         ("n4", 8, ""),
-        // Case 2: the sum of what is free would do, no GPU does.
+        // Case 2: the sum of the free memory is enough, but no single GPU has enough.
         ("n1", 13, INSUFFICIENT),
         // Case 3: exact fit.
         ("n1", 12, ""),
@@ -29,7 +29,7 @@ fn filter_answers_in_gpushares_words() {
 
 #[test]
 fn only_the_node_with_a_gpu_that_has_room_fits() {
-    // Case 4, gpushare's designs.md.
+    // Case 4, from gpushare's `designs.md`.
     let mib = MemoryUnit::MIB;
     let mut ledger = Ledger::new(mib);
     for (node, used) in [("N1", [16276, 12207]), ("N2", [12207, 12207]), ("N3", [8138, 16276])] {
@@ -55,7 +55,7 @@ fn a_pods_containers_share_one_gpu() {
 
 #[test]
 fn the_smallest_gpu_that_is_enough_is_chosen_and_of_equals_the_first() {
-    // Case 14, designs.md
+    // Case 14, from gpushare's `designs.md`.
     let mib = MemoryUnit::MIB;
     let mut ledger = Ledger::new(mib);
     ledger.apply_node(&gpushare_node("n", 4 * 16276, 4));
@@ -92,7 +92,7 @@ fn a_finished_pod_holds_nothing_and_a_deleting_one_everything() {
 
 #[test]
 fn each_gpu_counts_by_its_own_size() {
-    // Case 25: mixed nodes, which gpushare takes for equal.
+    // Case 25: nodes with GPUs of different sizes, which gpushare treats as equal.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&divvy_node("mixed", &[40, 40, 14]));
     assert_eq!(free(&ledger, "mixed"), [40, 40, 14]);
@@ -102,14 +102,14 @@ fn each_gpu_counts_by_its_own_size() {
     ledger.apply_pod(divvy_pod("p", "mixed", 1, 30));
     assert_eq!(ledger.choose("mixed", &ask(15)).expect("fits").gpus[0].index, 0);
     assert_eq!(ledger.choose("mixed", &ask(3)).expect("fits").gpus[0].index, 1);
-    // gpushare's index names the same GPU.
+    // gpushare's index refers to the same GPU.
     ledger.apply_pod(gpushare_pod("old", "mixed", 1, 10));
     assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
 }
 
 #[test]
 fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit() {
-    // Case 8, with health from the inventory.
+    // Case 8, with the health from the inventory.
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
     for (health, reason) in [(Health::Failed, Some("XID 79")), (Health::Lost, None)] {
@@ -170,12 +170,12 @@ fn an_inventory_counts_only_while_it_adds_up() {
         "{answer}"
     );
 
-    // Aliyun's plugin took the node over: its division counts, and the small GPU is still small.
+    // Aliyun's device plugin took over the node: its division counts, but the small GPU stays small.
     node.capacity_units = 80;
     node.capacity_gpus = 2;
     assert_eq!(read(&node), (Source::Division, vec![40, 14], String::new()));
 
-    // The resource is not registered yet, or not any more.
+    // The resource is not registered yet, or no longer.
     node.capacity_units = 0;
     assert_eq!(read(&node).2, "The node n is not for GPU share, need skip");
 
@@ -240,7 +240,7 @@ fn nothing_asked_fits_everywhere_and_too_much_nowhere() {
 
 #[test]
 fn overcommitment_leaves_nothing_free_and_is_reported() {
-    // gpushare's unsigned subtraction made such a GPU look endless (research/gpushare.md section 6, 13).
+    // gpushare's unsigned subtraction made such a GPU look almost infinite (`getAvailableGPUs` in `nodeinfo.go`).
     let mut ledger = fixture();
     ledger.apply_pod(gpushare_pod("greedy", "n1", 0, u64::MAX));
     ledger.apply_pod(gpushare_pod("ghost", "n1", 7, 3));
@@ -254,10 +254,10 @@ fn overcommitment_leaves_nothing_free_and_is_reported() {
     let found: Vec<String> = ledger.anomalies().iter().map(ToString::to_string).collect();
     assert_eq!(found.len(), 4, "{found:#?}");
     for (text, part) in found.iter().zip([
-        "GPU 0 of node n1 has 16384 MiB to give but",
+        "GPU 0 of node n1 offers 16384 MiB, but",
         "what pod default/garbage holds on node n1 cannot be read",
         "pod default/ghost holds 3072 MiB of GPU 7, which is not among",
-        "pod default/past asks for 3 units of GPU memory but was bound to node n1 past the extender",
+        "pod default/past asks for 3 units of GPU memory but was bound to node n1 without the extender",
     ]) {
         assert!(text.contains(part), "{text}");
     }
@@ -332,7 +332,8 @@ fn a_refusal_says_what_is_in_the_way_and_how_much_is_missing() {
 
 #[test]
 fn a_pod_holds_what_it_asks_for_though_its_annotations_say_less() {
-    // The kubelet has given the container devices for 12 units. Whoever wrote the annotation past the extender gets no memory for nothing.
+    // The kubelet has given the container devices for 12 units. A client that writes a smaller annotation without the extender
+    // gets no memory for free.
     let free = |ledger: &Ledger| {
         let view = ledger.node("n1").expect("known");
         [0, 1].map(|position| GIB.units_in(view.free(position)))
@@ -357,13 +358,13 @@ fn a_pod_holds_what_it_asks_for_though_its_annotations_say_less() {
         let shown = holders.fold(0, |sum, holder| sum + GIB.units_in(holder.memory));
         assert_eq!(shown, 32 - expected.iter().sum::<u64>(), "and it is shown so");
     }
-    // Bound when the unit was 1 MiB: it holds no more than its GPU has.
+    // The pod was bound when the unit was 1 MiB: it holds no more than its GPU has.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&divvy_node("n1", &[16, 16]));
     ledger.apply_pod(asks_for(3072, divvy_pod("p", "n1", 0, 3)));
     assert_eq!(free(&ledger), [0, 16]);
     assert_eq!(ledger.node("n1").expect("known").overcommitted(), MiB::ZERO);
-    // Spread over two GPUs.
+    // A request that is spread over two GPUs.
     let mut several = divvy_pod("p", "n1", 0, 1);
     if let (Held::Allocation(allocation), Held::Allocation(other)) = (&mut several.held, divvy_pod("p", "n1", 1, 1).held) {
         allocation.gpus.extend(other.gpus);

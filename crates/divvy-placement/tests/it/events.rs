@@ -1,4 +1,4 @@
-//! Events in every order, and allocations in flight.
+//! Events in every order, and reservations.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn a_reservation_holds_until_the_pods_own_event_confirms_it() {
     let mut ledger = two_nodes();
     ledger.reserve("u-q", "n1", reservation("n1", 0, 8));
     assert_eq!(free(&ledger, "n1"), [8, 16]);
-    // An unbound state says nothing about what is on the way.
+    // A state without a node says nothing about a Binding that is under way.
     let mut q = pending("q", 8);
     q.cpu_milli = 100;
     ledger.apply_pod(q);
@@ -88,7 +88,7 @@ fn a_pods_own_reservation_is_not_in_its_way() {
 
 #[test]
 fn a_pod_re_created_under_its_name_is_another_pod() {
-    // R7, and gpushare's leak (research/gpushare.md section 6, 15).
+    // `docs/compatibility/races.md`, R7. gpushare leaks the memory of the old pod here (gpushare-scheduler-extender issue 201).
     let old = divvy_pod("web-0", "n1", 0, 10);
     let mut new = divvy_pod("web-0", "n2", 0, 6);
     new.uid = "u-second".to_owned();
@@ -125,7 +125,7 @@ fn late_states_of_a_pod_that_is_known_to_be_gone_count_for_nothing() {
 
 #[test]
 fn a_node_may_change_vanish_and_come_back_under_its_pods() {
-    // Cases 20 and 21.
+    // Cases 20 and 21 of `docs/compatibility/gpushare.md`.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_pod(gpushare_pod("early", "n1", 0, 10));
     assert_eq!(filter(&ledger, "n1", 1), "node \"n1\" not found");
@@ -177,7 +177,8 @@ fn a_pod_without_a_uid_is_left_out() {
     assert!(matches!(nothing.held, Held::Legacy(_)));
 }
 
-/// Somebody's word takes GPUs out, in whatever order it and the node come, and gives back what it took, and only that.
+/// GPUs that are named unhealthy are not used, whichever comes first, the naming or the node. When the naming ends, exactly those
+/// GPUs are used again.
 #[test]
 fn gpus_that_are_named_unhealthy_are_out_until_they_are_not_named_any_more() {
     let health = |ledger: &Ledger| -> Vec<(Health, Option<String>)> {
@@ -200,7 +201,7 @@ fn gpus_that_are_named_unhealthy_are_out_until_they_are_not_named_any_more() {
     assert!(!ledger.apply_node(&node), "the same again is no change");
     ledger.name_unhealthy("n1", set(&[0]));
     assert_eq!(health(&ledger), [named.clone(), well.clone()]);
-    // Its own failure stays when the word is taken back.
+    // A failure in the inventory remains when the naming ends.
     if let Some(Ok(inventory)) = &mut node.inventory {
         inventory.gpus[0].health = Health::Failed;
         inventory.gpus[0].reason = Some("XID 79".to_owned());

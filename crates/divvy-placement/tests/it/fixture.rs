@@ -3,8 +3,8 @@
 use divvy_placement::{Ask, Ledger};
 pub(crate) use divvy_testkit::nodes::*;
 
-/// Fixture F of research/gpushare.md section 8: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
-/// n3 without GPUs, n4 64/4 empty.
+/// The fixture of `docs/compatibility/gpushare.md`: n1 has 32 units on 2 GPUs, with a (10 on GPU 0) and b (4 on GPU 1); n2 has 16
+/// units on 1 GPU, full with c; n3 has no GPUs; n4 has 64 units on 4 GPUs, empty.
 pub(crate) fn fixture() -> Ledger {
     let mut ledger = Ledger::new(GIB);
     for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
@@ -24,7 +24,7 @@ pub(crate) fn ask(units: u64) -> Ask {
     Ask::new(units, GIB)
 }
 
-/// Filter's answer for a pod that nothing is known of: "" where it fits.
+/// Filter's answer for an unknown pod: "" if it fits.
 pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     match ledger.fits(node, &ask(units), "u-nobody") {
         Ok(()) => String::new(),
@@ -32,7 +32,7 @@ pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     }
 }
 
-/// Free units of a node's GPUs.
+/// The free units of a node's GPUs.
 pub(crate) fn free(ledger: &Ledger, node: &str) -> Vec<u64> {
     let view = ledger.node(node).expect("known");
     let gpus = view.state().map_or(0, |state| state.gpus.len());

@@ -1,4 +1,4 @@
-//! The ledger and the decisions on it, from outside.
+//! The ledger, and the decisions that are based on it, through the public interface.
 
 mod decisions;
 mod events;

@@ -1,4 +1,4 @@
-//! Random events against a naive recount from the final objects.
+//! Random events, compared with a naive recount from the final objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ enum Event {
     RelistNodes,
     Reserve(String, String, u64),
     Release(String, String),
-    /// A second of the ledger's time; what is kept for the departed is kept for three.
+    /// One second passes. What is kept for departed pods is kept for three seconds.
     Second,
 }
 
@@ -97,13 +97,13 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What an API server would hold after the events, and the reservations that nobody resolved: kept the simplest way.
+/// What an API server would hold after the events, and the reservations that are not resolved, in the simplest form.
 #[derive(Default)]
 struct World {
     pods: BTreeMap<String, Pod>,
     nodes: BTreeMap<String, Node>,
     reserved: BTreeMap<(String, String), u64>,
-    /// Vanished while a container ran, and when.
+    /// Departed pods, and when they departed.
     departed: BTreeMap<String, (Pod, u64)>,
     now: u64,
 }
@@ -117,7 +117,8 @@ impl World {
         }
     }
 
-    /// MiB by GPU of the departed of a node. `named`: its GPUs have names; else an allocation, which speaks of names, is of none of them.
+    /// MiB per GPU of the departed pods of a node. `named` says whether its GPUs have UUIDs; if not, an allocation, which uses
+    /// UUIDs, is on none of them.
     fn kept(&self, node: &str, named: bool) -> BTreeMap<usize, u128> {
         let mut kept = BTreeMap::new();
         let here = self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(node));
@@ -129,7 +130,7 @@ impl World {
         kept
     }
 
-    /// GPUs of a node that has an inventory, where this is, and how much; by index for gpushare's.
+    /// The GPUs of a node that hold this allocation, and how much; by index for gpushare's form.
     fn places(&self, node: &str, held: &Held) -> Vec<(usize, u128)> {
         match held {
             Held::Allocation(allocation) => {
@@ -147,14 +148,14 @@ impl World {
         }
     }
 
-    /// Who is spoken of by the agent counts no more.
+    /// Departed pods that the agent reports no longer count.
     fn hear(&mut self) {
         for (name, node) in &self.nodes {
             let ours = match &node.inventory {
                 Some(Ok(inventory)) => Some(inventory),
                 _ => None,
             };
-            // gpushare's plugin says nothing of what is held, and gives GPUs no names.
+            // gpushare's device plugin reports nothing about held memory, and has no UUIDs.
             let held: Vec<u64> = match ours {
                 Some(inventory) => inventory.gpus.iter().map(|gpu| gpu.held.0).collect(),
                 None if node.capacity_units > 0 => vec![0; node.capacity_gpus as usize],
@@ -192,7 +193,7 @@ impl World {
     fn happen(&mut self, ledger: &mut Ledger, event: Event) {
         match event {
             Event::Pod(mut pod) => {
-                // An API server never unbinds or moves a pod, and never has two of one name.
+                // An API server never unbinds or moves a pod, and never has two pods with one name.
                 if let Some(old) = self.pods.get(&pod.uid)
                     && old.node.is_some()
                 {
@@ -254,7 +255,7 @@ impl World {
         }
     }
 
-    /// MiB left per GPU of a node, counted from nothing.
+    /// MiB left per GPU of a node, counted from scratch.
     fn free(&self, name: &str) -> Vec<u64> {
         let Some(node) = self.nodes.get(name) else {
             return Vec::new();
@@ -271,7 +272,7 @@ impl World {
             None => Vec::new(),
         };
         let mut left: Vec<u128> = sizes.iter().map(|size| u128::from(*size)).collect();
-        // Of what is held and what is kept for the departed the larger counts.
+        // The larger of the held memory and the memory kept for departed pods counts.
         let kept = match ours {
             Some(_) => self.kept(name, true),
             None => BTreeMap::new(),
@@ -280,7 +281,8 @@ impl World {
             let held = ours.map_or(0, |inventory| u128::from(inventory.gpus[index].held.0));
             *left = left.saturating_sub(held.max(kept.get(&index).copied().unwrap_or(0)));
         }
-        // All of it is on one GPU here. What is asked for counts where it is more than what is written, up to the size of a GPU that is known.
+        // Here, the whole request is on one GPU. The request counts if it is more than the annotation, up to the size of a known
+        // GPU.
         let mut take = |held: &Held, asked: u128| match held {
             Held::Allocation(allocation) => {
                 for share in &allocation.gpus {
@@ -348,7 +350,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// After every event the ledger is what a recount from the objects gives; nothing goes below zero.
+    /// After every event, the ledger equals a recount from the objects, and nothing goes below zero.
     #[test]
     fn the_ledger_equals_a_naive_recount(events in proptest::collection::vec(any_event(), 1..60)) {
         let mut world = World::default();
@@ -359,7 +361,8 @@ proptest! {
         }
     }
 
-    /// What is tried on a part of the ledger comes true: about its node the part says what the whole says, before and after the end of any pod there.
+    /// A change of a copied part predicts the change of the whole: about its node, the part gives the same answers as the whole,
+    /// before and after the end of any pod there.
     #[test]
     fn a_part_of_the_ledger_says_of_its_node_what_the_whole_says(events in proptest::collection::vec(any_event(), 1..40)) {
         let mut world = World::default();
@@ -384,14 +387,14 @@ proptest! {
         }
     }
 
-    /// The same objects in another order give the same choice for every request.
+    /// The same objects in another order lead to the same choice for every request.
     #[test]
     fn choices_do_not_depend_on_the_order_of_arrival(
         nodes in proptest::collection::vec(any_node(), 1..4),
         pods in proptest::collection::vec(any_pod(), 0..12),
         seed in any::<u64>(),
     ) {
-        // Later objects of a name replace earlier ones; only distinct ones commute.
+        // Later objects with a name replace earlier ones, so only distinct ones commute.
         let nodes: BTreeMap<String, Node> = nodes.into_iter().map(|node| (node.name.clone(), node)).collect();
         let pods: BTreeMap<String, Pod> = pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
         let mut shuffled: Vec<&Pod> = pods.values().collect();
@@ -413,7 +416,7 @@ proptest! {
             }
         }
         prop_assert_eq!(first.anomalies(), second.anomalies());
-        // The numbers that are kept are those that are counted, in whatever order things came.
+        // The totals that are kept equal the totals that are counted, in any order of the events.
         for ledger in [&first, &second] {
             let (totals, anomalies) = (ledger.totals(), ledger.anomalies());
             let count = |kind: fn(&Anomaly) -> bool| anomalies.iter().filter(|anomaly| kind(anomaly)).count() as u64;

@@ -1,12 +1,14 @@
-//! `divvy.dev/gpu-prefer: fastest` compared with published figures.
+//! `divvy.dev/gpu-prefer: fastest`, compared with published figures.
 //!
-//! The figure of a product is the geometric mean of its dense FP16 (or BF16) throughput with FP32 accumulation and of its memory bandwidth. Where
-//! there are no tensor cores it is FP32, or FP16 where that is published. Sources, by NVIDIA:
+//! The figure of a product is the geometric mean of its dense FP16 (or BF16) throughput with FP32 accumulation and its memory
+//! bandwidth. Where there are no tensor cores, it is FP32, or FP16 where that is published. Sources, by NVIDIA:
 //!
-//! - whitepapers: Tesla P100, Turing, A100 (table 5), GA102 (appendix A and B), Ada (appendix A), H100, RTX Blackwell
-//! - data sheets of the cards; of RTX 5060, RTX 3080 Ti Laptop and RTX 4090 Laptop the product pages, from which tensor throughput is derived: "AI TOPS" are
-//!   FP4 with sparsity and FP16 accumulation, a sixteenth is FP16 with FP32 accumulation; in GA102 and AD103 it is twice FP32
-//! - the highest clocks as `nvidia-smi -q -d CLOCK` has them ("Max Clocks"); of data-centre cards they are the boost clocks, but of Hopper and B200
+//! - whitepapers: Tesla P100, Turing, A100 (table 5), GA102 (appendices A and B), Ada (appendix A), H100, RTX Blackwell
+//! - data sheets of the cards. For RTX 5060, RTX 3080 Ti Laptop, and RTX 4090 Laptop: the product pages, from which the tensor
+//!   throughput is derived. "AI TOPS" are FP4 with sparsity and FP16 accumulation; a sixteenth is FP16 with FP32 accumulation. In
+//!   GA102 and AD103 it is twice FP32.
+//! - the highest clocks as `nvidia-smi -q -d CLOCK` shows them ("Max Clocks"). For data center cards other than Hopper and B200,
+//!   they are the boost clocks.
 
 use divvy_model::{Node, Prefer};
 use divvy_placement::NodeState;
@@ -18,11 +20,11 @@ struct Card {
     model: &'static str,
     cc: &'static str,
     sms: u32,
-    /// Published.
+    /// The published boost clock.
     boost_mhz: u32,
-    /// As the driver says.
+    /// The highest clock, as the driver reports it.
     highest_mhz: u32,
-    /// Published.
+    /// The published memory bandwidth in GB/s.
     bandwidth_gbs: u32,
     /// Published FP32 throughput, in 10¹¹ per second.
     fp32: u32,
@@ -51,7 +53,7 @@ const fn card(
 
 #[rustfmt::skip]
 const CARDS: [Card; 53] = [
-    // Data centre.
+    // Data center.
     card(("Tesla K80", "3.7"), 13, (875, 875), 240, (44, 44)),
     card(("Tesla M60", "5.2"), 16, (1178, 1177), 160, (48, 48)),
     card(("Tesla P4", "6.1"), 20, (1114, 1531), 192, (57, 57)),
@@ -110,19 +112,19 @@ const CARDS: [Card; 53] = [
     card(("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9"), 24, (2370, 3105), 256, (146, 291)),
 ];
 
-/// What is published of a card: the square of the geometric mean.
+/// The published figure of a card: the square of the geometric mean.
 fn published(card: &Card) -> u64 {
     u64::from(card.fp16) * u64::from(card.bandwidth_gbs)
 }
 
-/// What an agent tells of a card.
+/// What an agent reports about a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Agent {
-    /// All of it.
+    /// Everything.
     Now,
-    /// No memory bandwidth: an older one, or one with an older driver.
+    /// No memory bandwidth, because the agent or the driver is older.
     Older,
-    /// A name that means nothing.
+    /// A product name that means nothing.
     UnknownProduct,
 }
 
@@ -144,7 +146,7 @@ fn rank_of(node: &Node) -> u64 {
     NodeState::read(node, GIB).gpus[0].preference(Some(Prefer::Fastest))
 }
 
-/// Pairs that are in the wrong order though their published figures differ by more than so many percent.
+/// Pairs that are in the wrong order, although their published figures differ by more than this percentage.
 fn wrong(percent: u64, agents: (Agent, Agent)) -> Vec<String> {
     let mut found = Vec::new();
     for fast in &CARDS {
@@ -187,7 +189,7 @@ fn gpus_are_ranked_as_their_published_figures_are() {
     assert_eq!(wrong(5, (Agent::Now, Agent::Now)), [""; 0]);
 }
 
-/// The estimates are coarse, so only figures that differ by more than so many percent are ranked for certain.
+/// The estimates are coarse, so only figures that differ by more than a certain percentage are sure to be ranked correctly.
 #[test]
 fn gpus_of_which_less_is_known_are_ranked_by_estimates() {
     for (percent, agents) in [
@@ -255,7 +257,7 @@ fn whatever_an_inventory_says_of_a_gpu_it_is_ranked() {
             }
         }
     }
-    // Nothing is known, or little, or it is of a generation to come.
+    // Nothing is known, or little, or the GPU belongs to a future generation.
     assert_eq!(rank("", 0, 0, 0), 0);
     assert!(rank("", 0, 0, 320) > 0);
     assert!(rank("8.0", 0, 0, 0) > rank("7.5", 0, 0, 0));

@@ -4,21 +4,22 @@ use divvy_model::{Link, MiB};
 use divvy_placement::{Candidate, Topology};
 use proptest::prelude::*;
 
-/// The other GPU's position, the kind, how many.
+/// A connection: the positions of the two GPUs, its kind, and its count.
 type Connection = (usize, usize, &'static str, u32);
 
 fn topology(gpus: usize, connections: &[Connection]) -> Topology {
     let uuid = |at: usize| format!("GPU-{at}");
     let mut links: Vec<(String, Vec<Link>)> = (0..gpus).map(|at| (uuid(at), Vec::new())).collect();
     for (a, b, kind, count) in connections {
-        // One of the two says so.
+        // Only one GPU of a pair reports the connection.
         links[*a].1.push(Link(uuid(*b), (*kind).to_owned(), *count));
     }
     let gpus: Vec<(&str, &[Link])> = links.iter().map(|(uuid, links)| (uuid.as_str(), links.as_slice())).collect();
     Topology::new(&gpus)
 }
 
-/// NVLinks between pairs, and on the PCI bus one kind within a socket and another one across; `per_socket` GPUs in each.
+/// A machine with NVLinks between pairs, one kind of PCI connection within a socket, and another one across sockets; each socket
+/// has `per_socket` GPUs.
 fn machine(gpus: usize, per_socket: usize, nvlinks: &[(usize, usize, u32)]) -> Topology {
     let mut connections: Vec<Connection> = nvlinks.iter().map(|(a, b, count)| (*a, *b, "nvlink", *count)).collect();
     for a in 0..gpus {
@@ -58,7 +59,7 @@ fn what_nvidias_device_plugin_answers_where_it_is_right_is_answered_here() {
     let close = |a, b| (a, b, "single-switch", 0);
     let far = |a, b| (a, b, "system", 0);
     let bus = topology(4, &[close(0, 1), close(2, 3), far(0, 2), far(0, 3), far(1, 2), far(1, 3)]);
-    // Here NVIDIA's takes 0 and 1 (its best division is overwritten).
+    // NVIDIA's plugin takes 0 and 1 here, because it overwrites its best division.
     let one_pair = machine(14, 7, &[(12, 13, 1)]);
     let seven_pairs: Vec<_> = (0..7).map(|pair| (2 * pair, 2 * pair + 1, 4)).collect();
     let seven_pairs = machine(14, 7, &seven_pairs);
@@ -119,16 +120,16 @@ fn a_pair_is_worth_what_either_of_the_two_says_and_nothing_where_nothing_is_know
 fn of_sets_that_are_worth_the_same_the_one_with_the_least_left_is_taken_if_as_much_can_be_made_of_the_others() {
     let mut four = candidates(0..4, &[]);
     four[3].free = MiB(10);
-    // Nothing is known of any pair.
+    // Nothing is known about any pair.
     assert_eq!(Topology::default().choose(&four, 2), Some(vec![0, 3]));
     let close = |a, b| (a, b, "single-switch", 0);
-    // A ring of four: with 0 and 1 the others are a pair, too. 1 and 2 have as much worth, and less left.
+    // A ring of four: if 0 and 1 are chosen, the others are a pair as well. 1 and 2 are worth the same and have less left.
     let ring = topology(4, &[close(0, 1), close(1, 2), close(2, 3), close(3, 0)]);
     four[1].free = MiB(100);
     four[2].free = MiB(100);
     four[3].free = MiB(1024);
     assert_eq!(ring.choose(&four, 2), Some(vec![1, 2]));
-    // A path: who takes the middle leaves the ends alone.
+    // A path: choosing the middle would leave two unconnected ends.
     let path = topology(4, &[close(0, 1), close(1, 2), close(2, 3)]);
     assert_eq!(path.choose(&four, 2), Some(vec![0, 1]));
 }
@@ -141,7 +142,7 @@ fn of_more_gpus_than_can_be_searched_through_the_well_connected_are_found() {
     let machine = machine(32, 16, &groups);
     assert_eq!(machine.choose(&candidates(0..32, &[]), 4), Some(vec![0, 1, 2, 3]));
     assert_eq!(machine.choose(&candidates(0..32, &[17]), 4), Some(vec![16, 17, 18, 19]));
-    // Of the first group one is not to be had: whole groups are better.
+    // One GPU of the first group is not available, so whole groups are better.
     let chosen = machine.choose(&candidates(1..32, &[]), 8).expect("enough");
     assert_eq!(machine.worth(&chosen), 2 * 6 * 620 + 16 * 20);
     let mut one = candidates(0..32, &[]);
@@ -149,7 +150,7 @@ fn of_more_gpus_than_can_be_searched_through_the_well_connected_are_found() {
     assert_eq!(machine.choose(&one, 1), Some(vec![20]));
 }
 
-/// All sets of so many of these.
+/// All sets of `count` of these GPUs.
 fn sets(of: &[usize], count: usize) -> Vec<Vec<usize>> {
     match of.split_first() {
         _ if count == 0 => vec![Vec::new()],
@@ -165,7 +166,8 @@ fn without(all: &[usize], set: &[usize]) -> Vec<usize> {
     all.iter().copied().filter(|at| !set.contains(at)).collect()
 }
 
-/// The most that these are worth when all are divided into sets of `count`, the last one smaller: by all orders of taking sets away.
+/// The most that these are worth when all are divided into sets of `count`, the last one smaller, by trying all orders of taking
+/// sets away.
 fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u32 {
     if rest.is_empty() {
         return 0;
@@ -181,7 +183,7 @@ fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u
 }
 
 proptest! {
-    /// Few different worths, so that there are many equals.
+    /// Few different worths, so that there are many ties.
     #[test]
     fn no_set_is_better_by_all_that_counts(
         gpus in 2_usize..9,
@@ -206,7 +208,7 @@ proptest! {
                 (std::cmp::Reverse(topology.worth(set)), std::cmp::Reverse(others), free, set.clone())
             });
         prop_assert_eq!(&chosen, &best);
-        // In whatever order they are named.
+        // In any order of the candidates.
         candidates.reverse();
         prop_assert_eq!(topology.choose(&candidates, count), chosen);
     }
@@ -224,7 +226,7 @@ proptest! {
         prop_assert_eq!(chosen.len(), count);
         prop_assert!(chosen.is_sorted_by(|a, b| a < b), "{:?}", chosen);
         prop_assert!(must >= 20 || chosen.contains(&must));
-        // No exchange of one makes it better.
+        // No exchange of one GPU improves the set.
         for out in chosen.iter().filter(|out| **out != must) {
             for other in without(&(0..20).collect::<Vec<_>>(), &chosen) {
                 let set: Vec<usize> = chosen.iter().map(|at| if at == out { other } else { *at }).collect();

@@ -1,4 +1,4 @@
-//! Who has to go so that one GPU has room.
+//! The pods that must go so that one GPU has room.
 
 use divvy_model::Pod;
 use divvy_placement::Ledger;
@@ -9,7 +9,7 @@ use crate::fixture::*;
 /// A pod on n1: name, GPU, units, priority.
 type On = (&'static str, usize, u64, i32);
 
-/// n1 with two GPUs of 16, CPU for 8 cores, and these pods, each with half a core.
+/// A ledger with n1, which has two GPUs of 16 units and 8 cores, and these pods, each with half a core.
 fn ledger(pods: &[On]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
@@ -49,23 +49,23 @@ fn check(pods: &[On], units: u64, proposed: &[&str], expected: Option<&[&str]>) 
 
 #[test]
 fn victims_are_on_one_gpu() {
-    // By sums 8 of 32 are missing, and a or c would do. On one GPU it takes a and b, or c and d.
+    // By the sums, 8 of 32 units are missing, and a or c would be enough. For one GPU, a and b must go, or c and d.
     let pods = [("a", 0, 8, 0), ("b", 0, 8, 0), ("c", 1, 8, 0), ("d", 1, 8, 0)];
     check(&pods, 12, &["a", "c"], Some(&["a", "b"]));
     check(&pods, 12, &["a", "b"], Some(&["a", "b"]));
-    // What was proposed is enough, and more than enough.
+    // The proposed pods are enough, and more than enough.
     check(&pods, 8, &["c", "d"], Some(&["c"]));
     check(&pods, 8, &["a"], Some(&["a"]));
 }
 
 #[test]
 fn nobody_goes_in_vain() {
-    // Whoever of lower priority goes, no GPU has 12 free.
+    // Whichever pods of lower priority go, no GPU has 12 units free.
     let pods = [("a", 0, 8, 0), ("rock", 0, 8, 2000), ("c", 1, 8, 0), ("hill", 1, 8, 1000)];
     check(&pods, 12, &["a", "c"], None);
     check(&pods, 17, &["a", "c"], None);
     check(&pods, 8, &["c"], Some(&["c"]));
-    // GPU 1 has room for the asking when one of its pods goes; a is on the other one.
+    // GPU 1 has room if one of its pods goes; a is on the other GPU.
     let pods = [("a", 0, 16, 0), ("b", 1, 10, 0), ("c", 1, 4, 0)];
     check(&pods, 6, &["c"], Some(&["c"]));
     check(&pods, 12, &["b"], Some(&["b"]));
@@ -110,7 +110,7 @@ fn a_pod_that_is_being_deleted_anyway_goes_before_any_other() {
 
 #[test]
 fn who_was_proposed_for_another_reason_goes_all_the_same() {
-    // CPU: 8 cores, of which 6 are cpu-only's.
+    // The node has 8 cores, of which cpu-only has 6.
     let mut ledger = ledger(&[("a", 0, 16, 0), ("b", 1, 16, 0)]);
     ledger.apply_pod(Pod {
         node: Some("n1".to_owned()),
@@ -123,7 +123,7 @@ fn who_was_proposed_for_another_reason_goes_all_the_same() {
     };
     let found = victims(&ledger, &pod, &["a", "cpu-only"]).expect("possible");
     assert_eq!(found, ["a", "cpu-only"]);
-    // b is not needed for the GPU, and a sum that a's end leaves short is filled from what was proposed.
+    // b is not needed for the GPU. But without a, the CPU is still not enough, so further proposed pods are taken.
     let pod = Pod {
         cpu_milli: 7_900,
         ..urgent(8)
@@ -132,7 +132,7 @@ fn who_was_proposed_for_another_reason_goes_all_the_same() {
         victims(&ledger, &pod, &["a", "b", "cpu-only"]).map(|found| found.len()),
         Some(3)
     );
-    // A GPU has room already: it was for something that is not known here.
+    // A GPU has room already, so the pod was proposed for a reason that is not known here.
     let empty = self::ledger(&[("a", 0, 8, 0)]);
     assert_eq!(victims(&empty, &urgent(8), &["a"]).expect("possible"), ["a"]);
 }
@@ -144,7 +144,8 @@ fn a_node_that_is_not_known_or_not_offered_is_left_out() {
 }
 
 proptest! {
-    /// After the victims have gone a GPU has room; none of them could have stayed; nobody as important as the pod goes who was not proposed.
+    /// After the victims are gone, a GPU has room. None of them could have stayed. No pod of equal or higher priority goes,
+    /// unless it was proposed.
     #[test]
     fn the_victims_are_enough_and_none_is_too_many(
         pods in proptest::collection::vec((0_usize..2, 1_u64..9, 0_i32..5), 1..8),
@@ -175,7 +176,7 @@ proptest! {
             Some(victims) => {
                 prop_assert!(fits(&victims));
                 prop_assert!(victims.iter().all(|uid| lower.contains(uid)));
-                // Where a GPU has room already nothing is taken from what was proposed.
+                // If a GPU has room already, all proposed pods stay victims.
                 for without in 0..victims.len() {
                     let mut fewer = victims.clone();
                     fewer.remove(without);

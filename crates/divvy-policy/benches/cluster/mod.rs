@@ -1,5 +1,5 @@
-//! A made-up cluster for measurements: a third small nodes, the rest with 8 GPUs of two products, and 60 classes of pods of which few are
-//! frequent; in use to about 93 % when it has been filled.
+//! An artificial cluster for measurements: a third of the nodes are small, the rest have 8 GPUs of two products, and there are 60
+//! classes of pods, few of which are frequent. After filling, about 93 % is in use.
 
 use divvy_policy::{Decision, Demand, ModelSet, Models, Placer, Policy, Shape, Share, rank};
 
@@ -11,7 +11,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// So many nodes; `only_large`: each with 8 GPUs.
+    /// Create this many nodes. With `only_large`, each has 8 GPUs.
     pub(crate) fn new(policy: Policy, nodes: usize, only_large: bool) -> Cluster {
         let mut models = Models::default();
         let mut model = |name| models.number(name).expect("few models");
@@ -62,13 +62,13 @@ impl Cluster {
         (self.random >> 33) as usize % end
     }
 
-    /// A pod, the frequent classes more often.
+    /// Draw a pod; frequent classes are drawn more often.
     pub(crate) fn pod(&mut self) -> Demand {
         let (one, other) = (self.below(60), self.below(60));
         self.classes[one.min(other)]
     }
 
-    /// A pod comes; true if it fits.
+    /// Offer a pod, and report whether it fits.
     pub(crate) fn arrive(&mut self, demand: &Demand) -> bool {
         self.placer.arrived(demand);
         let Some(decision) = self.placer.decide(demand, 0) else {
@@ -78,7 +78,7 @@ impl Cluster {
         self.placer.take(demand, decision)
     }
 
-    /// Some pod ends.
+    /// End some pod.
     pub(crate) fn end(&mut self) {
         if !self.running.is_empty() {
             let at = self.below(self.running.len());
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// Until 20 pods in a row did not fit.
+    /// Fill the cluster until 20 pods in a row did not fit.
     pub(crate) fn fill(&mut self) {
         let mut refused = 0;
         while refused < 20 {
@@ -96,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// The same nodes and what they have left, with a placer that has decided nothing yet.
+    /// Copy the nodes with what is free on them into a placer that has decided nothing yet.
     pub(crate) fn cold(&self, policy: Policy) -> Placer {
         let mut placer = Placer::new(policy);
         for (node, (shape, free)) in self.placer.nodes().enumerate() {

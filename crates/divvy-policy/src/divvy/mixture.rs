@@ -1,4 +1,4 @@
-//! What pods ask for, learnt from those that came.
+//! The mix of requests, learned from the pods that arrived.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -6,21 +6,22 @@ use std::hash::BuildHasherDefault;
 use super::super::{Demand, Mix, Model, Shape};
 use crate::mixer::Mixer;
 
-/// What one arrival counts when it is new.
+/// The weight of one arrival when it is new.
 pub(crate) const ONE: u64 = 1 << 10;
-/// When as many arrivals count as this, all of them are halved: older ones fade.
+/// When the sum of the weights reaches this value, all weights are halved, so that older arrivals fade.
 const WINDOW: u64 = 8192 * ONE;
-/// A class that counts for less is forgotten.
+/// A class whose weight is below this value is forgotten.
 const LEAST: u64 = ONE / 64;
 
-/// Counts of arrivals by class, in which older ones fade.
+/// The weights of arrivals by class of pods; older arrivals fade.
 #[derive(Debug)]
 pub(crate) struct Mixture {
-    /// Tenants choose what they ask for, so there may be as many classes as pods; of more than this the rarest are left out.
+    /// The maximum number of classes. Users choose their requests freely, so there may be as many classes as pods; beyond this
+    /// number the rarest are dropped.
     most: usize,
     counts: HashMap<Demand, u64, BuildHasherDefault<Mixer>>,
     total: u64,
-    /// Arrivals since the start, for when to fit again.
+    /// The number of arrivals since the start, which decides when the next fit is due.
     arrivals: u64,
     fit_at: u64,
 }
@@ -36,7 +37,7 @@ impl Mixture {
         }
     }
 
-    /// A pod came. True if it is time to [`Mixture::fit`].
+    /// Record an arrival, and report whether it is time to [`Mixture::fit`].
     pub(crate) fn add(&mut self, class: &Demand) -> bool {
         *self.counts.entry(*class).or_default() += ONE;
         self.total += ONE;
@@ -48,12 +49,12 @@ impl Mixture {
         self.arrivals > self.fit_at
     }
 
-    /// Whether too few came to say much of those to come.
+    /// Report whether too few pods have arrived to predict the next ones.
     pub(crate) fn is_young(&self) -> bool {
         self.arrivals <= 64
     }
 
-    /// As if these had come, and nothing before.
+    /// Replace everything learned, as if exactly the pods of this mix had arrived.
     pub(crate) fn set(&mut self, mix: &Mix) {
         *self = Mixture::of_at_most(self.most);
         for (class, count) in mix.classes() {
@@ -67,7 +68,8 @@ impl Mixture {
         self.leave_out_the_rarest();
     }
 
-    /// A quarter more than need be, so that this is not done for each pod.
+    /// Drop the rarest classes if there are too many. It drops a quarter more than necessary, so that this does not happen for
+    /// each pod.
     fn leave_out_the_rarest(&mut self) {
         if self.counts.len() <= self.most {
             return;
@@ -88,27 +90,31 @@ impl Mixture {
         self.total = self.counts.values().sum();
     }
 
-    /// The classes with their weights, those that want much GPU last. The next fit is due after 40 % more arrivals, and at the
-    /// latest after 2000.
+    /// Return the classes with their weights, sorted so that those with the largest requests come last. The next fit is due after
+    /// 40 % more arrivals, and after 2000 at the latest.
     pub(crate) fn fit(&mut self) -> Vec<(Demand, u64)> {
         self.fit_at = match self.arrivals {
             0..64 => self.arrivals.next_power_of_two().max(1),
             arrivals => arrivals + (arrivals * 2 / 5).min(2000),
         };
         let mut classes: Vec<(Demand, u64)> = self.counts.iter().map(|(class, count)| (*class, *count)).collect();
-        // Neighbours are alike, so that quantiles are.
+        // Similar classes are neighbors, so that a small change of the mix changes few of the quantiles that `Draw` takes.
         classes.sort_unstable_by_key(|(class, _)| (class.gpus, class.share, class.cpu_milli, *class));
         classes
     }
 }
 
-/// What a GPU of each shape is worth beyond itself, in thousandths, from who needs it: for every class that fits an empty node of the
-/// shape the GPU that it asks for, over all GPU where it could have that (research/fgd.md section 3, scarcity price). Demand is scaled to the
-/// cluster's GPU.
+/// Compute the scarcity price of each shape: what a GPU of that shape is worth to the pods that need it, in millionths.
+///
+/// A class of pods demands a share of the cluster's GPUs: its weight times its request, scaled so that all classes together
+/// demand exactly the GPUs of the cluster. That demand is divided by the number of GPUs that the class could use, and the price
+/// of a shape is the sum of these quotients over all classes that fit an empty node of the shape. So a GPU that everybody can use
+/// has a price near 1, a GPU that only a few pods request has less, and a scarce product that many pods insist on has more.
 pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
     let gpu = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
     let all: u128 = shapes.iter().map(|(shape, nodes)| gpu(shape, *nodes)).sum();
-    // There can be as many shapes as nodes, but most of them differ in CPU only: of those, the ones with CPU enough are a range.
+    // There can be as many shapes as nodes, but most of them differ only in CPU. Within such a group, the shapes with enough CPU
+    // for a class form a range.
     let mut groups: BTreeMap<(Model, u32, u8), Group> = BTreeMap::new();
     for (number, (shape, nodes)) in shapes.iter().enumerate() {
         let group = groups.entry((shape.model, shape.gpu_size, shape.gpus));
@@ -125,7 +131,7 @@ pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Ve
         }
     }
     let total: u128 = wanted.iter().map(|(_, demand, _)| demand).sum();
-    // demand / total * all / room, in millionths.
+    // The quotient is demand / total * all / room, in millionths.
     let wanted: Vec<(&Demand, u128)> = wanted
         .into_iter()
         .map(|(class, demand, room)| (class, demand * all * 1_000_000 / (total.max(1) * room)))
@@ -150,10 +156,10 @@ pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Ve
     prices
 }
 
-/// Shapes that differ in CPU and main memory only.
+/// A group of shapes that differ only in CPU and main memory.
 struct Group {
     example: Shape,
-    /// In ascending order: CPU, the shape's number, and the GPUs of nodes with that much CPU or more.
+    /// In ascending order: CPU, the shape's number, and the number of GPUs on nodes of the group with at least that much CPU.
     by_cpu: Vec<(u32, usize, u128)>,
 }
 
@@ -174,12 +180,12 @@ impl Group {
         }
     }
 
-    /// Whether a pod of the class fits an empty node that has CPU enough.
+    /// Report whether a pod of the class fits an empty node of the group that has enough CPU.
     fn admits(&self, class: &Demand) -> bool {
         class.gpus <= self.example.gpus && class.amount(&self.example).is_some()
     }
 
-    /// GPUs of the nodes that a pod of the class fits when they are empty.
+    /// Return the number of GPUs on nodes of the group that a pod of the class fits when they are empty.
     fn room(&self, class: &Demand) -> u128 {
         let first = self.by_cpu.partition_point(|(cpu_milli, ..)| *cpu_milli < class.cpu_milli);
         let room = self.by_cpu.get(first).filter(|_| self.admits(class));
@@ -187,14 +193,14 @@ impl Group {
     }
 }
 
-/// A shape of each product and size of GPU that nodes have.
+/// Return one example shape for each GPU product and size that a node has.
 pub(crate) fn kinds(shapes: &[(Shape, u64)]) -> Vec<Shape> {
     let there = shapes.iter().filter(|(_, nodes)| *nodes > 0);
     let kinds: BTreeMap<(Model, u32), Shape> = there.map(|(shape, _)| ((shape.model, shape.gpu_size), *shape)).collect();
     kinds.into_values().collect()
 }
 
-/// Thousandths of GPUs that a pod of the class takes: the most of all [`kinds`] that it may use.
+/// Return what a pod of the class takes, in thousandths of a GPU: the largest amount over all [`kinds`] that it may use.
 pub(crate) fn milli(class: &Demand, kinds: &[Shape]) -> u64 {
     let may = kinds.iter().filter(|shape| class.amount(shape).is_some());
     may.map(|shape| class.milli(shape)).max().unwrap_or(0)
@@ -206,7 +212,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, for each class and shape by itself.
+    /// The definition, computed for each class and shape separately.
     fn plain(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
         let gpus = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
         let fits = |class: &Demand, shape: &Shape| {

@@ -1,18 +1,26 @@
-//! Slot pressure: how dearly a node's places are needed by the pods that cannot go everywhere, those with several GPUs and those that
-//! name their models (research/placement.md section 1, P).
+//! Slot pressure: a price for places that only some pods need, so that other pods do not use them up.
+//!
+//! The stranding term does not care which pods fill a node: it would give an empty 8-GPU node to one-GPU pods, and a rare product to any
+//! pod. Therefore the policy watches the constrained classes, whose pods cannot go everywhere: those with several GPUs, and those
+//! that name the products that they accept. Each place for such a pod has a price, and a placement pays for the places that it
+//! takes away.
+//!
+//! The price of a place is the class's request times a factor lambda. Lambda compares the demand with the supply: the class's
+//! share of all demand, as a part of the GPU capacity that is idle now, divided by the capacity of all its places now. It is at
+//! most 3. While pods do not end, lambda is squared, so that places are nearly free until they become rare.
 
 use super::super::state::State;
 use std::collections::BTreeMap;
 
 use super::super::{Demand, MOST_GPUS, Model, ModelSet, Shape, Share};
 
-/// At most so many classes are watched: those that ask for the most GPU.
+/// The maximum number of watched classes; those with the largest demand are kept.
 const MOST: usize = 256;
 
-/// When so much was seen, and no pod with several GPUs, none is feared.
+/// After this weight of arrivals without any pod with several GPUs, such pods are no longer expected (see [`whole_nodes`]).
 const MANY: u64 = 1000 * super::mixture::ONE;
 
-/// Millionths: 1 in fixed point.
+/// The number 1 in fixed-point arithmetic with millionths.
 pub(crate) const MICRO: i64 = 1_000_000;
 
 #[derive(Debug, Clone)]
@@ -20,11 +28,11 @@ struct Watched {
     class: Demand,
     weight: u64,
     milli: u64,
-    /// Places that there are now.
+    /// The number of places in the cluster now.
     places: u128,
 }
 
-/// Watched classes that take as much of as many GPUs, and so find room on the same ones.
+/// Watched classes that take the same amount of the same number of GPUs, so that they find room on the same GPUs.
 #[derive(Debug, Clone)]
 struct Alike {
     gpus: u8,
@@ -35,30 +43,30 @@ struct Alike {
 #[derive(Debug, Clone)]
 struct Priced {
     cpu_milli: u32,
-    /// Which of the watched it is.
+    /// The index of the class in [`Pressure::watched`].
     watched: usize,
-    /// Price of one place, in millionths of a thousandth of a GPU.
+    /// The price of one place, in millionths of a thousandth of a GPU.
     price: i64,
 }
 
-/// The constrained classes and what a place for each is worth now.
+/// The constrained classes, and the price of a place for each of them now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressure {
     watched: Vec<Watched>,
-    /// By number of the shape: its kind.
+    /// By shape number: the index of the shape's kind in `kinds`.
     kind_of: Vec<usize>,
-    /// By kind of GPU, the product and its size: the classes that may be there.
+    /// By kind of GPU (product and size): the classes that may use it.
     kinds: Vec<Vec<Alike>>,
-    /// Sum over all classes of weight times thousandths of GPUs.
+    /// The sum over all classes of weight times request in thousandths of a GPU.
     demand: u128,
 }
 
-/// How sharply a price rises.
+/// How lambda depends on the demand per place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rise {
-    /// With the demand per place.
+    /// Lambda is the demand per place.
     Linear,
-    /// With its square.
+    /// Lambda is the square of the demand per place.
     Square,
 }
 
@@ -102,7 +110,8 @@ impl Pressure {
         }
     }
 
-    /// Sets the prices anew from what is idle now, in thousandths of GPUs, and the states of the nodes with how many are in each.
+    /// Compute the prices from the idle GPU capacity, in thousandths of a GPU, and from the states of the nodes with the number
+    /// of nodes in each.
     pub(crate) fn refresh(&mut self, idle_milli: u64, rise: Rise, shapes: &[(Shape, u64)], states: &[(&State, usize)]) {
         self.watched.iter_mut().for_each(|watched| watched.places = 0);
         for (state, nodes) in states {
@@ -115,7 +124,7 @@ impl Pressure {
         }
         let demand = self.demand.max(1);
         let price = |watched: &Watched| {
-            // Demand per place: its share of what is idle, over what its places hold; at most 3.
+            // Demand per place: the class's share of the idle capacity, divided by the capacity of its places; at most 3.
             let wanted = u128::from(watched.weight) * u128::from(idle_milli) * MICRO as u128;
             let per_place = wanted
                 .checked_div(demand * watched.places)
@@ -131,7 +140,7 @@ impl Pressure {
         }
     }
 
-    /// What all places of a node in this state are worth, in millionths of a thousandth of a GPU.
+    /// Return the value of all places of a node in this state, in millionths of a thousandth of a GPU.
     pub(crate) fn worth(&self, state: &State, shape: &Shape) -> i64 {
         let mut worth = 0;
         let kind = self.kind_of.get(state.shape as usize).and_then(|kind| self.kinds.get(*kind));
@@ -143,7 +152,7 @@ impl Pressure {
 }
 
 impl Alike {
-    /// Tells of each class for which there are places, and how many.
+    /// Call `tell` for each class that has places in this state, with their number.
     fn places(&self, state: &State, shape: &Shape, mut tell: impl FnMut(&Priced, u32)) {
         let by_gpu = by_gpu(self.gpus, self.amount, state, shape);
         if by_gpu > 0 {
@@ -176,7 +185,8 @@ fn alike(watched: &[Watched], shape: &Shape) -> Vec<Alike> {
     all
 }
 
-/// Before any came it must be feared that pods come which need a whole node: half of one for each product and number of GPUs.
+/// Return an imaginary class for each product and number of GPUs: a pod that takes a whole node, with half the weight of one
+/// arrival. Until enough pods have arrived, such pods must be expected, or the first small pods would break up every large node.
 fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     let mut least_cpu: BTreeMap<(Model, u8), u32> = BTreeMap::new();
     for (shape, _) in shapes.iter().filter(|(shape, nodes)| *nodes > 0 && shape.gpus > 1) {
@@ -185,7 +195,7 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     }
     least_cpu.into_iter().map(|((model, gpus), cpu_milli)| {
         let class = Demand {
-            // A little is taken by what runs on every node.
+            // Pods that run on every node, such as DaemonSets, take a little CPU.
             cpu_milli: cpu_milli - cpu_milli / 16,
             memory_mib: 0,
             gpus,
@@ -196,7 +206,8 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     })
 }
 
-/// How many pods of a class, which takes so much of each GPU, a node in this state has room for, as if each were the only kind.
+/// Return how many pods of a class a node in this state has room for, if pods of no other class arrived. `amount` is what such a
+/// pod takes of each GPU.
 pub(crate) fn places(class: &Demand, amount: u32, state: &State, shape: &Shape) -> u32 {
     let by_gpu = by_gpu(class.gpus, amount, state, shape);
     by_gpu.min(by_cpu(class.cpu_milli, by_gpu, state))
@@ -212,7 +223,7 @@ fn by_gpu(gpus: u8, amount: u32, state: &State, shape: &Shape) -> u32 {
     }
 }
 
-/// As far as that matters when there is GPU enough for so many.
+/// Return how many pods the CPU allows, as exactly as necessary if there are GPUs for `by_gpu` of them.
 fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
     match by_gpu {
         0 => 0,
@@ -222,7 +233,7 @@ fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
     }
 }
 
-/// How often one goes into the other: mostly not at all, or once, and a division is most of what a place costs to count.
+/// Return `whole / part`. The result is mostly 0 or 1, and a division would take most of the time that counting places takes.
 fn times(whole: u32, part: u32) -> u32 {
     match whole {
         whole if whole < part => 0,

@@ -1,7 +1,16 @@
-//! Expected stranding: what becomes of a node's free GPU when the pods that are usually asked for come to it, one after another.
+//! Expected stranding: how much of a node's free GPU capacity remains unusable when the usual pods are offered to it, one after
+//! another.
 //!
-//! The pods come from a mix, in 64 fixed sequences that are the same for all nodes (common random numbers). At each step the 64 pods are
-//! quantiles of the mix (stratified), so 64 sequences are worth many more that were drawn independently, and another mix moves few of them.
+//! Each of 64 sequences offers 60 pods to the node. A pod is placed if it fits; a pod that takes a part of a GPU goes to the GPU
+//! with the least left that is enough. The mean over the sequences of what is still free in the end is the expected stranding. It
+//! covers what a static measure cannot: CPU that runs out before the GPUs do, and remainders that no combination of pods fills.
+//!
+//! The sequences are the same for all nodes (common random numbers), so the difference between two nodes is not chance. At each
+//! step, the 64 pods are quantiles of the mix in random order (stratified sampling): each class occurs as often as its frequency
+//! says. Therefore 64 sequences are as good as many more independent ones, and a small change of the mix changes few of the pods.
+//!
+//! The code plays as many sequences side by side as the processor has lanes for 16-bit integers. The test `lanes_and_words_agree`
+//! compares it with a plain loop.
 
 use std::ops::Range;
 
@@ -12,20 +21,20 @@ use super::super::state::State;
 use super::super::{Demand, MOST_GPUS, Shape};
 use divvy_placement::hash::mix as scramble;
 
-/// Sequences; a power of two.
+/// The number of sequences; a power of two.
 pub(crate) const SEQUENCES: usize = 64;
-/// Pods in each: at most 64, as sets of steps are bits of a word.
+/// The number of pods in each sequence.
 const STEPS: usize = 60;
 
-/// Which class of a mix comes at which step of which sequence.
+/// The class of the pod at each step of each sequence.
 #[derive(Debug, Clone)]
 pub(crate) struct Draw {
-    /// By step, then sequence: number of the class.
+    /// By step, then by sequence: the number of the class.
     classes: Vec<[u16; SEQUENCES]>,
 }
 
 impl Draw {
-    /// Draws from classes with these weights; not from none.
+    /// Draw from classes with these weights. There must be at least one class.
     pub(crate) fn new(weights: &[u64]) -> Draw {
         let mut upto = Vec::with_capacity(weights.len());
         let mut total: u128 = 0;
@@ -42,7 +51,7 @@ impl Draw {
             }
             let within = u128::from(scramble(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) >> 32);
             quantiles.map(|quantile| {
-                // (quantile + within / 2^32) / 64 of the total.
+                // The point at (quantile + within / 2^32) / 64 of the total weight.
                 let point = ((((quantile as u128) << 32) | within) * total) >> 38;
                 let class = upto
                     .partition_point(|upto| *upto <= point)
@@ -56,12 +65,12 @@ impl Draw {
     }
 }
 
-/// More than any node or GPU has.
+/// More than any node or GPU has, so that a pod with this request is never placed.
 const NEVER: i16 = i16::MAX;
-/// What a GPU counts here at most; divisible by most parts into which people cut a GPU.
+/// The largest number that stands for one whole GPU. It is divisible by most numbers of parts into which people divide a GPU.
 const FINEST: u32 = 25_200;
 
-/// A pod that wants a part of each of several GPUs.
+/// A pod that takes a part of each of several GPUs. These pods are rare, and they are handled one by one.
 #[derive(Debug, Clone, Copy)]
 struct Several {
     sequence: usize,
@@ -70,38 +79,40 @@ struct Several {
     gpus: usize,
 }
 
-/// One step of all sequences.
+/// One step of all sequences: the pod that each sequence offers.
 #[derive(Debug, Clone)]
 struct Step {
     cpus: [i16; SEQUENCES],
-    /// [`NEVER`] for pods that want several GPUs or may not use these; nothing for pods that want none.
+    /// What each pod takes of one GPU. [`NEVER`] for pods that take several GPUs or may not use this kind; 0 for pods that take
+    /// no GPU.
     amounts: [i16; SEQUENCES],
-    /// How many whole GPUs, of pods that want several.
+    /// For pods that take several whole GPUs: how many. 0 for other pods.
     whole: [i16; SEQUENCES],
-    /// Whether there are such pods.
+    /// Whether any pod of this step takes several whole GPUs.
     any_whole: bool,
-    /// In order of their sequences.
+    /// The pods that take a part of each of several GPUs, in the order of their sequences.
     several: Vec<Several>,
 }
 
-/// The sequences as nodes of one shape see them, in whole numbers that are small enough for many to be handled at once.
+/// The sequences, as nodes of one shape see them. All amounts are scaled to 16-bit integers, so that one instruction handles many
+/// sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequences {
     steps: Vec<Step>,
-    /// Below these no pod gets a GPU.
+    /// With less CPU or less GPU capacity than this, no pod gets a GPU.
     least_cpu: i16,
     least_amount: i16,
-    /// Thousandths of a core in one step of CPU.
+    /// The unit in which CPU is counted here, in thousandths of a core.
     cpu_unit: u32,
-    /// What one GPU counts in the ledger, and here.
+    /// The size of one GPU in the unit of [`Shape::gpu_size`], and as a scaled number.
     size: u32,
     scaled_size: u32,
-    /// What this processor can do; the answer is the same on all of them.
+    /// The SIMD instructions of this processor. The result is the same for all of them.
     level: Level,
 }
 
 impl Sequences {
-    /// As nodes of this shape see them.
+    /// Scale the drawn pods for nodes of this shape.
     pub(crate) fn new(draw: &Draw, classes: &[Demand], shape: &Shape) -> Sequences {
         let empty = Step {
             cpus: [0; SEQUENCES],
@@ -129,14 +140,14 @@ impl Sequences {
         sequences
     }
 
-    /// Whether nodes of both shapes see the same.
+    /// Report whether nodes of both shapes see the same scaled pods.
     pub(crate) fn same(one: &Shape, other: &Shape) -> bool {
         let unit = |shape: &Shape| shape.cpu_milli.div_ceil(NEVER as u32 - 1).next_power_of_two();
         (one.model, one.gpu_size, unit(one)) == (other.model, other.gpu_size, unit(other))
     }
 
     fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &Shape) {
-        // A node has less than NEVER, so what is more never fits, whatever it is.
+        // A node has less CPU than NEVER, so a larger request never fits, whatever its size.
         let cpu = i16::try_from(demand.cpu_milli.div_ceil(self.cpu_unit)).unwrap_or(NEVER);
         let amount = demand.amount(shape).map(|amount| self.scaled(amount));
         if let Some(amount) = amount.filter(|_| demand.gpus > 0) {
@@ -168,14 +179,14 @@ impl Sequences {
         };
     }
 
-    /// Something is never scaled to nothing.
+    /// Scale an amount of GPU capacity. A positive amount never becomes 0.
     fn scaled(&self, amount: u32) -> i16 {
         let scaled = u64::from(amount) * u64::from(self.scaled_size) / u64::from(self.size);
         let scaled = i16::try_from(scaled).unwrap_or(NEVER - 1);
         scaled.max(i16::from(amount > 0))
     }
 
-    /// Sum over the sequences of the thousandths of GPUs that are left in the end.
+    /// Return the sum over all sequences of what is left of the GPUs in the end, in thousandths of a GPU.
     pub(crate) fn stranded(&self, state: &State) -> u64 {
         let whole = self.scaled(self.size);
         let mut node = Node {
@@ -204,12 +215,14 @@ impl Sequences {
         sum * 1000 / u64::from(self.scaled_size)
     }
 
-    /// Offers the sequences to a node with so many GPUs. What is left of the GPUs in the end, in all sequences together.
+    /// Offer the sequences to a node with at most `GPUS` GPUs. Return the scaled amount that is left of the GPUs in the end,
+    /// summed over all sequences.
     #[inline(always)]
     fn offer<S: Simd, const GPUS: usize>(&self, simd: S, node: &Node) -> u64 {
         let size = self.scaled(self.size);
         let mut sum = 0;
-        // Two at a time: each waits for itself from step to step, and the processor handles the other meanwhile.
+        // Two groups at a time. Each step of a group depends on its previous step; meanwhile the processor works on the other
+        // group.
         for first in (0..SEQUENCES).step_by(2 * S::i16s::LEN) {
             let mut one = Lanes::<S, GPUS>::new(simd, first, node);
             let mut other = Lanes::<S, GPUS>::new(simd, first + S::i16s::LEN, node);
@@ -227,10 +240,10 @@ impl Sequences {
     }
 }
 
-/// As many sequences as the processor has lanes: what is left of a node in each.
+/// The state of a node in as many sequences as the processor has lanes.
 ///
-/// Whole GPUs are all alike and only counted. One of which a part is taken becomes one of `gpus` that is nothing yet: those are as many as the node
-/// has GPUs, so there is one.
+/// All whole GPUs are alike, so they are only counted. When a pod takes a part of a whole GPU, this GPU moves to a free entry of
+/// `gpus`, an entry that is 0. There always is one, because `gpus` has as many entries as the node has GPUs.
 struct Lanes<S: Simd, const GPUS: usize> {
     first: usize,
     cpu: S::i16s,
@@ -239,7 +252,7 @@ struct Lanes<S: Simd, const GPUS: usize> {
 }
 
 impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
-    /// From this sequence on.
+    /// Start the sequences from number `first` on.
     #[inline(always)]
     fn new(simd: S, first: usize, node: &Node) -> Self {
         Lanes {
@@ -256,14 +269,14 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
         let splat = |value: i16| S::i16s::splat(simd, value);
         let (none, one, never, size) = (splat(0), splat(1), splat(NEVER), splat(whole));
         let (cpus, amounts) = (lanes(&step.cpus), lanes(&step.amounts));
-        // The GPU with the least left that is enough; a whole one if there is no other.
+        // Find the GPU with the least left that is enough; a whole GPU if there is no other.
         let mut best = never;
         for gpu in &self.gpus {
             best = best.min(gpu.simd_lt(amounts).select(never, *gpu));
         }
         let opens = best.simd_eq(never);
         let enough = !(opens & (self.whole.simd_eq(none) | size.simd_lt(amounts)));
-        // What is true where the pod is placed and its GPU not found yet. No comparison waits for another one.
+        // True in a lane where the pod is placed and its GPU is not found yet. No comparison waits for the result of another one.
         let mut open = enough & !self.cpu.simd_lt(cpus);
         self.cpu -= open.select(cpus, none);
         self.whole -= (opens & open).select(one, none);
@@ -301,7 +314,7 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
         }
     }
 
-    /// Whether no pod can get a GPU any more.
+    /// Report whether no pod can get a GPU any longer, in any lane.
     #[inline(always)]
     fn ended(&self, simd: S, least_cpu: i16, least_amount: i16, size: i16) -> bool {
         let splat = |value: i16| S::i16s::splat(simd, value);
@@ -313,10 +326,11 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
         ended.all_true()
     }
 
-    /// Of the GPUs, in all of them.
+    /// Return the scaled amount that is left of the GPUs, summed over all lanes.
     #[inline(always)]
     fn left(&self, size: i16) -> u64 {
-        // By lane: a node's GPUs together are more than 16 bits hold, and far less than 32 do, so that nobody needs to look whether they do.
+        // Sums per lane. A node's GPUs together exceed 16 bits, but they are far below 32 bits, so wrapping arithmetic cannot
+        // wrap.
         let mut sums = [0_i32; SEQUENCES];
         let mut add = |lanes: &S::i16s, times: i32| {
             let mut left = [0; SEQUENCES];
@@ -331,16 +345,16 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
     }
 }
 
-/// What a node has left, as the sequences see it.
+/// What a node has left, scaled for the sequences.
 struct Node {
     cpu: i16,
-    /// GPUs of which nothing is taken.
+    /// The number of GPUs of which nothing is taken.
     whole: i16,
-    /// Of the others that are not used up, the first so many.
+    /// What is left of each partly used GPU; the remaining entries are 0.
     left: [i16; MOST_GPUS],
 }
 
-/// What is left in some sequences, for pods that are offered one after another.
+/// What is left in some sequences, as plain arrays, for pods that are offered one after another.
 struct OneByOne<const GPUS: usize> {
     size: i16,
     cpu: [i16; SEQUENCES],
@@ -358,7 +372,8 @@ impl<const GPUS: usize> OneByOne<GPUS> {
         }
     }
 
-    /// Each from the GPUs with the least left that is enough, if there are as many. Not in the loop over the steps, which is to stay in registers.
+    /// Place each pod on the GPUs with the least left that is enough, if there are enough of them. This is a separate function,
+    /// so that the values in the loop over the steps stay in registers.
     #[inline(never)]
     fn take(&mut self, pods: &[Several], sequences: Range<usize>) {
         for pod in pods.iter().filter(|pod| sequences.contains(&pod.sequence)) {
@@ -414,7 +429,7 @@ mod tests {
         }
     }
 
-    /// As the words above say it, step by step.
+    /// The definition in the module's documentation, step by step.
     fn naive(draw: &Draw, classes: &[Demand], state: &State) -> u64 {
         let mut sum = 0;
         for sequence in 0..SEQUENCES {

@@ -1,14 +1,15 @@
-/// Whether pods end, from how much GPU is given back for how much is taken: what is right while a cluster only fills up is wrong when its
-/// room is used again and again (research/placement.md section 6).
+/// Detects whether pods end, by comparing how much GPU capacity is released with how much is taken. The answer selects between
+/// two settings of the policy: the constants that are best while a cluster only fills up waste 8-GPU nodes when capacity is used
+/// again and again, because an opened node hardly ever becomes empty again.
 #[derive(Debug, Default)]
 pub(crate) struct Turnover {
-    /// Thousandths of GPUs that the nodes have.
+    /// The capacity of all nodes, in thousandths of a GPU.
     pub(crate) capacity_milli: u64,
-    /// Thousandths of GPUs, in which what is long ago fades.
+    /// The amount taken, in thousandths of a GPU. Old amounts fade, here and in `given_back`.
     taken: u64,
     given_back: u64,
     pods_end: bool,
-    /// What somebody said, whatever is seen.
+    /// The answer set by hand, which overrides what was measured.
     pub(crate) said: Option<bool>,
 }
 
@@ -17,16 +18,17 @@ impl Turnover {
         self.said.unwrap_or(self.pods_end)
     }
 
-    /// True if another answer is right from now on.
+    /// Record a placement, and report whether the answer of [`Turnover::pods_end`] has changed.
     pub(crate) fn taken(&mut self, milli: u64) -> bool {
         self.taken += milli;
-        // As much as half of the cluster is remembered.
+        // Only placements worth half of the cluster are remembered.
         if self.taken > self.capacity_milli / 2 {
             self.taken /= 2;
             self.given_back /= 2;
         }
         let (before, answered) = (self.pods_end, self.pods_end());
-        // A twentieth, and to go back less than a fortieth, so that it does not waver.
+        // The setting changes when a twentieth of what is taken is released, and changes back below a fortieth. The gap keeps it
+        // from flipping back and forth.
         self.pods_end = match before {
             false => self.given_back * 20 >= self.taken,
             true => self.given_back * 40 >= self.taken,

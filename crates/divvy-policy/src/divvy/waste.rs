@@ -1,5 +1,9 @@
-//! With pods that end, a node's room is used again and again: then what cannot be used now counts beside what will be stranded. FGD's
-//! fragments, and the GPU beyond the places that pods of each class would find (research/fgd.md section 3, F and U).
+//! Waste: GPU capacity of a node that cannot be used right now. It counts, in addition to stranding, once pods end and capacity
+//! is used again and again.
+//!
+//! It consists of FGD's fragments ([`Fragments`]) and of unplaced capacity. For one class of pods, the unplaced capacity is the
+//! free GPU capacity minus what the pods of this class would take if as many as fit were placed; the classes are weighted by
+//! their frequency.
 
 use super::super::fragments::Fragments;
 use super::super::rule::Place;
@@ -7,13 +11,13 @@ use super::super::state::State;
 use super::super::{Demand, Mix, Shape};
 use super::pressure::{MICRO, places};
 
-/// For nodes with one kind of GPU.
+/// The waste on nodes with one kind of GPU.
 #[derive(Debug, Clone)]
 pub(crate) struct Waste {
     fragments: Fragments,
-    /// Pods with GPUs: the class, what it takes of a GPU, its weight.
+    /// The classes of pods that may use this GPU: the class, the amount that it takes of one GPU, and its weight.
     classes: Vec<(Demand, u32, i64)>,
-    /// Weight of classes that may not be here, or have no GPU.
+    /// The sum of the weights of classes with GPUs that may not use this one.
     pods_elsewhere: i64,
 }
 
@@ -31,26 +35,27 @@ impl Waste {
         }
     }
 
-    /// What is useless in a state, in what [`Waste::growth`] wants to know of the state before.
+    /// Return FGD's fragments of a state, in the unit that [`Waste::growth`] expects.
     pub(crate) fn fragments(&self, state: &State) -> i64 {
         self.fragments.amount(state)
     }
 
-    /// How much the fragments grow, in millionths of a thousandth of a GPU: a first guess at what a place costs. `before`: [`Waste::fragments`] of
-    /// the place's state.
+    /// Return by how much the placement makes the fragments grow, in millionths of a thousandth of a GPU: a first guess at its
+    /// cost. `before` is [`Waste::fragments`] of the node's current state.
     pub(crate) fn growth(&self, place: &Place<'_>, before: i64) -> i64 {
         let after = place.state.after(place.demand, place.amount, None);
         let growth = self.fragments.amount(&after) - before;
         micro(i128::from(growth), self.fragments.pods(), place.shape)
     }
 
-    /// In millionths of a thousandth of a GPU: the fragments, and a tenth of what finds no place.
+    /// Return the waste of a state, in millionths of a thousandth of a GPU: the fragments plus a tenth of the unplaced capacity.
     pub(crate) fn amount(&self, state: &State, shape: &Shape) -> i64 {
         let both = i128::from(self.fragments.amount(state)) + i128::from(self.unplaced(state, shape)) / 10;
         micro(both, self.fragments.pods(), shape)
     }
 
-    /// What finds no place: GPU beyond the places that pods of each class would find, weighted by how many those are, over all pods.
+    /// Return the unplaced capacity of a state: a mean over the classes with GPUs, weighted by frequency and divided by all pods,
+    /// in millionths of a thousandth of a GPU.
     pub(crate) fn unplaced_micro(&self, state: &State, shape: &Shape) -> i64 {
         micro(i128::from(self.unplaced(state, shape)), self.fragments.pods(), shape)
     }
@@ -60,7 +65,7 @@ impl Waste {
         let most = state.left.iter().copied().max().unwrap_or(0);
         let mut unplaced = total * self.pods_elsewhere;
         for (class, amount, weight) in &self.classes {
-            // On most nodes no GPU has enough for most classes.
+            // A shortcut: on most nodes, no GPU has enough left for most classes.
             let places = if *amount > most {
                 0
             } else {
@@ -73,7 +78,7 @@ impl Waste {
     }
 }
 
-/// In millionths of a thousandth of a GPU: an amount that so many pods have together.
+/// Divide an amount by the number of pods over which it was summed, and convert it to millionths of a thousandth of a GPU.
 pub(crate) fn micro(amount: i128, pods: i64, shape: &Shape) -> i64 {
     let micro = amount * i128::from(MICRO) * 1000 / (i128::from(pods.max(1)) * i128::from(shape.gpu_size.max(1)));
     i64::try_from(micro).unwrap_or(i64::MAX)

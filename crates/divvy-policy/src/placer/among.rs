@@ -1,4 +1,4 @@
-//! The same decisions when only some of the nodes are in question, as kube-scheduler asks: its own filters have left the others out.
+//! The same decisions for a given set of nodes. kube-scheduler asks the extender only about the nodes that its own filters left.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,18 +8,18 @@ use super::super::{Demand, Policy, Term};
 use super::{Decision, FEW, NO_FIT, NodeId, Placer};
 use divvy_placement::hash::mix;
 
-/// What a pod would cost on a node: lower is better. Costs for one pod can be compared with each other, and with no others.
+/// The cost of a pod on a node: lower is better. Only costs for the same pod can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// How much, in what the policy counts.
+    /// The amount, in the policy's own unit.
     pub amount: i64,
-    /// False: it was not worth the time to find out, since others looked better.
+    /// Whether the amount is exact. If not, it is a guess: other nodes looked better, so the exact cost was not computed.
     pub exact: bool,
 }
 
 impl Placer {
-    /// What the pod would cost on each of these nodes, in their order; `None` where it does not fit. At least one that fits has an exact cost,
-    /// if any does. `pod` is as in [`Placer::decide`].
+    /// Return the cost of the pod on each of these nodes, in their order; `None` for a node where it does not fit. If the pod
+    /// fits any of them, at least one cost is exact. `pod` is as in [`Placer::decide`].
     pub fn costs_among(&mut self, demand: &Demand, pod: u64, among: &[NodeId]) -> Vec<Option<Cost>> {
         if self.policy == Policy::Random {
             return among.iter().map(|id| self.random_cost(*id, demand, pod)).collect();
@@ -42,8 +42,8 @@ impl Placer {
         slots.into_iter().map(cost).collect()
     }
 
-    /// The best of these nodes by costs that [`Placer::costs_among`] gave for them, as a position in both: the least that is exact, of equals
-    /// the one with the lowest rank.
+    /// Return the position of the best of these nodes, by the costs that [`Placer::costs_among`] returned for them: the least
+    /// exact cost, and on a tie the lowest rank.
     pub fn best_of(&self, among: &[NodeId], costs: &[Option<Cost>]) -> Option<usize> {
         let known = among.iter().zip(costs).enumerate();
         let exact = known.filter_map(|(at, (id, cost))| {
@@ -54,7 +54,7 @@ impl Placer {
         exact.min().map(|(_, _, at)| at)
     }
 
-    /// As [`Placer::decide`], of these nodes only.
+    /// Choose the best place as [`Placer::decide`] does, but only among these nodes.
     pub fn decide_among(&mut self, demand: &Demand, pod: u64, among: &[NodeId]) -> Option<Decision> {
         let costs = self.costs_among(demand, pod, among);
         let node = *among.get(self.best_of(among, &costs)?)?;
@@ -65,7 +65,7 @@ impl Placer {
         Some(Decision { node, gpus })
     }
 
-    /// What the pod's cost on a node is made of; empty where the policy has one number only, or the pod does not fit.
+    /// Return the terms of the pod's cost on a node; empty if the policy has only one number, or if the pod does not fit.
     pub fn terms(&mut self, demand: &Demand, node: NodeId) -> Vec<Term> {
         let class = demand.class();
         let Some(there) = self.nodes.get(node.index()).and_then(Option::as_ref) else {
@@ -88,7 +88,7 @@ impl Placer {
         })
     }
 
-    /// The slot of a node that has main memory enough.
+    /// Return the slot of a node; `None` if the node lacks main memory for the pod.
     fn slot_with_memory(&self, id: NodeId, demand: &Demand) -> Option<u32> {
         let node = self.nodes.get(id.index())?.as_ref()?;
         (node.free.memory_mib >= demand.memory_mib).then_some(node.slot)
@@ -101,7 +101,7 @@ impl Placer {
         fits.then_some(Cost { amount, exact: true })
     }
 
-    /// As `evaluate`, of these slots only.
+    /// Replace guesses by exact costs as `evaluate` does, but only for these slots.
     fn evaluate_among(&mut self, number: usize, class: &Demand, slots: &[Option<u32>]) {
         if self.rows[number].guesses == 0 {
             return;
@@ -110,7 +110,7 @@ impl Placer {
         let row = &self.rows[number];
         let mut best = NO_FIT;
         let mut guesses: Vec<Reverse<(i64, usize)>> = Vec::with_capacity(row.guesses);
-        // Nodes in equal state share a slot.
+        // Nodes in the same state share a slot.
         let mut seen = vec![false; row.guessed.len()];
         for slot in slots.filter(|slot| !std::mem::replace(&mut seen[*slot], true)) {
             best = best.min(row.exact.get(slot));
@@ -119,7 +119,7 @@ impl Placer {
                 guesses.push(Reverse((guess, slot)));
             }
         }
-        // Of thousands only the first few are looked at: not worth sorting.
+        // Of thousands of guesses, only the least few are needed: a heap is cheaper than sorting.
         let mut guesses = BinaryHeap::from(guesses);
         let all = guesses.len() <= FEW || !self.rule.is_dear();
         let (promising, in_turn) = self.rule.effort();

@@ -1,16 +1,17 @@
 use std::ops::Range;
 
-/// In a row: the pod does not fit there, or nothing is known.
+/// The cost of a slot where the pod does not fit, or where nothing is known.
 pub(super) const NO_FIT: i64 = i64::MAX;
 
-/// So many costs share one least.
+/// The number of costs that share one entry of `least`.
 const BLOCK: usize = 64;
 
-/// A cost for each slot, and where the least ones are: a look at all of them is a look at one in [`BLOCK`].
+/// A cost for each slot, and the least cost of each block of [`BLOCK`] slots, so that finding the least cost reads one number per
+/// block.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     amounts: Vec<i64>,
-    /// By block: the least of it.
+    /// By block: the least cost in the block.
     least: Vec<i64>,
 }
 
@@ -19,7 +20,7 @@ impl Costs {
         self.amounts.len()
     }
 
-    /// Slots that were not there have no cost.
+    /// Grow to this number of slots. New slots have no cost.
     pub(super) fn grow(&mut self, slots: usize) {
         self.amounts.resize(slots, NO_FIT);
         self.least.resize(slots.div_ceil(BLOCK), NO_FIT);
@@ -29,7 +30,7 @@ impl Costs {
         self.amounts[slot]
     }
 
-    /// What was there before.
+    /// Set the cost of a slot, and return its cost before.
     pub(super) fn set(&mut self, slot: usize, amount: i64) -> i64 {
         let before = std::mem::replace(&mut self.amounts[slot], amount);
         let block = slot / BLOCK;
@@ -41,9 +42,9 @@ impl Costs {
         before
     }
 
-    /// Takes over all that have a cost there, which then have none there. How many that were.
+    /// Move all costs from `other` to this one, and return their number.
     ///
-    /// Both have as many slots, and no slot has a cost in both.
+    /// Both must have the same number of slots, and no slot may have a cost in both.
     pub(super) fn take_from(&mut self, other: &mut Costs) -> usize {
         let mut taken = 0;
         for (here, there) in self.amounts.iter_mut().zip(&mut other.amounts) {
@@ -62,14 +63,14 @@ impl Costs {
         least_of(&self.least)
     }
 
-    /// All slots with this cost, which is not to be [`NO_FIT`], in ascending order.
+    /// Return all slots with this cost, in ascending order. The cost must not be [`NO_FIT`].
     pub(super) fn with(&self, amount: i64) -> impl Iterator<Item = usize> {
         let blocks = self.least.iter().enumerate().filter(move |(_, least)| **least <= amount);
         let slots = blocks.flat_map(|(block, _)| self.slots_of(block));
         slots.filter(move |slot| self.amounts[*slot] == amount)
     }
 
-    /// The first slot with a cost, from this one on.
+    /// Return the first slot with a cost, starting at this one.
     pub(super) fn known_from(&self, slot: usize) -> Option<usize> {
         let known = |slot: &usize| self.amounts[*slot] != NO_FIT;
         let block = slot / BLOCK;
@@ -80,7 +81,7 @@ impl Costs {
         })
     }
 
-    /// All slots with a cost, and it, in ascending order.
+    /// Return all slots that have a cost, with the cost, in ascending order.
     pub(super) fn known(&self) -> impl Iterator<Item = (usize, i64)> {
         let all = self.amounts.iter().copied().enumerate();
         all.filter(|(_, amount)| *amount != NO_FIT)
@@ -91,7 +92,7 @@ impl Costs {
     }
 }
 
-/// Four at a time, so that not each comparison waits for the one before it.
+/// Four at a time, so that not every comparison has to wait for the previous one.
 fn least_of(amounts: &[i64]) -> i64 {
     let (fours, rest) = amounts.as_chunks::<4>();
     let mut least = [NO_FIT; 4];

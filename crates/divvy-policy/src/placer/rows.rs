@@ -7,32 +7,33 @@ use super::super::rule::Kept;
 use super::costs::Costs;
 use crate::mixer::Mixer;
 
-/// What one class of pods would cost in each slot.
+/// The costs of one class of pods in each slot.
 #[derive(Debug, Default)]
 pub(super) struct Row {
-    /// By number of the shape; `None` if it may not go there.
+    /// By shape number: what a pod of the class takes of one GPU; `None` if it may not use this shape.
     pub(super) amounts: Vec<Option<u32>>,
-    /// Costs that are right; [`NO_FIT`](super::costs::NO_FIT) where that is not known, or where it does not fit.
+    /// Exact costs; [`NO_FIT`](super::costs::NO_FIT) where the cost is not known, or where the pod does not fit.
     pub(super) exact: Costs,
-    /// Costs that are guessed or were right once; [`NO_FIT`](super::costs::NO_FIT) where there is none.
+    /// Guesses, and costs that were exact before the last change of prices; [`NO_FIT`](super::costs::NO_FIT) where there is none.
     pub(super) guessed: Costs,
     pub(super) kept: Vec<Kept>,
-    /// The slot's version when it was looked at.
+    /// By slot: the slot's version when the row last read it.
     pub(super) versions: Vec<u32>,
-    /// How many are guessed.
+    /// The number of guesses.
     pub(super) guesses: usize,
-    /// Where to go on with replacing guesses that do not look promising.
+    /// The slot at which replacing guesses in turn continues.
     pub(super) cursor: usize,
-    /// The rule's when the costs were right.
+    /// The rule's epoch for which the exact costs are valid.
     pub(super) epoch: u32,
-    /// Changes of slots that were taken in.
+    /// The number of slot changes that the row has read.
     pub(super) changes: u64,
-    /// When it was last asked for, in requests.
+    /// The number of the request that last used the row.
     used: u64,
     class: Option<Demand>,
 }
 
-/// Rows by class of pods. When all together would hold more than so many costs, the one that was not asked for the longest makes room.
+/// Rows by class of pods. When all rows together would hold more than `most_costs` costs, the row that was not used for the
+/// longest time is dropped.
 #[derive(Debug)]
 pub(super) struct Rows {
     rows: Vec<Row>,
@@ -42,7 +43,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// So few classes are always remembered.
+    /// This number of classes is always kept.
     const FEW: usize = 8;
 
     pub(super) fn new(most_costs: usize) -> Rows {
@@ -54,12 +55,12 @@ impl Rows {
         }
     }
 
-    /// As many may be remembered.
+    /// Return an empty table with the same limit.
     pub(super) fn emptied(&self) -> Rows {
         Rows::new(self.most_costs)
     }
 
-    /// The number of the row of a class, each of which has a cost for so many slots.
+    /// Return the number of the row of a class. `slots` is the number of costs in a row.
     pub(super) fn of(&mut self, class: &Demand, slots: usize) -> usize {
         self.requests += 1;
         let number = match self.numbers.get(class) {

@@ -1,4 +1,4 @@
-//! What a decision asks of the allocator, and what is kept of a pod.
+//! How much a decision allocates, and how much memory a pod in the ledger takes.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ mod cluster;
 
 use cluster::Cluster;
 
-/// Learning of a pod, deciding on it and taking its place. Once in 30 arrivals here the prices are looked at anew, rarer still the mix is fitted or a
-/// table of what is known grows: these may.
+/// Learning about a pod, deciding about it, and taking its place allocate nothing. Exceptions are allowed: about once in 30
+/// arrivals the prices are computed again, and more rarely the mix is fitted or a table of known states grows.
 #[test]
 fn decisions_allocate_nothing_once_their_kinds_of_pods_are_known() {
     for policy in [Policy::Divvy, Policy::Fgd] {
@@ -40,7 +40,7 @@ fn decisions_allocate_nothing_once_their_kinds_of_pods_are_known() {
 
 const UUID: &str = "GPU-00000000-0000-4000-8000-000000000000";
 
-/// A pod as one of a large cluster is: what is left of 3.9 KB of JSON.
+/// A pod as in a large cluster: what remains of 3.9 KB of JSON.
 fn pod(i: usize, containers: usize, units: u64, held: Held) -> Pod {
     let container = |number: usize| ContainerRequest {
         name: format!("container-{number}"),
@@ -87,7 +87,8 @@ fn allocation() -> Held {
     })
 }
 
-/// 50,000 pods have to fit beside all else into the 200 MiB of the extender. A pod that asks for nothing costs the same however many containers it has.
+/// 50,000 pods must fit into the 200 MiB of the extender, next to everything else. A pod that requests nothing takes the same
+/// memory, however many containers it has.
 #[test]
 fn a_bound_pod_costs_a_few_hundred_bytes() {
     const PODS: usize = 5_000;

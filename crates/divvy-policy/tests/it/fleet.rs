@@ -1,4 +1,4 @@
-//! A ledger's nodes under a policy: what is kept up to date is what would be found out afresh, and what is chosen fits.
+//! A ledger's nodes under a policy. The state that is kept up to date equals a freshly built one, and what is chosen fits.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,8 @@ use crate::fixture::*;
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 
-/// By number: alike nodes, mixed products, gpushare's, one that offers nothing; with or without a GPU that has failed.
+/// A node, by the number of its kind: identical GPUs, mixed products, a node of gpushare's device plugin, or a node that offers
+/// nothing; with or without a failed GPU.
 fn node(at: usize, kind: usize) -> Node {
     let name = NODES[at];
     let mut node = match kind % 6 {
@@ -45,7 +46,7 @@ fn asking(number: usize, units: u64) -> Pod {
     }
 }
 
-/// As `asking`, that many units of each of so many GPUs.
+/// A pod as in `asking`, with this many units of each of `gpus` GPUs.
 fn asking_several(number: usize, units: u64, gpus: u32) -> Pod {
     let mut pod = asking(number, units * u64::from(gpus));
     if gpus > 1 {
@@ -62,14 +63,14 @@ fn asking_several(number: usize, units: u64, gpus: u32) -> Pod {
 enum Event {
     Node(usize, usize),
     NodeGone(usize),
-    /// A pod comes, and is bound to the best node and GPU; or reserved there only.
+    /// A pod arrives and is bound to the best node and GPU, or only reserved there.
     Arrive(u64, u32, bool),
-    /// A pod appears where somebody else has put it.
+    /// A pod appears on a node where another client has put it.
     Appear(usize, usize, u64),
     End(usize),
     Gone(usize),
     Released(usize),
-    /// Listed anew: every second pod is gone.
+    /// The pods are listed again, and every second pod is gone.
     Relist,
 }
 
@@ -90,7 +91,7 @@ struct World {
     ledger: Ledger,
     fleet: Fleet,
     pods_end: bool,
-    /// All that arrived.
+    /// All pods that arrived.
     history: Vec<Pod>,
     pods: BTreeMap<String, Pod>,
     number: usize,
@@ -126,11 +127,11 @@ impl World {
         self.ledger.apply_pod(pod);
     }
 
-    /// Where the policy would have the pod, after what it says was checked.
+    /// Return where the policy would place the pod, after checking its answers.
     fn place(&mut self, pod: &Pod) -> Option<(&'static str, Choice)> {
         let ask = Ask::of(&pod.request, GIB);
         self.fleet.follow(&self.ledger);
-        // Prices are of the last look at the nodes.
+        // Prices date from the last refresh.
         self.fleet.refresh();
         let found = self.fleet.rank(pod, &ask, NODES, &self.ledger);
         let backwards: Vec<&str> = NODES.iter().rev().copied().collect();
@@ -143,7 +144,7 @@ impl World {
         for (name, cost) in NODES.iter().zip(&found.costs).filter(|_| ask.units > 0) {
             let fits = self.ledger.fits(name, &ask, "somebody").is_ok();
             assert_eq!(fits, self.ledger.choose(name, &ask).is_ok(), "{name} for {ask}");
-            // Of GPUs of several products together the policies know nothing.
+            // The policies do not know sets of GPUs of several products.
             assert!(fits || cost.is_none(), "{name} for {ask}");
             assert!(cost.is_some() || !fits || ask.gpus > 1, "{name} for {ask}");
             let gpus = self.fleet.gpus(pod, &ask, name, &self.ledger);
@@ -165,7 +166,7 @@ impl World {
         ))
     }
 
-    /// Asked about without the best, the others keep their order.
+    /// Without the best node, the others keep their order.
     fn alone_is_no_worse(&mut self, pod: &Pod, ask: &Ask, found: &Ranking) {
         let Some(best) = found.best else { return };
         let others: Vec<usize> = (0..NODES.len()).filter(|at| *at != best).collect();
@@ -258,8 +259,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Whatever happened, the answer is that of a fleet that has just seen the ledger for the first time; what it chooses fits, and it has
-    /// a choice wherever the ledger says that there is one.
+    /// Whatever happened before, the answer equals that of a fleet that sees the ledger for the first time. What it chooses fits,
+    /// and it has a choice wherever the ledger has one.
     #[test]
     fn what_is_kept_is_what_would_be_found_afresh(
         policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),
@@ -314,7 +315,7 @@ fn spread_takes_every_gpu_once_before_it_shares_one_and_divvy_fills_one_gpu_firs
 
 #[test]
 fn costs_that_were_pushed_out_of_memory_are_found_again() {
-    // Room for the costs of eight classes, whatever the limit says.
+    // There is room for the costs of eight classes, whatever the limit.
     let limits = Limits {
         costs: 1,
         states: 1,
@@ -344,7 +345,7 @@ fn costs_that_were_pushed_out_of_memory_are_found_again() {
     }
 }
 
-/// One node's GPUs, of these sizes in GiB and products, as its agent publishes them.
+/// A node with GPUs of these sizes in GiB and these products, as its agent publishes them.
 fn published(name: &str, sizes: &[u64], product: impl Fn(usize) -> String) -> Node {
     let mut node = divvy_node(name, sizes);
     for gpu in 0..sizes.len() {
@@ -373,7 +374,7 @@ fn a_node_that_publishes_other_gpus_every_second_makes_nothing_grow() {
     (0..1_000).for_each(&mut publish);
     let grown = allocation_counter::measure(|| (1_000..4_000).for_each(&mut publish));
     assert!(grown.bytes_current < 1 << 20, "{} bytes", grown.bytes_current);
-    // Products that are gone keep nobody out.
+    // Products that are gone do not keep new ones out.
     ledger.apply_node(&published("late", &[16], |_| "H100".to_owned()));
     assert_eq!(best_on(&mut fleet, &ledger, "late"), Some(0));
     assert_eq!(best_on(&mut fleet, &ledger, "good"), Some(0));
@@ -402,7 +403,7 @@ fn a_kind_of_gpu_beyond_the_limit_is_chosen_by_the_ledger_and_by_the_policy_when
     assert_eq!(best_on(&mut fleet, &ledger, "late"), Some(0));
 }
 
-/// Tenants choose what they ask for.
+/// Users choose their requests freely.
 #[test]
 fn as_many_kinds_of_pods_as_pods_make_no_table_grow() {
     let used = |pods: u64| {

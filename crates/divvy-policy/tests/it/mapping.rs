@@ -67,7 +67,7 @@ fn cpu_and_main_memory_are_what_the_nodes_pods_leave() {
 
 #[test]
 fn what_fits_in_the_ledger_fits_here_to_the_last_mib() {
-    // Thirds of a GPU: in thousandths the third one would not fit any more.
+    // Thirds of a GPU: in thousandths, the third one would not fit any longer.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&gpushare_node("n", 24, 1));
     let demand = Demand {

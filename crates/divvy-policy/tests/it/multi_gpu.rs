@@ -1,4 +1,4 @@
-//! Pods that have their memory on several GPUs of one node.
+//! Pods with memory on several GPUs of one node.
 
 use divvy_model::{Allocation, GpuRules, Health, Held, Link, Node, Phase, Pod, PodRequest};
 use divvy_placement::{Ask, Ledger, Refusal};
@@ -17,7 +17,7 @@ fn asking(name: &str, containers: &[u64], gpus: u32) -> Pod {
     }
 }
 
-/// Four GPUs of 16, of which 0 and 2 have NVLinks, and 1 and 3.
+/// A node with four GPUs of 16 units. GPUs 0 and 2 are connected by NVLinks, and so are 1 and 3.
 fn linked(name: &str) -> Node {
     let mut node = divvy_node(name, &[16, 16, 16, 16]);
     for (a, b) in [(0, 2), (1, 3)] {
@@ -28,7 +28,7 @@ fn linked(name: &str) -> Node {
     node
 }
 
-/// A running pod with so many units of each of two GPUs.
+/// A running pod with this many units of each of two GPUs.
 fn on_two(name: &str, node: &str, gpus: [usize; 2], units: u64) -> Pod {
     let mut pod = divvy_pod(name, node, gpus[0], units);
     if let (Held::Allocation(held), Held::Allocation(other)) = (&mut pod.held, divvy_pod(name, node, gpus[1], units).held) {
@@ -76,7 +76,7 @@ fn gpus_that_are_connected_best_are_chosen_of_those_with_room_on_each() {
     let used = ledger(&[linked("n")], &[divvy_pod("a", "n", 3, 4)]);
     assert_eq!(chosen(&used, "n", &two(3)), Ok(vec![1, 3]));
     assert_eq!(chosen(&used, "n", &two(13)), Ok(vec![0, 2]));
-    // No pair has room: what is left is not connected.
+    // No connected pair has room: the GPUs with room are not connected.
     let pods = [divvy_pod("a", "n", 3, 4), divvy_pod("b", "n", 0, 4)];
     let used = ledger(&[linked("n")], &pods);
     assert_eq!(chosen(&used, "n", &two(13)), Ok(vec![1, 2]));
@@ -110,7 +110,7 @@ fn one_product_comes_before_the_best_connections_and_what_is_preferred_before_bo
     };
     fast.request.rules = Some(std::sync::Arc::new(Ok(rules)));
     assert_eq!(chosen(&mixed, "n", &fast), Ok(vec![2, 3]));
-    // Three are to be had of two products only: no policy has an opinion, and the node is the best all the same.
+    // Three GPUs are available only with two products. No policy ranks such a set, but the node is still the best.
     let three = asking("p", &[6], 3);
     let ask = Ask::of(&three.request, GIB);
     assert_eq!(chosen(&mixed, "n", &three).map(|found| found.len()), Ok(3));
@@ -181,7 +181,7 @@ fn victims_make_room_on_as_many_gpus_as_are_asked_for() {
         let pods: Vec<&str> = found.pods.iter().map(|pod| pod.name.as_str()).collect();
         Some((found.indices, pods.join(" ")))
     };
-    // Who has two GPUs frees both; the two with one each are more.
+    // A victim with two GPUs frees both; two victims with one GPU each are more.
     let pods = [
         on_two("ab", "n", [0, 1], 16),
         divvy_pod("c", "n", 2, 16),
@@ -196,7 +196,7 @@ fn victims_make_room_on_as_many_gpus_as_are_asked_for() {
         Some("ab c d".len())
     );
     assert_eq!(names(&full, &urgent(17, 2)), None);
-    // Room on one already: one more is enough.
+    // One GPU has room already, so one victim is enough.
     let some = ledger(&[linked("n")], &[pods[0].clone(), divvy_pod("c", "n", 2, 10)]);
     assert_eq!(names(&some, &urgent(16, 2)), Some((vec![2, 3], "c".to_owned())));
     let proposed = ["u-c".to_owned()];

@@ -21,7 +21,7 @@ fn nominated(name: &str, units: u64, priority: i32) -> Pod {
     }
 }
 
-/// n1 with two GPUs of 16 and these pods.
+/// A ledger with n1, which has two GPUs of 16 units, and these pods.
 fn ledger(pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
@@ -33,7 +33,7 @@ fn ledger(pods: &[Pod]) -> Ledger {
     ledger
 }
 
-/// The GPU that the pod gets, by best fit, which must be what filter says, and what the policy finds room on.
+/// The GPU that the pod gets by best fit. Filter and the policy must agree with it.
 fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
     let ask = Ask::of_pod(pod, GIB);
     let choice = ledger.choose("n1", &ask).ok().map(|choice| choice.gpus[0].index);
@@ -51,7 +51,7 @@ fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
 
 #[test]
 fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
-    // GPU 0 has 6 left. The victim on GPU 1 has ended: 16 are left, of which 12 are kept.
+    // GPU 0 has 6 units left. The victim on GPU 1 has ended: 16 units are left, of which 12 are kept.
     let mut ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 10, 0)), None);
     assert_eq!(
@@ -68,7 +68,7 @@ fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
         "beside what is kept, by best fit"
     );
 
-    // Bound, or nominated elsewhere, or gone: nothing is kept here any more.
+    // Bound, nominated elsewhere, or gone: nothing is kept here any longer.
     for after in [
         Some(divvy_pod("high", "n1", 1, 12)),
         Some(with_priority("high", 12, 1000)),
@@ -91,7 +91,7 @@ fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
         assert_eq!(ledger.nodes().count(), 0, "nothing is remembered");
     }
 
-    // While the victim ends, what it leaves is kept on its GPU and not on the other one.
+    // While the victim ends, its memory is kept on its GPU and not on the other one.
     let ending = Pod {
         deleting: true,
         ..divvy_pod("victim", "n1", 1, 10)
@@ -119,14 +119,14 @@ fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
     // A change on n1 makes the ledger compute its nominations again.
     ledger.apply_pod(divvy_pod("more", "n1", 0, 1));
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 10, 0)), None, "kept");
-    // On the node itself it is booked, and not kept a second time.
+    // On the node itself the reservation is counted, and nothing is kept in addition.
     ledger.delete_pod("u-rest");
     ledger.delete_pod("u-more");
     ledger.reserve("u-high", "n1", reservation("n1"));
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 16, 0)), Some(1));
 }
 
-/// A victim that was force-deleted has no object any more, and its containers end soon.
+/// A force-deleted victim no longer has an object, and its containers end soon.
 #[test]
 fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
     let running = Pod {
@@ -137,7 +137,7 @@ fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
     let replacement = with_priority("replacement", 6, 0);
     let mut held = divvy_node("n1", &[16, 16]);
     edit_gpu(&mut held, 1, |gpu| gpu.held = MiB(10 * 1024));
-    // A pod of lower priority on GPU 0 changes nothing: nobody has evicted it.
+    // A pod of lower priority on GPU 0 changes nothing, because no one has evicted it.
     for rest in [1000, 0] {
         let rest = Pod {
             priority: rest,
@@ -153,7 +153,7 @@ fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
             assert_eq!(gpu_for(&ledger, &with_priority("higher", 6, 1001)), Some(1));
         }
     }
-    // Pods that are being deleted come first: they are the likelier victims.
+    // Pods that are being deleted come first, because they are the likelier victims.
     let leaving = Pod {
         deleting: true,
         ..divvy_pod("leaving", "n1", 0, 8)
@@ -182,7 +182,7 @@ fn two_nominated_pods_are_kept_different_gpus_and_a_second_preemptor_does_not_co
     assert_eq!(victims(&with_priority("above", 12, 1001)), Some(vec!["u-victim".to_owned()]));
 }
 
-/// GPU 0 has room for a part of each, and the tightest two GPUs for one of them only.
+/// GPU 0 has room for a part of each pod, and the two tightest GPUs have room for only one of the pods.
 #[test]
 fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it() {
     let both = |name: &str| {
@@ -216,7 +216,8 @@ fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it()
     }
 }
 
-/// If the pod that takes two GPUs took the roomiest, the one with the next priority had no room, and the last has none in either way.
+/// If the pod that takes two GPUs got the roomiest ones, the pod with the next priority would have no room. The last pod has none
+/// either way.
 #[test]
 fn best_fit_stays_if_the_second_way_serves_a_more_important_pod_worse() {
     let rules = GpuRules {
@@ -243,14 +244,14 @@ fn why_names_the_pod_for_which_memory_is_kept() {
     let ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
     let report = ledger.explain("n1", &Ask::of_pod(&with_priority("replacement", 10, 0), GIB));
     insta::assert_snapshot!(report, @"node n1 has no GPU with 10 units (10240 MiB) free: GPU 0 has 6144 of 16384 MiB free, GPU 1 has 4096 of 16384 MiB free and keeps 12288 MiB for pod default/high, which has priority 1000 and is nominated to this node");
-    // Of what ends the nominated pod gets its share first.
+    // The nominated pod gets its share of the freed memory first.
     let mut part = ledger.only("n1");
     part.end_pod(&divvy_pod("rest", "n1", 0, 10).uid);
     let other = Ask::of_pod(&with_priority("replacement", 16, 0), GIB);
     assert_eq!(part.room("n1", &other), ledger_without_rest().room("n1", &other));
 }
 
-/// As if the pod `rest` had never been there.
+/// The ledger as if the pod `rest` had never existed.
 fn ledger_without_rest() -> Ledger {
     ledger(&[nominated("high", 12, 1000)])
 }
@@ -278,7 +279,7 @@ fn a_nominated_pod_that_fits_nowhere_or_asks_for_nothing_keeps_nothing() {
 }
 
 proptest! {
-    /// A pod of lower priority that fits leaves room for the nominated pod that had room before it came.
+    /// A pod of lower priority that fits leaves room for a nominated pod that had room before.
     #[test]
     fn a_pod_that_fits_takes_no_room_from_a_nominated_pod(
         sizes in proptest::collection::vec(1..12u64, 0..2),
@@ -290,7 +291,7 @@ proptest! {
             ledger.apply_pod(divvy_pod(&format!("b{i}"), "n1", *gpu, *units));
         }
         let waiting: Vec<Pod> = sizes.iter().enumerate().map(|(i, units)| nominated(&format!("w{i}"), *units, 5)).collect();
-        // Only those that have room beside each other, which is what preemption makes.
+        // Only pods that have room next to each other, because preemption makes only such room.
         let mut placed = ledger.clone();
         for pod in &waiting {
             if let Some(gpu) = placed.choose("n1", &Ask::of(&pod.request, GIB)).ok().map(|choice| choice.gpus[0].index) {

@@ -3,7 +3,7 @@
 use divvy_policy::{Decision, Demand, Free, GpuSet, Mix, Model, ModelSet, Models, Placer, Policy, Shape, Share, rank};
 use proptest::prelude::*;
 
-/// Three kinds of nodes: GPUs of two products and sizes, one without any.
+/// Three kinds of nodes: two with GPUs of different products and sizes, one without GPUs.
 fn shapes() -> Vec<Shape> {
     let mut models = Models::default();
     let mut model = |name| models.number(name).expect("a number");
@@ -41,7 +41,7 @@ fn demand() -> impl Strategy<Value = Demand> {
     })
 }
 
-/// What happens: a pod arrives, an earlier one ends, a node comes or goes, the mix is told.
+/// An event: a pod arrives, an earlier one ends, a node is added or removed, or the mix is set.
 #[derive(Debug, Clone)]
 enum Event {
     Arrive(Demand),
@@ -61,7 +61,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// The nodes, by name, beside the placer that is tested.
+/// The placer under test, and the nodes by name.
 struct World {
     placer: Placer,
     pods_end: bool,
@@ -76,7 +76,7 @@ struct World {
 impl World {
     fn new(policy: Policy, pods_end: bool) -> World {
         let mut placer = Placer::new(policy);
-        // What is seen of it is history, which the fresh ones have not.
+        // Whether pods end is learned from history, which a fresh placer does not have.
         placer.say_whether_pods_end(Some(pods_end));
         let mut world = World {
             placer,
@@ -100,7 +100,7 @@ impl World {
         self.nodes.push((name, shape, shape.empty(), id));
     }
 
-    /// As if all that is so had always been so; the nodes are told in this order.
+    /// Build a fresh placer in the present state, with the nodes added in this order.
     fn afresh(&self, backwards: bool) -> (Placer, Vec<String>) {
         let mut fresh = Placer::new(self.placer.policy());
         let mut nodes: Vec<_> = self.nodes.iter().collect();
@@ -121,7 +121,7 @@ impl World {
     fn arrive(&mut self, demand: Demand) {
         self.arrived += 1;
         self.seen.add(&demand);
-        // Prices of places are of the last look at the nodes.
+        // Prices of places date from the last refresh.
         self.placer.refresh();
         let found = self.placer.decide(&demand, self.arrived);
         let name = |id| {
@@ -193,7 +193,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The choice fits, is made whenever one can be, and hangs neither on what was asked before nor on the order of the nodes.
+    /// The choice fits and exists whenever there is one. It depends neither on earlier questions nor on the order of the nodes.
     #[test]
     fn decisions_fit_and_are_functions_of_what_is_so(
         policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),
@@ -204,7 +204,7 @@ proptest! {
         events.into_iter().for_each(|event| world.play(event));
     }
 
-    /// What a pod took is all there again when it has ended.
+    /// What a pod took is free again when it has ended.
     #[test]
     fn pods_that_end_leave_nothing_behind(demands in proptest::collection::vec(demand(), 1..30)) {
         let mut world = World::new(Policy::BestFit, true);

@@ -1,4 +1,4 @@
-//! Pods that do not take any GPU.
+//! Pods with rules, which accept only some GPUs.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ fn product(node: &mut Node, index: usize, model: &str, cc: &str, sms: u32) {
     });
 }
 
-/// A node with a T4, an A100 and an H100; one with two T4; one with an A100 of 80 GiB; one that gpushare's plugin serves.
+/// Four nodes: one with a T4, an A100, and an H100; one with two T4; one with an A100 of 80 GiB; one that gpushare's device
+/// plugin serves.
 fn ledger() -> Ledger {
     let mut mixed = divvy_node("mixed", &[15, 40, 80]);
     product(&mut mixed, 0, "Tesla T4", "7.5", 40);
@@ -45,7 +46,7 @@ fn ledger() -> Ledger {
 
 const NODES: [&str; 4] = ["mixed", "small", "large", "old"];
 
-/// Index of the GPU on each node, as it is chosen there, filter and choice together.
+/// Check the index of the chosen GPU on each node; filter and the choice must agree.
 fn check(ledger: &Ledger, pod: &Pod, expected: [Option<u32>; 4]) {
     let ask = Ask::of(&pod.request, GIB);
     for (node, expected) in NODES.iter().zip(expected) {
@@ -95,7 +96,7 @@ fn only_gpus_are_given_that_the_pod_takes_whatever_is_free_on_others() {
         ),
         [Some(2), None, None, None],
     );
-    // A pod that asks for no memory gets no GPU, and goes anywhere.
+    // A pod that requests no memory gets no GPU, and fits everywhere.
     let none = Ask::of(&asking(0, &[("gpu-model", "A100*")]).request, GIB);
     assert_eq!(ledger.fits("small", &none, "p"), Ok(()));
 }
@@ -116,7 +117,7 @@ fn what_is_preferred_comes_first_within_a_node_and_over_nodes() {
         let best = fleet.rank(&pod, &ask, NODES, &ledger).best.expect("room");
         assert!(over.contains(&NODES[best]), "{prefer}: {}", NODES[best]);
     }
-    // Where the best has no room, the next best.
+    // If the most preferred GPU has no room, the next one is chosen.
     let pod = asking(50, &[("gpu-prefer", "least-memory")]);
     check(&ledger, &pod, [Some(2), None, Some(0), None]);
 }
@@ -132,7 +133,7 @@ fn nodes_without_a_gpu_that_the_pod_takes_are_not_ranked() {
     assert_eq!(ranked, [true, false, true, false]);
 }
 
-/// What the other GPUs of a mixed node would cost has no part in it.
+/// The costs of the other GPUs of a mixed node do not matter.
 #[test]
 fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
     let wants = asking(3, &[("gpu-model", "A100*")]);
@@ -193,9 +194,9 @@ fn a_refusal_says_what_each_gpu_is() {
         ledger.fits("small", &ask, "p").expect_err("refused").filter_message("small"),
     ];
     insta::assert_snapshot!(said.join("\n"), @r"
-    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
-    node broken has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) is not what it wants, GPU 1 failed
-    node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) is not what it wants, GPU 1 (of an unknown product, 16384 MiB in all) is not what it wants
+    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
+    node broken has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 failed
+    node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) does not match the pod's rules, GPU 1 (of an unknown product, 16384 MiB in all) does not match the pod's rules
     no GPU of a product like A100* and with 30 GiB or more in all
     ");
 }

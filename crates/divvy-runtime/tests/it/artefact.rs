@@ -1,4 +1,4 @@
-//! What is delivered, where `cargo xtask test` and `cargo xtask image` build it.
+//! The released programs, as `cargo xtask test` and `cargo xtask image` build them.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,11 @@ fn rule_10_the_programs_have_no_interpreter_and_two_mebibytes_at_most() {
             divvy_skip::skipped(format_args!("{} was not built (cargo xtask test builds it)", path.display()));
             continue;
         };
-        assert!(found.len() <= MOST, "{name} has {} bytes, and may have {MOST}", found.len());
+        assert!(
+            found.len() <= MOST,
+            "{name} has {} bytes, but may have at most {MOST}",
+            found.len()
+        );
         let output = Command::new("readelf")
             .args(["-l", "-W"])
             .arg(&path)

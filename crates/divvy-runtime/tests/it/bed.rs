@@ -5,21 +5,21 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-/// A bundle, specs, settings, and what stands for runc.
+/// A temporary directory with a bundle, specs, settings, and a stand-in for runc.
 pub(crate) struct Bed {
     pub(crate) folder: tempfile::TempDir,
 }
 
-/// Says how it was called, and ends with a status of its own.
+/// The stand-in for runc: it prints its arguments and the variable `A`, and ends with status 7.
 const LOW_LEVEL: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\"\necho \"A=$A\"\nexit 7\n";
 
 impl Bed {
     pub(crate) fn new(config: &str) -> Bed {
         let bed = Bed {
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: tempfile::tempdir().expect("a directory"),
         };
         fs::create_dir_all(bed.path("bundle")).expect("a bundle");
-        fs::create_dir_all(bed.path("cdi")).expect("a folder of specs");
+        fs::create_dir_all(bed.path("cdi")).expect("a directory of specs");
         fs::write(bed.config(), config).expect("written");
         fs::set_permissions(bed.config(), fs::Permissions::from_mode(0o640)).expect("its mode");
         bed.spec("nvidia.json", &nvidia());
@@ -50,7 +50,7 @@ impl Bed {
         self.settings_and(mode, low_level, "");
     }
 
-    /// With more of `config.toml` behind it.
+    /// Write the settings with more text at the end of `config.toml`.
     pub(crate) fn settings_and(&self, mode: &str, low_level: &Path, more: &str) {
         let text = format!(
             "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n\
@@ -77,7 +77,7 @@ impl Bed {
         fs::read_to_string(self.config()).expect("there")
     }
 
-    /// `create` from the bundle. Whether the real runtime was reached.
+    /// Call `create` for the bundle. Return the new `config.json` if the real runtime was reached, and standard error otherwise.
     pub(crate) fn create(&self) -> Result<Value, String> {
         let output = self.run(&["create", "--bundle", self.path("bundle").to_str().expect("text"), "c1"]);
         match output.status.code() {
@@ -87,7 +87,7 @@ impl Bed {
     }
 }
 
-/// What a generator writes for a GPU that is `/dev/null`.
+/// Return a CDI spec as a generator writes it, for a GPU whose device node is `/dev/null`.
 pub(crate) fn nvidia() -> Value {
     let node = json!({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]});
     json!({
@@ -105,7 +105,7 @@ pub(crate) fn asking(device: &str) -> String {
     json!({"process": {"env": ["PATH=/", format!("NVIDIA_VISIBLE_DEVICES={device}")]}, "newField": 1}).to_string()
 }
 
-/// Programs of other crates, beside this crate's own; built if they are not there.
+/// Return the path of another crate's program, next to this crate's program. Build it if it does not exist.
 pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_divvy-runtime")).with_file_name(file);
     if !path.exists() {

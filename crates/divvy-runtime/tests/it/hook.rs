@@ -1,4 +1,4 @@
-//! The program by the name of NVIDIA's hook, for which Docker's `--gpus` looks.
+//! The program called by the name of NVIDIA's hook, which Docker's `--gpus` needs.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use super::bed::Bed;
 
 const NAMES: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
 
-/// What dockerd writes for `--gpus`, behind what the image says.
+/// The configuration that dockerd writes for `--gpus`: its own variable follows the image's.
 fn by_docker(device: &str) -> Value {
     json!({
         "process": {"env": ["PATH=/", "NVIDIA_VISIBLE_DEVICES=all", format!("NVIDIA_VISIBLE_DEVICES={device}")]},
@@ -20,7 +20,7 @@ fn by_docker(device: &str) -> Value {
     })
 }
 
-/// Settings in which nothing is said of the environment.
+/// A bed whose settings do not say whether the environment counts.
 fn bed(config: &Value, mode: &str, more: &str) -> Bed {
     let bed = Bed::new(&config.to_string());
     let cli = bed.path("nvidia-container-cli");
@@ -38,7 +38,7 @@ fn bed(config: &Value, mode: &str, more: &str) -> Bed {
     bed
 }
 
-/// Called in another folder than the bundle's, with variables of an engine's.
+/// Call the hook in another directory than the bundle's, with an engine's environment variables.
 fn hook(bed: &Bed, name: &str, words: &[&str], state: &str) -> Output {
     let program = bed.path(name);
     if !program.exists() {
@@ -57,7 +57,7 @@ fn hook(bed: &Bed, name: &str, words: &[&str], state: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it runs");
-    // It may end before it reads.
+    // The program may end before it reads its input.
     let _ = child.stdin.take().expect("its input").write_all(state.as_bytes());
     child.wait_with_output().expect("it ends")
 }
@@ -109,7 +109,7 @@ fn nvidias_program_is_called_for_what_docker_was_asked_for_and_gets_no_variable_
 
 #[test]
 fn what_an_image_says_gives_no_gpu_though_the_hook_of_a_folder_is_called_for_it() {
-    // CRI-O and podman call what they find in a folder of hooks for every container.
+    // CRI-O and podman call every hook in a hooks directory for every container.
     for key in ["io.kubernetes.cri-o.Name", "io.container.manager"] {
         let mut config = by_docker("all");
         config["annotations"] = json!({ key: "x" });
@@ -160,23 +160,16 @@ fn what_is_in_the_way_is_said_with_what_to_type() {
             "prestart",
             Some("no"),
             1,
-            vec!["is not what the runtime specification says"],
+            vec!["does not follow the runtime specification"],
         ),
-        (
-            "auto",
-            "",
-            "prestart",
-            Some("BUNDLE"),
-            1,
-            vec!["names no process of the container"],
-        ),
+        ("auto", "", "prestart", Some("BUNDLE"), 1, vec!["has no PID"]),
         (
             "auto",
             "",
             "bogus",
             None,
             2,
-            vec!["there is no command \"bogus\"", "Usage: nvidia-container-runtime-hook"],
+            vec!["unknown command \"bogus\"", "Usage: nvidia-container-runtime-hook"],
         ),
         ("auto", "", "-x", None, 2, vec!["-x", "Usage: "]),
     ] {
@@ -211,7 +204,7 @@ fn what_is_in_the_way_is_said_with_what_to_type() {
     }
 }
 
-/// As the default runtime it takes the hook out and gives the GPUs itself; who asked is seen by the hook.
+/// As the default runtime, divvy-runtime removes the hook and adds the GPUs itself. The hook shows that the user requested the GPUs.
 #[test]
 fn the_runtime_gives_what_docker_was_asked_for_and_nothing_that_an_image_says() {
     let nodes = |config: &Value| {
@@ -233,13 +226,17 @@ fn the_runtime_gives_what_docker_was_asked_for_and_nothing_that_an_image_says() 
     assert_eq!(found["hooks"]["prestart"], json!([]));
     assert_eq!(nodes(&created(&by_docker("void"), "")), [""; 0]);
     let refused = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
-    assert_eq!(nodes(&created(&config, refused)), [""; 0], "who writes so means it");
+    assert_eq!(
+        nodes(&created(&config, refused)),
+        [""; 0],
+        "an explicit false applies to Docker's request as well"
+    );
     let mut without = config.clone();
     without["hooks"]["prestart"][0]["path"] = json!("/usr/bin/other");
-    assert_eq!(nodes(&created(&without, "")), [""; 0], "nobody but the image asks");
+    assert_eq!(nodes(&created(&without, "")), [""; 0], "only the image requests it");
     let mut of_a_pod = config.clone();
     of_a_pod["annotations"] = json!({"io.kubernetes.cri.container-type": "container"});
     let found = created(&of_a_pod, "");
     assert_eq!(nodes(&found), [""; 0]);
-    assert_eq!(found["hooks"]["prestart"], json!([]), "nor does the hook give it");
+    assert_eq!(found["hooks"]["prestart"], json!([]), "the hook must not add it either");
 }

@@ -1,4 +1,4 @@
-//! Bundles whose root is the image's: the runtime has nothing to look for there.
+//! Bundles with a hostile root: the runtime must not open anything below it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::bed::{Bed, asking, built};
 use super::live;
 
-/// CVE-2024-0132 and its like begin with a path of the image.
+/// CVE-2024-0132 and similar vulnerabilities begin with a path of the image.
 #[test]
 fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() {
     if !divvy_skip::program("strace", "strace") {
@@ -24,7 +24,7 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
         let mut config: serde_json::Value = serde_json::from_str(&asking(device)).expect("JSON");
         config["root"] = serde_json::json!({"path": "rootfs"});
         let bed = Bed::new(&config.to_string());
-        // What the image would like to be read: a driver, a configuration, and a link to the host.
+        // Bait in the image: a driver, a configuration, and a link to the host.
         for path in ["etc/nvidia-container-runtime", "usr/lib64", "etc/cdi"] {
             fs::create_dir_all(bed.path("bundle/rootfs").join(path)).expect("made");
         }
@@ -51,12 +51,12 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
         assert_eq!(output.status.code(), Some(7), "{mode} {device}: {output:?}");
         let log = fs::read_to_string(&log).expect("a log");
         assert!(!log.contains("rootfs"), "{mode} {device}: {log}");
-        // Until the real runtime takes over.
+        // Only the calls before the real runtime takes over.
         let own = log.lines().take_while(|line| !line.contains("/low-level\", ["));
         let run: Vec<&str> = own
             .filter_map(|line| line.split_once("execve(\"")?.1.split('"').next())
             .collect();
-        assert!(!run.is_empty(), "it is in the log itself: {log}");
+        assert!(!run.is_empty(), "the log contains at least the program itself: {log}");
         let allowed = |path: &str| {
             let name = path.rsplit('/').next().unwrap_or_default();
             let of_the_probe = ["probe", "sh", "env", "divvy-probe"].contains(&name) && mode == "auto";
@@ -66,7 +66,7 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
     }
 }
 
-/// Whoever opens a pipe waits for somebody who writes into it: no container would start any more.
+/// Opening a named pipe waits for a writer, so no container would start anymore.
 #[test]
 fn a_pipe_in_place_of_what_is_read_holds_no_container_up() {
     let pipe = |path: &std::path::Path| {
@@ -80,7 +80,7 @@ fn a_pipe_in_place_of_what_is_read_holds_no_container_up() {
         bounded.env("NVIDIA_CTK_CONFIG_FILE_PATH", bed.path("config.toml"));
         bounded.output().expect("it runs")
     };
-    // Among the specs: what needs it is refused, by its name; the others' devices are given.
+    // A pipe among the specs makes only its own devices unavailable; the devices of other specs work.
     let bed = Bed::new(&asking("0"));
     pipe(&bed.path("cdi/other.json"));
     let output = create(&bed);

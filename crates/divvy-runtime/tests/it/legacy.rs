@@ -1,4 +1,4 @@
-//! Mode legacy: what stands in the container's configuration for `nvidia-container-cli`.
+//! Mode `legacy`: the hook that the container's configuration gets for `nvidia-container-cli`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -46,7 +46,7 @@ fn case_26_c_a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
     );
     assert!(
         hooks[1]["env"].as_array().is_some_and(|env| !env.is_empty()),
-        "said, so that it is not the engine's"
+        "set explicitly, so that the engine's environment is not used"
     );
     assert!(
         hooks[1]["path"]
@@ -103,6 +103,6 @@ fn case_26_f_the_mode_hook_puts_the_images_libcuda_in_front_by_a_hook_of_ours() 
     assert_eq!(
         nowhere["createContainer"],
         Value::Null,
-        "a driver that is not there is no reason not to start"
+        "a missing driver does not prevent the start"
     );
 }

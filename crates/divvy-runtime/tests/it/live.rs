@@ -1,4 +1,4 @@
-//! Mode jit-cdi: the real probe, a simulated driver behind it, and a driver's root made for it.
+//! Mode `jit-cdi`: the real probe with a simulated driver and a driver root that the test creates.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -13,7 +13,7 @@ const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndr
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-a\"\nminor = 1\n\
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-b\"\nminor = 0\n";
 
-/// A driver's root with libraries and device nodes. `None`, and the skip is recorded, where no device nodes can be made.
+/// Create a driver's root with libraries and device nodes. If device nodes cannot be created, record a skip and return `None`.
 pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     let root = bed.path("driver");
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -25,7 +25,7 @@ pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     fs::create_dir_all(root.join("usr/bin")).expect("made");
     fs::create_dir_all(root.join("dev")).expect("made");
     fs::write(root.join("usr/bin/nvidia-smi"), "#!/bin/sh\n").expect("written");
-    // Numbers of /dev/null and its like: the container is to be able to open them.
+    // The numbers of /dev/null and similar devices, because the container must be able to open them.
     fs::create_dir_all(root.join("dev/nvidia-caps-imex-channels")).expect("made");
     for (name, minor) in [
         ("nvidiactl", 3),
@@ -52,7 +52,7 @@ pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     Some(root)
 }
 
-/// Settings for that root, and a probe that tells what environment it had.
+/// Write settings for that root, with a probe that records its environment.
 pub(crate) fn settings(bed: &Bed, mode: &str, low_level: &std::path::Path) {
     let (probe, library) = (
         built("divvy-hardware", "divvy-probe"),
@@ -110,7 +110,7 @@ fn a_container_has_the_gpus_that_the_driver_has_now() {
         assert_eq!(config["linux"]["devices"].as_array().map(Vec::len), Some(4), "{mode}");
         let seen = fs::read_to_string(bed.path("probe-env")).expect("it ran");
         let names: Vec<&str> = seen.lines().filter_map(|line| line.split('=').next()).collect();
-        // What the shell itself sets.
+        // The shell sets these variables itself.
         assert!(
             names.iter().all(|name| ["PWD", "SHLVL", "_", "OLDPWD"].contains(name)),
             "the engine's environment is not for the probe: {seen}"
@@ -140,7 +140,7 @@ fn what_a_container_asks_for_beside_a_gpu_it_has_beside_a_gpu() {
     assert_eq!(nodes(&config), expected);
 }
 
-/// Who asks for no GPU does not wait for a driver.
+/// A container that requests no GPU does not wait for the driver.
 #[test]
 fn case_18_b_the_driver_is_not_asked_for_a_container_without_a_gpu() {
     for device in ["void", "", "nvidia.com/gpu=0"] {
@@ -168,7 +168,7 @@ fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
             (last["level"].as_str(), last["msg"].as_str()),
             (Some("error"), Some(said.trim_end()))
         );
-        assert_eq!(bed.text(), config, "it stays as it was");
+        assert_eq!(bed.text(), config, "the file stays as it was");
     };
     if driver(&bed).is_some() {
         settings(&bed, "auto", &bed.path("low-level"));
@@ -183,18 +183,18 @@ fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
     };
     script("#!/bin/sh\necho 'divvy-probe: no driver: modprobe nvidia' >&2\nexit 1\n");
     check(&[
-        "bad-probe: no driver: modprobe nvidia. Devices that CDI specs describe",
+        "bad-probe: no driver: modprobe nvidia. Devices in CDI specs",
         "mode = \"cdi\"",
     ]);
     script("#!/bin/sh\nexit 70\n");
     check(&["bad-probe: ended with exit status: 70"]);
     script("#!/bin/sh\necho '{}'\n");
-    check(&["no list of GPUs: missing field"]);
+    check(&["not a list of GPUs: missing field"]);
     script("#!/nowhere\n");
     check(&["could not be run: No such file"]);
 }
 
-/// A spec in a file has no channels, so nobody can be refused for one.
+/// A spec in a file has no channels, so an invalid channel must not prevent a start.
 #[test]
 fn a_channel_that_is_none_keeps_no_container_with_a_gpu_of_a_spec_from_starting() {
     let mut config: Value = serde_json::from_str(&asking("nvidia.com/gpu=0")).expect("JSON");

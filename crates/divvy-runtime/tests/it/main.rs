@@ -1,4 +1,4 @@
-//! `divvy-runtime` as an engine calls it: in front of a program that says what it was given, and in front of the real runtimes.
+//! `divvy-runtime` called as an engine calls it: with a stand-in for runc that prints its arguments, and with the real runtimes.
 
 mod artefact;
 mod bed;

@@ -1,7 +1,7 @@
-//! NVIDIA's `nvidia-container-runtime` beside ours: the same requests on the same machine, and what then stands in `config.json`; in mode legacy, what
-//! `nvidia-container-cli` is called with. `DIVVY_NVIDIA_CTK` names the folder of NVIDIA's programs (1.20.0).
+//! A comparison with NVIDIA's `nvidia-container-runtime`: the same requests on the same machine must lead to the same `config.json`, and in mode
+//! `legacy` to the same arguments of `nvidia-container-cli`. `DIVVY_NVIDIA_CTK` names the directory of NVIDIA's programs (1.20.0).
 //!
-//! A row is either the same on both sides, or says why ours is apart; a row that is said to be apart and is not fails, too.
+//! Each row is either the same for both programs or states why they differ. A row that states a difference fails if there is none.
 
 mod hook;
 mod mig;
@@ -23,7 +23,7 @@ const BY_ENVIRONMENT: &str = "accept-nvidia-visible-devices-envvar-when-unprivil
 const NOT_BY_ENVIRONMENT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
 const BY_MOUNTS: &str = "accept-nvidia-visible-devices-as-volume-mounts = true\n";
 
-/// What a container asks for.
+/// A container's request.
 #[derive(Clone)]
 struct Request {
     env: Vec<String>,
@@ -52,7 +52,7 @@ fn visible(value: &str) -> Request {
     env(&[&format!("NVIDIA_VISIBLE_DEVICES={value}")])
 }
 
-/// By mounts of `/dev/null` below the folder.
+/// Return a request by mounts of `/dev/null` at these paths below [`MOUNTS`].
 fn mounted(below: &[&str]) -> Request {
     let mut request = env(&[]).top(&format!("{BY_ENVIRONMENT}{BY_MOUNTS}"));
     let at = |below: &&str| ("/dev/null".to_owned(), format!("{MOUNTS}{below}"));
@@ -117,7 +117,7 @@ impl Request {
     }
 }
 
-/// Whose runtime.
+/// The runtime to call: NVIDIA's or Divvy's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Theirs,
@@ -127,12 +127,12 @@ enum Whose {
 struct Machine {
     bed: Bed,
     programs: PathBuf,
-    /// What stands for `/proc/driver`, where GPUs are divided.
+    /// A replacement for `/proc/driver`, if GPUs are divided into MIG devices.
     proc: Option<PathBuf>,
 }
 
 impl Machine {
-    /// None, and the skip is recorded, where it cannot be.
+    /// Prepare the machine. If that is not possible, record a skip and return `None`.
     fn new(needed: &str) -> Option<Machine> {
         let programs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !programs.join(needed).is_file() {
@@ -141,7 +141,7 @@ impl Machine {
         }
         let bed = Bed::new("{}");
         let root = driver(&bed)?;
-        // NVIDIA's programs load the driver's library themselves; the simulated one says what ours is told by the probe.
+        // NVIDIA's programs load the driver's library themselves. The simulated library reports what the probe reports to Divvy's program.
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
         fs::copy(
             built("divvy-nvml-sim", "libdivvy_nvml_sim.so"),
@@ -156,12 +156,12 @@ impl Machine {
             "dev/infiniband/uverbs0",
         ] {
             let path = root.join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             node(&path, 0o666);
         }
         fs::create_dir_all(root.join("etc")).expect("made");
         fs::write(root.join("etc/cufile.json"), "{}").expect("written");
-        // One that is open to its group.
+        // A node with access for its group.
         node(&root.join("dev/nvidia-uvm-tools"), 0o660);
         std::os::unix::fs::chown(root.join("dev/nvidia-uvm-tools"), None, Some(44)).expect("its group");
         let mut spec = nvidia();
@@ -193,7 +193,7 @@ impl Machine {
         })
     }
 
-    /// Writes the settings and the bundle.
+    /// Write the settings and the bundle.
     fn prepare(&self, whose: Whose, mode: &str, request: &Request) {
         let bed = &self.bed;
         let own = match whose {
@@ -218,7 +218,7 @@ impl Machine {
         fs::write(bed.config(), request.config().to_string()).expect("written");
     }
 
-    /// The new configuration, or what was said.
+    /// Create a container. Return the new configuration, or standard error.
     fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, String> {
         let bed = &self.bed;
         self.prepare(whose, mode, request);
@@ -254,7 +254,7 @@ impl Machine {
         }
     }
 
-    /// What the program of mode legacy is called with at the container's start; none if it is not.
+    /// Return the arguments of `nvidia-container-cli` when a container starts in mode `legacy`; empty if the program is not called.
     fn called(&self, whose: Whose, request: &Request) -> Result<Vec<String>, String> {
         let called = self.bed.path("called");
         let _ = fs::remove_file(&called);
@@ -286,7 +286,7 @@ impl Machine {
         }
         let words = fs::read_to_string(called).unwrap_or_default();
         let mut words: Vec<String> = words.lines().map(str::to_owned).collect();
-        // NVIDIA's come in another order at each call.
+        // NVIDIA's runtime writes them in a different order at each call.
         if let Some(first) = words.iter().position(|word| word.starts_with("--require=")) {
             let end = words
                 .iter()
@@ -304,18 +304,18 @@ fn node(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-/// A configuration's meaning to a container runtime. `live`: where the spec is made at this moment, ours has mounts where NVIDIA's has hooks.
+/// Return what a configuration means to a container runtime. With `live` (the spec is generated now) Divvy uses mounts where NVIDIA uses hooks.
 fn meaning(config: &Value, live: bool) -> BTreeMap<&'static str, BTreeSet<String>> {
     let all = |value: &Value| -> Vec<Value> { value.as_array().cloned().unwrap_or_default() };
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
     for entry in all(&config["process"]["env"]) {
         let entry = entry.as_str().expect("text").to_owned();
         let name = entry.split('=').next().unwrap_or_default().to_owned();
-        // Of several of one name the last counts.
+        // If a name occurs several times, the last entry counts.
         variables.insert(name, entry);
     }
     if live {
-        // Ours has one folder more, and needs no device without edits.
+        // Divvy has one more directory, and does not need a device without edits.
         for name in ["NVIDIA_CTK_LIBCUDA_DIR", "NVCT_EMPTY_DEVICE"] {
             variables.remove(name);
         }
@@ -342,7 +342,7 @@ fn meaning(config: &Value, live: bool) -> BTreeMap<&'static str, BTreeSet<String
     parts
 }
 
-/// Sorted keys, so that texts can be compared; a major or minor of 0 and what is empty may be left out.
+/// Sort the keys of objects and drop null members, so that texts can be compared.
 fn plain(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -356,7 +356,7 @@ fn plain(value: &mut Value) {
     }
 }
 
-/// In what the two differ.
+/// Return the differences between two configurations.
 fn differences(theirs: &Value, ours: &Value, live: bool) -> Vec<String> {
     let (mut theirs, mut ours) = (theirs.clone(), ours.clone());
     plain(&mut theirs);
@@ -365,12 +365,12 @@ fn differences(theirs: &Value, ours: &Value, live: bool) -> Vec<String> {
     let mut found = Vec::new();
     for (part, of_theirs) in &a {
         let of_ours = &b[part];
-        found.extend(of_theirs.difference(of_ours).map(|one| format!("{part}: ours has not {one}")));
+        found.extend(of_theirs.difference(of_ours).map(|one| format!("{part}: ours lacks {one}")));
         if *part != "mounts" || !live {
             found.extend(
                 of_ours
                     .difference(of_theirs)
-                    .map(|one| format!("{part}: ours alone has {one}")),
+                    .map(|one| format!("{part}: only ours has {one}")),
             );
         }
     }
@@ -384,7 +384,7 @@ fn differences(theirs: &Value, ours: &Value, live: bool) -> Vec<String> {
     found
 }
 
-/// Where NVIDIA's hooks make links.
+/// Return the paths at which NVIDIA's hooks create links.
 fn links(config: &Value) -> BTreeSet<String> {
     let hooks = config["hooks"]["createContainer"].as_array().cloned().unwrap_or_default();
     let words = hooks
@@ -395,24 +395,24 @@ fn links(config: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// A row: in which modes, what is asked for, and why ours is apart if it is.
+/// A row of the comparison: the modes, the request, and the reason for the difference if one is intended.
 type Row = (&'static str, Request, Option<&'static str>);
 
 const ALL: &str = "cdi jit-cdi auto";
 const LIVE: &str = "jit-cdi auto";
 
-const HOLE: &str = "0,0 is 0; NVIDIA's asks for the device none, too";
+const HOLE: &str = "0,0 is 0; NVIDIA's also requests the device none";
 const NONE: &str = "none needs no device of that name in a spec";
-const STRICT: &str = "what the runtime does not know of config.json is kept; NVIDIA's refuses to start the container";
+const STRICT: &str = "unknown fields of config.json are kept; NVIDIA's refuses to start the container";
 const COMPONENTS: &str = "a mount counts by whole path components, and one that names no device is ignored with a warning";
-const BLANKS: &str = "blanks around names do not count";
-const OF_NOW: &str = "in mode jit-cdi nvidia.com/gpu=0 is the GPU 0 of now, so that nothing stale is taken";
+const BLANKS: &str = "spaces around names do not count";
+const OF_NOW: &str = "in mode jit-cdi nvidia.com/gpu=0 is the driver's current GPU 0, so that no stale spec is used";
 const ANNOTATIONS: &str =
-    "in mode jit-cdi an annotation, which the node's device plugin wrote, goes before what the image says, too";
-const REQUIRED: &str = "what the image requires of the driver counts in every mode";
+    "in mode jit-cdi an annotation, which the node's device plugin wrote, also takes precedence over the image's variables";
+const REQUIRED: &str = "the image's requirements on the driver count in every mode";
 const EXTRAS: &str =
-    "variables of unprivileged containers do not count where the settings say so, those for GPUDirect Storage either";
-const CHANNELS: &str = "all are all channels that there are; NVIDIA's takes the word for nothing";
+    "if the settings ignore variables of unprivileged containers, those for GPUDirect Storage do not count either";
+const CHANNELS: &str = "all means every existing channel; NVIDIA's ignores it";
 
 fn rows() -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
@@ -499,7 +499,7 @@ fn rows() -> Vec<Row> {
     );
     same(ALL, env(&["A=1", "B=0"]).top(&swarm("A,B")));
     same(ALL, visible("1").top(&swarm("A,B")));
-    // What says nothing in these modes, or is fulfilled.
+    // Variables that have no effect in these modes, or requirements that are met.
     for entry in [
         "NVIDIA_DRIVER_CAPABILITIES=utility",
         "NVIDIA_DRIVER_CAPABILITIES=foo",
@@ -526,7 +526,7 @@ fn rows() -> Vec<Row> {
         let feature = format!("[features]\n{feature} = true\n");
         same(ALL, visible("0").and("NVIDIA_IMEX_CHANNELS=3").tables(&feature));
     }
-    // What is there already.
+    // Configurations that already contain hooks, devices, mounts, groups, or mappings.
     for value in ["0", "void"] {
         same(
             ALL,
@@ -616,8 +616,8 @@ fn what_containers_ask_for_they_get_as_from_nvidias_runtime() {
             let found = match (&theirs, &ours) {
                 (Ok(theirs), Ok(ours)) => differences(theirs, ours, live(theirs) || live(ours)),
                 (Err(_), Err(_)) => Vec::new(),
-                (Err(said), Ok(_)) => vec![format!("theirs alone refuses: {said}")],
-                (Ok(_), Err(said)) => vec![format!("ours alone refuses: {said}")],
+                (Err(said), Ok(_)) => vec![format!("only theirs refuses: {said}")],
+                (Ok(_), Err(said)) => vec![format!("only ours refuses: {said}")],
             };
             let what = format!(
                 "{mode} {:?} {:?} {:?} {:?}",
@@ -625,7 +625,7 @@ fn what_containers_ask_for_they_get_as_from_nvidias_runtime() {
             );
             match why {
                 None if !found.is_empty() => wrong.push(format!("{what}: {found:#?}")),
-                Some(why) if found.is_empty() => wrong.push(format!("{what}: not apart any more: {why}")),
+                Some(why) if found.is_empty() => wrong.push(format!("{what}: no longer different: {why}")),
                 _ => {}
             }
         }
@@ -738,11 +738,11 @@ fn case_26_e_nvidias_program_is_called_as_by_nvidias_hook() {
     rows.push((visible("0,0"), Some("0,0 is 0; NVIDIA's writes --device=,0")));
     rows.push((
         visible("nvidia.com/gpu=0"),
-        Some("what the program does not understand is said before it is called"),
+        Some("a request that the program does not understand is refused before the call"),
     ));
     rows.push((
         visible("0").and("NVIDIA_IMEX_CHANNELS=x"),
-        Some("what the program does not understand is said before it is called"),
+        Some("a request that the program does not understand is refused before the call"),
     ));
     let mut wrong = Vec::new();
     for (request, why) in rows {

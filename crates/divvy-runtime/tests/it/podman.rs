@@ -1,4 +1,4 @@
-//! Podman puts CDI devices into containers by itself: what comes of that is held against what we make of the same spec.
+//! Podman can inject CDI devices itself. These tests compare its containers with those of `divvy-runtime` for the same spec.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,8 +8,8 @@ use std::process::Command;
 use super::bed::Bed;
 use super::real::{copy_programs, runtimes};
 
-/// Everything of podman's own is below the bed, or in a mount namespace that ends with it; the spec is where podman 4 looks for it. The first
-/// container is podman's alone, for machines on which it runs none.
+/// Podman's files are below the bed, or in a mount namespace that ends with the script. The spec is in the directory that podman 4 reads. The
+/// first container has no GPU: it shows whether podman can run a container on this machine.
 const SCRIPT: &str = r#"
 ! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit 2
 mount -t tmpfs none /run && mount -t tmpfs none /dev/shm && mkdir -p /run/cdi && cp "$BED"/cdi/*.json /run/cdi/ || exit 2
@@ -24,15 +24,15 @@ run "$RUNTIME" > "$BED/alone" || exit 3
 run "$RUNTIME" --device nvidia.com/gpu=0 > "$BED/engine" && run "$BED/shim" --env NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0 > "$BED/ours"
 "#;
 
-/// Without what differs between any two containers.
+/// Return the lines of a file without the parts that differ between any two containers.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).expect("written");
     let mut lines: Vec<String> = text
         .lines()
-        // What asked for the GPU; the engine was asked by its flag.
+        // This variable requests the GPU from divvy-runtime; podman is asked by its flag.
         .filter(|line| !line.starts_with("NVIDIA_VISIBLE_DEVICES="))
         .map(|line| {
-            // mountinfo begins with three numbers of the mount.
+            // Each line of mountinfo begins with three numbers that identify the mount.
             let numbered = line.starts_with(|first: char| first.is_ascii_digit());
             let words = line.split(' ').skip(if numbered { 3 } else { 0 });
             let word = |word: &str| {
@@ -64,7 +64,7 @@ fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
     }
 }
 
-/// An error if podman runs none by itself.
+/// Compare both containers. Return an error if podman cannot run a container without a GPU.
 fn the_same_container(runtime: &Path) -> Result<(), String> {
     let bed = Bed::new("{}");
     let root = bed.path("bundle/rootfs");
@@ -74,7 +74,7 @@ fn the_same_container(runtime: &Path) -> Result<(), String> {
     }
     bed.settings("cdi", runtime);
     let shim = bed.path("shim");
-    // Podman hands no variables on.
+    // Podman does not pass environment variables to the runtime.
     let text = format!(
         "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH={} exec {} \"$@\"\n",
         bed.path("config.toml").display(),

@@ -1,4 +1,4 @@
-//! In front of the runc and crun of this machine.
+//! `divvy-runtime` with the runc and crun of this machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::bed::{Bed, built};
 
-/// runc and crun. The skip of each that is not installed is recorded.
+/// Return the paths of runc and crun. Record a skip for each one that is not installed.
 pub(crate) fn runtimes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path)
@@ -27,7 +27,7 @@ pub(crate) fn runtimes() -> Vec<PathBuf> {
         .collect()
 }
 
-/// An image from scratch: a shell and a few programs of this machine, with the libraries that they are linked with.
+/// Build a minimal image: a shell and a few programs of this machine, with the libraries that they are linked with.
 pub(crate) fn copy_programs(root: &Path) {
     let programs = ["/bin/sh", "/bin/ls", "/bin/cat", "/bin/grep", "/usr/bin/tr"];
     let linked = Command::new("ldd").args(programs).output().expect("it runs");
@@ -37,14 +37,14 @@ pub(crate) fn copy_programs(root: &Path) {
         .filter(|word| word.starts_with('/') && !word.ends_with(':'));
     for path in programs.into_iter().chain(libraries) {
         let to = root.join(path.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
         fs::copy(path, to).expect("copied");
     }
     fs::create_dir_all(root.join("etc")).expect("made");
 }
 
-/// Runs it where the machine has one version of cgroups. crun refuses both beside each other ("cgroups in hybrid mode not supported"); version 2 is
-/// then taken out of its sight, in a mount namespace that ends with it.
+/// Run a command with only one version of cgroups. If both versions are mounted, crun refuses to run ("cgroups in hybrid mode not supported").
+/// In that case unmount version 2 in a mount namespace that ends with the command.
 fn run(command: &Command) -> Output {
     let script = "! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit; exec \"$0\" \"$@\"";
     let mut inside = Command::new("unshare");
@@ -59,7 +59,7 @@ fn run(command: &Command) -> Output {
     inside.output().expect("unshare runs")
 }
 
-/// A container of this machine's own programs, in front of each real runtime that runs one here.
+/// Run a script in a container with each real runtime that can run a container on this machine, and check the lines that it prints.
 fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check: impl Fn(&Bed, &[&str])) {
     if !divvy_skip::root("run a container") {
         return;
@@ -76,7 +76,7 @@ fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check
         config["process"]["terminal"] = json!(false);
         config["process"]["args"] = json!(["/bin/sh", "-c", script]);
         config["process"]["env"] = json!(["PATH=/bin:/usr/bin", format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
-        // Else nothing can be mounted into it, nor written by a hook.
+        // Otherwise nothing can be mounted into the root, and hooks cannot write into it.
         config["root"]["readonly"] = json!(false);
         copy_programs(&bed.path("bundle/rootfs"));
         fs::write(bed.config(), config.to_string()).expect("written");
@@ -84,7 +84,7 @@ fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check
         let name = format!("divvy-test-{}", bed.folder.path().file_name().expect("a name").display());
         let state = bed.path("state");
         let words = ["--root", state.to_str().expect("text"), "run", &name];
-        // A machine on which root may not do everything, say.
+        // A container may fail here for other reasons, for example if root's capabilities are limited.
         let alone = run(Command::new(&runtime).args(words).current_dir(bed.path("bundle")));
         if !alone.status.success() {
             divvy_skip::skipped(format_args!("{} runs no container here: {alone:?}", runtime.display()));
@@ -118,7 +118,7 @@ fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
     );
 }
 
-/// No spec is written anywhere; the driver, its files and nodes are made for the test.
+/// There is no spec file. The test creates the driver, its files, and its device nodes.
 #[test]
 fn in_mode_auto_a_container_has_the_gpus_of_this_moment() {
     in_containers(
@@ -138,14 +138,14 @@ fn in_mode_auto_a_container_has_the_gpus_of_this_moment() {
             assert!(said.contains(&"nvidia1") && said.contains(&"nvidiactl"), "{said:?}");
             assert!(
                 said.iter().any(|line| line.starts_with('c') && line.contains(" 1, 8 ")),
-                "by its numbers: {said:?}"
+                "the device numbers match: {said:?}"
             );
-            assert!(!said.contains(&"nvidia0"), "the other GPU is not there: {said:?}");
+            assert!(!said.contains(&"nvidia0"), "the other GPU is not in the container: {said:?}");
         },
     );
 }
 
-/// The hook of a CDI spec, called by the real runtime.
+/// The real runtime calls the hook of a CDI spec.
 #[test]
 fn a_hook_of_a_spec_puts_the_mounted_library_into_the_containers_cache() {
     in_containers(
@@ -187,7 +187,7 @@ fn a_hook_of_a_spec_puts_the_mounted_library_into_the_containers_cache() {
     );
 }
 
-/// NVIDIA's own program, or what stands for it, is called with the process and the root of the container that starts.
+/// A stand-in for NVIDIA's program is called with the PID and the root of the starting container.
 #[test]
 fn in_mode_legacy_the_real_runtime_calls_nvidias_program_for_the_container() {
     in_containers(

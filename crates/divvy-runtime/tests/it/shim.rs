@@ -39,7 +39,7 @@ fn case_18_a_a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
         assert_eq!(
             (output.status.code(), said.as_str()),
             (Some(7), "--root\n/r\ncreate\n--bundle\n.\nc1\nA=1\n"),
-            "words and environment are handed on"
+            "arguments and environment are passed on"
         );
         let after = fs::metadata(bed.config()).expect("there");
         assert_eq!(bed.text(), config);
@@ -67,7 +67,7 @@ fn case_21_b_a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_
         let mode = fs::metadata(bed.config()).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
         let left = fs::read_dir(bed.path("bundle")).expect("there").count();
-        assert_eq!(left, 1, "nothing lies beside it");
+        assert_eq!(left, 1, "no temporary file is left");
     }
     let bed = Bed::new(&asking("none"));
     let config = bed.create().expect("created");
@@ -85,7 +85,7 @@ fn run_is_a_creation_too_and_the_current_folder_is_the_bundle() {
     assert!(bed.text().contains("/dev/nvidia0"));
 }
 
-/// containerd reads the log and puts the last error into the pod's events.
+/// containerd reads the log and copies the last error into the pod's events.
 #[test]
 fn case_19_what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
     let bed = Bed::new(&asking("7"));
@@ -103,7 +103,7 @@ fn case_19_what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
         (Some("error"), Some(said.trim_end()))
     );
     let keys: Vec<&String> = line.as_object().expect("an object").keys().collect();
-    assert_eq!(keys, ["level", "msg", "time"], "case 27: those of runc's own lines");
+    assert_eq!(keys, ["level", "msg", "time"], "case 27: the keys of runc's own lines");
     assert!(
         line["time"]
             .as_str()
@@ -207,7 +207,7 @@ fn case_27_a_the_version_is_ours_and_then_the_real_runtimes() {
     assert_eq!(said, expected);
 }
 
-/// NVIDIA's judges only in mode legacy.
+/// NVIDIA's runtime checks requirements only in mode `legacy`.
 #[test]
 fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_either() {
     let config = |more: &[&str]| {
@@ -239,7 +239,7 @@ fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_eith
             Some(part) => {
                 let error = created.expect_err(part);
                 assert!(error.contains(part), "{env:?}: {error}");
-                assert_eq!(bed.text(), config(env), "its file is untouched");
+                assert_eq!(bed.text(), config(env), "its file stays unchanged");
             }
         }
     }
@@ -264,7 +264,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
     assert!(!own.exists(), "nothing was done");
     bed.create().expect("created");
     assert!(
-        log().contains("level=info") && log().contains("config.json: 1 device nodes, 1 mounts, 1 variables and 0 hooks put in"),
+        log().contains("level=info") && log().contains("config.json: added 1 device nodes, 1 mounts, 1 variables and 0 hooks"),
         "{}",
         log()
     );
@@ -284,7 +284,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
     settings(&own, "error");
     fs::write(bed.config(), asking("0")).expect("written");
     bed.create().expect("created");
-    assert_eq!(log().lines().count(), 2, "what was done is below that level");
+    assert_eq!(log().lines().count(), 2, "changes are logged at a lower level");
 
     with("");
     settings(std::path::Path::new("/proc/nowhere/x.log"), "info");
@@ -298,7 +298,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
         "create",
         "c1",
     ]);
-    assert_eq!(output.status.code(), Some(7), "it starts all the same");
+    assert_eq!(output.status.code(), Some(7), "the container starts anyway");
     let said = fs::read_to_string(engine).expect("the engine's log");
     assert!(
         said.contains("\"level\":\"warning\"") && said.contains("/proc/nowhere/x.log cannot be written"),
@@ -306,7 +306,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
     );
 }
 
-/// Else it would give the container what is refused here.
+/// Otherwise the hook would give the container what is refused here.
 #[test]
 fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
     let hooks = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
@@ -323,7 +323,7 @@ fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
         bed.settings(mode, &bed.path("low-level"));
         let found = bed.create().unwrap_or_else(|said| panic!("{mode}: {said}"));
         let prestart = found["hooks"]["prestart"].as_array().expect("hooks");
-        assert_eq!(prestart.len(), left, "{mode}: in mode legacy it does its own work");
+        assert_eq!(prestart.len(), left, "{mode}: only in mode legacy the hook stays");
         assert_eq!(prestart[left - 1]["path"], "/bin/other");
         assert_eq!(found["process"], config["process"], "{mode}");
     }

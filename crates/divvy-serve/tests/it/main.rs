@@ -1,5 +1,5 @@
-//! A real server on the loopback, and clients that do not behave. The time limits are short, and each test waits for what the server does about
-//! them: an answer, or the end of the connection.
+//! A real server on the loopback address, and misbehaving clients. The timeouts are short, and each test waits for the server's reaction: an
+//! answer, or the end of the connection.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A time limit that a test waits for.
+/// A timeout that a test waits for.
 const SHORT: Duration = Duration::from_millis(100);
-/// One that must not matter in it.
+/// A timeout that must not expire in the test.
 const LONG: Duration = Duration::from_secs(60);
 const PROBE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
@@ -45,9 +45,9 @@ fn limits() -> Limits {
 
 struct Server {
     address: SocketAddr,
-    /// Lets one request for /wait be answered.
+    /// Permits to answer requests for `/wait`.
     go_on: Arc<Notify>,
-    /// A request for /wait has come.
+    /// Notified when a request for `/wait` has arrived.
     waiting: mpsc::UnboundedReceiver<()>,
     task: tokio::task::JoinHandle<()>,
     stop: CancellationToken,
@@ -122,7 +122,7 @@ async fn send(server: &Server, from: [u8; 4], text: &str) -> TcpStream {
     stream
 }
 
-/// What comes until the server ends the connection; that it ends it by a reset is as good.
+/// Read until the server ends the connection; a reset is also fine.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let _ = tokio::time::timeout(LONG / 2, stream.read_to_end(&mut bytes))
@@ -131,7 +131,7 @@ async fn rest(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The status line and body of one answer on a connection that stays.
+/// Read the status line and body of one answer on a connection that stays open.
 async fn answer(stream: &mut TcpStream) -> String {
     let mut text = String::new();
     loop {
@@ -156,7 +156,7 @@ async fn answer(stream: &mut TcpStream) -> String {
 const GET: &str = "GET / HTTP/1.1\r\nhost: a\r\n\r\n";
 const WAIT: &str = "GET /wait HTTP/1.1\r\nhost: a\r\n\r\n";
 
-/// As a kubelet's probe does: a connection for one question.
+/// Connect for one request, as a kubelet's probe does.
 async fn probe(server: &Server, from: [u8; 4]) {
     let mut stream = send(server, from, "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
     let text = rest(&mut stream).await;
@@ -174,7 +174,7 @@ async fn a_connection_whose_headers_do_not_end_is_closed() {
         let mut stream = send(&server, PROBE, begin).await;
         assert_eq!(rest(&mut stream).await, "", "{begin:?}");
     }
-    // The second request of a connection, too; between two requests it may take its time.
+    // This also holds for the second request of a connection; the time between two requests is not limited by it.
     let mut stream = send(&server, PROBE, GET).await;
     answer(&mut stream).await;
     tokio::time::sleep(2 * SHORT).await;
@@ -260,7 +260,7 @@ async fn a_connection_whose_response_is_not_read_is_closed() {
     let mut stream = send(&server, PROBE, "GET /endless HTTP/1.1\r\nhost: a\r\n\r\n").await;
     let mut first = [0; 16];
     stream.read_exact(&mut first).await.expect("it begins");
-    // Nothing is read until the server has given up: then what the system kept is followed by the end.
+    // The client reads nothing until the server has given up. Then the data in the operating system's buffer is followed by the end.
     stream.ready(tokio::io::Interest::READABLE).await.expect("readable");
     tokio::time::sleep(6 * SHORT).await;
     let text = rest(&mut stream).await;
@@ -313,13 +313,13 @@ async fn a_head_or_a_body_that_is_too_large_is_refused() {
 #[tokio::test]
 async fn all_bodies_share_a_limit_that_does_not_affect_small_ones() {
     let server = start(limits()).await;
-    // 2 MiB for all, of which each has 0.75: two fit.
+    // 2 MiB for all bodies, and 0.75 MiB for each: two fit.
     let large = format!(
         "POST /length HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{}",
         1 << 20,
         "x".repeat((1 << 20) - 1)
     );
-    // Which one is refused depends on what the server has read of each.
+    // Which body is refused depends on how much the server has read of each.
     let mut held = Vec::new();
     let mut first = [0; 12];
     let mut refused = loop {
@@ -344,7 +344,7 @@ async fn all_bodies_share_a_limit_that_does_not_affect_small_ones() {
     );
     let text = rest(&mut send(&server, PROBE, &small).await).await;
     assert!(text.ends_with("204800"), "{text}");
-    // What was held is given back when the request ends.
+    // The memory is released when the request ends.
     for stream in &mut held {
         stream.write_all(b"x").await.expect("sent");
         assert!(answer(stream).await.ends_with("1048576"));
@@ -390,7 +390,7 @@ async fn a_probe_is_answered_while_others_hold_as_many_connections_as_they_can()
             probe(&server, PROBE).await;
         }
     }
-    // Six of one address and two of the other: all eight places wait for an answer.
+    // Six connections of one address and two of the other: all eight wait for an answer.
     server.waiting.recv().await.expect("asked");
     for _ in 0..20 {
         probe(&server, PROBE).await;
@@ -404,13 +404,13 @@ async fn a_request_in_progress_is_not_cut_off_for_a_caller_that_has_as_many() {
     let mut server = start(one).await;
     let mut busy = send(&server, OTHER, WAIT).await;
     server.waiting.recv().await.expect("asked");
-    // The place is taken: this one gets no answer.
+    // The place was taken over: this connection gets no answer.
     assert_eq!(rest(&mut send(&server, PROBE, GET).await).await, "");
     server.go_on.notify_one();
     assert!(answer(&mut busy).await.ends_with("waited"));
 }
 
-/// A handshake that is one byte, which says who comes.
+/// A handshake of one byte, which identifies the caller.
 struct OneByte(mpsc::UnboundedSender<(TurnedAway, SocketAddr)>);
 
 impl Door for OneByte {
@@ -467,7 +467,7 @@ async fn hundreds_of_silent_connections_do_not_block_handshakes() {
     let mut silent = Vec::new();
     for at in 0..300 {
         silent.push(connect(&server, OTHER).await);
-        // From their own address, too.
+        // From the same address.
         if at % 50 == 49 {
             for from in [PROBE, OTHER] {
                 let mut stream = send(&server, from, "u\n").await;
@@ -476,7 +476,7 @@ async fn hundreds_of_silent_connections_do_not_block_handshakes() {
             }
         }
     }
-    // All but the last four, which their address may have, are closed long before their time is over.
+    // All but the last four, which the address may keep, are closed long before their timeout.
     for stream in &mut silent[..296] {
         assert_eq!(rest(stream).await, "");
     }

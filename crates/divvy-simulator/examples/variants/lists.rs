@@ -1,4 +1,5 @@
-//! Lists of pods made of another one, the same at each run: chance is a hash of the pod's name.
+//! Lists of pods that are derived from another list. They are the same in each run, because random choices are a hash of the
+//! pod's name.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Reads CSV.
+    /// Read CSV.
     pub(crate) fn read(text: &[u8]) -> List {
         let mut reader = csv::Reader::from_reader(text);
         let columns = reader.headers().expect("a header").iter().map(str::to_owned).collect();
@@ -21,7 +22,7 @@ impl List {
         List { columns, rows }
     }
 
-    /// Writes CSV.
+    /// Write CSV.
     pub(crate) fn text(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         for row in std::iter::once(&self.columns).chain(&self.rows) {
@@ -43,10 +44,11 @@ impl List {
     }
 }
 
-/// The list in which so many percent of the pods with GPUs name the products that they can use, one or two: each with a chance that goes with the
-/// root of how many GPUs of it there are, so that the scarce ones are asked for more than they have.
+/// Return the list in which `percent` percent of the pods with GPUs name one or two products that they can use. The chance of a
+/// product is proportional to the square root of the number of its GPUs, so that pods request more of the scarce products than
+/// there is.
 pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
-    // By product: its GPUs, and the largest node's GPUs and CPU.
+    // By product: its number of GPUs, and the GPUs and CPU of the largest node.
     let mut products: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
     for node in &nodes.rows {
         let (gpus, cpu) = (nodes.number(node, "gpu"), nodes.number(node, "cpu_milli"));
@@ -90,8 +92,8 @@ pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
     list
 }
 
-/// The list in which pods with several GPUs ask for so many percent of the GPU, by copies of those that there are; of the others as many are
-/// left out as keep the sum.
+/// Return the list in which pods with several GPUs request `percent` percent of the GPU capacity, by copying existing ones. As
+/// many other pods are dropped, so that the sum stays the same.
 pub(crate) fn large(pods: &List, percent: u64) -> List {
     let (large, mut others): (Vec<_>, Vec<_>) = pods.rows.iter().cloned().partition(|row| pods.number(row, "num_gpu") > 1);
     let total: u64 = pods.rows.iter().map(|row| pods.milli(row)).sum();

@@ -1,6 +1,6 @@
-//! Makes lists of pods that are harder than the one they are made of, for `divvy simulate`:
+//! Creates lists of pods that are harder than a given one, for `divvy simulate`:
 //!
-//! `cargo run --release -p divvy-simulator --example variants -- NODES.csv[.gz] PODS.csv[.gz] FOLDER`
+//! `cargo run --release -p divvy-simulator --example variants -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
 
 #![allow(clippy::print_stdout)]
 
@@ -15,7 +15,7 @@ use lists::{List, choosy, large};
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [nodes, pods, folder] = &arguments[..] else {
-        panic!("expected are a list of nodes, a list of pods and a folder");
+        panic!("the arguments must be a list of nodes, a list of pods, and a directory");
     };
     let read = |name: &String| {
         let bytes = fs::read(name).unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -1,21 +1,21 @@
 use super::Series;
 use super::svg::{Axis, BOTTOM, Drawing, LEFT, RIGHT, TOP, colour, number, step};
 
-/// Bars side by side, in groups.
+/// A bar chart with groups of bars.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bars {
-    /// Above the plot.
+    /// The title above the plot.
     pub title: String,
-    /// Beside the vertical axis.
+    /// The label of the vertical axis.
     pub up: String,
-    /// Names of the groups, two lines each.
+    /// The names of the groups, two lines each.
     pub groups: Vec<(String, String)>,
-    /// A height for each group.
+    /// Per series, a height for each group.
     pub series: Vec<Series<Vec<f64>>>,
 }
 
 impl Bars {
-    /// As SVG.
+    /// Return the chart as SVG.
     pub fn svg(&self) -> String {
         let mut drawing = Drawing::new(&self.title);
         drawing.legend(self.series.iter().map(|one| (one.name.as_str(), one.colour)), true);

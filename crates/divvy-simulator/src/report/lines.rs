@@ -1,25 +1,25 @@
 use super::Series;
 use super::svg::{Axis, BOTTOM, Drawing, LEFT, RIGHT, TOP, colour, dashes, number, path, step};
 
-/// Lines over a common axis.
+/// A line chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lines {
-    /// Above the plot.
+    /// The title above the plot.
     pub title: String,
-    /// Below the horizontal axis.
+    /// The label of the horizontal axis.
     pub across: String,
-    /// Beside the vertical axis.
+    /// The label of the vertical axis.
     pub up: String,
-    /// Of the horizontal axis: points outside are left out.
+    /// The range of the horizontal axis; points outside are omitted.
     pub range: (f64, f64),
-    /// Points in ascending order.
+    /// Per series, the points in ascending order.
     pub series: Vec<Series<Vec<(f64, f64)>>>,
-    /// Marks at the points, where there are few.
+    /// Whether the points are marked, for lines with few points.
     pub marks: bool,
 }
 
 impl Lines {
-    /// As SVG.
+    /// Return the chart as SVG.
     pub fn svg(&self) -> String {
         let mut drawing = Drawing::new(&self.title);
         drawing.legend(self.series.iter().map(|one| (one.name.as_str(), one.colour)), false);

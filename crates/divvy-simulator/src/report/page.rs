@@ -1,19 +1,19 @@
 use super::svg::escape;
 
-/// A page that needs nothing but a browser.
+/// An HTML page that needs no other files.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Page {
-    /// Its title.
+    /// The page's title.
     pub title: String,
-    /// What was run, and on what, a paragraph each.
+    /// What was run, and on which data; one paragraph each.
     pub about: Vec<String>,
-    /// The command that makes it again.
+    /// The command that creates the page again.
     pub command: String,
-    /// Names of the columns, and the rows.
+    /// The table: names of the columns, and the rows.
     pub table: (Vec<String>, Vec<Vec<String>>),
-    /// Below the table.
+    /// A note below the table.
     pub note: String,
-    /// Plots as SVG, each with a sentence on how to read it.
+    /// The plots as SVG, each with a sentence on how to read it.
     pub plots: Vec<(String, String)>,
 }
 
@@ -26,7 +26,7 @@ th:first-child,td:first-child{text-align:left}figure{margin:2em 0}svg{max-width:
 @media (prefers-color-scheme:dark){body{background:#16181c;color:#ddd}pre{background:#23262b}th,td{border-color:#333}figcaption{color:#aaa}}\n";
 
 impl Page {
-    /// As HTML.
+    /// Return the page as HTML.
     pub fn html(&self) -> String {
         let title = escape(&self.title);
         let mut html = format!(

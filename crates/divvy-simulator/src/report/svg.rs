@@ -1,15 +1,15 @@
 use std::fmt::Write as _;
 
-/// Pixels; a viewer scales them.
+/// The size of the drawing in pixels; a viewer scales it.
 pub(super) const WIDTH: f64 = 760.0;
 pub(super) const HEIGHT: f64 = 380.0;
-/// Where the plot itself lies.
+/// The position of the plot within the drawing.
 pub(super) const LEFT: f64 = 64.0;
 pub(super) const RIGHT: f64 = WIDTH - 20.0;
 pub(super) const TOP: f64 = 78.0;
 pub(super) const BOTTOM: f64 = HEIGHT - 52.0;
 
-/// Colours that people who see fewer tell apart (Okabe and Ito), and dashes beside them.
+/// Colors that color-blind people can distinguish (Okabe and Ito), with a dash pattern for each.
 const COLOURS: [(&str, &str); 9] = [
     ("#999999", "2 3"),
     ("#56b4e9", "6 3"),
@@ -30,20 +30,20 @@ pub(super) fn dashes(number: usize) -> &'static str {
     COLOURS[number % COLOURS.len()].1
 }
 
-/// Text between tags, and in attributes.
+/// Escape a text for use between tags and in attributes.
 pub(super) fn escape(text: &str) -> String {
     let escaped = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     escaped.replace('"', "&quot;")
 }
 
-/// A number without superfluous zeros.
+/// Format a number without superfluous zeros.
 pub(super) fn number(value: f64) -> String {
     let text = format!("{value:.2}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// A drawing that is being made.
+/// A drawing that is being built.
 pub(super) struct Drawing(String);
 
 impl Drawing {
@@ -53,7 +53,7 @@ impl Drawing {
              font-family=\"system-ui, sans-serif\" font-size=\"13\">\n<title>{}</title>\n",
             escape(title)
         );
-        // Presentation attributes hold where style sheets are not understood.
+        // Presentation attributes apply where style sheets are not supported.
         text.push_str(
             "<style>.ground{fill:#fff}.text{fill:#222}.grid{stroke:#ddd}.axis{stroke:#888}\n\
              @media (prefers-color-scheme:dark){.ground{fill:#16181c}.text{fill:#ddd}.grid{stroke:#333}.axis{stroke:#999}}</style>\n",
@@ -91,12 +91,12 @@ impl Drawing {
         ));
     }
 
-    /// Names and colours, below the title.
+    /// Draw the legend below the title.
     pub(super) fn legend<'a>(&mut self, names: impl Iterator<Item = (&'a str, usize)>, filled: bool) {
         let (mut x, mut y) = (LEFT, 41.0);
         for (name, of) in names {
             let colour = colour(of);
-            // No font is known here: so much is enough for the widest.
+            // The font is not known here; this width is enough for the widest.
             let wide = 29.0 + 7.5 * name.chars().count() as f64;
             if x > LEFT && x + wide > RIGHT {
                 (x, y) = (LEFT, y + 18.0);
@@ -122,7 +122,7 @@ impl Drawing {
         }
     }
 
-    /// The vertical axis with its grid, and the frame.
+    /// Draw the vertical axis with its grid, and the frame.
     pub(super) fn vertical(&mut self, axis: &Axis, label: &str) {
         for tick in axis.ticks() {
             let y = axis.at(tick);
@@ -143,7 +143,7 @@ impl Drawing {
     }
 }
 
-/// What a length along an axis means.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis {
     pub(super) least: f64,
@@ -159,7 +159,7 @@ impl Axis {
         self.from + part * (self.to - self.from)
     }
 
-    /// Up to eight round numbers.
+    /// Return up to eight round numbers on the axis.
     pub(super) fn ticks(&self) -> Vec<f64> {
         let step = step((self.most - self.least) / 8.0);
         let first = (self.least / step - 1e-9).ceil();
@@ -169,7 +169,7 @@ impl Axis {
     }
 }
 
-/// The next of 1, 2, 5, 10 … times a power of ten.
+/// Return the next larger number of the form 1, 2, or 5 times a power of ten.
 pub(super) fn step(least: f64) -> f64 {
     if least.is_nan() || least <= 0.0 {
         return 1.0;
@@ -179,14 +179,14 @@ pub(super) fn step(least: f64) -> f64 {
     times.unwrap_or(10.0) * power
 }
 
-/// `x,y` pairs.
+/// Format points as `x,y` pairs.
 pub(super) fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
     let mut text = String::new();
     for (x, y) in points {
         if !text.is_empty() {
             text.push(' ');
         }
-        // Writing to a String does not fail.
+        // Writing to a String never fails.
         let _ = write!(text, "{},{}", number(x), number(y));
     }
     text

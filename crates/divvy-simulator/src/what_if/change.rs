@@ -6,7 +6,7 @@ use divvy_model::{Held, MemoryUnit, MiB, Node, Pod};
 use super::{Change, Cluster, ClusterNode};
 use crate::Error;
 
-/// The cluster with other units and more nodes.
+/// Return the cluster with another unit and more nodes.
 pub(super) fn apply<'a>(cluster: &'a Cluster, change: &Change) -> Result<Cow<'a, Cluster>, Error> {
     if cluster.nodes.iter().all(|node| node.node.capacity_units == 0) {
         return Err(Error::NoGpuMemory);
@@ -41,13 +41,13 @@ pub(super) fn apply<'a>(cluster: &'a Cluster, change: &Change) -> Result<Cow<'a,
     Ok(changed)
 }
 
-/// Memory in whole units, rounded up.
+/// Return the number of units for an amount of memory, rounded up.
 fn units_for(memory: Option<MiB>, unit: MemoryUnit) -> u64 {
     memory.map_or(u64::MAX, |memory| memory.0.div_ceil(unit.mib()))
 }
 
 fn in_units(node: &mut Node, old: MemoryUnit, new: MemoryUnit) {
-    // Of a node without an inventory only whole old units are known.
+    // For a node without an inventory, only multiples of the old unit are known.
     let memory = node
         .capacity_units
         .checked_div(node.capacity_gpus)
@@ -56,7 +56,7 @@ fn in_units(node: &mut Node, old: MemoryUnit, new: MemoryUnit) {
     let offered = node.capacity_units > 0;
     node.capacity_units = each.saturating_mul(node.capacity_gpus);
     if let Some(Ok(inventory)) = &mut node.inventory {
-        // An agent that counts otherwise than its cluster is not offered, and would not be.
+        // A node whose agent uses another unit than the cluster is not offered, and would not be.
         if offered && inventory.unit == old {
             inventory.unit = new;
             for gpu in &mut inventory.gpus {
@@ -73,7 +73,7 @@ fn ask_in_units(pod: &mut Pod, old: MemoryUnit, new: MemoryUnit) {
     let gpus = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1).max(1));
     for container in &mut pod.request.containers {
         if container.units > 0 {
-            // What is spread over several GPUs can be, afterwards, too.
+            // A request that is spread evenly over several GPUs must remain so.
             container.units = gpus.saturating_mul(units_for(old.memory(container.units.div_ceil(gpus)), new));
         }
     }
@@ -84,7 +84,7 @@ fn ask_in_units(pod: &mut Pod, old: MemoryUnit, new: MemoryUnit) {
     }
 }
 
-/// Up to five.
+/// Return the names of up to five nodes with GPUs.
 fn some_names(nodes: &[ClusterNode]) -> String {
     let with_gpus = nodes.iter().filter(|node| node.node.capacity_units > 0);
     let mut names: Vec<&str> = with_gpus.map(|node| node.node.name.as_str()).collect();
@@ -94,7 +94,7 @@ fn some_names(nodes: &[ClusterNode]) -> String {
     if rest > 0 { format!("{shown} and {rest} more") } else { shown }
 }
 
-/// Of the kind of nodes that there are most of, the first by name.
+/// Return the first node by name of the most frequent kind.
 fn most_frequent(nodes: &[ClusterNode]) -> Option<&ClusterNode> {
     let kind = |node: &Node| {
         let gpus = node.inventory.as_ref().and_then(|inventory| inventory.as_ref().ok());
@@ -124,7 +124,7 @@ fn most_frequent(nodes: &[ClusterNode]) -> Option<&ClusterNode> {
     most.into_iter().min_by(|a, b| a.node.name.cmp(&b.node.name))
 }
 
-/// A new node like this one, empty and well.
+/// Copy a node as a new one, empty and healthy.
 fn copy(node: &ClusterNode, number: u32) -> ClusterNode {
     let mut new = node.clone();
     new.node.name = format!("{}-added-{number}", node.node.name);

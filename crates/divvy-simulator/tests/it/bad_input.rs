@@ -1,4 +1,4 @@
-//! What is wrong with a file is said so that it can be mended.
+//! Errors in input files say what is wrong and how to fix it.
 
 use std::io::Write as _;
 
@@ -26,7 +26,7 @@ fn a_list_that_cannot_be_read_is_refused_with_its_line_and_what_is_expected() {
         (
             NODES.to_owned(),
             pods(""),
-            "the pod list: it has no rows; expected are the columns of openb's pod lists: name,",
+            "the pod list: it has no rows; it needs the columns of openb's pod lists: name,",
         ),
         (NODES.to_owned(), pods("a,1,1,one,1000\n"), "num_gpu"),
         (
@@ -37,7 +37,7 @@ fn a_list_that_cannot_be_read_is_refused_with_its_line_and_what_is_expected() {
         (
             NODES.to_owned(),
             pods("a,1,1,4,500\n"),
-            "the pod list, pod a: gpu_milli is 500 with 4 GPUs; several GPUs are whole: 1000",
+            "the pod list, pod a: gpu_milli is 500 with 4 GPUs; with several GPUs it must be 1000",
         ),
         (
             format!("{NODES}n2,1,1,17,T4\n"),
@@ -72,8 +72,8 @@ fn an_order_of_another_trace_is_refused() {
     for (text, expected) in [
         ("0 1", "it has no line with the ranks"),
         ("0 x\n0 1", "\"x\" among the arrivals is not a number"),
-        ("0 2\n0 1", "row 2 is to arrive, and the pod list has 2 rows (0 to 1)"),
-        ("0 1\n0", "it ranks 1 nodes, and the node list has 2"),
+        ("0 2\n0 1", "row 2 shall arrive, but the pod list has 2 rows (0 to 1)"),
+        ("0 1\n0", "it ranks 1 nodes, but the node list has 2"),
     ] {
         let error = Order::read(text.as_bytes(), &trace).expect_err("refused").to_string();
         assert!(error.contains(expected), "{error}");
@@ -91,7 +91,7 @@ fn every_pod_is_placed_or_counted_as_failed_and_models_are_kept_to() {
     };
     for policy in Policy::ALL {
         let run = inflate(&trace, &order, policy);
-        // Only n0 has T4, and two of them; the A10 takes both halves.
+        // Only n0 has T4s, two of them. The A10 takes both halves.
         assert_eq!((run.placed, run.failed, run.used_milli), (3, 1, 3000), "{policy}");
         assert_eq!(run.first_failure_milli, Some(4000), "{policy}");
     }

@@ -1,4 +1,4 @@
-//! Pods that end.
+//! Simulations in which pods end.
 
 use divvy_policy::Policy;
 use divvy_simulator::{Completions, Order, Trace, turn_over};

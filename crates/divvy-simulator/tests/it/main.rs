@@ -1,4 +1,4 @@
-//! The simulator on traces, from outside.
+//! The simulator, through its public interface.
 
 mod bad_input;
 mod completions;

@@ -1,7 +1,8 @@
-//! Against an independent simulator that reproduces the published runs to the last pod.
+//! Comparison with an independent simulator that reproduces the published runs exactly, pod by pod.
 //!
-//! The traces are for research and study and not part of this repository. `DIVVY_OPENB` names a folder with `openb_node_list_gpu_node.csv.gz`,
-//! `openb_pod_list_LIST.csv.gz`, `orders/LIST_SEED.txt.gz` and `exact.csv`; without it these tests say that they did nothing.
+//! The traces are for research and study, and are not part of this repository. `DIVVY_OPENB` names a directory with
+//! `openb_node_list_gpu_node.csv.gz`, `openb_pod_list_LIST.csv.gz`, `orders/LIST_SEED.txt.gz`, and `exact.csv`. Without it, these
+//! tests report that they did nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +81,7 @@ fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
     );
 }
 
-/// The policies of which only the published spread over ten seeds is known; `random` has another generator.
+/// The policies for which only the spread over ten seeds is published; `random` uses another generator.
 #[test]
 fn the_other_policies_are_where_they_were_published_to_be() {
     let Some(folder) = folder() else { return };
@@ -111,7 +112,7 @@ fn the_other_policies_are_where_they_were_published_to_be() {
     assert_eq!(checked, 24, "four lists, three policies, two seeds");
 }
 
-/// Research had ten orders; here are five of them (research/fgd.md section 3).
+/// The expected means are over ten orders; these are five of them.
 #[test]
 fn rf_is_where_research_had_it() {
     let Some(folder) = folder() else { return };
@@ -126,7 +127,7 @@ fn rf_is_where_research_had_it() {
     }
 }
 
-/// The mean over the five seeds at 95, 100 and 130 % arrived.
+/// The means over the five seeds when 95, 100, and 130 % have arrived.
 fn means(folder: &Path, list: &str, policy: Policy) -> [f64; 3] {
     let trace = trace(folder, list);
     let mut sums = [0.0; 3];
@@ -178,7 +179,7 @@ fn with_pods_that_end_the_default_policy_uses_no_less_than_the_others_and_loses_
     }
 }
 
-/// Means over the seeds at 95, 100 and 130 % arrived, with an order of our own for each seed.
+/// The means over the seeds when 95, 100, and 130 % have arrived, with a generated order for each seed.
 fn means_of(trace: &Trace, seeds: std::ops::Range<u64>, setting: Setting, ranks: Option<&[u64]>) -> [f64; 3] {
     let mut sums = [0.0; 3];
     let count = seeds.clone().count() as f64;

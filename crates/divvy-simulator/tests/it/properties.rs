@@ -6,9 +6,9 @@ use proptest::prelude::*;
 
 const MODELS: [&str; 3] = ["T4", "A10", "A10|T4"];
 
-/// CPU, GPUs, which model.
+/// CPU, number of GPUs, model.
 type NodeRow = (u32, u8, usize);
-/// CPU, which size, which models, when it comes, for how long.
+/// CPU, size, models, time of arrival, lifetime.
 type PodRow = (u32, usize, usize, u64, u64);
 
 prop_compose! {
@@ -120,7 +120,7 @@ proptest! {
     }
 }
 
-/// The last numbers, so that nobody changes the random numbers by accident: orders that were published must stay the same.
+/// The last numbers of an order, so that no one changes the random numbers by accident: published orders must stay the same.
 #[test]
 fn the_order_of_a_seed_stays_what_it_is() {
     let nodes: Vec<_> = (0..6).map(|row| (8000, 2, row % 2)).collect();

@@ -1,4 +1,4 @@
-//! A cluster's pods, placed anew.
+//! A cluster's pods, placed again.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use divvy_policy::Policy;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, what_if};
 use proptest::prelude::*;
 
-/// A node whose GPUs have so many MiB each, of the products with these names.
+/// A node whose GPUs have these sizes in MiB and these products.
 fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
     let gpu = |(index, (model, mib)): (u32, &(&str, u64))| divvy_model::Gpu {
         uuid: format!("GPU-{name}-{index}"),
@@ -58,7 +58,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
     }
 }
 
-/// A pod that asks for so many units; created in the order of the names.
+/// A pod that requests this many units, created in the order of the names.
 fn pod(name: &str, units: u64) -> ClusterPod {
     ClusterPod {
         pod: Pod {
@@ -81,7 +81,7 @@ fn pod(name: &str, units: u64) -> ClusterPod {
     }
 }
 
-/// The same, running on this GPU of this node.
+/// The same pod, running on this GPU of this node.
 fn on(node: &str, index: u32, pod: ClusterPod) -> ClusterPod {
     let share = GpuShare {
         uuid: format!("GPU-{node}-{index}"),
@@ -113,7 +113,7 @@ fn cluster(nodes: Vec<ClusterNode>, pods: Vec<ClusterPod>) -> Cluster {
     }
 }
 
-/// Two half-full GPUs, and a pod that wants a whole one.
+/// A cluster with two half-full GPUs, and a pod that requests a whole one.
 fn scattered() -> Cluster {
     let nodes = vec![node("n1", &[("T4", 16_384)]), node("n2", &[("T4", 16_384)])];
     cluster(nodes, vec![on("n1", 0, pod("a", 8)), on("n2", 0, pod("b", 8)), pod("c", 16)])
@@ -175,15 +175,12 @@ fn pods_that_stay_leave_the_room_scattered_and_another_node_helps() {
         },
     );
     let error = error.expect_err("no such node").to_string();
-    assert_eq!(
-        error,
-        "there is no node n9 that more could be like; nodes with GPUs are n1, n2"
-    );
+    assert_eq!(error, "there is no node n9 to copy; nodes with GPUs are n1, n2");
 }
 
 #[test]
 fn in_other_units_pods_ask_for_the_same_memory_rounded_up_and_gpus_offer_theirs_rounded_down() {
-    // 15.9 GiB: 15 units of 1 GiB, 63 of 256 MiB, 3 of 4 GiB.
+    // 15.9 GiB are 15 units of 1 GiB, 63 of 256 MiB, or 3 of 4 GiB.
     let nodes = vec![node("n1", &[("T4", 16_300)])];
     let pods = || (0..4).map(|number| pod(&format!("p{number}"), 4)).collect();
     let with = |unit: Option<u64>| {

@@ -1,10 +1,11 @@
-//! A cluster's history as text: what `divvy audit record` writes, and that and kubectl's own output read back as facts for
-//! [`divvy_placement::audit`]. No I/O.
+//! The history of a cluster as text. [`Recorder`] writes the watch log of `divvy audit record`. [`Reader`] reads watch logs and kubectl's
+//! output, and converts them into facts for [`divvy_placement::audit`]. No I/O.
 //!
 //! # The watch log
 //!
-//! JSON lines. The first says what this is; the others carry the time in Unix seconds at which the recorder heard of something, and are
-//! Kubernetes' own watch events but for the four that speak of the recording itself:
+//! The log consists of JSON lines. The first line is a header. Each other line has the time (`t`, Unix seconds) at which the recorder received
+//! the message. It is either one of Kubernetes' own watch events or one of four types about the recording itself (`LIST`, `LISTED`,
+//! `INTERRUPTED`, `STOPPED`):
 //!
 //! ```json
 //! {"divvyAudit":1,"divvy":"0.1.0","cluster":"https://10.0.0.1:6443/","started":"2026-01-02T03:04:05Z"}
@@ -15,9 +16,9 @@
 //! {"t":1767323047.120,"type":"INTERRUPTED","kind":"Pod","why":"the connection was lost"}
 //! ```
 //!
-//! Between `LIST` and `LISTED` is all there is of a kind. A second `LIST` of a kind, with `why`, says that the watch could not go on where it had
-//! broken, so that nothing is known of what happened between. `rv` is the object's resourceVersion; objects carry only what an audit reads,
-//! and a change of anything else is no line. Pods that neither ask for GPUs nor say that they hold one are left out.
+//! The events between `LIST` and `LISTED` are a complete list of a kind. A later `LIST` of the same kind, with `why`, means that the watch could
+//! not resume where it broke, so it is unknown what happened in between. `rv` is the object's resourceVersion. Objects contain only the
+//! fields that an audit reads, and changes of other fields are not recorded. Pods that neither request GPUs nor hold any are omitted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -39,7 +40,7 @@ use divvy_kube::objects::{
 use divvy_kube::slim::{Meta, is_read};
 use divvy_kube::watch::Seen;
 
-/// One JSON value of a watch log, of `kubectl get -o json`, or of `kubectl get -w -o json --output-watch-events`.
+/// One JSON value in a watch log or in the output of `kubectl get -o json` or `kubectl get -w -o json --output-watch-events`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Document {
@@ -68,7 +69,7 @@ struct Any {
     message: Option<String>,
 }
 
-/// What is read of a pod's spec, and of a node's.
+/// The fields that are read of a pod's or a node's spec.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
@@ -96,7 +97,7 @@ struct StatusFields {
     addresses: Vec<Address>,
 }
 
-/// Kubernetes' own `Status` object has a text there, which nobody reads.
+/// The `status` of a pod or node. In a Kubernetes `Status` object, this field is a text, which is ignored.
 #[derive(Debug, Default)]
 struct Status(StatusFields);
 
@@ -129,56 +130,56 @@ impl<'de> Deserialize<'de> for Status {
 /// Why a document cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// It is of a newer Divvy.
-    #[error("this watch log is of version {0}; this Divvy reads version 1 (use the divvy that recorded it, or a newer one)")]
+    /// A newer Divvy wrote the watch log.
+    #[error("this watch log has version {0}; this Divvy reads version 1 (use the divvy that recorded it, or a newer one)")]
     Version(u64),
-    /// `kubectl get -w` without event types.
+    /// The output of `kubectl get -w` without event types.
     #[error(
-        "these are objects one after the other without event types (kubectl get -w -o json?), in which a deletion cannot be told from a change; \
-         add --output-watch-events, or record with: divvy audit record FILE"
+        "these are objects without event types (kubectl get -w -o json?), so a deletion cannot be told from a change; add \
+         --output-watch-events, or record with: divvy audit record FILE"
     )]
     NoEventTypes,
-    /// A second stream of events of one kind.
+    /// There is a second stream of events of one kind.
     #[error(
-        "there are two streams of watch events of {0}, and what happened between them cannot be told; give one, or record with: \
+        "there are two streams of watch events of {0}, and it is unknown what happened between them; pass only one of them, or record with: \
          divvy audit record FILE"
     )]
     TwoStreams(&'static str),
-    /// Nothing that is known here.
+    /// The document is none of the supported kinds.
     #[error("this is neither a watch log of `divvy audit record`, nor pods or nodes as `kubectl get -o json` prints them")]
     Unknown,
 }
 
-/// Reads documents in their order.
+/// Converts documents, in their order, into facts.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// Kinds that were given as events of kubectl, in files that are done.
+    /// Kinds with kubectl watch events in the files that have been read.
     streamed: BTreeMap<Kind, u64>,
-    /// The same of this file.
+    /// Kinds with kubectl watch events in the present file.
     streaming: BTreeMap<Kind, u64>,
-    /// UIDs of bare objects.
+    /// UIDs of the objects that were not in a list or an event.
     bare: HashMap<String, ()>,
     logged: bool,
-    /// Recordings that began, in all files.
+    /// Number of recordings that have begun, in all files.
     recordings: u64,
-    /// Of the last line of a log: of kubectl's output nobody knows when it was.
+    /// The time of the last line of a log. kubectl's output has no times.
     at_ms: Option<i64>,
 }
 
 impl Reader {
-    /// Another file begins.
+    /// Take in that another file begins.
     pub fn next_file(&mut self) {
         self.streamed.append(&mut self.streaming);
         self.logged = false;
         self.at_ms = None;
     }
 
-    /// Whether a document is the first line of a watch log, and when its recording began.
+    /// Return when a recording began, if the document is the first line of a watch log; else `None`.
     pub fn started(document: &Document) -> Option<&str> {
         document.divvy_audit.and(document.started.as_deref())
     }
 
-    /// Whether a document speaks of nodes and of nothing else.
+    /// Report whether a document is only about nodes.
     pub fn is_of_nodes(document: &Document) -> bool {
         let object = document.object.as_ref().and_then(|object| object.kind.as_deref());
         let kind = object.or(document.kind.as_deref());
@@ -186,12 +187,12 @@ impl Reader {
         matches!(kind, Some("Node" | "NodeList")) || document.items.as_ref().is_some_and(all)
     }
 
-    /// When the last line of a watch log was written, in Unix milliseconds.
+    /// Return the time of the last line of the watch log, in Unix milliseconds.
     pub fn at_ms(&self) -> Option<i64> {
         self.at_ms
     }
 
-    /// The facts of a document. Not an error, but told: what could not be read of it.
+    /// Append the facts in a document to `facts`. A part that cannot be read is not an error, but is appended as a finding ([`What`]).
     pub fn read(&mut self, document: Document, facts: &mut Vec<(Moment, Result<Fact, What>)>) -> Result<(), Unusable> {
         if let Some(version) = document.divvy_audit {
             self.logged = true;
@@ -203,7 +204,7 @@ impl Reader {
             };
         }
         if let Some(t) = document.t {
-            // Saturates; a log's times are its own business.
+            // The conversion saturates. The log's times are taken as they are.
             self.at_ms = Some((t * 1000.0).round() as i64);
         }
         let at = Moment {
@@ -213,8 +214,8 @@ impl Reader {
         match (document.event.as_deref(), document.object, document.items) {
             (Some("LIST"), ..) => {
                 let kind = kind_of(document.kind.as_deref())?;
-                // Of the first one nobody asks.
-                let again = (self.recordings > 1).then(|| "nobody recorded meanwhile".to_owned());
+                // Before the first recording there is no gap.
+                let again = (self.recordings > 1).then(|| "the recorder was not running".to_owned());
                 let why = document.why.or(again);
                 facts.push((at, Ok(Fact::ListBegins { kind, why })));
             }
@@ -261,13 +262,13 @@ impl Reader {
         Ok(())
     }
 
-    /// `kubectl get pods,nodes -o json`, or a list of one kind from the API server itself.
+    /// Take in a list: the output of `kubectl get pods,nodes -o json`, or an API server's own list of one kind.
     fn list(&self, list: Option<&str>, items: Vec<Any>, facts: &mut Vec<(Moment, Result<Fact, What>)>) -> Result<(), Unusable> {
         let own = list
             .and_then(|kind| kind.strip_suffix("List"))
             .filter(|kind| !kind.is_empty());
         let mut by_kind: BTreeMap<Kind, Vec<Any>> = BTreeMap::new();
-        // An empty list of a kind says something, too.
+        // An empty list of a kind also means that there are no such objects.
         if let Some(own) = own {
             by_kind.entry(kind_of(Some(own))?).or_default();
         }
@@ -280,11 +281,11 @@ impl Reader {
             at_ms: self.at_ms,
         };
         for kind in by_kind.keys().copied() {
-            let why = Some("a list of a later time follows".to_owned());
+            let why = Some("a later list follows".to_owned());
             facts.push((at, Ok(Fact::ListBegins { kind, why })));
         }
         let kinds: Vec<Kind> = by_kind.keys().copied().collect();
-        // Nodes first: pods are read against them.
+        // Nodes first, because pods are interpreted with the data of their nodes.
         for (kind, items) in by_kind.into_iter().rev() {
             facts.extend(items.into_iter().map(|item| self.object(kind, item, None, false)));
         }
@@ -324,7 +325,7 @@ impl Reader {
                         ..PodStatus::default()
                     }),
                 };
-                // What it asks for may be unreadable; what it holds counts all the same.
+                // The pod's requests may be unreadable; what it holds still counts.
                 let (pod, _) = ReadPod::from(object).into_parts();
                 match gone {
                     true => Fact::PodGone(pod),
@@ -365,7 +366,7 @@ fn kind_of(kind: Option<&str>) -> Result<Kind, Unusable> {
     }
 }
 
-/// What an audit reads of an object, as the log has it.
+/// An object in a log, with only the fields that an audit reads.
 #[derive(Serialize)]
 struct Kept<'a, S, T> {
     kind: &'static str,
@@ -407,7 +408,7 @@ struct Said<'a> {
     why: Option<&'a str>,
 }
 
-/// Turns what is seen into lines of a log. Remembers 16 bytes per object, so that what changes nothing here is no line.
+/// Converts watch messages into lines of a log. It remembers 16 bytes per object in order to skip changes of fields that are not recorded.
 #[derive(Debug, Default)]
 pub struct Recorder {
     pods: Feed,
@@ -416,14 +417,14 @@ pub struct Recorder {
 
 #[derive(Debug, Default)]
 struct Feed {
-    /// By UID: a hash of what was written last, and in which list it was seen.
+    /// By UID: a hash of the last written state, and the number of the list in which the object was last seen.
     known: HashMap<String, (u64, u32)>,
     list: u32,
     listing: bool,
     broke: Option<String>,
 }
 
-/// A log's first line.
+/// Return the first line of a log.
 pub fn header(divvy: &str, cluster: &str, started: &str) -> String {
     let header = Header {
         version: 1,
@@ -434,13 +435,13 @@ pub fn header(divvy: &str, cluster: &str, started: &str) -> String {
     line(&header)
 }
 
-/// A log's last line, if its recorder was asked to stop.
+/// Return the last line of a log whose recorder was stopped by the user.
 pub fn stopped(at_ms: i64) -> String {
     said(at_ms, "STOPPED", None, None)
 }
 
 impl Recorder {
-    /// The line for what was seen of pods, if it deserves one.
+    /// Return the line for a message of the watch of pods; `None` if nothing that is recorded has changed.
     pub fn pod(&mut self, at_ms: i64, seen: Seen<PodObject>) -> Option<String> {
         self.pods.line(at_ms, "Pod", seen, |pod, known| {
             let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
@@ -473,7 +474,7 @@ impl Recorder {
         })
     }
 
-    /// The line for what was seen of nodes, if it deserves one.
+    /// Return the line for a message of the watch of nodes; `None` if nothing that is recorded has changed.
     pub fn node(&mut self, at_ms: i64, seen: Seen<NodeObject>) -> Option<String> {
         self.nodes.line(at_ms, "Node", seen, |node, _| {
             if let Some(status) = &mut node.status {
@@ -501,7 +502,7 @@ impl Feed {
                 self.listing = true;
                 let why = match (self.list, self.broke.take()) {
                     (1, why) => why,
-                    (_, why) => Some(why.unwrap_or_else(|| "the watch could not go on where it had broken".to_owned())),
+                    (_, why) => Some(why.unwrap_or_else(|| "the watch could not resume where it broke".to_owned())),
                 };
                 return Some(said(at_ms, "LIST", Some(kind), why.as_deref()));
             }

@@ -1,4 +1,4 @@
-//! Files to facts: watch logs, kubectl's output, containers' reports, merged by time.
+//! Reads watch logs, kubectl's output, and containers' reports, and merges them by time into the facts of an audit.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use divvy_audit::{Audit, Fact, GpuName, Moment, Report, What};
 use serde::Deserialize;
 use serde_json::de::IoRead;
 
-/// The longest line that is read: ten times the largest object that an API server takes.
+/// The longest accepted line in bytes: ten times the largest object that an API server accepts.
 const LONGEST: u64 = 16 << 20;
 
 /// One line of `--reports`.
@@ -35,18 +35,18 @@ enum Gpu {
     Uuid(String),
 }
 
-/// How far a replay is.
+/// The progress of a replay.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Progress {
-    /// Bytes read.
+    /// The number of bytes read so far.
     pub read: u64,
-    /// Bytes in all, as far as that is known.
+    /// The total size of the files in bytes; standard input counts as 0.
     pub of: u64,
-    /// Facts taken in.
+    /// The number of facts read so far.
     pub facts: u64,
 }
 
-/// Lines of reports, in the order of time across files.
+/// The reports of several files, in chronological order.
 struct Reports {
     files: Vec<ReportFile>,
 }
@@ -57,7 +57,7 @@ struct ReportFile {
     next: Option<(i64, Report)>,
 }
 
-/// A file's lines, bounded, with their numbers.
+/// The numbered lines of a file, with a limit on their length.
 struct Lines {
     input: Box<dyn BufRead>,
     buffer: Vec<u8>,
@@ -65,9 +65,9 @@ struct Lines {
     bytes: u64,
 }
 
-/// What a line is, besides its text.
+/// The kind of the line in the buffer.
 enum Line {
-    /// A whole line, or a last one without an end.
+    /// A line. `whole` is false for a last line without a newline.
     Text {
         whole: bool,
     },
@@ -95,7 +95,7 @@ impl Lines {
         }
         let whole = self.buffer.last() == Some(&b'\n');
         if !whole && read as u64 == LONGEST {
-            // The rest of it is of no use.
+            // Skip the rest of the line.
             loop {
                 self.buffer.clear();
                 let read = (&mut self.input).take(LONGEST).read_until(b'\n', &mut self.buffer)?;
@@ -120,7 +120,7 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn BufRead>, u64)> {
 
 type Documents = serde_json::StreamDeserializer<'static, IoRead<Box<dyn BufRead>>, Document>;
 
-/// A file of which as much has been read as shows what it is.
+/// An opened file whose kind has been recognized by its beginning.
 struct Source {
     name: String,
     length: u64,
@@ -128,9 +128,9 @@ struct Source {
 }
 
 enum Content {
-    /// A watch log, and when its recording began.
+    /// A watch log, and the time when its recording started.
     Log { started: String, input: Box<dyn BufRead> },
-    /// JSON values one after the other, however they are broken into lines.
+    /// kubectl's output: a sequence of JSON values, independent of line breaks. `nodes`: whether it starts with nodes.
     Stream {
         nodes: bool,
         first: Option<Box<serde_json::Result<Document>>>,
@@ -159,7 +159,7 @@ impl Source {
         Ok(Source { name, length, content })
     }
 
-    /// Watch logs by time. Then kubectl's output, nodes before the pods that are on them.
+    /// Return the sort key: watch logs by time, then kubectl's output, with nodes before pods.
     fn order(&self) -> (bool, &str, bool) {
         match &self.content {
             Content::Log { started, .. } => (false, started, false),
@@ -168,7 +168,7 @@ impl Source {
     }
 }
 
-/// Takes all of these files into the audit. `progress` is called now and then.
+/// Feed all files to the audit, in chronological order. `progress` is called after every 4096 facts.
 pub fn replay(
     files: &[PathBuf],
     reports: &[PathBuf],
@@ -211,7 +211,7 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    /// A watch log: a line that is torn, because its recorder was killed, costs that line alone.
+    /// Read a watch log. An incomplete line, which a killed recorder leaves, loses only that line.
     fn log(&mut self, reader: &mut Reader, name: &str, input: Box<dyn BufRead>) -> anyhow::Result<()> {
         let begun = self.progress.read;
         let mut lines = Lines::new(input);
@@ -235,9 +235,11 @@ impl Merge<'_> {
                 Ok(document) => {
                     let header = Reader::started(&document).is_some();
                     match torn.take() {
-                        // Its recorder was killed, and another one went on with the file.
+                        // The recorder was killed, and another one continued the file.
                         Some((number, _)) if header => {
-                            tracing::info!("{name} line {number} is torn and left out: its recorder was killed while it wrote");
+                            tracing::info!(
+                                "{name} line {number} is incomplete and left out: its recorder was killed while writing"
+                            );
                         }
                         Some((number, error)) => self.not_read(name, number, &error),
                         None => {}
@@ -248,14 +250,14 @@ impl Merge<'_> {
                     if let (Some(before), Some(now)) = (before, reader.at_ms()) {
                         anyhow::ensure!(
                             before <= now,
-                            "{name} was recorded at the same time as another of these logs; audit each of them on its own"
+                            "{name} was recorded at the same time as another of these logs; audit each log separately"
                         );
                     }
                     self.take(&mut facts)?;
                 }
                 Err(_) if !whole => {
                     tracing::info!(
-                        "the last line of {name} is torn and left out: its recorder was killed, or writes it right now"
+                        "the last line of {name} is incomplete and left out: its recorder was killed, or is still writing it"
                     );
                 }
                 Err(error) => {
@@ -288,9 +290,9 @@ impl Merge<'_> {
         for document in documents {
             match document {
                 Ok(document) => reader.read(document, &mut facts)?,
-                // `kubectl get -w` that was stopped in the middle of an object.
+                // `kubectl get -w` was stopped in the middle of an object.
                 Err(error) if any && error.is_eof() => {
-                    tracing::info!("the end of {name} is torn and left out (line {})", error.line());
+                    tracing::info!("the end of {name} is incomplete and left out (line {})", error.line());
                     break;
                 }
                 Err(error) => return Err(error.into()),
@@ -298,7 +300,7 @@ impl Merge<'_> {
             any = true;
             self.take(&mut facts)?;
         }
-        anyhow::ensure!(any, "there is nothing in it");
+        anyhow::ensure!(any, "it is empty");
         Ok(())
     }
 
@@ -347,7 +349,7 @@ impl Reports {
         Ok(Reports { files })
     }
 
-    /// The next report that was made by then.
+    /// Return the next report up to that time, or the next of all reports for `None`.
     fn next_until(&mut self, now_ms: Option<i64>) -> anyhow::Result<Option<(i64, Report)>> {
         let due = |file: &&mut ReportFile| match (&file.next, now_ms) {
             (Some((at_ms, _)), Some(now)) => *at_ms <= now,
@@ -384,11 +386,11 @@ impl ReportFile {
             let line: ReportLine = match serde_json::from_slice(text) {
                 Ok(line) => line,
                 Err(_) if !whole => {
-                    tracing::info!("the last line of {} is torn and left out", self.name);
+                    tracing::info!("the last line of {} is incomplete and left out", self.name);
                     return Ok(());
                 }
                 Err(error) => anyhow::bail!(
-                    "{} line {} is no report of a container: {error}; the format: divvy audit --help",
+                    "{} line {} is not a report of a container: {error}; see divvy audit --help for the format",
                     self.name,
                     self.lines.number
                 ),
@@ -409,7 +411,7 @@ impl ReportFile {
                 gpus,
                 env: line.env,
             };
-            // Saturates: nonsense is late or early, and no panic.
+            // The conversion saturates, so that a nonsensical time is very early or late, and does not panic.
             self.next = Some(((line.at * 1000.0).round() as i64, report));
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What an audit found, in words and as JSON.
+//! The result of an audit, as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,31 +8,31 @@ use serde::Serialize;
 
 use crate::printer::paint;
 
-/// What was looked at.
+/// The input of the audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
-    /// The present, and no history.
+    /// True: the current state of the cluster. False: a recorded history.
     pub live: bool,
-    /// Containers' reports were given.
+    /// Whether containers' reports were given.
     pub reports: bool,
 }
 
-/// The answer in one word.
+/// The overall result of an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// All that was looked at is as it must be.
+    /// No faults, and nothing unclear.
     Sound,
-    /// Something that must not be was.
+    /// At least one fault.
     Faults,
-    /// It cannot be told for all of it.
+    /// No fault, but parts of the history could not be checked.
     Unclear,
-    /// There was no GPU memory, and no pod that was given any.
+    /// There was no GPU memory, and no pod with an allocation.
     #[serde(rename = "nothing-seen")]
     NothingSeen,
 }
 
-/// The answer to an outcome.
+/// Return the verdict on an outcome, which is that of its worst finding.
 pub fn verdict(outcome: &Outcome) -> Verdict {
     match outcome.worst() {
         Some(Level::Fault) => Verdict::Faults,
@@ -42,7 +42,7 @@ pub fn verdict(outcome: &Outcome) -> Verdict {
     }
 }
 
-/// The four questions.
+/// The four questions that an audit answers, one line of text each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Question {
     Overcommitted,
@@ -69,31 +69,31 @@ fn question(what: &What) -> Option<Question> {
     })
 }
 
-/// Why there is no answer, in one sentence; none if there is one.
+/// Return one sentence why the audit has no clear result. `None` if the result is clear.
 pub fn unclear(outcome: &Outcome, scope: Scope) -> Option<String> {
     let Summary { nodes_seen, pods, .. } = outcome.summary;
     match verdict(outcome) {
         Verdict::Sound | Verdict::Faults => None,
-        Verdict::Unclear => Some("it cannot be told for all of it; what is missing is said above (UNCLEAR)".to_owned()),
+        Verdict::Unclear => Some("the audit is incomplete; the findings above with UNCLEAR say what is missing".to_owned()),
         Verdict::NothingSeen => {
             let nodes = counted(nodes_seen, "node", "nodes");
             let seen = match (scope.live, nodes_seen, pods) {
                 (_, 0, 0) => "no node and no pod was seen".to_owned(),
                 (true, ..) => format!("{nodes} and {} were seen, none with GPU memory", counted(pods, "pod", "pods")),
-                // A recorder leaves out pods that do not ask for GPU memory.
+                // A recorder omits pods that do not request GPU memory.
                 (false, ..) => format!("{nodes} without GPU memory, and no pod that has any"),
             };
             let next = match (scope.live, nodes_seen) {
-                (true, 0) => "which cluster this is: kubectl config current-context",
-                (true, _) => "what is missing: divvy doctor --cluster",
-                (false, _) => "record where GPU memory is shared: divvy audit record FILE",
+                (true, 0) => "check which cluster this is with kubectl config current-context",
+                (true, _) => "find what is missing with divvy doctor --cluster",
+                (false, _) => "record a cluster that shares GPU memory with divvy audit record FILE",
             };
             Some(format!("nothing to audit: {seen}; {next}"))
         }
     }
 }
 
-/// The whole answer as text; empty where nothing was seen.
+/// Return the whole result as text. Empty for [`Verdict::NothingSeen`].
 pub fn text(outcome: &Outcome, scope: Scope) -> String {
     if verdict(outcome) == Verdict::NothingSeen {
         return String::new();
@@ -109,7 +109,7 @@ pub fn text(outcome: &Outcome, scope: Scope) -> String {
     plain(&text).into_owned()
 }
 
-/// The same with the levels of findings in a terminal's colours.
+/// Color the levels of the findings in a text from [`text`].
 pub fn coloured(text: &str) -> String {
     let levels = [("FAULT", "1;31"), ("UNCLEAR", "1;33"), ("NOTE", "36")];
     let lines = text.lines().map(|line| {
@@ -136,7 +136,7 @@ fn write_finding(text: &mut String, finding: &Finding) {
         (from, Some(until)) if until != from => writeln!(text, "  {from} until {until}"),
         (from, _) => writeln!(text, "  {from}"),
     };
-    // A line of its own is nobody's to write but ours.
+    // Names from the cluster must not be able to add lines.
     let _ = writeln!(text, "  {}", plain_line(finding.what.to_string().chars()));
     let _ = writeln!(text, "  Why it matters: {}.", finding.what.matters());
     let _ = writeln!(text, "  Next: {}\n", finding.what.next());
@@ -151,7 +151,7 @@ fn same_day(a: Moment, b: Moment) -> bool {
     day(a) == day(b)
 }
 
-/// `2026-01-02 03:04:05.678Z, revision 71`
+/// Format a moment, such as `2026-01-02 03:04:05.678Z, revision 71`; with `short`, without the date.
 fn moment(at: Moment, short: bool) -> String {
     let format = if short { "%H:%M:%S%.3fZ" } else { "%Y-%m-%d %H:%M:%S%.3fZ" };
     let time = at.at_ms.and_then(timestamp).map(|time| time.strftime(format).to_string());
@@ -159,7 +159,7 @@ fn moment(at: Moment, short: bool) -> String {
     [time, revision].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// `1,912`
+/// Format a number with separators between thousands: `1,912`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -205,29 +205,33 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
         (false, ..) => format!("{on}, {}", counted(summary.changes, "change", "changes")),
     };
     let _ = match (count(Question::Overcommitted), scope.live) {
-        (0, true) => writeln!(text, "No GPU has more allocated than it has: {seen}."),
-        (0, false) => writeln!(text, "No GPU was ever given more than it has: {seen}."),
-        (number, _) => writeln!(text, "GPUs were given more than they have: {} ({seen}).", findings(number)),
+        (0, true) => writeln!(text, "No GPU is overcommitted: {seen}."),
+        (0, false) => writeln!(text, "No GPU was ever overcommitted: {seen}."),
+        (number, _) => writeln!(text, "GPUs were overcommitted: {} ({seen}).", findings(number)),
     };
     let _ = match (count(Question::Allocated), scope.live) {
-        (0, true) => writeln!(text, "Every pod's allocation is what it asks for, on a GPU of its node."),
+        (0, true) => writeln!(text, "Every pod's allocation matches its request, on a GPU of its node."),
         (0, false) => writeln!(
             text,
-            "Every pod's allocation was what it asks for, on a GPU of its node, and stayed what it was bound with."
+            "Every pod's allocation matched its request, on a GPU of its node, and did not change after the binding."
         ),
-        (number, _) => writeln!(text, "Allocations are not as they must be: {}.", findings(number)),
+        (number, _) => writeln!(text, "Some allocations are wrong: {}.", findings(number)),
     };
     let _ = match (count(Question::Elsewhere), scope.reports) {
         (0, false) => writeln!(
             text,
-            "Where containers ran was not looked at: that takes their own reports (--reports FILE)."
+            "Where containers ran was not checked: this needs the containers' reports (--reports FILE)."
         ),
         (0, true) => writeln!(
             text,
-            "No pod ran elsewhere than allocated: {} reported, each with its own GPU and size, and void.",
+            "No pod ran on another GPU than allocated: {} reported, each with its own GPU, the right amount of memory, and NVIDIA_VISIBLE_DEVICES=void.",
             counted(summary.containers, "container", "containers")
         ),
-        (number, _) => writeln!(text, "Containers ran elsewhere, or were told wrong: {}.", findings(number)),
+        (number, _) => writeln!(
+            text,
+            "Containers ran on another GPU, or with wrong variables: {}.",
+            findings(number)
+        ),
     };
     let held_now = outcome
         .findings
@@ -241,10 +245,10 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
         ),
         (0, held) => writeln!(
             text,
-            "Nothing leaked as far as can be told yet: on {} memory is held for pods that are gone, for how long is not known or not long.",
-            counted(held, "GPU", "GPUs")
+            "No leak found yet: {} memory for pods that are gone, for a short or unknown time.",
+            counted(held, "GPU holds", "GPUs hold")
         ),
-        (number, _) => writeln!(text, "Something is left behind: {}.", findings(number)),
+        (number, _) => writeln!(text, "Something leaked: {}.", findings(number)),
     };
     let gaps: Vec<&Finding> = outcome
         .findings
@@ -258,7 +262,7 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
             .sum();
         let _ = writeln!(
             text,
-            "Not seen: {} of the history, {} in all, the first at {}.",
+            "The history has {}, {} in total; the first is at {}.",
             counted(gaps.len() as u64, "gap", "gaps"),
             span(lasted),
             moment(first.at, false)
@@ -267,13 +271,13 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
     text
 }
 
-/// The whole answer as a value.
+/// The whole result, for `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
     verdict: Verdict,
     findings: Vec<FindingView>,
-    /// More than were written out, by id.
+    /// The number of findings that are not listed, by id.
     omitted: std::collections::BTreeMap<&'static str, u64>,
     summary: SummaryView,
 }
@@ -333,7 +337,7 @@ fn moment_view(at: Moment) -> MomentView {
     }
 }
 
-/// The answer as a value.
+/// Convert an outcome to the result for `-o json`.
 pub fn answer(outcome: &Outcome) -> Answer {
     let summary = &outcome.summary;
     let findings = outcome.findings.iter().map(|finding| {

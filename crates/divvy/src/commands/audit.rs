@@ -1,4 +1,4 @@
-//! `divvy audit` and `divvy audit record`.
+//! `divvy audit` and `divvy audit record`: audit a cluster or a recorded history, and record a history.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! `divvy cdi`.
+//! `divvy cdi`: runs its subcommands, and reads directories of specs for them.
 
 mod generate;
 mod list;
@@ -15,10 +15,10 @@ use divvy_host::Root;
 use super::{bounded, read_bounded, say, write_whole};
 use crate::cli::cdi::CdiCommand;
 
-/// Specs may name hundreds of libraries.
+/// The largest accepted spec in bytes; a spec may name hundreds of libraries.
 const LARGEST_SPEC: u64 = 4 * 1024 * 1024;
 
-/// Makes, lists or checks specs. `Ok(false)`: something is wrong with those that are there.
+/// Run a subcommand of `divvy cdi`. `Ok(false)`: the existing specs have problems.
 pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
     match command {
         CdiCommand::Generate(args) => generate::run(*args).await.map(|()| true),
@@ -28,13 +28,13 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
     }
 }
 
-/// The files of a directory: those that readers look into, and the names of those that were meant so and are not.
+/// Return the spec files of a directory, and the names of files that look like specs but that engines do not read.
 fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
-    // Links are followed, as readers do.
+    // Symbolic links are followed, as engines do.
     listed(path, shown, priority, |name| Some(path.join(name)))
 }
 
-/// The same of a directory of the machine whose root is here; its links are links of that machine.
+/// Like [`directory`], for a directory of the machine whose root is `sys_root`; symbolic links are resolved below that root.
 fn directory_below(sys_root: &Path, folder: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     if sys_root == Path::new("/") {
         return directory(Path::new(folder), folder, priority);
@@ -50,7 +50,7 @@ fn directory_below(sys_root: &Path, folder: &str, priority: usize) -> std::io::R
     listed(&real, folder, priority, |name| here(&format!("{folder}/{name}")))
 }
 
-/// `real`: where the file of a name is.
+/// Read the directory `path`, whose name on the machine is `shown`. `real` returns the path to open for a file name.
 fn listed(
     path: &Path,
     shown: &str,
@@ -82,41 +82,41 @@ fn listed(
     Ok((found, ignored))
 }
 
-/// A spec on standard input.
+/// Read a spec from standard input.
 fn standard_input() -> anyhow::Result<String> {
     bounded(std::io::stdin(), LARGEST_SPEC).context("standard input cannot be read")
 }
 
-/// What to say of a file in which readers do not look.
+/// Return the warning about a file that engines do not read.
 fn ignored(path: &str) -> Problem {
     Problem {
         severity: Severity::Warning,
         field: "file".to_owned(),
-        text: format!("{path} is not read by any engine: its name must end in .yaml or .json; rename it"),
+        text: format!("engines do not read {path}, because its name does not end in .yaml or .json; rename it"),
     }
 }
 
-/// What to say of a device that two files have.
+/// Return the error about a device that several files of one directory define.
 fn conflict(device: &str, file: &str, others: &[&str]) -> Problem {
     Problem {
         severity: Severity::Error,
         field: "devices".to_owned(),
         text: format!(
-            "conflicting device {device:?} (specs {file:?}, {}): engines give out neither; remove one of the files",
+            "conflicting device {device:?} (specs {file:?}, {}): engines use none of them; remove all files but one",
             others.iter().map(|other| format!("{other:?}")).collect::<Vec<_>>().join(", ")
         ),
     }
 }
 
-/// Troubles of looking at a machine.
+/// Print the problems that occurred while reading the machine's files.
 fn tell_troubles(files: &Files) -> std::io::Result<()> {
     files
         .troubles()
         .iter()
-        .try_for_each(|trouble| say(&format!("warning: not looked at: {trouble}")))
+        .try_for_each(|trouble| say(&format!("warning: not checked: {trouble}")))
 }
 
-/// All conflicts of a registry, by file.
+/// Return all conflicts of a registry, each with the path of its file.
 fn conflicts(registry: &Registry) -> Vec<(String, Problem)> {
     let devices = registry.devices();
     let in_conflict = devices.iter().filter(|device| !device.conflicts_with.is_empty());

@@ -1,6 +1,6 @@
 //! `divvy completions`, and the answers when a user presses Tab after `divvy ...` or `kubectl divvy ...`.
 
-mod cluster;
+pub mod cluster;
 
 use std::ffi::OsString;
 use std::path::Path;

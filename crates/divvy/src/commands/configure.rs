@@ -1,4 +1,4 @@
-//! `divvy configure`: reads the files, has the change worked out, shows it or makes it.
+//! `divvy configure`: reads an engine's files, computes the change, and shows it or makes it.
 
 mod apply;
 mod asked;
@@ -17,15 +17,15 @@ use super::say;
 use crate::cli::configure::{CgroupDriver, ConfigureArgs, ConfigureOutput};
 use crate::printer;
 
-/// Where a distribution's package or a person puts our runtime.
+/// The usual path of divvy-runtime, if it is not in this program's directory.
 const RUNTIME: &str = "/usr/local/bin/divvy-runtime";
 
-/// What dockerd looks for when it starts, so that it knows `--gpus` (to Docker 28).
+/// The program that dockerd looks for when it starts, and without which it refuses `--gpus` (up to Docker 28).
 const HOOK: &str = "nvidia-container-runtime-hook";
-/// Where it looks as a service.
+/// The PATH of dockerd as a service.
 const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Configures one engine, or all that are there.
+/// Configure one engine, or with `--detect` all engines of the machine.
 pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     if args.runtime_class {
         return Ok(printer::print(&runtime_class(&args.runtime_name))?);
@@ -36,11 +36,11 @@ pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     let here = args.root == Path::new("/");
     anyhow::ensure!(
         here || !args.restart,
-        "--restart is for this machine's engines, and {} is a copy of another's: leave one of the two away",
+        "--restart is for this machine's engines, and --root {} is a copy of another machine's files; omit one of the two",
         args.root.display()
     );
     let files = Files::below(&args.root);
-    let root = Root::open(&files, "/").with_context(|| format!("{} is no folder", args.root.display()))?;
+    let root = Root::open(&files, "/").with_context(|| format!("--root {} is not a directory", args.root.display()))?;
     let mut wanted_engines: Vec<Engine> = args.engine.into_iter().collect();
     if args.detect {
         wanted_engines = detect(&root)?;
@@ -50,7 +50,7 @@ pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
         shown.push(one(&args, engine, &root, here).await?);
     }
     for trouble in files.troubles() {
-        say(&format!("warning: not looked at: {trouble}"))?;
+        say(&format!("warning: not checked: {trouble}"))?;
     }
     if args.output == ConfigureOutput::Json {
         match &shown[..] {
@@ -61,7 +61,7 @@ pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The engines that are on this machine, each told with what shows it.
+/// Return the engines of the machine, and print the evidence for each.
 fn detect(root: &Root<'_>) -> anyhow::Result<Vec<Engine>> {
     let mut found = Vec::new();
     for engine in Engine::ALL {
@@ -70,19 +70,19 @@ fn detect(root: &Root<'_>) -> anyhow::Result<Vec<Engine>> {
             found.push(engine);
         }
     }
-    // Docker brings a containerd that is nobody else's where there is no kubelet.
+    // Docker brings its own containerd. Without a kubelet, no one else uses it.
     let kubelet = ["/var/lib/kubelet", "/usr/bin/kubelet"]
         .iter()
         .any(|path| root.resolve(path).is_some());
     if found.contains(&Engine::Docker) && found.contains(&Engine::Containerd) && !kubelet {
         say(
-            "containerd: left alone, since Docker runs it and there is no kubelet; `divvy configure containerd` does it all the same",
+            "containerd: skipped, because Docker runs it and there is no kubelet; `divvy configure containerd` configures it anyway",
         )?;
         found.retain(|engine| *engine != Engine::Containerd);
     }
     anyhow::ensure!(
         !found.is_empty(),
-        "no container engine was found here: neither its program nor its files; name one, as in `divvy configure docker`"
+        "no container engine was found: neither a program nor a configuration file; name one, as in `divvy configure docker`"
     );
     Ok(found)
 }
@@ -92,7 +92,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
         match path {
             Some(path) if here && !path.is_empty() => Ok(Some(std::path::absolute(path)?.display().to_string())),
             Some(path) if !path.is_empty() && !path.starts_with('/') => anyhow::bail!(
-                "{path} is relative; below --root {} write it as on that machine, beginning with /",
+                "{path} is a relative path; with --root {} write the path as on that machine, starting with /",
                 args.root.display()
             ),
             path => Ok(path.clone()),
@@ -100,7 +100,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     };
     anyhow::ensure!(
         engine != Engine::Docker || args.drop_in.as_ref().is_none_or(String::is_empty),
-        "Docker reads one file and no drop-ins: leave --drop-in away, or name that file with --config"
+        "Docker reads one file and no drop-ins: omit --drop-in, or name that file with --config"
     );
     let mut wanted = Wanted {
         config: absolute(&args.config)?,
@@ -112,8 +112,8 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     } else if here && engine == Engine::Containerd {
         wanted.containerd = asked::containerd_version(args.executable_path.as_deref()).await;
         let release = wanted.containerd.as_deref().and_then(engines::containerd::release);
-        // NVIDIA's tool writes the same for all versions. What 1.x needs besides is written all the same, where this containerd reads it: other
-        // files are another's, such as those of a distribution of Kubernetes.
+        // NVIDIA's tool writes the same text for all versions. We also write what containerd 1.x needs, but only to the file that this
+        // containerd reads: other files belong to another containerd, such as that of a Kubernetes distribution.
         let own = wanted
             .config
             .as_deref()
@@ -136,7 +136,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
             if args.ask_engine {
                 anyhow::ensure!(
                     here,
-                    "another machine's engine cannot be asked: leave --config-source=command away"
+                    "the engine of another machine cannot be queried; omit --config-source=command"
                 );
                 wish.said = Some(asked::configuration(engine, args.executable_path.as_deref()).await?);
             }
@@ -183,7 +183,10 @@ async fn restarted(
 ) -> anyhow::Result<()> {
     if plan.edits.is_empty() {
         if args.restart {
-            say(&format!("{}: nothing changed, so nothing is restarted", engine.as_str()))?;
+            say(&format!(
+                "{}: nothing changed, so the engine is not restarted",
+                engine.as_str()
+            ))?;
         }
         return Ok(());
     }
@@ -192,7 +195,7 @@ async fn restarted(
     if args.restart {
         say(&format!("{}: {}", engine.as_str(), step.words()))?;
         step.run().await?;
-        say(&format!("{}: it runs", engine.as_str()))?;
+        say(&format!("{}: the engine runs again", engine.as_str()))?;
         shown.restarted = true;
     } else if !args.as_nvidia_ctk && args.output == ConfigureOutput::Text {
         let when = if args.dry_run {
@@ -205,7 +208,7 @@ async fn restarted(
     Ok(())
 }
 
-/// What was there before, if we have been here.
+/// Read the record of the files' previous content, if there is one.
 fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
     let text = engines::Files::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
     Ok(text.map(|text| Record::parse(path, &text)).transpose()?)
@@ -218,7 +221,7 @@ fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> an
     };
     anyhow::ensure!(
         path.starts_with('/') || engine == Engine::Docker,
-        "--runtime-path {path:?} is not an absolute path, and {} takes no other; write /usr/local/bin/{path} or where it is",
+        "--runtime-path {path:?} is not an absolute path, but {} needs one; write /usr/local/bin/{path}, or the path of the program",
         engine.as_str()
     );
     let systemd_cgroup = match args.cgroup_driver {
@@ -246,7 +249,7 @@ fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> an
     })
 }
 
-/// The runtime beside this program, where it is installed.
+/// Return the path of the divvy-runtime in this program's directory, or the usual path.
 fn own_runtime(here: bool) -> String {
     let beside = || {
         let beside = std::env::current_exe()
@@ -263,19 +266,19 @@ fn own_runtime(here: bool) -> String {
     }
 }
 
-/// What a change does not say by itself.
+/// Return notes about requirements that the changed files do not show.
 fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
     if wish.path.starts_with('/') && root.file(&wish.path).is_none() {
         notes.push(format!(
-            "there is no {} on this machine: containers of the runtime {} will not start before it is there",
+            "there is no {} on this machine: containers of the runtime {} will not start until it exists",
             wish.path, wish.name
         ));
     } else if let Some(folder) = wish.path.strip_suffix("/divvy-runtime")
         && root.file(&format!("{folder}/divvy-probe")).is_none()
     {
         notes.push(format!(
-            "there is no {folder}/divvy-probe: without a CDI spec (divvy cdi generate) containers of the runtime {} will not start",
+            "there is no {folder}/divvy-probe: containers of the runtime {} will not start without a CDI spec (divvy cdi generate)",
             wish.name
         ));
     }
@@ -284,18 +287,18 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
         && !PATH.iter().any(|folder| root.file(&format!("{folder}/{HOOK}")).is_some())
     {
         notes.push(format!(
-            "docker run --gpus takes a program {HOOK} in dockerd's PATH, which divvy-runtime is by that name: sudo ln -s {} /usr/local/bin/{HOOK}, and sudo \
-             systemctl restart docker (a reload does not look for it){}",
+            "docker run --gpus needs a program {HOOK} in dockerd's PATH; divvy-runtime under that name is such a program: sudo ln -s {} /usr/local/bin/{HOOK}, and sudo \
+             systemctl restart docker (a reload is not enough){}",
             wish.path,
             match wish.set_default {
                 Some(true) => "",
-                _ => "; then --gpus all --runtime nvidia, or --gpus all with --set-default here",
+                _ => "; then run docker with --gpus all --runtime nvidia, or configure it with --set-default and run it with --gpus all",
             }
         ));
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
     if wish.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
-        notes.push("this containerd is older than 1.7 and knows no CDI: enable_cdi has no effect, and the GPU comes from divvy-runtime alone, which is handed the annotations".to_owned());
+        notes.push("this containerd is older than 1.7 and does not support CDI: enable_cdi has no effect, and only divvy-runtime provides GPUs, from the container's annotations".to_owned());
     }
     Ok(notes)
 }

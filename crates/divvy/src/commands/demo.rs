@@ -1,4 +1,4 @@
-//! `divvy demo`.
+//! `divvy demo`: runs the embedded cluster, and plays a scenario on it.
 
 use std::io;
 use std::time::{Duration, Instant};

@@ -3,6 +3,7 @@
 mod cluster;
 mod engine;
 mod http;
+mod output;
 mod programs;
 mod repair;
 

@@ -1,4 +1,4 @@
-//! `divvy inspect gpushare`.
+//! `divvy inspect gpushare`: reads nodes and pods, and prints the tables.
 
 use std::collections::BTreeSet;
 

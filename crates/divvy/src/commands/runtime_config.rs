@@ -1,4 +1,4 @@
-//! `divvy runtime-config`.
+//! `divvy runtime-config`: shows or changes the settings of divvy-runtime.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,4 +1,4 @@
-//! `divvy scheduler-config`.
+//! `divvy scheduler-config`: prints or merges kube-scheduler's configuration, and checks that the scheduler calls the extender.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::Read as _;

@@ -1,4 +1,4 @@
-//! `divvy simulate`.
+//! `divvy simulate`: reads a trace, makes the runs, and prints the results.
 
 mod cluster;
 
@@ -20,22 +20,22 @@ use crate::printer;
 use crate::simulate::study::{Arrival, Flow, Numbered, Run, Study};
 use crate::simulate::{plots, text};
 
-/// Larger than any list of pods that fits into memory.
+/// The largest accepted input file in bytes.
 const LARGEST: u64 = 1 << 30;
 
-/// Seeds of the published runs, of which the orders are known.
+/// The default seeds: those of the published runs, whose orders are known.
 const SEEDS: std::ops::RangeInclusive<u64> = 42..=46;
 
-/// Replays a trace, or places a cluster's pods anew.
+/// Replay a trace, or place a cluster's pods again.
 pub async fn run(args: SimulateArgs) -> anyhow::Result<()> {
     match (&args.nodes, &args.pods) {
         (Some(nodes), Some(pods)) => trace(&args, nodes, pods),
-        // The grammar asks for one or the other.
+        // The command-line grammar requires --nodes and --pods, or --cluster, or --cluster-dump.
         _ => cluster::run(&args).await,
     }
 }
 
-/// Reads a trace, replays it, prints what came of it.
+/// Read a trace, replay it, and print the results.
 fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
     let mut trace = Trace::read(&bytes(nodes)?, &bytes(pods)?)?;
     trace.repeat_nodes(args.repeat_nodes as usize);
@@ -69,26 +69,26 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How pods come and go: what is said, and what follows from it.
+/// Derive how pods arrive and end from the flags. Refuse flags that contradict each other.
 fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
     let seeds = || args.seeds.as_ref().map_or_else(|| SEEDS.collect(), |seeds| seeds.0.clone());
     let ends = match (args.arrivals, args.lifetimes, args.load.is_empty()) {
         (Some(Arrivals::List), _, false) => anyhow::bail!(
-            "--load is how many pods come at a time, and with --arrivals list the list says when they come; leave out --load, or --arrivals list"
+            "--load sets how many pods arrive per time, but with --arrivals list the list says when they arrive; omit --load or --arrivals list"
         ),
         (Some(Arrivals::List) | None, Some(Lives::Exp), true) => {
-            anyhow::bail!("--lifetimes exp alone does not say how many pods come at a time; add --load 0.9")
+            anyhow::bail!("--lifetimes exp does not say how many pods arrive per time; add --load 0.9")
         }
         (Some(Arrivals::List) | None, None, true) => false,
         _ => true,
     };
     anyhow::ensure!(
         !ends || args.order.is_none(),
-        "--order is of pods that only come; with --load, --arrivals poisson or --lifetimes pods come at other times; leave out one of them"
+        "--order is for pods that never end; with --load, --arrivals poisson, or --lifetimes pods end and arrive in another order; omit one of these flags"
     );
     anyhow::ensure!(
         !ends || args.tune.is_none(),
-        "--tune is of pods that only come; when pods end, --load says how much they ask for; leave out one of them"
+        "--tune is for pods that never end; if pods end, --load sets how much they request; omit one of these flags"
     );
     if !ends {
         return fill(args, trace, seeds());
@@ -96,7 +96,7 @@ fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
     if args.load.is_empty() && args.arrivals != Some(Arrivals::Poisson) {
         anyhow::ensure!(
             args.seeds.is_none(),
-            "pods that come and end when the list says leave nothing to chance; leave out --seeds, or add --arrivals poisson"
+            "pods that arrive and end at the times in the list leave nothing to chance; omit --seeds, or add --arrivals poisson"
         );
         return Ok(Flow::Replay);
     }
@@ -116,7 +116,7 @@ fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
     })
 }
 
-/// Pods that only come: in orders from files, or from seeds.
+/// Return the flow of pods that never end, in orders from files or from seeds.
 fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<Flow> {
     let read = |name: &str| {
         let order = Order::read(&bytes(Path::new(name))?, trace).with_context(|| format!("{name} cannot be used"))?;
@@ -133,8 +133,8 @@ fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<F
         Some(name) => {
             anyhow::ensure!(
                 args.seeds.is_none(),
-                "--order {name} is one order, and --seeds has nothing to choose; write {{seed}} where the seed stands in the files' names, or leave \
-                 out --seeds"
+                "--order {name} names one file, so --seeds has no effect; write {{seed}} in place of the seed in the file names, or \
+                 omit --seeds"
             );
             let of = read(name)?;
             vec![Numbered { seed: None, of }]
@@ -159,13 +159,13 @@ fn bytes(path: &Path) -> anyhow::Result<Vec<u8>> {
     file.take(LARGEST + 1).read_to_end(&mut bytes).with_context(cannot)?;
     anyhow::ensure!(
         bytes.len() as u64 <= LARGEST,
-        "{} is larger than 1 GiB; is it a list of nodes or pods?",
+        "{} is larger than 1 GiB, too large for a list of nodes or pods; check the file's name",
         path.display()
     );
     Ok(bytes)
 }
 
-/// Makes all runs, several at a time; they come back in their own order.
+/// Make all runs, several in parallel, and return them in the order of the study's jobs.
 fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
     let todo = study.jobs();
     let workers = jobs.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZeroUsize::get));
@@ -194,7 +194,7 @@ fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
         }
         bar.clear();
     });
-    // A run that was not begun comes after one that failed.
+    // Jobs start in order, so every run that was not started follows one that failed, and `collect` returns that error.
     done.into_iter().flatten().collect()
 }
 
@@ -208,10 +208,10 @@ fn report(study: &Study, runs: &[Run], folder: &Path) -> anyhow::Result<()> {
     let page = folder.join("index.html");
     let command = command(std::env::args());
     write_whole(&page, &plots::page(study, runs, &plots, &command).html(), 0o644).with_context(cannot)?;
-    Ok(say(&format!("the report is {}", page.display()))?)
+    Ok(say(&format!("wrote the report to {}", page.display()))?)
 }
 
-/// The command as it can be typed again, without what the answer does not hang on.
+/// Return the command line so that a user can repeat it, without `--jobs`, which does not affect the result.
 fn command(given: impl Iterator<Item = String>) -> String {
     let mut words = vec!["divvy".to_owned()];
     let mut given = given.skip(1);

@@ -1,7 +1,7 @@
-//! `nvidia-ctk system`: NVIDIA's control nodes, and links to its nodes by their numbers.
+//! `nvidia-ctk system`: creates NVIDIA's control device nodes, and links in `/dev/char` to NVIDIA's device nodes.
 //!
-//! runc's systemd driver of cgroups looks for `/dev/char/MAJOR:MINOR` of each device that a container may use, and NVIDIA's module makes no such links: without them
-//! a container loses its GPU when systemd reloads (NVIDIA/nvidia-container-toolkit#48).
+//! With the systemd cgroup driver, runc looks for `/dev/char/MAJOR:MINOR` of each device that a container may use. NVIDIA's kernel module does not create these
+//! links. Without them, a container loses its GPU when systemd reloads (NVIDIA/nvidia-container-toolkit#48).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,14 +17,14 @@ use rustix::io::Errno;
 use super::say;
 use crate::cli::system::{DevCharLinksArgs, DeviceNodesArgs, SystemCommand};
 
-/// Names of majors in `/proc/devices`; drivers before 550.40 have the second for GPUs.
+/// The names of the GPUs' major number in `/proc/devices`; drivers before 550.40 use the second.
 const GPU: [&str; 2] = ["nvidia", "nvidia-frontend"];
 const UVM: &str = "nvidia-uvm";
 const CAPABILITIES: &str = "nvidia-caps";
-/// Of other drivers than the GPUs' own, which containers do not use.
+/// The device nodes of NVIDIA's other drivers, which containers do not use.
 const NOT_LINKED: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 
-/// Does it.
+/// Run a subcommand of `divvy nvidia-system`.
 pub fn run(command: SystemCommand) -> anyhow::Result<()> {
     match command {
         SystemCommand::DevCharLinks(args) => links(&args),
@@ -35,7 +35,7 @@ pub fn run(command: SystemCommand) -> anyhow::Result<()> {
     }
 }
 
-/// NVIDIA's majors, by their names.
+/// NVIDIA's major device numbers, by name.
 struct Majors(BTreeMap<String, u32>);
 
 impl Majors {
@@ -49,7 +49,7 @@ impl Majors {
         let majors: BTreeMap<String, u32> = text.lines().filter_map(entry).collect();
         anyhow::ensure!(
             !majors.is_empty(),
-            "no NVIDIA devices found: /proc/devices has no major number of NVIDIA's, so the kernel's module is not loaded: modprobe nvidia"
+            "no NVIDIA devices found: /proc/devices has no major number of NVIDIA, so the kernel module is not loaded; load it with modprobe nvidia"
         );
         Ok(Majors(majors))
     }
@@ -58,13 +58,13 @@ impl Majors {
         let found = names.iter().find_map(|name| self.0.get(*name)).copied();
         found.with_context(|| {
             format!(
-                "missing required device major {0}: /proc/devices does not have it, so that module of the kernel is not loaded: modprobe {0}",
+                "missing required device major {0}: it is not in /proc/devices, so that kernel module is not loaded; load it with modprobe {0}",
                 names[0]
             )
         })
     }
 
-    /// The control nodes: name, major and minor.
+    /// Return the name, major number, and minor number of each control node.
     fn control(&self) -> anyhow::Result<[(&'static str, u32, u32); 4]> {
         let (gpu, uvm) = (self.of(&GPU)?, self.of(&[UVM])?);
         Ok([
@@ -95,7 +95,7 @@ fn links(args: &DevCharLinksArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if !args.dry_run {
-        std::fs::create_dir_all(&args.at).with_context(|| format!("the folder {} cannot be made", args.at.display()))?;
+        std::fs::create_dir_all(&args.at).with_context(|| format!("the directory {} cannot be created", args.at.display()))?;
     }
     for (path, (major, minor)) in found {
         let link = args.at.join(format!("{major}:{minor}"));
@@ -103,7 +103,7 @@ fn links(args: &DevCharLinksArgs) -> anyhow::Result<()> {
         if args.dry_run || std::fs::read_link(&link).is_ok_and(|target| target == Path::new(&path)) {
             continue;
         }
-        // One of udev's, say: what is there is right as often as not, and nobody's to throw away.
+        // Keep an existing file. It may be a correct link of udev, and it is not ours to delete.
         if let Err(error) = std::os::unix::fs::symlink(&path, &link) {
             say(&format!("warning: {} is not linked to {path}: {error}", link.display()))?;
         }
@@ -113,14 +113,14 @@ fn links(args: &DevCharLinksArgs) -> anyhow::Result<()> {
 
 type Node = (String, (u32, u32));
 
-/// The nodes that are there.
+/// Return NVIDIA's existing device nodes.
 fn existing(machine: &Root<'_>) -> Vec<Node> {
     let mut found = Vec::new();
     for (folder, prefix) in [("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-")] {
         let mut names = machine.names(folder);
         names.retain(|name| name.starts_with(prefix) && !NOT_LINKED.iter().any(|other| name.starts_with(other)));
         found.extend(names.into_iter().filter_map(|name| {
-            // A link to a node has the node's number, and is not what the kernel calls it.
+            // Skip links: they have the number of their target, but are not the kernel's name for it.
             let path = format!("{folder}/{name}");
             let number = machine.device(&path).filter(|_| machine.link(&path).is_none())?;
             Some((path, number))
@@ -129,7 +129,8 @@ fn existing(machine: &Root<'_>) -> Vec<Node> {
     found
 }
 
-/// The nodes that the driver may make: of its GPUs, whose minors count up from 0, of the capabilities of their MIG devices, and the control nodes.
+/// Return the device nodes that the driver may create: the control nodes, those of the GPUs, whose minor numbers count up from 0, and those of
+/// the capabilities of their MIG devices.
 fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<Node>> {
     let majors = Majors::read(machine)?;
     let minors = machine.text("/proc/driver/nvidia-caps/mig-minors");
@@ -156,7 +157,7 @@ fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<Node>> {
     Ok(found)
 }
 
-/// NVIDIA's display and 3D controllers on the PCI bus; a virtual function of one has no node of its own here.
+/// Count NVIDIA's display and 3D controllers on the PCI bus. Virtual functions do not count, because they have no device node on the host.
 fn gpus(machine: &Root<'_>) -> u32 {
     const DEVICES: &str = "/sys/bus/pci/devices";
     let is_gpu = |address: &String| {
@@ -169,7 +170,7 @@ fn gpus(machine: &Root<'_>) -> u32 {
     u32::try_from(all.iter().filter(|address| is_gpu(address)).count()).unwrap_or(u32::MAX)
 }
 
-/// Makes the control nodes that are not there, open to everybody, as nvidia-modprobe makes them.
+/// Create the missing control nodes, with mode 0666 as nvidia-modprobe does.
 fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
     let files = Files::below("/");
     let machine = Root::open(&files, "/").context("there is no /")?;
@@ -182,7 +183,7 @@ fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let folder = dev_of(&args.dev_root).with_context(|| format!("the folder {} cannot be opened", folder.display()))?;
+    let folder = dev_of(&args.dev_root).with_context(|| format!("the directory {} cannot be opened", folder.display()))?;
     for (name, major, minor) in control {
         match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {
@@ -190,18 +191,18 @@ fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
                 continue;
             }
             Err(Errno::NOENT) => {}
-            Err(error) => return Err(error).with_context(|| format!("{} cannot be looked at", shown(name))),
+            Err(error) => return Err(error).with_context(|| format!("{} cannot be read", shown(name))),
         }
         let mode = Mode::from_raw_mode(0o666);
         let made = mknodat(&folder, name, FileType::CharacterDevice, mode, makedev(major, minor));
-        // The caller's mask is not for others.
+        // The caller's umask must not restrict the mode.
         let made = made.and_then(|()| rustix::fs::chmodat(&folder, name, mode, AtFlags::empty()));
-        made.with_context(|| format!("{} cannot be made; root may", shown(name)))?;
+        made.with_context(|| format!("{} cannot be created; run this command as root", shown(name)))?;
     }
     Ok(())
 }
 
-/// `/dev` beneath a root: no link in it leads out.
+/// Open `dev` below a root directory, such that no symbolic link leads outside of the root.
 fn dev_of(root: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, flags, Mode::empty())?;
@@ -212,7 +213,7 @@ fn dev_of(root: &Path) -> rustix::io::Result<OwnedFd> {
         Mode::empty(),
         ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
     ) {
-        // Before Linux 5.6.
+        // Linux before 5.6 does not have openat2.
         Err(Errno::NOSYS) => openat(&root, "dev", flags | OFlags::NOFOLLOW, Mode::empty()),
         done => done,
     }

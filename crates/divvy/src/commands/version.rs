@@ -1,4 +1,4 @@
-//! `divvy version`.
+//! `divvy version`: reads the versions of the cluster's components, and prints them.
 
 use divvy_kube::client::{self, Connection};
 use divvy_kube::objects::NodeObject;

@@ -1,4 +1,4 @@
-//! `divvy why`.
+//! `divvy why`: reads the cluster, and prints the explanations for pods.
 
 mod explainer;
 mod look;

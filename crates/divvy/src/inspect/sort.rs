@@ -1,4 +1,4 @@
-//! `--sort-by`.
+//! The sort order of `--sort-by`.
 
 use std::cmp::Ordering;
 use std::str::FromStr;
@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::view::{NodeView, View};
 use crate::jsonpath::Path;
 
-/// By what the nodes are sorted: the smallest first, as kubectl sorts.
+/// The key by which the nodes are sorted, in ascending order, as in kubectl.
 #[derive(Debug, Clone)]
 pub enum SortBy {
-    /// Their names.
+    /// The node's name.
     Name,
-    /// Units given to pods.
+    /// The units allocated to pods.
     Allocated,
-    /// Units not given to pods.
+    /// The units that are not allocated.
     Free,
-    /// Units in all.
+    /// The total of the node's units.
     Total,
-    /// What a path finds in a node of `-o json`, and the path as it was written.
+    /// The first value that a path selects in a node of `-o json`, and the text of the path.
     Path(Path, String),
 }
 
@@ -35,7 +35,7 @@ impl FromStr for SortBy {
             path if path.starts_with(['.', '{', '$']) => SortBy::Path(path.parse()?, path.to_owned()),
             _ => {
                 return Err(
-                    "it is no column; write name, allocated, free, total, or a path of a node in -o json such as {.gpus[0].allocated}".to_owned(),
+                    "this is not a column; write name, allocated, free, total, or a path in a node's JSON such as {.gpus[0].allocated}".to_owned(),
                 );
             }
         })
@@ -43,10 +43,10 @@ impl FromStr for SortBy {
 }
 
 impl View {
-    /// Sorts the nodes; equal ones by name.
+    /// Sort the nodes; on a tie, by name.
     ///
     /// # Errors
-    /// No node has what is named.
+    /// The path selects nothing in any node.
     pub fn sort(&mut self, by: &SortBy) -> Result<(), String> {
         self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
         match by {
@@ -67,7 +67,9 @@ impl View {
                 keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
                 self.nodes = keyed.into_iter().map(|(_, node)| node).collect();
                 if none {
-                    return Err(format!("--sort-by {text}: no node has that; -o json shows what a node has"));
+                    return Err(format!(
+                        "--sort-by {text}: no node has this field; -o json shows the fields of a node"
+                    ));
                 }
             }
         }
@@ -75,7 +77,7 @@ impl View {
     }
 }
 
-/// Numbers as numbers, everything else as text; what is not there comes first.
+/// Compare numbers as numbers, and everything else as text. A missing value comes first.
 fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     match (a, b) {
         (Some(Value::Number(a)), Some(Value::Number(b))) => a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal),

@@ -1,4 +1,4 @@
-//! The old tool's tables, to the byte, and a wide one of our own.
+//! The tables of gpushare's tool, reproduced exactly, and Divvy's own wide table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use divvy_why::amount;
 use super::view::{GpuView, NodeView, View};
 use crate::printer::columns;
 
-/// `kubectl inspect gpushare`: a row per node. Without headers it has the rows alone.
+/// Return the table of `kubectl inspect gpushare`, with a row per node. Without `headers`, return only the rows.
 pub fn summary(view: &View, headers: bool) -> String {
     let gpus = view.nodes.iter().map(|node| node.gpus.len()).max().unwrap_or(0);
     let pending = view.nodes.iter().any(|node| !node.pending.is_empty());
@@ -41,7 +41,7 @@ pub fn summary(view: &View, headers: bool) -> String {
         }
         let _ = writeln!(row, "{}/{}", node.allocated, node.total);
         if dashes == 0 {
-            // The old tool's own measure: the first row as it was before the columns were aligned.
+            // gpushare's tool derives the number of dashes from the first row before the columns are aligned.
             dashes = row.len() + 20;
         }
         raw.push_str(&row);
@@ -62,7 +62,7 @@ pub fn summary(view: &View, headers: bool) -> String {
     plain(&text).into_owned()
 }
 
-/// `kubectl inspect gpushare -d`: a block per node, a row per pod.
+/// Return the table of `kubectl inspect gpushare -d`, with a block per node and a row per pod.
 pub fn details(view: &View) -> String {
     let mut text = String::new();
     let mut dashes = None;
@@ -103,7 +103,7 @@ pub fn details(view: &View) -> String {
     plain(&text).into_owned()
 }
 
-/// A node's pods, each once, in the order of their first GPU; pending ones last.
+/// Return a row for each pod of a node, in the order of the pods' first GPUs, with pending pods last.
 fn pod_rows(node: &NodeView) -> String {
     let pending_column = node.gpus.len();
     let mut order: Vec<(&str, &str)> = Vec::new();
@@ -138,14 +138,14 @@ fn pod_rows(node: &NodeView) -> String {
     rows
 }
 
-/// `-o wide`: a row per GPU, with what only an inventory knows.
+/// Return the table of `-o wide`, with a row per GPU and the fields of the inventory.
 pub fn wide(view: &View, headers: bool) -> String {
     let unit: MemoryUnit = view.unit.parse().unwrap_or_default();
     let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tPODS\tUUID\n");
     let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     for node in &view.nodes {
         for gpu in &node.gpus {
-            // In the words of `why`, which takes it from what is free.
+            // The same words as in `divvy why`, which subtracts this memory from the free memory.
             let deleted = (gpu.held_mib > 0).then(|| format!("containers of deleted pods ({})", amount(MiB(gpu.held_mib), unit)));
             let pods = gpu
                 .pods
@@ -191,7 +191,7 @@ pub fn wide(view: &View, headers: bool) -> String {
         return without_headers(&raw);
     }
     let mut text = columns(&raw);
-    // The same on many nodes is one text.
+    // Nodes with the same trouble share one line.
     let mut troubles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in &view.nodes {
         if let Some(trouble) = &node.driver_trouble {
@@ -209,7 +209,7 @@ pub fn wide(view: &View, headers: bool) -> String {
     if troubles.len() > TROUBLES {
         let _ = writeln!(
             text,
-            "\nMore nodes are without the driver's libraries: divvy doctor --cluster --only K19"
+            "\nMore nodes lack the driver libraries; list them with divvy doctor --cluster --only K19"
         );
     }
     plain(&text).into_owned()
@@ -223,16 +223,16 @@ fn health(gpu: &GpuView) -> &str {
     }
 }
 
-/// A table without its first line.
+/// Return a table without its first line.
 fn without_headers(raw: &str) -> String {
     let rows = raw.split_once('\n').map_or("", |(_, rows)| rows);
     plain(&columns(rows)).into_owned()
 }
 
-/// Texts about drivers that `-o wide` shows.
+/// The largest number of driver troubles that `-o wide` shows.
 const TROUBLES: usize = 3;
 
-/// A unit behind a number of it: `16 GiB`, but `64 x 256MiB`.
+/// Return the text of a unit after a number: `16 GiB`, but `64 x 256MiB`.
 fn times(unit: &str) -> String {
     match unit.starts_with(|first: char| first.is_ascii_digit()) {
         true => format!("x {unit}"),
@@ -240,7 +240,7 @@ fn times(unit: &str) -> String {
     }
 }
 
-/// Truncated, as the old tool does; nothing of nothing is 0 %.
+/// Return a percentage, truncated as in gpushare's tool. If `whole` is 0, the percentage is 0.
 fn percent(part: u64, whole: u64) -> u128 {
     (u128::from(part) * 100).checked_div(u128::from(whole)).unwrap_or(0)
 }

@@ -1,99 +1,99 @@
-//! The cluster as the tables show it.
+//! The allocations of the cluster's GPUs as a value, from which the tables and `-o json` are printed.
 
 use std::collections::{BTreeMap, HashMap};
 
 use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest};
 use serde::Serialize;
 
-/// The cluster.
+/// The allocations in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// What one unit is: `GiB`, `MiB`, `256MiB`; empty without a GPU node.
+    /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty without GPU nodes.
     pub unit: String,
-    /// The nodes with GPUs to share, by name.
+    /// The nodes with shared GPUs, sorted by name.
     pub nodes: Vec<NodeView>,
-    /// Units given to pods.
+    /// The units allocated to pods in the whole cluster.
     pub allocated: u64,
-    /// Units in all.
+    /// The units of all nodes together.
     pub total: u64,
 }
 
-/// A node.
+/// The allocations on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// First InternalIP, else `unknown`.
+    /// The node's first InternalIP, else `unknown`.
     pub address: String,
-    /// Units given to pods, pending ones among them.
+    /// The units allocated to pods, including pending pods.
     pub allocated: u64,
-    /// Units in all.
+    /// The units of all the node's GPUs.
     pub total: u64,
-    /// Its GPUs by index.
+    /// The node's GPUs, sorted by index.
     pub gpus: Vec<GpuView>,
-    /// Pods on the node without a GPU that the annotations name.
+    /// The pods on the node whose annotations name none of its GPUs.
     pub pending: Vec<PodView>,
-    /// Why containers get none of the driver's libraries here, or wrong ones, and what to type; as the inventory says.
+    /// From the inventory: why containers get no driver libraries on this node, or wrong ones, and what to type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_trouble: Option<String>,
 }
 
-/// A GPU.
+/// The state of a GPU, and the allocations on it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuView {
-    /// Its index.
+    /// The GPU's index on its node.
     pub index: u32,
-    /// Its UUID, where the node's agent publishes an inventory.
+    /// The GPU's UUID. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
-    /// Its product name, likewise.
+    /// The GPU's product name. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Whether work may be placed on it, likewise.
+    /// The GPU's health. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
-    /// Why not, `XID 79`.
+    /// Why the GPU is not healthy, such as `XID 79`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the node's kubelet offers its units.
+    /// Whether the node's kubelet offers the GPU's units.
     pub offered: bool,
-    /// What is wrong with it, in words.
+    /// What is wrong with the GPU, as text for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// Held by containers whose pod is gone, in MiB.
+    /// The memory in MiB that containers of departed pods hold.
     #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
     pub held_mib: u64,
-    /// Units given to pods.
+    /// The units allocated to pods.
     pub allocated: u64,
-    /// Units in all.
+    /// The GPU's units.
     pub total: u64,
-    /// The pods on it, by namespace and name.
+    /// The pods on the GPU, sorted by namespace and name.
     pub pods: Vec<PodView>,
 }
 
 /// A pod's units on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodView {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Units.
+    /// The pod's units on this GPU, in the node's unit.
     pub units: u64,
-    /// What it asks for, where that is in another unit than the node's: it was bound before `--memory-unit` was changed.
+    /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
 }
 
-/// So many of this unit.
+/// A request in a unit other than the node's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Requested {
-    /// Units.
+    /// The number of units.
     pub units: u64,
-    /// `GiB`, `MiB`, `256MiB`.
+    /// The size of a unit: `GiB`, `MiB`, or a size such as `256MiB`.
     pub unit: String,
 }
 
@@ -102,18 +102,18 @@ fn is_zero(value: &u64) -> bool {
 }
 
 impl NodeView {
-    /// Units not given to pods.
+    /// Return the units that are not allocated.
     pub fn free(&self) -> u64 {
         self.total.saturating_sub(self.allocated)
     }
 
-    /// Units of the pending pods.
+    /// Return the units of the pending pods.
     pub fn pending_units(&self) -> u64 {
         self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
     }
 }
 
-/// What the view needs of a pod; nothing of one that it does not show.
+/// Reduce a pod to what the view needs, to save memory in large clusters. `None` for a pod that the view does not show.
 pub fn shown(pod: Pod) -> Option<Pod> {
     let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_memory();
     shows.then(|| Pod {
@@ -124,7 +124,7 @@ pub fn shown(pod: Pod) -> Option<Pod> {
     })
 }
 
-/// Makes the view. Nodes without GPUs to share are left out, as the old tool leaves them out.
+/// Compute the view. Nodes without shared GPUs are omitted, as in gpushare's tool.
 pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
     let mut by_node: HashMap<&str, Vec<&Pod>> = HashMap::new();
     for pod in pods.iter().filter(|pod| !done(pod)) {
@@ -150,8 +150,8 @@ pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
     }
 }
 
-/// An inventory names its unit. Without one the size of a GPU tells: none has 1,000 GiB, and none less than 1,000 MiB (the old
-/// tool draws the line at 100 and calls an H200's 140 GiB MiB).
+/// Return the name of a node's unit. Without an inventory, guess from the size of a GPU: none has 1,000 GiB, and none has less than 1,000 MiB.
+/// (gpushare's tool draws the line at 100, and so shows the 140 GiB of an H200 as MiB.)
 fn unit_label(node: &Node) -> String {
     match &node.inventory {
         Some(Ok(inventory)) => inventory.unit.to_string(),
@@ -172,7 +172,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         Some(inventory) => inventory.gpus.iter().map(gpu_of_inventory).collect(),
         None => gpus_by_division(node),
     };
-    // The inventory stays when the agent goes. Its kubelet then offers nothing, and after a restart it does not name the resource any more.
+    // The inventory stays on the node when the agent stops. The kubelet then offers no units, and after a restart it no longer lists the resource.
     if node.allocatable_units == 0 {
         for gpu in &mut gpus {
             gpu.offered = false;
@@ -208,7 +208,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     })
 }
 
-/// The old tool drops pods by phase alone; one that still runs a container holds memory whatever its phase says.
+/// Report whether a pod has ended. gpushare's tool uses only the phase, but a pod whose container still runs holds memory in any phase.
 fn done(pod: &Pod) -> bool {
     matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running
 }
@@ -241,7 +241,7 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
 fn gpus_by_division(node: &Node) -> Vec<GpuView> {
     let count = node.allocatable_gpus;
     let total = node.allocatable_units.checked_div(count).unwrap_or(0);
-    // A count that no machine has comes from a status that somebody wrote by hand.
+    // Limit the count, because anyone who may write node status can set any number.
     (0..u32::try_from(count.min(1024)).unwrap_or(0))
         .map(|index| GpuView {
             index,
@@ -259,7 +259,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
         .collect()
 }
 
-/// Adds a pod to the GPUs that it is on, or to the pending ones.
+/// Add a pod to its GPUs, or to the pending pods.
 fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
     let asked = pod
         .request
@@ -294,7 +294,7 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
     }
 }
 
-/// What a pod asks for, if it was bound in one of the node's other units.
+/// Return a pod's request, if the pod was bound in one of the node's former units.
 fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
     let Held::Allocation(allocation) = &pod.held else {
         return None;
@@ -307,7 +307,7 @@ fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
     })
 }
 
-/// Units per GPU of an allocation of ours; a GPU that the inventory does not know is `None`.
+/// Return the units per GPU index of one of Divvy's allocations. A GPU that is not in the inventory has the key `None`.
 fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTreeMap<Option<u32>, u64> {
     let mut shares = BTreeMap::new();
     for share in &allocation.gpus {

@@ -1,5 +1,5 @@
-//! Does the running scheduler call the extender? A pod that the extender refuses with a word of its own, and what is to be seen on
-//! it. The pod never runs: the extender binds it nowhere.
+//! The check whether the running scheduler calls the extender. It creates a pod that the extender always refuses, with a random nonce in the
+//! message, and looks for that message on the pod. The pod never runs, because the extender never binds it.
 
 use divvy_host::plain_line;
 use divvy_model::{Node, Pod, names};
@@ -7,33 +7,33 @@ use serde_json::{Value, json};
 
 use crate::sums::sums;
 
-/// What can be seen on the pod.
+/// The state of the check's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The extender's own word is on the pod: only the scheduler can have carried it there.
+    /// The pod has the extender's message with the nonce. Only the scheduler can have copied it from the extender's answer.
     Called {
-        /// `spec.schedulerName`.
+        /// The pod's `spec.schedulerName`.
         scheduler: String,
     },
-    /// It was bound, which the extender's filter would have refused.
+    /// The pod was bound, so the scheduler did not call the extender's filter, which would have refused the pod.
     Bound {
-        /// `spec.schedulerName`.
+        /// The pod's `spec.schedulerName`.
         scheduler: String,
-        /// The node.
+        /// The node to which the pod was bound.
         node: String,
-        /// Whether the extender bound it: then filter alone was not called.
+        /// Whether the extender bound the pod; then the scheduler called bind, but not filter.
         by_extender: bool,
     },
-    /// Neither yet.
+    /// The pod is neither refused by the extender nor bound.
     Waiting {
-        /// `spec.schedulerName`.
+        /// The pod's `spec.schedulerName`.
         scheduler: String,
-        /// Reason and message of the condition PodScheduled.
+        /// The reason and the message of the condition PodScheduled, if it is False.
         said: Option<(String, String)>,
     },
 }
 
-/// The pod of the check. `nonce`: letters and digits.
+/// Return the manifest of the check's pod. `nonce`: letters and digits.
 pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) -> Value {
     let mut pod = json!({
         "apiVersion": "v1",
@@ -48,7 +48,7 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": false,
-            // A node is looked at whatever its taints: it is not to run there.
+            // Tolerate all taints, so that the scheduler considers every node; the pod never runs there.
             "tolerations": [{"operator": "Exists"}],
             "securityContext": {"runAsNonRoot": true, "runAsUser": 65534, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
@@ -65,27 +65,27 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
     pod
 }
 
-/// Whether some node's sum of free units takes the pod. Where none does it is not even created: the scheduler would not come to ask the
-/// extender, but might push out pods of lower priority for it (a pod cannot forbid that itself: the API server takes `preemptionPolicy`
-/// from its PriorityClass only).
+/// Report whether a node has a free unit for the check's pod. Otherwise the pod must not be created: the scheduler would not call the
+/// extender, but might preempt pods of lower priority for it. (A pod cannot prevent that itself, because the API server takes
+/// `preemptionPolicy` only from the PriorityClass.)
 pub fn has_room(nodes: &[Node], pods: &[Pod]) -> bool {
     sums(nodes, pods).values().any(|sum| sum.free() > 0)
 }
 
-/// What is said where [`has_room`] is not so.
+/// Return the text for a cluster without room for the check's pod, see [`has_room`].
 pub fn no_room() -> String {
     format!("No node has a free unit of {}. {}", names::GPU_MEM, free_one())
 }
 
 fn free_one() -> String {
     format!(
-        "The scheduler asks the extender only about nodes whose sum still fits. Free a unit, or add a GPU node (does its agent run? kubectl get nodes \
-         -o custom-columns='NODE:.metadata.name,GPU-MEM:.status.allocatable.{}'), and check again.",
+        "The scheduler calls the extender only for nodes with enough free units in total. Free a unit, or add a GPU node, and check again. To see whether \
+         the agents run: kubectl get nodes -o custom-columns='NODE:.metadata.name,GPU-MEM:.status.allocatable.{}'",
         names::GPU_MEM.replace('.', "\\.")
     )
 }
 
-/// What the pod shows.
+/// Return the state of the check's pod.
 pub fn verdict(pod: &Value, nonce: &str) -> Verdict {
     let text = |path: &str| pod.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
     let scheduler = text("/spec/schedulerName");
@@ -118,43 +118,43 @@ pub fn verdict(pod: &Value, nonce: &str) -> Verdict {
     Verdict::Waiting { scheduler, said }
 }
 
-/// What a person should know of a scheduler that did not ask.
+/// Return the text for the user about a scheduler that did not call the extender's filter.
 pub fn not_called(scheduler: &str, node: &str, by_extender: bool) -> String {
     if by_extender {
         return format!(
-            "The scheduler {scheduler:?} let the extender bind the pod (to node {node}), but did not ask its filter: in its configuration Divvy's entry \
-             lacks filterVerb, or an older extender runs.\nWrite the entry anew: divvy scheduler-config --merge FILE, and restart the scheduler."
+            "The scheduler {scheduler:?} let the extender bind the pod (to node {node}), but did not call its filter: Divvy's entry in its configuration \
+             lacks filterVerb, or an older extender runs.\nUpdate the entry with divvy scheduler-config --merge FILE, and restart the scheduler."
         );
     }
     format!(
-        "The scheduler {scheduler:?} bound the pod to node {node} without asking the extender: GPU pods start without a GPU, or not at all.\n\
-         - Has it a configuration with Divvy's entry? Look for --config among its arguments, and into that file: \
-         managedResources must name {}.\n\
-         - Was it restarted since? It reads the file at its start only.\n\
-         - On several control planes: on all of them? Another scheduler may hold the lease (kubectl -n kube-system get lease kube-scheduler).\n\
-         divvy scheduler-config --for kubeadm (k3s, rke2, …) prints what to do; --as-second-scheduler where the control plane is closed.",
+        "The scheduler {scheduler:?} bound the pod to node {node} without calling the extender: GPU pods start without a GPU, or not at all.\n\
+         - Does its configuration contain Divvy's entry? Find the file that its argument --config names: \
+         managedResources in that file must name {}.\n\
+         - Was the scheduler restarted after the change? It reads the file only when it starts.\n\
+         - Are there several control plane nodes? All need the change: another scheduler may hold the lease (kubectl -n kube-system get lease kube-scheduler).\n\
+         divvy scheduler-config --for kubeadm (k3s, rke2, …) prints the steps. For a closed control plane, use --as-second-scheduler.",
         names::GPU_MEM
     )
 }
 
-/// What a person should know where nothing was to be seen in time.
+/// Return the text for the user if the state of the pod proved nothing in time.
 pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -> String {
-    // What the scheduler wrote into the cluster.
+    // The scheduler's texts come from the cluster, so make control characters harmless.
     let said = said.map(|(reason, message)| (plain_line(reason.chars()), plain_line(message.chars())));
     let Some((reason, message)) = said else {
         return format!(
-            "After {waited} no scheduler had looked at the pod. Is there one named {scheduler:?} (spec.schedulerName), and does it run? \
-             If it is busy or slow to start, give --timeout."
+            "After {waited} no scheduler had tried the pod. Check that a scheduler named {scheduler:?} (spec.schedulerName) exists and runs. \
+             If it is busy or slow to start, use a longer --timeout."
         );
     };
     let why = if message.contains(&format!("Insufficient {}", names::GPU_MEM)) {
         free_one()
     } else if message.to_lowercase().contains("extender") || message.contains("http") || reason == "SchedulerError" {
-        "The scheduler has an extender configured, and the call failed: is the address in its configuration (urlPrefix) reachable from where the \
-         scheduler runs, and is the extender Divvy's, of this version?"
+        "The scheduler has a configured extender, and the call failed. Check that the address in its configuration (urlPrefix) is reachable from the \
+         scheduler, and that it is the address of Divvy's extender of this version."
             .to_owned()
     } else {
-        "The pod was refused before the extender's turn. If these reasons pass, check again.".to_owned()
+        "The scheduler refused the pod before it called the extender. Check again when these reasons no longer apply.".to_owned()
     };
     format!("After {waited} the scheduler {scheduler:?} says ({reason}): {message}\n{why}")
 }
@@ -230,7 +230,7 @@ mod tests {
                 },
             );
         }
-        // The nonce of the annotation itself is on every copy of the pod and proves nothing.
+        // Every copy of the pod has the nonce in its annotation, which proves nothing.
         assert!(matches!(verdict(&seen(None, false, None), NONCE), Verdict::Waiting { .. }));
     }
 
@@ -241,21 +241,21 @@ mod tests {
             let text = unclear("default-scheduler", said.as_ref(), "30 s");
             assert!(text.contains(part), "{text}");
         };
-        check(None, "Is there one named \"default-scheduler\"");
+        check(None, "Check that a scheduler named \"default-scheduler\"");
         check(
             Some(("Unschedulable", "0/3 nodes are available: 3 Insufficient aliyun.com/gpu-mem.")),
-            "only about nodes whose sum still fits",
+            "only for nodes with enough free units in total",
         );
         check(
             Some((
                 "SchedulerError",
                 "Post \"http://127.0.0.1:32766/gpushare-scheduler/filter\": dial tcp: connection refused",
             )),
-            "reachable from where the scheduler runs",
+            "reachable from the scheduler",
         );
         check(
             Some(("Unschedulable", "0/1 nodes are available: 1 node(s) were unschedulable.")),
-            "before the extender's turn",
+            "before it called the extender",
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Older files to v1: what is renamed, what goes, what has no equal. From the "Scheduler configuration migrations" of the
-//! Kubernetes documentation and from what 1.36's validation refuses.
+//! Conversion of older files to v1: fields that are renamed, removed, or have no equivalent. The sources are "Scheduler configuration
+//! migrations" in the Kubernetes documentation, and the validation of Kubernetes 1.36.
 
 use serde_json::{Map, Value, json};
 
@@ -7,14 +7,14 @@ use super::{API_VERSION, Error, KIND};
 
 const GROUP: &str = "kubescheduler.config.k8s.io/";
 
-/// A configuration in v1, and what was done to it, a line each.
+/// A configuration in v1, and one line for each change.
 #[derive(Debug)]
 pub(super) struct Converted {
     pub(super) config: Map<String, Value>,
     pub(super) notes: Vec<String>,
 }
 
-/// The versions that were, and a Kubernetes that reads them no longer.
+/// The older versions, each with the first Kubernetes version that no longer reads it.
 const VERSIONS: [(&str, &str); 5] = [
     ("v1alpha1", "1.19"),
     ("v1alpha2", "1.20"),
@@ -23,7 +23,7 @@ const VERSIONS: [(&str, &str); 5] = [
     ("v1beta3", "1.29"),
 ];
 
-/// Plugins that went, and that nothing depends on: another does the same by default.
+/// Removed plugins whose function another plugin has by default.
 const REPLACED: [(&str, &str); 5] = [
     (
         "SelectorSpread",
@@ -47,7 +47,7 @@ const REPLACED: [(&str, &str); 5] = [
     ),
 ];
 
-/// Plugins that went, and that somebody chose on purpose: what to write instead.
+/// Removed plugins that a user chose on purpose, and what to write instead.
 const CHOSEN: [(&str, &str); 6] = [
     (
         "NodeResourcesMostAllocated",
@@ -55,7 +55,7 @@ const CHOSEN: [(&str, &str); 6] = [
     ),
     (
         "NodeResourcesLeastAllocated",
-        "Leave it out: NodeResourcesFit, on by default, does it; resources go to its scoringStrategy {type: LeastAllocated}.",
+        "Remove it: NodeResourcesFit, on by default, does the same; move resources to its scoringStrategy {type: LeastAllocated}.",
     ),
     (
         "RequestedToCapacityRatio",
@@ -72,10 +72,14 @@ const CHOSEN: [(&str, &str); 6] = [
     ),
 ];
 
-/// What `origin` says, in v1.
+/// Convert a configuration to v1. `origin`: the file's name, for error messages.
 pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
     let Value::Object(mut file) = input else {
-        return Err(other(origin, "not a list of fields", "it begins with apiVersion: and kind:"));
+        return Err(other(
+            origin,
+            "not a list of fields",
+            "such a file starts with apiVersion: and kind:",
+        ));
     };
     let text = |name: &str| file.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (version, kind) = (text("apiVersion"), text("kind"));
@@ -95,11 +99,11 @@ pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
             return Err(other(
                 origin,
                 &format!("of apiVersion {version:?}"),
-                &format!("known are {GROUP}v1alpha1 to {API_VERSION}"),
+                &format!("the known versions are {GROUP}v1alpha1 to {API_VERSION}"),
             ));
         };
         notes.push(format!(
-            "changed: apiVersion {version} to {API_VERSION}: Kubernetes {without} no longer reads the old one, and the scheduler ends with \
+            "changed: apiVersion {version} to {API_VERSION}: Kubernetes {without} no longer reads the old one, and the scheduler exits with \
              'no kind \"{KIND}\" is registered for version'"
         ));
         file.insert("apiVersion".to_owned(), API_VERSION.into());
@@ -125,38 +129,36 @@ fn other(origin: &str, found: &str, instead: &str) -> Error {
 
 fn of_another_kind(origin: &str, kind: &str) -> Error {
     let (found, instead) = match kind {
-        "" => ("without kind".to_owned(), "it should begin with apiVersion: and kind:"),
+        "" => ("without kind".to_owned(), "such a file starts with apiVersion: and kind:"),
         "Pod" => (
             "the manifest of a pod".to_owned(),
-            "give the file that its --config names; if it has no --config there is nothing to merge, and `divvy scheduler-config --for kubeadm` says what to add",
+            "give the file that its --config names; without --config there is nothing to merge, and `divvy scheduler-config --for kubeadm` prints what to add",
         ),
-        "ConfigMap" => (
-            "a ConfigMap".to_owned(),
-            "give the text of the configuration that is under its data",
-        ),
+        "ConfigMap" => ("a ConfigMap".to_owned(), "give the text of the configuration from its data"),
         "ClusterConfiguration" | "InitConfiguration" => (
             "kubeadm's configuration".to_owned(),
-            "the scheduler's is the file that scheduler.extraArgs names as config",
+            "give the file that config in scheduler.extraArgs names",
         ),
         kind => (format!("a {kind}"), "give the file of kube-scheduler's --config flag"),
     };
     other(origin, &found, instead)
 }
 
-/// `--policy-config-file`, the form of the old tutorials. Its extenders live on; what chose nodes does not.
+/// Convert a Policy (`--policy-config-file`), as old tutorials use it. Its extenders are kept; its predicates and priorities are not possible
+/// in v1.
 fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error> {
     let mut notes = vec![format!(
-        "changed: kind Policy to {KIND} {API_VERSION}: Kubernetes 1.23 took --policy-config-file and --policy-configmap away; take that flag \
-         out of the scheduler's arguments, and give it this file with --config"
+        "changed: kind Policy to {KIND} {API_VERSION}: Kubernetes 1.23 removed --policy-config-file and --policy-configmap; remove that flag \
+         from the scheduler's arguments, and add --config with this file"
     )];
     for (name, instead) in [
         (
             "predicates",
-            "All of today's filters are on by default: take predicates out, or turn single plugins off under profiles.",
+            "All filters are now on by default: remove predicates, or disable single plugins under profiles.",
         ),
         (
             "priorities",
-            "Today's scores are on by default: take priorities out, or set weights under profiles, plugins, score.",
+            "The scores are now on by default: remove priorities, or set weights under profiles, plugins, score.",
         ),
     ] {
         if file
@@ -167,7 +169,7 @@ fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error
                 origin: origin.to_owned(),
                 path: name.to_owned(),
                 found: "a list of a Policy".to_owned(),
-                why: "it went with Kubernetes 1.23, and without it pods may go to other nodes than today".to_owned(),
+                why: "Kubernetes 1.23 removed it, and without it pods may be placed on other nodes than now".to_owned(),
                 instead: instead.to_owned(),
             });
         }
@@ -191,7 +193,9 @@ fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error
                         "pluginConfig": [{"name": "InterPodAffinity", "args": {"hardPodAffinityWeight": value}}]}]),
                 );
             }
-            _ => notes.push(format!("removed: {name}: it belongs to Policy and has no equal in v1")),
+            _ => notes.push(format!(
+                "removed: {name}: it is a field of Policy without an equivalent in v1"
+            )),
         }
     }
     let mut converted = Converted { config, notes };
@@ -200,7 +204,7 @@ fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error
 }
 
 impl Converted {
-    /// v1alpha1 had one scheduler per file, and the rest in a Policy.
+    /// Convert the fields of v1alpha1, which has one scheduler per file, and the other settings in a Policy.
     fn alpha(&mut self, origin: &str) -> Result<(), Error> {
         if let Some(source) = self.config.shift_remove("algorithmSource") {
             if source.get("policy").is_some_and(|policy| !policy.is_null()) {
@@ -208,16 +212,16 @@ impl Converted {
                     origin: origin.to_owned(),
                     path: "algorithmSource.policy".to_owned(),
                     found: source["policy"].to_string(),
-                    why: "Kubernetes 1.23 took Policy away, and the extenders are in that file".to_owned(),
+                    why: "Kubernetes 1.23 removed Policy, and the extenders are in that file".to_owned(),
                     instead: "Merge that file: divvy scheduler-config --merge THE-POLICY-FILE.".to_owned(),
                 });
             }
             self.notes
-                .push("removed: algorithmSource: v1 has profiles, and today's default plugins without it".to_owned());
+                .push("removed: algorithmSource: v1 has profiles, with the current default plugins".to_owned());
         }
         if let Some(name) = self.config.shift_remove("schedulerName").filter(|name| !name.is_null()) {
             self.notes.push(format!(
-                "changed: schedulerName {name} to profiles[0].schedulerName: one scheduler can have several"
+                "changed: schedulerName {name} to profiles[0].schedulerName: one scheduler can have several profiles"
             ));
             self.config.insert("profiles".to_owned(), json!([{ "schedulerName": name }]));
         }
@@ -229,7 +233,7 @@ impl Converted {
         ] {
             if let Some(value) = self.config.shift_remove(gone) {
                 self.notes.push(format!(
-                    "removed: {gone}: {value}: v1 has it as an argument of a plugin, under profiles, pluginConfig"
+                    "removed: {gone}: {value}: in v1 it is an argument of a plugin, under profiles, pluginConfig"
                 ));
             }
         }
@@ -240,7 +244,7 @@ impl Converted {
         for name in ["healthzBindAddress", "metricsBindAddress"] {
             if let Some(value) = self.config.shift_remove(name) {
                 self.notes.push(format!(
-                    "removed: {name}: {value}: v1beta3 took it away; health and metrics are served over TLS, by the flags --bind-address and --secure-port"
+                    "removed: {name}: {value}: v1beta3 removed it; the scheduler serves health and metrics over TLS, with the flags --bind-address and --secure-port"
                 ));
             }
         }
@@ -263,14 +267,14 @@ impl Converted {
             && lock.as_str().is_some_and(|lock| lock != "leases")
         {
             self.notes.push(format!(
-                "changed: leaderElection.resourceLock {lock} to leases: kube-scheduler knows no other; stop the old schedulers of all control \
-                 planes before the first new one starts, since they would not see each other's lock"
+                "changed: leaderElection.resourceLock {lock} to leases: kube-scheduler supports no other lock; stop the old schedulers of all control \
+                 plane nodes before the first new one starts, because they would not see each other's lock"
             ));
             *lock = "leases".into();
         }
     }
 
-    /// Policy wrote `enableHttps` and a timeout in nanoseconds; v1 is strict about names.
+    /// Rename the fields of extenders. Policy has `enableHttps` and a timeout in nanoseconds; v1 refuses unknown names.
     fn names_of_fields(&mut self) {
         let Some(Value::Array(extenders)) = self.config.get_mut("extenders") else {
             return;
@@ -281,11 +285,10 @@ impl Converted {
                 if let Some(value) = extender.shift_remove(old) {
                     if new.is_empty() {
                         self.notes
-                            .push(format!("removed: extenders[{i}].{old}: v1 does not know it there"));
+                            .push(format!("removed: extenders[{i}].{old}: v1 does not have it here"));
                     } else {
-                        self.notes.push(format!(
-                            "changed: extenders[{i}].{old} to {new}: v1 refuses names that it does not know"
-                        ));
+                        self.notes
+                            .push(format!("changed: extenders[{i}].{old} to {new}: v1 refuses unknown names"));
                         extender.entry(new).or_insert(value);
                     }
                 }
@@ -295,7 +298,7 @@ impl Converted {
             {
                 *timeout = format!("{}ms", nanoseconds / 1_000_000).into();
                 self.notes.push(format!(
-                    "changed: extenders[{i}].httpTimeout {nanoseconds} to {timeout}: v1 wants a duration with its unit"
+                    "changed: extenders[{i}].httpTimeout {nanoseconds} to {timeout}: v1 needs a duration with a unit"
                 ));
             }
         }
@@ -359,7 +362,7 @@ fn plugin_configs(configs: &mut Vec<Value>, path: &str, origin: &str, notes: &mu
                 .is_some_and(|text| text.starts_with(GROUP) && text != API_VERSION)
         {
             notes.push(format!(
-                "changed: {place}[{}].args.apiVersion {version} to {API_VERSION}: arguments must be of the file's version",
+                "changed: {place}[{}].args.apiVersion {version} to {API_VERSION}: the arguments must have the file's version",
                 kept.len()
             ));
             *version = API_VERSION.into();
@@ -370,7 +373,7 @@ fn plugin_configs(configs: &mut Vec<Value>, path: &str, origin: &str, notes: &mu
     Ok(())
 }
 
-/// Whether a plugin of that name is left out, and with which words; an error where that would change where pods go.
+/// Return the note if the plugin must be removed. The error: removing it would change the placement of pods.
 fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<Option<String>, Error> {
     let Some(name) = name else { return Ok(None) };
     if let Some((_, why)) = REPLACED.iter().find(|(plugin, _)| *plugin == name) {
@@ -381,14 +384,14 @@ fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<
     };
     if !matters {
         return Ok(Some(format!(
-            "removed: {name} from {place}: v1beta2 took the plugin away, so that there is nothing to turn off"
+            "removed: {name} from {place}: v1beta2 removed the plugin, so there is nothing to turn off"
         )));
     }
     Err(Error::NotInV1 {
         origin: origin.to_owned(),
         path: place.to_owned(),
         found: name.to_owned(),
-        why: "v1beta2 took that plugin away, and without it pods may go to other nodes than today".to_owned(),
+        why: "v1beta2 removed that plugin, and without it pods may be placed on other nodes than now".to_owned(),
         instead: (*instead).to_owned(),
     })
 }

@@ -1,5 +1,5 @@
-//! Where the configuration goes, and who must be told, on each distribution. Each text is complete: lines that begin with `#`
-//! explain, the others are typed or pasted.
+//! The steps to install the configuration on each distribution. Each text is complete: lines that start with `#`
+//! explain, and the user types or pastes the others.
 //!
 //! Sources: kubeadm's `phases/controlplane/manifests.go`; k3s' `pkg/daemons/control/server.go` and k3s#5354; rke2's
 //! `pkg/podexecutor/staticpod.go` and its flag `kube-scheduler-extra-mount`; k0s' `pkg/component/controller/scheduler.go`;
@@ -10,22 +10,22 @@ use super::Stanza;
 /// A distribution of Kubernetes whose scheduler can be configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Distribution {
-    /// kubeadm, and what is built on it: a static pod
+    /// kubeadm and distributions that use it: the scheduler is a static pod
     Kubeadm,
-    /// k3s: the scheduler is inside the k3s process
+    /// k3s: the scheduler is part of the k3s process
     K3s,
-    /// RKE2: a static pod that rke2-server writes
+    /// RKE2: the scheduler is a static pod that rke2-server writes
     Rke2,
-    /// k0s: a process below k0s
+    /// k0s: the scheduler is a child process of k0s
     K0s,
-    /// MicroK8s: the scheduler is inside kubelite
+    /// MicroK8s: the scheduler is part of kubelite
     Microk8s,
-    /// kind: nodes in containers, told at creation
+    /// kind: nodes are containers, and the scheduler is configured when the cluster is created
     Kind,
 }
 
 impl Distribution {
-    /// The kubeconfig that the scheduler itself uses there.
+    /// Return the path of the scheduler's own kubeconfig.
     pub fn kubeconfig(self) -> &'static str {
         match self {
             Distribution::Kubeadm | Distribution::Kind => "/etc/kubernetes/scheduler.conf",
@@ -36,7 +36,7 @@ impl Distribution {
         }
     }
 
-    /// Where the configuration goes.
+    /// Return the path for the configuration.
     pub fn file(self) -> &'static str {
         match self {
             Distribution::Kubeadm | Distribution::Kind => "/etc/kubernetes/divvy-scheduler.yaml",
@@ -47,7 +47,7 @@ impl Distribution {
         }
     }
 
-    /// What to do there. `flags`: what must be passed on to `divvy scheduler-config`.
+    /// Return the steps. `flags`: the flags that the printed `divvy scheduler-config` command must repeat.
     pub fn steps(self, kubeconfig: &str, flags: &str, stanza: &Stanza) -> String {
         let url = stanza.url();
         let file = self.file();
@@ -67,16 +67,16 @@ impl Distribution {
             }
             _ => "divvy scheduler-config --check",
         };
-        // Without looking at who it is: curl needs files for that, and this is about the way only.
+        // `-k` skips the verification of the certificate, which would need files. This command only tests the connection.
         let curl = if stanza.https() { "curl -sk" } else { "curl -s" };
         let curl = match self {
             Distribution::Kind => format!("docker exec kind-control-plane {curl} {version}"),
             _ => format!("{curl} {version}"),
         };
         let tls = if stanza.secret() {
-            "# The configuration holds the scheduler's key: nobody else may read it, and after a new certificate authority it is to be made again.\n"
+            "# The configuration contains the scheduler's private key: only the scheduler may be able to read it. After a change of the CA, create it again.\n"
         } else if stanza.https() {
-            "# The files of --tls-… must be there too, readable by the scheduler; where it is a pod, mounted beside the configuration.\n"
+            "# The scheduler must also be able to read the files of --tls-…; if it is a pod, mount them next to the configuration.\n"
         } else {
             ""
         };
@@ -90,26 +90,26 @@ impl Distribution {
 }
 
 const LAST: &str = "\
-{tls}# Does it work? From a control plane node the extender must answer 0.1.0:
+{tls}# Check the connection. On a control plane node, the extender must answer 0.1.0:
 {curl}
-#   No answer at 127.0.0.1? The extender listens on the loopback address of the node that it runs on, so each scheduler on another node needs
-#   another: install it with a Service (the chart's default), and take address and certificates from there with --from-cluster. A NodePort is not served at 127.0.0.1 by kube-proxy in nftables or IPVS mode; take a node's address.
-#   No answer at a Service's name? A scheduler on the host's network does not ask the cluster's DNS; take the address.
-# And the scheduler must ask it:
+#   If there is no answer at 127.0.0.1: the extender listens on the loopback address of its own node, so a scheduler on another node needs
+#   another address. Install the extender with a Service (the chart's default), and use --from-cluster. In nftables or IPVS mode, kube-proxy does not serve a NodePort at 127.0.0.1; use a node's address.
+#   If there is no answer at a Service's name: a scheduler on the host network does not use the cluster's DNS; use the Service's address.
+# Check that the scheduler calls the extender:
 {check}
 ";
 
 const KUBEADM: &str = "\
-# kubeadm: kube-scheduler is a static pod. On every control plane node, one after the other:
+# kubeadm: kube-scheduler is a static pod. On each control plane node, one after the other:
 
-# 1. The configuration. Not into /etc/kubernetes/manifests: the kubelet takes every file there for a pod.
-#    If the manifest has a --config already, merge into that file instead: divvy scheduler-config --merge FILE -o FILE
+# 1. Create the configuration. Not in /etc/kubernetes/manifests: the kubelet treats every file there as a pod.
+#    If the manifest already has --config, add Divvy's entry to that file instead: divvy scheduler-config --merge FILE -o FILE
 sudo {make} -o {file}
 
-# 2. Tell the scheduler. A copy of the manifest first, elsewhere for the same reason.
+# 2. Change the scheduler's manifest. First copy it to another directory, for the same reason.
 sudo cp /etc/kubernetes/manifests/kube-scheduler.yaml /root/kube-scheduler.yaml.before
 sudoedit /etc/kubernetes/manifests/kube-scheduler.yaml
-#    Add the lines with a + (without the +); the pod sees only files that are mounted:
+#    Add the lines marked with + (without the +); the pod sees only mounted files:
 #      spec:
 #        containers:
 #        - command:
@@ -125,12 +125,12 @@ sudoedit /etc/kubernetes/manifests/kube-scheduler.yaml
 #    +       type: File
 #    +     name: divvy-scheduler
 
-# 3. The kubelet restarts the pod by itself when the manifest changes, within some 20 s. If it does not come back:
+# 3. The kubelet restarts the pod automatically within about 20 s after the manifest changes. If the pod does not come back:
 kubectl -n kube-system get pods -l component=kube-scheduler
 sudo crictl logs $(sudo crictl ps -a --name kube-scheduler -q | head -1)
-#    Later changes of the configuration alone restart nothing: move the manifest out of the folder, wait until the pod is gone, move it back.
+#    A later change of only the configuration restarts nothing: move the manifest out of the directory, wait until the pod is gone, and move it back.
 
-# 4. So that `kubeadm upgrade` does not undo it: kubectl -n kube-system edit configmap kubeadm-config, and under ClusterConfiguration
+# 4. Keep the change across `kubeadm upgrade`: kubectl -n kube-system edit configmap kubeadm-config, and add under ClusterConfiguration
 #      scheduler:
 #        extraArgs:                   # kubeadm.k8s.io/v1beta4; in v1beta3:  extraArgs: {config: {file}}
 #        - name: config
@@ -144,77 +144,77 @@ sudo crictl logs $(sudo crictl ps -a --name kube-scheduler -q | head -1)
 ";
 
 const K3S: &str = "\
-# k3s: the scheduler is inside k3s, and there is no static pod. On every server node, one after the other:
+# k3s: the scheduler is part of k3s, and there is no static pod. On each server node, one after the other:
 
-# 1. The configuration.
+# 1. Create the configuration.
 sudo {make} -o {file}
 
-# 2. Tell k3s: in /etc/rancher/k3s/config.yaml (make it if it is not there; if it has a kube-scheduler-arg list, add the item to it)
+# 2. Change /etc/rancher/k3s/config.yaml (create it if it does not exist; if it has a kube-scheduler-arg list, add the item to that list)
 #      kube-scheduler-arg:
 #      - config={file}
 
-# 3. Restart. Pods go on running meanwhile.
+# 3. Restart. Pods keep running.
 sudo systemctl restart k3s
 sudo journalctl -u k3s --since -2min | grep -i scheduler
 ";
 
 const RKE2: &str = "\
-# RKE2: rke2-server writes the scheduler's static pod, and would undo an edit of it. On every server node, one after the other:
+# RKE2: rke2-server writes the scheduler's static pod, and would overwrite a change of it. On each server node, one after the other:
 
-# 1. The configuration.
+# 1. Create the configuration.
 sudo {make} -o {file}
 
-# 2. Tell RKE2: in /etc/rancher/rke2/config.yaml; the pod sees only files that are mounted
+# 2. Change /etc/rancher/rke2/config.yaml; the pod sees only mounted files
 #      kube-scheduler-arg:
 #      - config={file}
 #      kube-scheduler-extra-mount:
 #      - {file}:{file}
 
-# 3. Restart. Pods go on running meanwhile.
+# 3. Restart. Pods keep running.
 sudo systemctl restart rke2-server
 sudo tail -20 /var/log/pods/kube-system_kube-scheduler-*/kube-scheduler/*.log
 ";
 
 const K0S: &str = "\
-# k0s: the scheduler is a process below k0s, under the user kube-scheduler. On every controller node, one after the other:
+# k0s: the scheduler is a child process of k0s, and runs as user kube-scheduler. On each controller node, one after the other:
 
-# 1. The configuration, readable by that user.
+# 1. Create the configuration, readable by that user.
 sudo {make} -o {file}
 sudo chmod 644 {file}
 
-# 2. Tell k0s: in /etc/k0s/k0s.yaml (with --enable-dynamic-config: k0s config edit, and no restart is needed)
+# 2. Change /etc/k0s/k0s.yaml (with --enable-dynamic-config: use k0s config edit, and no restart is needed)
 #      spec:
 #        scheduler:
 #          extraArgs:
 #            config: {file}
 
-# 3. Restart. Pods go on running meanwhile.
+# 3. Restart. Pods keep running.
 sudo systemctl restart k0scontroller
 sudo journalctl -u k0scontroller --since -2min | grep kube-scheduler
 ";
 
 const MICROK8S: &str = "\
-# MicroK8s: the scheduler is inside kubelite. On every node that runs the control plane, one after the other:
+# MicroK8s: the scheduler is part of kubelite. On each control plane node, one after the other:
 
-# 1. The configuration.
+# 1. Create the configuration.
 sudo {make} -o {file}
 
-# 2. Tell MicroK8s: one line more in its file of arguments.
+# 2. Add a line to the scheduler's arguments file.
 echo '--config={file}' | sudo tee -a /var/snap/microk8s/current/args/kube-scheduler
 
-# 3. Restart. Pods go on running meanwhile. If kubelite does not come up, take the line out again.
+# 3. Restart. Pods keep running. If kubelite does not come up, remove the line again.
 sudo snap restart microk8s.daemon-kubelite
 sudo journalctl -u snap.microk8s.daemon-kubelite --since -2min | grep -i -E 'scheduler|error'
 ";
 
 const KIND: &str = "\
-# kind: nodes are containers, and the scheduler is told when the cluster is created. From the machine into the node (extraMounts), from the
-# node into the scheduler's pod (extraVolumes).
+# kind: nodes are containers, and the scheduler is configured when the cluster is created. The file is mounted from the machine into the node
+# (extraMounts), and from the node into the scheduler's pod (extraVolumes).
 
-# 1. The configuration, here on the machine.
+# 1. Create the configuration, here on the machine.
 {make} -o divvy-scheduler.yaml
 
-# 2. A cluster with it. kind reads the second patch from Kubernetes 1.36 on and the first before; each is for its own version only.
+# 2. Create a cluster with it. kind uses the second patch for Kubernetes 1.36 and later, and the first patch for older versions.
 cat > divvy-kind.yaml <<'END'
 kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
@@ -245,7 +245,7 @@ kubeadmConfigPatches:
 END
 kind create cluster --config divvy-kind.yaml
 
-# 3. What the scheduler says if the cluster does not come up (create it with --retain then):
+# 3. If the cluster does not come up, create it again with --retain, and read the scheduler's log:
 docker exec kind-control-plane sh -c 'crictl logs $(crictl ps -a --name kube-scheduler -q | head -1)'
 ";
 

@@ -1,4 +1,4 @@
-//! An extender that is installed in the cluster, as kube-scheduler reaches it: the address of its Service, and the certificates of its Secret.
+//! The address and the certificates of an installed extender, read from its Service and its Secret, for kube-scheduler's configuration.
 
 use std::net::IpAddr;
 
@@ -10,13 +10,13 @@ use k8s_openapi::api::core::v1::{Secret, Service};
 
 use super::{Inline, PATH, Tls};
 
-/// The Secret of the extender behind the Service of this name, as the chart calls it.
+/// Return the name of the Secret for the extender's Service, as in the chart.
 pub fn secret_name(service: &str) -> String {
     format!("{service}-tls")
 }
 
-/// Address and certificates, as found at this time; `server_name` where the certificate has another than the Service's. The error says
-/// what is missing, and what to do.
+/// Return the extender's URL and its certificates, which must be valid at `now_s` (Unix time in seconds). `server_name`: the name in the
+/// extender's certificate, if it is not the Service's name. The error says what is missing, and what to do.
 pub fn installed(
     service: &Service,
     secret: Option<&Secret>,
@@ -31,8 +31,8 @@ pub fn installed(
         .and_then(|ip| ip.parse().ok())
         .ok_or_else(|| {
             format!(
-                "the Service {namespace}/{name} has no address of its own, and kube-scheduler on the host's network knows no names of services; \
-                 make it again with a clusterIP"
+                "the Service {namespace}/{name} has no address of its own, and kube-scheduler on the host network cannot resolve names of Services; \
+                 create the Service again with a clusterIP"
             )
         })?;
     let port = spec
@@ -51,24 +51,24 @@ pub fn installed(
         let data = secret.data.as_ref().and_then(|data| data.get(key));
         data.filter(|value| !value.0.is_empty()).ok_or_else(|| {
             format!(
-                "the Secret {secret_name} has no {key}: the extender has not made the certificates yet; look at its log: \
+                "the Secret {secret_name} has no {key}: the extender has not created the certificates yet; see its log with \
                  kubectl logs -n {namespace} deployment/{name}"
             )
         })
     };
     let (ca, cert, key) = (part(keys::CA)?, part(keys::CLIENT)?, part(keys::CLIENT_KEY)?);
-    let wrong = |key: &str, why: String| format!("the Secret {secret_name}: {key} {why}; look at the extender's log");
+    let wrong = |key: &str, why: String| format!("the Secret {secret_name}: {key} {why}; see the extender's log");
     let roots = Roots::read(&ca.0).map_err(|why| wrong(keys::CA, why))?;
     let client = Pair::read(&cert.0, &key.0).map_err(|why| wrong(keys::CLIENT, why))?;
     client
         .identifies(&roots, now_s)
-        .map_err(|why| wrong(keys::CLIENT, format!("is of no use: {why}")))?;
+        .map_err(|why| wrong(keys::CLIENT, format!("cannot be used: {why}")))?;
     let server_name = server_name.map_or_else(|| default_server_name_of(name, namespace), str::to_owned);
     let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0).map_err(|why| wrong(keys::SERVER, why))?;
     server.serves(&roots, &server_name, now_s).map_err(|why| {
         format!(
-            "the extender's certificate in the Secret {secret_name} is not one for {server_name}, so kube-scheduler would refuse it ({why}); give the \
-             name that the extender has as --tls-server-name"
+            "the extender's certificate in the Secret {secret_name} is not for the name {server_name}, so kube-scheduler would refuse it ({why}); give \
+             the value of the extender's --tls-server-name"
         )
     })?;
     let tls = Tls {
@@ -83,7 +83,7 @@ pub fn installed(
     Ok((format!("https://{host}:{port}{PATH}"), tls))
 }
 
-/// `ca.crt` of this Secret, in base64.
+/// Return `ca.crt` of a Secret in base64, after checking that it is a valid CA.
 pub fn authority(secret: &Secret) -> Result<String, String> {
     let ca = secret.data.as_ref().and_then(|data| data.get(keys::CA));
     let ca = ca
@@ -93,15 +93,15 @@ pub fn authority(secret: &Secret) -> Result<String, String> {
     base64(ca)
 }
 
-/// As kube-scheduler and the API server take bytes: base64, which is how a Secret is written.
+/// Encode bytes in base64, as a Secret does, and as kube-scheduler and the API server expect.
 fn base64(bytes: &ByteString) -> Result<String, String> {
     match serde_json::to_value(bytes) {
         Ok(serde_json::Value::String(text)) => Ok(text),
-        other => Err(format!("a certificate could not be written: {other:?}")),
+        other => Err(format!("a certificate could not be encoded: {other:?}")),
     }
 }
 
-/// The name in the certificate of the extender behind this Service.
+/// Return the default name in the certificate of the extender behind a Service.
 fn default_server_name_of(service: &str, namespace: &str) -> String {
     match service {
         "divvy-extender" => default_server_name(namespace),
@@ -168,20 +168,20 @@ mod tests {
         let good = secret(NAME);
         let fresh = service("10.96.0.7");
         check(&service("None"), &good, None, NOW, "no address of its own");
-        check(&fresh, &Secret::default(), None, NOW, "has not made the certificates yet");
+        check(&fresh, &Secret::default(), None, NOW, "has not created the certificates yet");
         check(
             &fresh,
             &secret("another.name"),
             None,
             NOW,
-            "give the name that the extender has as --tls-server-name",
+            "give the value of the extender's --tls-server-name",
         );
-        check(&fresh, &good, Some("another.name"), NOW, "not one for another.name");
-        check(&fresh, &good, None, NOW + 4_000 * 86_400, "is of no use");
+        check(&fresh, &good, Some("another.name"), NOW, "not for the name another.name");
+        check(&fresh, &good, None, NOW + 4_000 * 86_400, "cannot be used");
         let mut mixed = good.clone();
         if let (Some(data), Some(other)) = (&mut mixed.data, secret(NAME).data) {
             data.insert("ca.crt".to_owned(), other["ca.crt"].clone());
         }
-        check(&fresh, &mixed, None, NOW, "client.crt is of no use");
+        check(&fresh, &mixed, None, NOW, "client.crt cannot be used");
     }
 }

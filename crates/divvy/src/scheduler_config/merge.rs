@@ -1,46 +1,46 @@
-//! An existing configuration with our extender in it. Everything else that is in the file stays, but for what v1 does not have.
+//! Adds Divvy's entry to an existing configuration. Everything else in the file stays, except what v1 does not have.
 
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
 use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, WEIGHT, Whole};
 
-/// What is to be in the file afterwards.
+/// The settings that the merged file must contain.
 #[derive(Debug, Clone)]
 pub struct Wanted {
-    /// Our extender.
+    /// Divvy's entry.
     pub stanza: Stanza,
-    /// Who says its address.
+    /// The source of the address in `stanza`.
     pub address: Address,
-    /// The scheduler's kubeconfig, if it was asked for.
+    /// The path of the scheduler's kubeconfig, if a flag gives it.
     pub kubeconfig: Option<String>,
-    /// The scheduler's kubeconfig where the file names none.
+    /// The path of the scheduler's kubeconfig if neither a flag nor the file gives it.
     pub default_kubeconfig: String,
-    /// A profile that must be there.
+    /// The name of a profile that the file must have.
     pub profile: Option<String>,
 }
 
-/// Who says the extender's address.
+/// The source of the extender's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Address {
     /// `--extender-url`.
     Flag,
-    /// The extender that is installed (`--from-cluster`).
+    /// The installed extender (`--from-cluster`).
     Cluster,
-    /// Nobody: that of an extender of ours in the file stays.
+    /// The default. If the file already has an entry of Divvy, the address of that entry stays.
     Default,
 }
 
-/// The new file.
+/// The merged file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merged {
-    /// Its text.
+    /// The text of the file.
     pub text: String,
-    /// What changed and why, a line each, in the order of the file.
+    /// One line for each change with its reason, in the order of the file.
     pub notes: Vec<String>,
 }
 
-/// All fields of v1 up to Kubernetes 1.36.
+/// The fields of a configuration in v1, up to Kubernetes 1.36.
 const FIELDS: [&str; 14] = [
     "apiVersion",
     "kind",
@@ -74,7 +74,7 @@ const EXTENDER_FIELDS: [&str; 13] = [
     "enableHttps",
 ];
 
-/// The text of `input` (from `origin`), with what is wanted in it.
+/// Merge the wanted settings into a configuration. `origin`: the file's name, for error messages.
 pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error> {
     let value: Value = serde_saphyr::from_str(input).map_err(|error| Error::NotYaml {
         origin: origin.to_owned(),
@@ -82,11 +82,11 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
     })?;
     let before = value.clone();
     let Converted { mut config, mut notes } = to_v1(value, origin)?;
-    // A field that says null says nothing.
+    // A null field is the same as no field.
     config.retain(|_, value| !value.is_null());
     if config.shift_remove("metadata").is_some() {
         notes.push(
-            "removed: metadata: this is a file for kube-scheduler and no object of the cluster; kubectl apply cannot take it"
+            "removed: metadata: this is a file for kube-scheduler, not an object of the cluster; kubectl apply does not accept it"
                 .to_owned(),
         );
     }
@@ -101,22 +101,22 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
         .count();
     if comments > 0 {
         notes.push(format!(
-            "removed: {comments} line{} of comments: they cannot be kept; the old file has them",
+            "removed: {comments} line{} of comments: they cannot be kept, but are still in the old file",
             if comments == 1 { "" } else { "s" }
         ));
     }
     let text = render(&config, &extenders, ours, &stanza);
     let after: Value = serde_saphyr::from_str(&text).map_err(|error| Error::NotYaml {
-        origin: "what was made of it (a fault of Divvy; please report it)".to_owned(),
+        origin: "the merged file (this is a bug in Divvy; please report it)".to_owned(),
         text: error.to_string(),
     })?;
     if before == after {
-        notes.push("unchanged: it says already what Divvy needs".to_owned());
+        notes.push("unchanged: the file already contains what Divvy needs".to_owned());
     }
     Ok(Merged { text, notes })
 }
 
-/// Whether a comment is one that we write.
+/// Report whether a comment line is one that this program writes.
 fn ours_text(line: &str) -> bool {
     let line = line.trim();
     HEAD.lines().chain(PERCENTAGE.lines()).any(|own| own.trim() == line)
@@ -125,7 +125,7 @@ fn ours_text(line: &str) -> bool {
 
 static OWN: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
 
-/// The comments of every file that this program prints.
+/// Return the comment lines of all configurations that this program prints.
 fn own_comments() -> Vec<String> {
     let tls = Tls {
         ca: Some("/".to_owned()),
@@ -158,7 +158,7 @@ fn unknown(config: &Map<String, Value>, notes: &mut Vec<String>) {
         let near = known.iter().find(|known| known.eq_ignore_ascii_case(name));
         let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
         notes.push(format!(
-            "warning: {path}: no field of {} up to Kubernetes 1.36, and a scheduler that does not know it does not start; kept as it is{near}",
+            "warning: {path}: not a field of {} up to Kubernetes 1.36, and a scheduler that does not know it does not start; kept unchanged{near}",
             super::API_VERSION
         ));
     };
@@ -186,15 +186,15 @@ fn client(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<Stri
         (None, Some(_)) => return,
         (Some(wanted), Some(there)) => {
             notes.push(format!(
-                "changed: clientConnection.kubeconfig {there} to {wanted}: --kubeconfig-path says so"
+                "changed: clientConnection.kubeconfig {there} to {wanted}: from --kubeconfig-path"
             ));
             wanted
         }
         (wanted_path, None) => {
             let path = wanted_path.as_ref().unwrap_or(&wanted.default_kubeconfig);
             notes.push(format!(
-                "added: clientConnection.kubeconfig {path}: with --config kube-scheduler ignores --kubeconfig; if it runs as a pod with an \
-                 account of its own, take the line out"
+                "added: clientConnection.kubeconfig {path}: with --config, kube-scheduler ignores --kubeconfig; remove the line if kube-scheduler \
+                 runs as a pod with a service account"
             ));
             path
         }
@@ -207,7 +207,7 @@ fn client(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<Stri
 }
 
 fn percentage(config: &mut Map<String, Value>, notes: &mut Vec<String>) {
-    const WHY: &str = "all nodes are looked at; else the extender refuses those it is asked about while a node with a free GPU is never named to it";
+    const WHY: &str = "the scheduler must check all nodes; otherwise the extender may see only nodes without room although another node has a free GPU";
     match config.get("percentageOfNodesToScore").and_then(Value::as_u64) {
         Some(100) => {}
         None => notes.push(format!("added: percentageOfNodesToScore 100: {WHY}")),
@@ -220,7 +220,7 @@ fn percentage(config: &mut Map<String, Value>, notes: &mut Vec<String>) {
             && value.as_u64() != Some(100)
         {
             notes.push(format!(
-                "changed: profiles[{i}].percentageOfNodesToScore {value} to 100: it wins over the whole file's"
+                "changed: profiles[{i}].percentageOfNodesToScore {value} to 100: it overrides the value of the whole file"
             ));
             *value = 100.into();
         }
@@ -237,13 +237,13 @@ fn profile(config: &mut Map<String, Value>, wanted: &Wanted, notes: &mut Vec<Str
     };
     if !profiles.iter().any(is_there) {
         notes.push(format!(
-            "added: profile {name}: --profile says so; every profile asks the extender"
+            "added: profile {name}: from --profile; every profile calls the extender"
         ));
         profiles.push(json!({ "schedulerName": name }));
     }
 }
 
-/// The extenders without ours, the place of ours among them, and ours.
+/// Return the other extenders, the position of Divvy's entry among them, and Divvy's entry.
 fn extenders(
     config: &mut Map<String, Value>,
     wanted: &Wanted,
@@ -258,7 +258,7 @@ fn extenders(
                 path: "extenders".to_owned(),
                 found: format!("is {other}, not a list"),
                 why: "kube-scheduler does not start with it".to_owned(),
-                instead: "Write each extender as an item that begins with a dash, or take the field out.".to_owned(),
+                instead: "Write each extender as an item that starts with a dash, or remove the field.".to_owned(),
             });
         }
         None => Vec::new(),
@@ -287,7 +287,7 @@ fn extenders(
             path: path.clone(),
             found,
             why: why.to_owned(),
-            instead: format!("Take it, or the part that clashes, out of {origin}, if Divvy is to decide about GPUs."),
+            instead: format!("If Divvy is to manage the GPUs, remove that entry, or the conflicting field, from {origin}."),
         };
         if replaced {
             if place.is_some() {
@@ -303,7 +303,7 @@ fn extenders(
         } else if of_ours > 0 {
             return Err(clash(
                 format!("({url}) manages {}", managed.join(", ")),
-                "a resource can have one extender only, and kube-scheduler asks both",
+                "a resource can have only one extender, and kube-scheduler would call both",
             ));
         } else if extender
             .get("bindVerb")
@@ -312,12 +312,12 @@ fn extenders(
         {
             return Err(clash(
                 format!("({url}) has a bindVerb"),
-                "kube-scheduler does not start with two extenders that bind, and Divvy's must",
+                "kube-scheduler does not start with two extenders that bind, and Divvy's extender must bind",
             ));
         } else {
             if managed.is_empty() {
                 notes.push(format!(
-                    "note: {path} ({url}) has no managedResources, so that it is asked about every pod, GPU pods too; kept"
+                    "note: {path} ({url}) has no managedResources, so the scheduler calls it for every pod, including GPU pods; kept"
                 ));
             }
             rest.push(extender);
@@ -325,7 +325,7 @@ fn extenders(
     }
     if place.is_none() {
         notes.push(format!(
-            "added: the extender at {} for {}: without it every GPU pod is bound by node sums alone, without a GPU",
+            "added: the extender at {} for {}: without it the scheduler binds every GPU pod by node sums only, without a GPU",
             stanza.url,
             MANAGED.join(", ")
         ));
@@ -333,7 +333,7 @@ fn extenders(
     Ok((rest.clone(), place.unwrap_or(rest.len()), stanza))
 }
 
-/// Our entry at the address of the one that is there, with its TLS settings.
+/// Return Divvy's entry with the address and the TLS settings of the entry in the file.
 fn keep_address(extender: &Value, url: &str, stanza: &Stanza) -> Stanza {
     let mut kept = stanza.at(url.trim_end_matches('/'));
     if !kept.url.ends_with(PATH) {
@@ -361,7 +361,7 @@ fn keep_address(extender: &Value, url: &str, stanza: &Stanza) -> Stanza {
     kept
 }
 
-/// The weight of the entry that is there, where it has counted for something.
+/// Keep the weight of the entry in the file, if that entry has a prioritizeVerb.
 fn keep_weight(extender: &Value, stanza: &mut Stanza) {
     let weight = extender.get("weight").and_then(Value::as_i64).filter(|weight| *weight > 0);
     if let Some(weight) = weight.filter(|_| extender.get("prioritizeVerb").is_some_and(Value::is_string)) {
@@ -382,19 +382,19 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &
     };
     for (name, value) in new {
         let why = match name.as_str() {
-            "ignorable" => ": while the extender is away GPU pods must wait, not run without a GPU",
-            "nodeCacheCapable" => ": names of nodes are enough, whole nodes are slow",
-            "managedResources" => ": these, counted by the scheduler as well, and no others",
-            "bindVerb" => ": the extender writes the GPU in the request that binds",
-            "httpTimeout" => ": longer than the extender takes at worst (4.5 s)",
+            "ignorable" => ": while the extender is unavailable, GPU pods must wait, not run without a GPU",
+            "nodeCacheCapable" => ": the names of nodes are enough, and whole nodes are slow",
+            "managedResources" => ": exactly these, and the scheduler must count them as well",
+            "bindVerb" => ": the extender writes the GPU in the binding request",
+            "httpTimeout" => ": longer than the extender's slowest answer (4.5 s)",
             "urlPrefix" => match address {
-                Address::Flag => ": --extender-url says so",
-                Address::Cluster => ": the extender that is installed is there (--from-cluster)",
+                Address::Flag => ": from --extender-url",
+                Address::Cluster => ": the address of the installed extender (--from-cluster)",
                 Address::Default => ": the address of Divvy's extender",
             },
-            "prioritizeVerb" => ": the extender says which node is best",
-            "preemptVerb" => ": else pods are evicted in vain, whose memory is on several GPUs",
-            "weight" => ": the scheduler's own scores do not undo the extender's",
+            "prioritizeVerb" => ": the extender scores the nodes",
+            "preemptVerb" => ": otherwise the scheduler evicts pods in vain, because their memory is on several GPUs",
+            "weight" => ": the scheduler's own scores do not outweigh the extender's scores",
             _ => "",
         };
         match old.get(name) {
@@ -406,21 +406,21 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &
     for (name, was) in old.iter().filter(|(name, was)| !new.contains_key(*name) && !was.is_null()) {
         let why = match name.as_str() {
             "enableHTTPS" if *was == Value::Bool(false) => continue,
-            "tlsConfig" => "the address is plain HTTP, or the settings are other ones",
+            "tlsConfig" => "the address is plain HTTP, or the new settings are different",
             _ => "Divvy's extender does not use it",
         };
         notes.push(format!("removed: {path}.{name} {}: {why}", show(was)));
     }
     if url.trim_end_matches('/') == stanza.url {
         let why = match address {
-            Address::Cluster => "the extender that is installed is there",
+            Address::Cluster => "it is the address of the installed extender",
             Address::Flag | Address::Default => "--extender-url changes it",
         };
         notes.push(format!("kept: {path}.urlPrefix {url}; {why}"));
     }
 }
 
-/// Certificates and keys are not for the eyes of who reads what changed.
+/// Hide certificates and keys in the list of changes.
 fn without_keys(value: &Value) -> Value {
     let mut value = value.clone();
     for (name, inner) in value.as_object_mut().into_iter().flatten() {
@@ -431,7 +431,7 @@ fn without_keys(value: &Value) -> Value {
     value
 }
 
-const HEAD: &str = "# For kube-scheduler --config, Kubernetes 1.25 and later. It is read at the scheduler's start only.";
+const HEAD: &str = "# For kube-scheduler --config, Kubernetes 1.25 and later. The scheduler reads this file only when it starts.";
 
 fn render(config: &Map<String, Value>, extenders: &[Value], place: usize, stanza: &Stanza) -> String {
     let yaml = |value: &Value| serde_saphyr::to_string(value).unwrap_or_else(|_| value.to_string());

@@ -1,32 +1,32 @@
-//! A second kube-scheduler for clusters whose control plane is closed (EKS, GKE, AKS): Kubernetes' own program under another name,
-//! with our configuration, and what gives it the pods that want GPU memory, so that no manifest changes ([`mutation`]).
+//! The manifests of a second kube-scheduler, for clusters with a closed control plane (EKS, GKE, AKS): Kubernetes' own program under another
+//! name, with Divvy's configuration, and an object that assigns it the pods that request GPU memory, so that no manifest changes ([`mutation`]).
 
 pub mod mutation;
 
 use super::{Error, Inline, Stanza, Whole};
 use mutation::Mutation;
 
-/// `schedulerName` of the pods that it looks after.
+/// The default `schedulerName` of the second scheduler.
 pub const NAME: &str = "divvy-scheduler";
-/// The version when none is given: a kube-scheduler may be one minor version older than the API server, never newer.
+/// The default version. A kube-scheduler may be one minor version older than the API server, and never newer.
 pub const DEFAULT_VERSION: Version = Version {
     major: 1,
     minor: 36,
     patch: 3,
 };
-/// The Secret that is made of the certificates of an installed extender.
+/// The name of the Secret that contains the certificates of an installed extender.
 pub const SECRET_NAME: &str = "divvy-scheduler-tls";
-/// Where a Secret with certificates is mounted.
+/// The directory in the scheduler's container at which the Secret with the certificates is mounted.
 pub const TLS_FOLDER: &str = "/etc/divvy/tls";
 
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// 1
+    /// The major version, always 1.
     pub major: u32,
-    /// 36
+    /// The minor version, such as 36.
     pub minor: u32,
-    /// 3
+    /// The patch version, such as 3.
     pub patch: u32,
 }
 
@@ -39,7 +39,7 @@ impl std::fmt::Display for Version {
 impl std::str::FromStr for Version {
     type Err = Error;
 
-    /// `1.36.3`, `v1.36.3`, and what clouds make of it: `v1.31.4-eks-abc`, `v1.30.5-gke.1014001`, `v1.33.1+k3s1`.
+    /// Parse `1.36.3`, `v1.36.3`, or a distribution's version: `v1.31.4-eks-abc`, `v1.30.5-gke.1014001`, `v1.33.1+k3s1`.
     fn from_str(text: &str) -> Result<Version, Error> {
         let wrong = || Error::Version(text.to_owned());
         let plain = text.strip_prefix('v').unwrap_or(text);
@@ -58,27 +58,27 @@ impl std::str::FromStr for Version {
     }
 }
 
-/// What differs between clusters.
+/// The parameters of the manifests.
 #[derive(Debug, Clone)]
 pub struct Second<'a> {
-    /// The extender, as a pod reaches it.
+    /// Divvy's entry, with the extender's address as a pod reaches it.
     pub stanza: &'a Stanza,
-    /// Where the scheduler runs.
+    /// The namespace of the scheduler.
     pub namespace: &'a str,
-    /// `schedulerName`.
+    /// The name of the scheduler's objects, and the `schedulerName` of its pods.
     pub name: &'a str,
-    /// Of the cluster.
+    /// The cluster's version.
     pub version: Version,
-    /// A Secret with `ca.crt` (and `tls.crt`, `tls.key`) for an extender behind https.
+    /// The name of the Secret with `ca.crt` (and `tls.crt`, `tls.key`), for an extender behind https.
     pub tls_secret: Option<&'a str>,
-    /// What that Secret is to hold; none: it is there already.
+    /// The content of that Secret. `None`: the Secret exists already, and the manifests do not contain it.
     pub certificates: Option<&'a Inline>,
-    /// What gives pods to it.
+    /// The object that assigns pods to the scheduler.
     pub mutation: &'a Mutation,
 }
 
 impl Second<'_> {
-    /// The manifests, for `kubectl apply -f -`. The error: this version has no such way to give pods to it, or not under this name.
+    /// Return the manifests, for `kubectl apply -f -`. The error: the mutation is not possible on this version, or with this scheduler name.
     pub fn text(&self) -> Result<String, Error> {
         let mutation = self.mutation.text(self.version, self.name)?;
         let configuration = Whole {
@@ -117,18 +117,18 @@ impl Second<'_> {
 }
 
 const MANIFESTS: &str = "\
-# A second kube-scheduler beside the cluster's own, for control planes that cannot be changed. Made by `divvy scheduler-config
-# --as-second-scheduler`; apply it with  kubectl apply -f -  and check with  divvy scheduler-config --check
-# The extender must be reachable from a pod by its Service, as the chart installs it (--from-cluster takes address and certificates from there).
-# Both place pods on the same nodes without seeing each other's latest choice: now and then the kubelet refuses a pod (OutOfcpu), which its
-# owner then makes again. GPU memory is not touched by that: only this one's pods get any.
+# A second kube-scheduler next to the cluster's own, for control planes that cannot be changed. Made by `divvy scheduler-config
+# --as-second-scheduler`; apply it with  kubectl apply -f -  and check it with  divvy scheduler-config --check
+# Pods must reach the extender through its Service, as the chart installs it (--from-cluster reads its address and certificates).
+# Both schedulers place pods on the same nodes without seeing each other's latest choice. Sometimes the kubelet refuses a pod (OutOfcpu), and the
+# pod's owner creates it again. This does not affect GPU memory, because only this scheduler's pods get GPU memory.
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {name}
   namespace: {ns}
 ---
-# All that the cluster's own scheduler may do.
+# The same permissions as the cluster's own scheduler.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata:
@@ -155,7 +155,7 @@ subjects:
   name: {name}
   namespace: {ns}
 ---
-# To know who asks for its metrics.
+# To authenticate clients that request its metrics.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
@@ -170,7 +170,7 @@ subjects:
   name: {name}
   namespace: {ns}
 ---
-# system:kube-scheduler may use the lease kube-scheduler only, and this one has its own.
+# system:kube-scheduler may use only the lease kube-scheduler, and this scheduler has another lease.
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
@@ -199,7 +199,7 @@ subjects:
   name: {name}
   namespace: {ns}
 ---
-{secret}# Read at the scheduler's start only: after a change  kubectl -n {ns} rollout restart deployment {name}
+{secret}# The scheduler reads this only when it starts: after a change, run  kubectl -n {ns} rollout restart deployment {name}
 apiVersion: v1
 kind: ConfigMap
 metadata:
@@ -216,7 +216,7 @@ metadata:
   labels:
     app.kubernetes.io/name: {name}
 spec:
-  # Two: one works, the other waits for its lease.
+  # Two replicas: one works, the other waits for the lease.
   replicas: 2
   selector:
     matchLabels:
@@ -232,7 +232,7 @@ spec:
         kubernetes.io/os: linux
       containers:
       - name: kube-scheduler
-        # The version of the cluster: never newer than its API server, at most one minor version older. Change it with the cluster.
+        # The cluster's version: never newer than its API server, at most one minor version older. Change it when you upgrade the cluster.
         image: registry.k8s.io/kube-scheduler:{version}
         command:
         - kube-scheduler
@@ -267,7 +267,7 @@ spec:
 {mutation}";
 
 const SECRET: &str = "\
-# With what the scheduler shows to the extender.
+# The certificate that the scheduler presents to the extender.
 apiVersion: v1
 kind: Secret
 metadata:

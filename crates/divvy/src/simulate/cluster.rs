@@ -1,4 +1,4 @@
-//! What would change in a cluster, as a value and as text.
+//! The changes in a cluster under other policies, units, or nodes, as a value and as text.
 
 use std::fmt::Write as _;
 
@@ -8,57 +8,57 @@ use serde::Serialize;
 
 use crate::printer::columns;
 
-/// The cluster as it is, and as it would be.
+/// The cluster now, and under each policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Answer {
-    /// Pods that ask for GPU memory and have not ended: on a node.
+    /// The number of bound pods that request GPU memory and have not ended.
     pub placed: u64,
-    /// The same: waiting.
+    /// The number of waiting pods that request GPU memory.
     pub waiting: u64,
-    /// As it is.
+    /// The use of the cluster now.
     pub now: Used,
-    /// As it would be, by policy.
+    /// The use of the cluster under each policy.
     pub then: Vec<Then>,
 }
 
-/// How much is used.
+/// The use of a cluster's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Used {
-    /// Pods that ask for GPU memory on nodes.
+    /// The number of pods on nodes that request GPU memory.
     pub placed: u64,
-    /// Nodes with GPUs that may be given, and those of which nothing is.
+    /// The number of nodes with usable GPUs.
     pub nodes: u64,
-    /// Of those, nodes of whose GPUs nothing is given.
+    /// The number of those nodes without any allocation.
     pub idle_nodes: u64,
-    /// GPUs that may be given.
+    /// The number of usable GPUs.
     pub gpus: u64,
-    /// Of those, GPUs of which nothing is given.
+    /// The number of those GPUs without any allocation.
     pub idle_gpus: u64,
-    /// Memory of these GPUs.
+    /// The memory of the usable GPUs, in MiB.
     pub memory_mib: u64,
-    /// Of that, given.
+    /// The allocated memory, in MiB.
     pub used_mib: u64,
 }
 
-/// What would come of one policy.
+/// The cluster under one policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Then {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'static str,
-    /// How much would be used.
+    /// The use of the cluster under the policy.
     #[serde(flatten)]
     pub used: Used,
-    /// Pods that were placed anew.
+    /// The number of pods that the simulation placed again.
     pub replayed: u64,
-    /// Of those, pods on another node than now.
+    /// The number of those pods that are on another node than now.
     pub moved: u64,
-    /// Pods that stayed where they are because no scheduler decides on them any more.
+    /// The number of pods that stayed on their nodes, because a scheduler would not place them again.
     pub stayed: u64,
-    /// Pods that wait now and would not, `namespace/name`.
+    /// The pods that wait now and would be placed, as `namespace/name`.
     pub would_fit: Vec<String>,
-    /// Pods that wait now and would still.
+    /// The pods that wait now and would still wait.
     pub would_wait: Vec<String>,
-    /// Pods that are on a node now and would find none.
+    /// The pods that are on a node now and would fit on none.
     pub would_not_fit: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ impl From<Use> for Used {
     }
 }
 
-/// What is printed.
+/// Combine the outcomes for all policies.
 pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
     let (placed, waiting) = asking(cluster);
     let now = outcomes.first().map(|outcome| outcome.now).unwrap_or_default();
@@ -99,10 +99,10 @@ pub fn answer(cluster: &Cluster, outcomes: &[Outcome]) -> Answer {
     }
 }
 
-/// So many names are printed; `-o json` has them all.
+/// The largest number of names in the text; `-o json` has all names.
 const SHOWN: usize = 10;
 
-/// As text: a line for each policy beside the cluster as it is, then which pods it is about.
+/// Return the text: a table with a line for the current cluster and for each policy, then the names of the affected pods.
 pub fn text(answer: &Answer) -> String {
     let mut cells =
         "POLICY\tPLACED\tWAITING\tWOULD FIT\tWOULD NOT FIT\tMOVED\tGPU MEMORY GIVEN\tIDLE GPUS\tIDLE NODES\n".to_owned();
@@ -144,8 +144,8 @@ pub fn text(answer: &Answer) -> String {
     for then in &answer.then {
         for (what, names) in [
             ("wait now and would fit", &then.would_fit),
-            ("wait now and would still", &then.would_wait),
-            ("are on a node now and would find none", &then.would_not_fit),
+            ("wait now and would still wait", &then.would_wait),
+            ("are on a node now and would fit on none", &then.would_not_fit),
         ] {
             if names.is_empty() {
                 continue;
@@ -166,7 +166,7 @@ pub fn text(answer: &Answer) -> String {
         if then.stayed > 0 {
             let _ = writeln!(
                 text,
-                "\n{}: {} pods stay where they are: they are being deleted, or their node is cordoned or offers no GPU",
+                "\n{}: {} pods stay on their nodes: they are being deleted, or their node is cordoned or offers no GPU",
                 then.policy, then.stayed
             );
         }

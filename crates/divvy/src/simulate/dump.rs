@@ -1,4 +1,4 @@
-//! A cluster as `kubectl get nodes,pods -A -o json` prints it. No I/O.
+//! Reads a cluster from the output of `kubectl get nodes,pods -A -o json`. No I/O.
 
 use serde::{Deserialize, Deserializer};
 
@@ -7,25 +7,25 @@ use divvy_kube::list::short;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::slim::{Kind as _, SlimNode, SlimPod};
 
-/// Nodes and pods as they are.
+/// The nodes and pods in a dump.
 #[derive(Debug, Default)]
 pub struct Dump {
-    /// In the order of the text.
+    /// The nodes, in the order of the text.
     pub nodes: Vec<NodeObject>,
-    /// In the order of the text.
+    /// The pods, in the order of the text.
     pub pods: Vec<PodObject>,
     /// Nodes and pods that could not be read.
     pub left_out: LeftOut,
 }
 
-/// Why a text is no dump.
+/// Why a text is not a dump.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// Not JSON, or not to its end.
-    #[error("it is not JSON as kubectl prints it ({0}); make it by: kubectl get nodes,pods -A -o json")]
+    /// The text is not JSON, or is incomplete.
+    #[error("it is not JSON as kubectl prints it ({0}); create it with: kubectl get nodes,pods -A -o json")]
     Json(#[from] serde_json::Error),
-    /// Something else than nodes and pods.
-    #[error("{found}; make it by: kubectl get nodes,pods -A -o json")]
+    /// The text has no nodes.
+    #[error("{found}; create it with: kubectl get nodes,pods -A -o json")]
     Other {
         /// What was found.
         found: String,
@@ -38,15 +38,15 @@ struct Document {
     items: Option<Vec<Item>>,
 }
 
-/// An item of a list: read at once, since as JSON it takes many times the memory.
+/// An item of a list. It is converted at once, because a JSON value takes many times the memory.
 enum Item {
     Node(Box<NodeObject>),
     Pod(Box<PodObject>),
     /// The name of a node or pod that cannot be read, and why.
     Unreadable(String, String),
-    /// Of another kind.
+    /// An object of another kind.
     Other(String),
-    /// Of the list's kind.
+    /// An object without a kind, which has the list's kind.
     Unsaid(serde_json::Value),
 }
 
@@ -85,11 +85,10 @@ impl Item {
     }
 }
 
-/// Reads one list or several one after the other, of nodes, of pods, or of both.
+/// Parse one or several lists, of nodes, pods, or both.
 ///
 /// # Errors
-///
-/// When the text is not JSON, or speaks of nothing but other things.
+/// The text is not JSON or contains no nodes.
 pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
     let mut dump = Dump::default();
     let mut others: Vec<String> = Vec::new();
@@ -117,7 +116,7 @@ pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
     }
     let missing = match (dump.nodes.is_empty(), dump.pods.is_empty()) {
         (false, _) => return Ok(dump),
-        (true, false) => "it has pods and no nodes",
+        (true, false) => "it has pods but no nodes",
         (true, true) => "it has neither nodes nor pods",
     };
     let besides = if others.is_empty() {
@@ -170,7 +169,7 @@ mod tests {
             ("{\"kind\":\"List\",\"items\":[", "it is not JSON as kubectl prints it (EOF"),
             (
                 "{\"kind\":\"PodList\",\"items\":[{\"metadata\":{}, \"spec\":{}}]}",
-                "it has pods and no nodes; make it by",
+                "it has pods but no nodes; create it with",
             ),
             (
                 "{\"kind\":\"List\",\"items\":[{\"kind\":\"Service\"}]}",

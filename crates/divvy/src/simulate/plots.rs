@@ -1,4 +1,4 @@
-//! Runs as plots, and the page that has them all.
+//! The plots of a study, and the page that contains them.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use divvy_simulator::{Inflation, Percent, Size, Tally, Turnover};
 use super::study::{Outcome, Run, Study};
 use super::text::{self, mean_and_deviation};
 
-/// A plot, the name of its file, and how to read it.
+/// A plot with a caption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plot {
-    /// `allocation`
+    /// The name of the plot's file without the extension, such as `allocation`.
     pub name: &'static str,
-    /// As SVG.
+    /// The plot as SVG.
     pub svg: String,
-    /// How to read it.
+    /// An explanation of how to read the plot.
     pub caption: String,
 }
 
-/// All plots of these runs.
+/// Draw all plots of the runs.
 pub fn plots(runs: &[Run]) -> Vec<Plot> {
     let policies = policies(runs);
     let mut plots = Vec::new();
@@ -62,7 +62,7 @@ fn filled(runs: &[Run], policy: Policy) -> Vec<&Inflation> {
 }
 
 fn of_filling(policies: &[Policy], runs: &[Run]) -> Vec<Plot> {
-    let across = "GPU asked for so far, in % of the cluster's".to_owned();
+    let across = "GPUs requested so far, in % of the cluster's GPUs".to_owned();
     let curve = |policy, of: fn(&Inflation) -> &Vec<Percent>| -> Vec<(f64, f64)> {
         let runs: Vec<&Vec<Percent>> = filled(runs, policy).into_iter().map(of).collect();
         let most = runs.iter().map(|run| run.len()).max().unwrap_or(0);
@@ -88,20 +88,20 @@ fn of_filling(policies: &[Policy], runs: &[Run]) -> Vec<Plot> {
     };
     let mut plots = vec![Plot {
         name: "allocation",
-        svg: lines("GPU in use while pods arrive", "GPU in use, in %", (0.0, end), used.clone()).svg(),
+        svg: lines("GPUs in use while pods arrive", "GPUs in use, in %", (0.0, end), used.clone()).svg(),
         caption: "Higher is better. As long as every pod fits, all policies are on the diagonal.".to_owned(),
     }];
     if end > 90.0 {
         plots.push(Plot {
             name: "allocation-end",
             svg: lines(
-                "GPU in use while pods arrive, where the cluster gets full",
-                "GPU in use, in %",
+                "GPUs in use while the cluster fills up",
+                "GPUs in use, in %",
                 (85.0, end),
                 used,
             )
             .svg(),
-            caption: "The end of the plot above, at another scale.".to_owned(),
+            caption: "The end of the plot above, on a larger scale.".to_owned(),
         });
     }
     let fragments = series(policies, |policy| curve(policy, |of| &of.fragments));
@@ -110,13 +110,13 @@ fn of_filling(policies: &[Policy], runs: &[Run]) -> Vec<Plot> {
             name: "fragmentation",
             svg: lines(
                 "Fragmentation while pods arrive",
-                "idle GPU that pods cannot use, in %",
+                "idle GPUs that pods cannot use, in %",
                 (0.0, end),
                 fragments,
             )
             .svg(),
-            caption: "Lower is better: idle GPU that the list's typical pods cannot use, weighted by how frequent they are (FGD's measure F), in % \
-                      of the cluster's GPU. A pod that needs no GPU counts all idle GPU."
+            caption: "Lower is better: idle GPUs that the list's typical pods cannot use, weighted by the pods' frequency (FGD's measure F), in % \
+                      of the cluster's GPUs. For a pod that needs no GPU, all idle GPUs count."
                 .to_owned(),
         });
     }
@@ -152,18 +152,18 @@ fn of_loads(policies: &[Policy], runs: &[Run]) -> Vec<Plot> {
     vec![
         Plot {
             name: "in-use",
-            svg: lines("GPU in use, by load", "GPU in use, in %", Turnover::used_percent).svg(),
-            caption: "Higher is better. If nothing were lost, what is in use would be the load.".to_owned(),
+            svg: lines("GPUs in use, by load", "GPUs in use, in %", Turnover::used_percent).svg(),
+            caption: "Higher is better. If no pod were dropped, the GPUs in use would equal the load.".to_owned(),
         },
         Plot {
             name: "lost",
             svg: lines(
-                "GPU that was asked for and lost, by load",
-                "GPU lost, in %",
+                "GPU requests lost, by load",
+                "GPU requests lost, in %",
                 Turnover::lost_percent,
             )
             .svg(),
-            caption: "Lower is better: GPU of pods that fitted nowhere, of all GPU that was asked for.".to_owned(),
+            caption: "Lower is better: the GPU requests of pods that fitted on no node, in % of all GPU requests.".to_owned(),
         },
     ]
 }
@@ -189,8 +189,8 @@ fn failures(policies: &[Policy], runs: &[Run]) -> Plot {
         (size.to_string(), format!("{pods} pods"))
     });
     let bars = Bars {
-        title: "Pods that fitted nowhere, by size".to_owned(),
-        up: "of the pods of that size, in %".to_owned(),
+        title: "Pods that fitted on no node, by size".to_owned(),
+        up: "in % of the pods of that size".to_owned(),
         groups: groups.collect(),
         series: series(policies, |policy| {
             let own = total(&|run| run.job.policy == policy);
@@ -202,12 +202,12 @@ fn failures(policies: &[Policy], runs: &[Run]) -> Plot {
     Plot {
         name: "failures",
         svg: bars.svg(),
-        caption: "Lower is better, but what the small ones leave free the large ones cannot always use. Pods of all runs of a policy together."
+        caption: "Lower is better, but large pods cannot always use the room that small pods leave. The bars add up all runs of a policy."
             .to_owned(),
     }
 }
 
-/// The page.
+/// Return the page with the table and all plots. `command`: the command line that made the runs.
 pub fn page(study: &Study, runs: &[Run], plots: &[Plot], command: &str) -> Page {
     let answer = text::answer(runs, study.trace.capacity_milli());
     let about = format!(
@@ -217,8 +217,8 @@ pub fn page(study: &Study, runs: &[Run], plots: &[Plot], command: &str) -> Page 
         study.trace.pods.len()
     );
     Page {
-        title: "Placement, simulated".to_owned(),
-        about: vec![about, "Made by:".to_owned()],
+        title: "Simulated placement".to_owned(),
+        about: vec![about, "Made with:".to_owned()],
         command: command.to_owned(),
         table: text::table(&answer),
         note: text::note(runs),

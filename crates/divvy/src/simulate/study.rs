@@ -1,111 +1,111 @@
-//! Which runs there are, and one of them.
+//! The runs of a study, and the execution of a single run.
 
 use divvy_policy::Policy;
 use divvy_simulator::{
     Choice, Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
 };
 
-/// How pods come and go.
+/// How pods arrive and end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flow {
-    /// They come and never end, in these orders.
+    /// Pods arrive in these orders and never end.
     Fill(Vec<Numbered<Arrival>>),
-    /// They come at random and end: at each of these loads, in percent.
+    /// Pods arrive at random and end.
     TurnOver {
-        /// In percent.
+        /// The loads, in percent of the cluster's GPUs. There is a run for each load and seed.
         loads: Vec<u32>,
-        /// How long they run.
+        /// How long pods run.
         lifetimes: Lifetimes,
-        /// Arrivals before anything is counted.
+        /// The number of arrivals before counting starts.
         warm_up: u64,
-        /// Arrivals that are counted.
+        /// The number of arrivals to count.
         counted: u64,
-        /// Of the random numbers.
+        /// The seeds of the random number generator.
         seeds: Vec<u64>,
     },
-    /// They come and end when the list says.
+    /// Pods arrive and end at the times in the list.
     Replay,
 }
 
-/// A thing and the seed that it belongs to, if any.
+/// A value with the seed that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbered<T> {
-    /// The seed.
+    /// The seed, if the value has one.
     pub seed: Option<u64>,
-    /// The thing.
+    /// The value.
     pub of: T,
 }
 
-/// Where an order comes from.
+/// The source of an order of arrival.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrival {
-    /// It was read.
+    /// The order was read from a file.
     Read(Order),
-    /// It is made from this seed, until so much of the cluster's GPU is asked for, in percent.
+    /// The order is generated from a seed.
     Shuffled {
         /// The seed.
         seed: u64,
-        /// How much is asked for.
+        /// The total of the requests at which the order ends, in percent of the cluster's GPUs.
         percent: u32,
     },
 }
 
-/// Policies side by side on one trace.
+/// A comparison of policies on one trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Study {
-    /// Nodes and pods.
+    /// The nodes and the pods.
     pub trace: Trace,
-    /// Each once.
+    /// The policies, without duplicates.
     pub policies: Vec<Policy>,
-    /// How pods come and go.
+    /// How pods arrive and end.
     pub flow: Flow,
-    /// Ranks in place of an order's own.
+    /// The ranks of the nodes, if they replace the ranks of the orders.
     pub ranks: Option<Vec<u64>>,
-    /// Arrivals that a policy may learn from.
+    /// The number of arrivals from which a policy may learn. `None` means all.
     pub history: Option<u64>,
-    /// Whether fragmentation is measured.
+    /// Whether to measure fragmentation.
     pub fragments: bool,
-    /// How a policy's opinion becomes a node.
+    /// How a node is chosen from a policy's costs.
     pub choice: Choice,
 }
 
-/// One run to be made.
+/// A run to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Under which policy.
+    /// The policy of the run.
     pub policy: Policy,
-    /// At which load, in percent.
+    /// The load in percent, for [`Flow::TurnOver`].
     pub load: Option<u32>,
-    /// With which seed.
+    /// The seed, if the run has one.
     pub seed: Option<u64>,
-    /// Which of [`Flow::Fill`]'s orders.
+    /// The index of the order in [`Flow::Fill`].
     order: usize,
 }
 
-/// What came of it.
+/// The outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Of pods that only came.
+    /// The outcome of a run in which pods never end.
     Filled(Inflation),
-    /// Of pods that ended, too.
+    /// The outcome of a run in which pods end.
     TurnedOver(Turnover),
 }
 
-/// A run that was made.
+/// A finished run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// What was to be run.
+    /// The job of the run.
     pub job: Job,
-    /// What came of it.
+    /// The outcome of the run.
     pub outcome: Outcome,
 }
 
 impl Study {
-    /// Fails before anything is run where nothing could come of it.
+    /// Check that runs of this study make sense.
     ///
     /// # Errors
     ///
-    /// When no node has a GPU, or no pod asks for one.
+    /// No node has a GPU, or no pod requests one.
     pub fn check(&self) -> Result<(), Error> {
         if self.trace.capacity_milli() == 0 {
             return Err(Error::NoGpuNode);
@@ -116,7 +116,7 @@ impl Study {
         Ok(())
     }
 
-    /// All runs, in the order in which they are told.
+    /// Return all jobs, in the order of the output: by policy, load, and seed.
     pub fn jobs(&self) -> Vec<Job> {
         let mut jobs = Vec::new();
         for &policy in &self.policies {
@@ -140,11 +140,11 @@ impl Study {
         jobs
     }
 
-    /// Makes one run. A function of the study and the job: the same wherever and whenever it is made.
+    /// Make one run. The result depends only on the study and the job.
     ///
     /// # Errors
     ///
-    /// When the trace lacks what the run needs.
+    /// The trace lacks data that the run needs.
     pub fn run(&self, job: Job) -> Result<Run, Error> {
         let setting = Setting {
             learn_from: self.history,

@@ -1,4 +1,4 @@
-//! Runs as tables, CSV and JSON.
+//! The runs of a study as a table, CSV, and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,87 +10,87 @@ use serde::Serialize;
 use super::study::{Outcome, Run};
 use crate::printer::columns;
 
-/// A run as it is told.
+/// A run in the output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Told {
-    /// Of pods that only came.
+    /// A run in which pods never end.
     Filled(Filled),
-    /// Of pods that ended.
+    /// A run in which pods end.
     TurnedOver(TurnedOver),
 }
 
-/// A run in which pods only came.
+/// A run in which pods never end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Filled {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'static str,
-    /// The seed; `null` when an order was read that belongs to none.
+    /// The seed; `null` if the order comes from a file without a seed.
     pub seed: Option<u64>,
-    /// GPU in use in percent while 95 % of the cluster's GPU had been asked for; `null` if it never was.
+    /// The GPUs in use in percent, when 95 % of the cluster's GPUs had been requested; `null` if it never came to that.
     pub at95: Option<f64>,
-    /// The same at 100 %.
+    /// The GPUs in use in percent, when 100 % had been requested.
     pub at100: Option<f64>,
-    /// The same at 130 %.
+    /// The GPUs in use in percent, when 130 % had been requested.
     pub at130: Option<f64>,
-    /// Thousandths of GPUs in use in the end.
+    /// The GPUs in use at the end, in thousandths of a GPU.
     pub used_milli: u64,
-    /// The same in percent of the cluster's.
+    /// The GPUs in use at the end, in percent of the cluster's GPUs.
     pub used: f64,
-    /// Pods that were placed.
+    /// The number of pods that were placed.
     pub placed: u64,
-    /// Pods that fitted nowhere.
+    /// The number of pods that fitted on no node.
     pub failed: u64,
-    /// How much had been asked for, in percent, when the first pod failed.
+    /// The total of the requests when the first pod failed, in percent of the cluster's GPUs; `null` if no pod failed.
     pub first_failure: Option<f64>,
-    /// By size.
+    /// The pods by size.
     pub sizes: Vec<OfSize>,
 }
 
-/// A run in which pods ended.
+/// A run in which pods end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TurnedOver {
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'static str,
-    /// The load; `null` when pods came when the list said.
+    /// The load, as a fraction of the cluster's GPUs; `null` if pods arrive at the times in the list.
     pub load: Option<f64>,
-    /// The seed.
+    /// The seed; `null` if pods arrive at the times in the list.
     pub seed: Option<u64>,
-    /// GPU in use in percent, over the counted time.
+    /// The mean of the GPUs in use over the counted time, in percent.
     pub used: f64,
-    /// GPU that was asked for and fitted nowhere, in percent.
+    /// The GPU requests of pods that fitted on no node, in percent of all GPU requests.
     pub lost: f64,
-    /// Pods with 8 GPUs and more that fitted nowhere, in percent of them.
+    /// The pods with 8 or more GPUs that fitted on no node, in percent of all such pods.
     pub large_lost: f64,
-    /// Pods that were placed.
+    /// The number of pods that were placed.
     pub placed: u64,
-    /// Pods that fitted nowhere.
+    /// The number of pods that fitted on no node.
     pub failed: u64,
-    /// By size.
+    /// The pods by size.
     pub sizes: Vec<OfSize>,
 }
 
-/// Pods of one size.
+/// The pods of one size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OfSize {
-    /// `part of a GPU`, `1 GPU`
+    /// The size, such as `part of a GPU` or `1 GPU`.
     pub size: String,
-    /// How many came.
+    /// The number of pods that arrived.
     pub asked: u64,
-    /// How many of them fitted nowhere.
+    /// The number of those pods that fitted on no node.
     pub failed: u64,
 }
 
-/// All runs.
+/// The output of a study.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
-    /// In the order of policies, loads and seeds.
+    /// All runs, in the order of policies, loads, and seeds.
     pub runs: Vec<Told>,
-    /// Thousandths of GPUs that the cluster has.
+    /// The cluster's GPUs, in thousandths of a GPU.
     pub capacity_milli: u64,
 }
 
-/// Columns with their names, and rows.
+/// A table: the names of the columns, and the rows.
 pub type Table = (Vec<String>, Vec<Vec<String>>);
 
 fn of_sizes(by_size: &BTreeMap<Size, Tally>) -> Vec<OfSize> {
@@ -135,7 +135,7 @@ fn turned_over(run: &Run, of: &Turnover) -> TurnedOver {
     }
 }
 
-/// What `-o json` prints.
+/// Return the output for `-o json`.
 pub fn answer(runs: &[Run], capacity_milli: u64) -> Answer {
     let told = runs.iter().map(|run| match &run.outcome {
         Outcome::Filled(of) => Told::Filled(filled(run, of, capacity_milli)),
@@ -147,7 +147,7 @@ pub fn answer(runs: &[Run], capacity_milli: u64) -> Answer {
     }
 }
 
-/// What `-o csv` prints: a line for each run, percentages with two decimals.
+/// Return the output for `-o csv`: a line for each run, with percentages to two decimals.
 pub fn csv(answer: &Answer) -> String {
     let mut text = String::new();
     let optional = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
@@ -195,7 +195,7 @@ pub fn csv(answer: &Answer) -> String {
     text
 }
 
-/// A line for each policy, and load: mean and sample standard deviation over the runs.
+/// Return the table: a row for each policy and load, with mean and sample standard deviation over the runs.
 pub fn table(answer: &Answer) -> Table {
     let mut groups: Vec<Vec<&Told>> = Vec::new();
     for run in &answer.runs {
@@ -289,7 +289,7 @@ fn row(group: &[&Told]) -> Vec<String> {
     cells
 }
 
-/// `95.01 ± 0.03`; the spread only with two values or more, `-` without any.
+/// Format mean and sample standard deviation as `95.01 ± 0.03`. A single value has no deviation, and no values are `-`.
 fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -> String {
     let values: Vec<f64> = values.flatten().collect();
     match mean_and_deviation(&values) {
@@ -299,7 +299,7 @@ fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -
     }
 }
 
-/// The mean, and the sample standard deviation where there are two values or more.
+/// Return the mean, and the sample standard deviation if there are two or more values. `None` without values.
 pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     if values.is_empty() {
         return None;
@@ -310,7 +310,7 @@ pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     Some((mean, (values.len() > 1).then(|| (squares / (count - 1.0)).sqrt())))
 }
 
-/// How many runs a line of the table stands for.
+/// Return the sentence that says how many runs a row of the table stands for.
 pub fn note(runs: &[Run]) -> String {
     let policies: Vec<Policy> = runs.iter().fold(Vec::new(), |mut found, run| {
         if !found.contains(&run.job.policy) {
@@ -338,7 +338,7 @@ pub fn note(runs: &[Run]) -> String {
     }
 }
 
-/// The table as text.
+/// Return the table as text, followed by a note.
 pub fn print((names, rows): &Table, note: &str) -> String {
     let mut cells = names.join("\t") + "\n";
     for row in rows {

@@ -95,11 +95,11 @@ fn pods_that_hold_memory_and_helm_are_refused_in_words_and_only_the_first_can_be
         ..found()
     };
     assert!(
-        refused(&by_helm, true).ends_with("helm uninstall gpus -n divvy-system"),
+        refused(&by_helm, true).contains("helm uninstall gpus -n divvy-system, and then"),
         "{}",
         refused(&by_helm, true)
     );
-    assert!(text(&by_helm, &release(), false, false).contains("First: helm uninstall gpus -n divvy-system."));
+    assert!(text(&by_helm, &release(), false, false).contains("First run helm uninstall gpus -n divvy-system, and then"));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn units_that_another_plugin_serves_are_left_alone() {
     );
 }
 
-/// The folders that the plan prints are those that the chart mounts.
+/// The directories in the plan are those that the chart mounts.
 #[test]
 fn the_folders_are_those_of_the_charts_daemon_set() {
     let objects = |text: &str| -> Vec<Value> {
@@ -162,7 +162,7 @@ fn the_folders_are_those_of_the_charts_daemon_set() {
     );
     let objects = objects(text);
     assert_eq!(command(&objects), Some(Folders::default().command()));
-    // Whatever the chart makes is of a kind that is looked for.
+    // Every object of the chart is of a kind that the command looks for.
     for object in &objects {
         let kind = object["kind"].as_str().unwrap_or_default();
         assert!(KINDS.iter().any(|known| known.kind == kind), "{kind}");

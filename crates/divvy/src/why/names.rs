@@ -1,27 +1,27 @@
-//! What can be asked about: `train-0`, `pod/train-0`, `ml/train-0`, `deploy/train`.
+//! The names that `divvy why` accepts: `train-0`, `pod/train-0`, `ml/train-0`, `deploy/train`.
 
 use std::fmt;
 
-/// What a user names.
+/// A pod or a workload that the user named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Name {
-    /// A pod; without a namespace it is in that of the command.
+    /// A single pod.
     Pod {
-        /// Its namespace.
+        /// The pod's namespace. `None` means the command's namespace.
         namespace: Option<String>,
-        /// Its name.
+        /// The pod's name.
         name: String,
     },
-    /// The pods of a workload.
+    /// All pods of a workload.
     Workload {
-        /// Its kind.
+        /// The workload's kind.
         kind: Workload,
-        /// Its name.
+        /// The workload's name.
         name: String,
     },
 }
 
-/// A kind of objects that make pods.
+/// A kind of object that creates pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
     /// `apps/v1`
@@ -37,7 +37,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Group, version, kind and plural.
+    /// Return the API group, version, kind, and plural.
     pub fn api(self) -> (&'static str, &'static str, &'static str, &'static str) {
         match self {
             Workload::Deployment => ("apps", "v1", "Deployment", "deployments"),
@@ -48,7 +48,7 @@ impl Workload {
         }
     }
 
-    /// As kubectl spells it: singular, plural or short, with or without its group.
+    /// Parse a kind as kubectl does: singular, plural, or short name, with or without the group.
     fn parse(word: &str) -> Option<Workload> {
         let word = word.to_ascii_lowercase();
         let word = word.split_once('.').map_or(word.as_str(), |(word, _)| word);
@@ -64,7 +64,7 @@ impl Workload {
 }
 
 impl fmt::Display for Name {
-    /// As it is written.
+    /// Write the name in a form that the user can type again.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Name::Pod { namespace: None, name } => f.write_str(name),
@@ -80,7 +80,7 @@ impl fmt::Display for Name {
 impl std::str::FromStr for Name {
     type Err = String;
 
-    /// A kind that kubectl knows is a kind, whatever namespaces are called.
+    /// Parse a name. If the part before the slash is a kind that kubectl knows, it is that kind, even if a namespace has the same name.
     fn from_str(text: &str) -> Result<Name, String> {
         let pod = |namespace: Option<&str>, name: &str| Name::Pod {
             namespace: namespace.map(str::to_owned),
@@ -108,7 +108,7 @@ impl std::str::FromStr for Name {
 }
 
 fn wrong(text: &str) -> String {
-    format!("{text:?} names no pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")
+    format!("{text:?} is not the name of a pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What a policy thinks of the nodes for a pod: the same functions as in the extender, on the cluster as it is now.
+//! The ranking of the nodes for a pod under a policy. It uses the same functions as the extender, on the current state of the cluster.
 
 use std::fmt::Write as _;
 
@@ -11,69 +11,69 @@ use serde::Serialize;
 
 use crate::printer::columns;
 
-/// So many nodes are shown.
+/// The number of nodes to show.
 const SHOWN: usize = 6;
 
-/// Where a pod would go, and why not elsewhere.
+/// The ranking of the nodes for a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Placement {
-    /// `namespace/name`
+    /// The pod, as `namespace/name`.
     pub pod: String,
-    /// The policy.
+    /// The name of the policy.
     pub policy: &'static str,
-    /// What it asks for.
+    /// The pod's request.
     pub request: Request,
-    /// The same in words, `3 GiB`.
+    /// The pod's request as text, such as `3 GiB`.
     #[serde(skip)]
     pub asks: String,
-    /// The node that it is on already.
+    /// The node to which the pod is already bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// How many nodes have room.
+    /// The number of nodes with room for the pod.
     pub nodes: usize,
-    /// Of those the best ones, the best first.
+    /// The best nodes with room, the best first; at most six.
     pub best: Vec<Candidate>,
 }
 
-/// A node that has room.
+/// A node with room for the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// Its name.
+    /// The node's name.
     pub node: String,
     /// The GPUs that the pod would get.
     pub gpus: Vec<GpuName>,
-    /// The same in words: `GPU 0 (NVIDIA …)`; of several `GPUs 0 and 2 (NVIDIA …)`.
+    /// The GPUs as text: `GPU 0 (NVIDIA …)`, or for several `GPUs 0 and 2 (NVIDIA …)`.
     #[serde(skip)]
     pub gpu: String,
-    /// What the policy compares; lower is better.
+    /// The cost by which the policy compares nodes; lower is better.
     pub cost: i64,
-    /// What that is made of, in thousandths of a GPU; empty for a policy that has one number only.
+    /// The terms of the cost, in thousandths of a GPU. Empty for a policy whose cost has no terms.
     pub terms: Vec<TermAnswer>,
 }
 
-/// Which GPU.
+/// The index and the model of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GpuName {
-    /// Its index.
+    /// The GPU's index on its node.
     pub index: u32,
-    /// Its product name; empty if unknown.
+    /// The GPU's product name; empty if unknown.
     pub model: String,
 }
 
-/// A part of a cost.
+/// A term of a cost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TermAnswer {
-    /// `stranding`, `scarcity`, `slot pressure`
+    /// The name of the term: `stranding`, `scarcity`, or `slot pressure`.
     pub name: &'static str,
-    /// In thousandths of a GPU.
+    /// The value of the term, in thousandths of a GPU.
     #[serde(rename = "milliGPU")]
     pub milli: i64,
 }
 
-/// Asks the policy about a pod as if it were not placed. What pods ask for is learnt from the pods that are there.
+/// Rank the nodes for a pod as if the pod were not placed yet. The policy learns the usual requests from the pods in the ledger.
 pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     let mut fleet = Fleet::new(policy, Limits::default());
     fleet.learn(ledger);
@@ -149,7 +149,7 @@ fn names_of(gpus: &[&GpuState]) -> String {
     }
 }
 
-/// As a person reads it.
+/// Return the ranking as text for people.
 pub fn placement_text(placement: &Placement) -> String {
     plain(&in_words(placement)).into_owned()
 }
@@ -164,7 +164,7 @@ fn in_words(placement: &Placement) -> String {
     } = placement;
     let Some(best) = placement.best.first() else {
         return format!(
-            "Pod {pod} asks for {asks}, and policy {policy} sees no node with room for it.\n`divvy why` without --placement says what is in the way.\n"
+            "Pod {pod} asks for {asks}, and policy {policy} sees no node with room for it.\n`divvy why` without --placement explains the reasons.\n"
         );
     };
     let mut text = format!(
@@ -173,7 +173,7 @@ fn in_words(placement: &Placement) -> String {
     );
     let _ = writeln!(text, ", of {nodes} with room.");
     if let Some(node) = &placement.node {
-        let _ = writeln!(text, "It is on node {node}; this is as if it were not.");
+        let _ = writeln!(text, "The pod is already bound to node {node}; the ranking ignores that.");
     }
     let names: Vec<&str> = best.terms.iter().map(|term| term.name).collect();
     let titles: String = names.iter().map(|name| format!("\t{}", name.to_uppercase())).collect();
@@ -185,12 +185,12 @@ fn in_words(placement: &Placement) -> String {
     let _ = write!(text, "\n{}", columns(&raw));
     if !names.is_empty() {
         text.push_str(
-            "\nLower is better; of equal costs a hash of the name decides. Terms are in thousandths of a GPU:\n  stranding      GPU that the usual pods could not \
-             use any more after this one\n  scarcity       what the product is worth to pods that can use no other\n  slot pressure  places for large and choosy \
-             pods that it takes away\n  cost           three times their sum, rounded to tens; one more if the GPU, and one more \
+            "\nLower is better; on a tie, a hash of the node's name decides. Terms are in thousandths of a GPU:\n  stranding      GPU capacity that the usual pods could no \
+             longer use\n  scarcity       value of the GPU model to pods that can use no other model\n  slot pressure  room for large and selective \
+             pods that this pod takes\n  cost           three times the sum of the terms, rounded to tens; plus one if the GPU, and plus one \
              if the node is not in use yet, unless the cluster only fills up\n",
         );
     }
-    text.push_str("\nReckoned from the pods that are there now; the extender has learnt from those that went, too, and asks only about nodes that kube-scheduler allows.\n");
+    text.push_str("\nComputed from the current pods. The extender has also learned from earlier pods, and ranks only the nodes that kube-scheduler allows.\n");
     text
 }

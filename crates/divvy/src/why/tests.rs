@@ -29,7 +29,7 @@ fn pod(units: u64, change: impl Fn(&mut Value)) -> PodObject {
     serde_json::from_value(pod).expect("a pod")
 }
 
-/// A pod that runs on a GPU of n1.
+/// Return a pod that runs on a GPU of n1.
 fn runs(name: &'static str, index: &'static str, units: u64, change: impl Fn(&mut Value)) -> PodObject {
     pod(units, move |pod| {
         pod["metadata"]["name"] = json!(name);
@@ -52,7 +52,7 @@ fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
     )
 }
 
-/// The answer about a pod in a cluster of these nodes and other pods.
+/// Return the answer about a pod in a cluster of these nodes and other pods.
 fn explained(nodes: &[NodeObject], object: &PodObject, others: &[PodObject]) -> Answer {
     let all: Vec<PodObject> = others.iter().chain([object]).cloned().collect();
     divvy_why::answer(&snapshot(nodes, &all), &sites::wants(object).expect("readable"), false)
@@ -66,7 +66,7 @@ fn shown(answer: &Answer) -> String {
 fn what_a_pod_asks_for_moves_no_cursor() {
     for (model, shows) in [
         ("x\u{202e}y", "like x\\u{202e}y,"),
-        ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is no pattern"),
+        ("x\n\u{1b}[2J", "\"x\\n\\u{1b}[2J\" is not a pattern"),
     ] {
         let wants = |pod: &mut Value| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-model": model});
         let text = shown(&explained(&[node(|_| ())], &pod(4, wants), &[]));
@@ -75,7 +75,7 @@ fn what_a_pod_asks_for_moves_no_cursor() {
     }
 }
 
-/// One thing is in the way on the only node. It is named, and the suggestion is the one that helps, or none.
+/// The only node has one obstacle. The answer names it, and suggests the change that helps, or none.
 #[test]
 fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     struct Case {
@@ -99,7 +99,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "nothing",
             |_| (),
             |_| (),
-            "node n1 has room for that. No scheduler has looked at it yet",
+            "node n1 has room for that. No scheduler has tried to place it yet",
             "-",
         ),
         case(
@@ -114,7 +114,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}),
             "nodeSelector asks for disk=ssd, and the node has disk=hdd",
-            "Take disk=ssd out of the pod's nodeSelector.",
+            "Remove disk=ssd from the pod's nodeSelector.",
         ),
         case(
             "no such label",
@@ -128,14 +128,14 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "n9"}),
             "and the node lacks that label",
-            "Take kubernetes.io/hostname=n9 out of the pod's nodeSelector.",
+            "Remove kubernetes.io/hostname=n9 from the pod's nodeSelector.",
         ),
         case(
             "a label that others write",
             |_| (),
             |pod| pod["spec"]["nodeSelector"] = json!({"nvidia.com/gpu.product": "NVIDIA-H100"}),
             "and the node lacks that label",
-            "Take nvidia.com/gpu.product=NVIDIA-H100 out of the pod's nodeSelector.",
+            "Remove nvidia.com/gpu.product=NVIDIA-H100 from the pod's nodeSelector.",
         ),
         case(
             "four things",
@@ -261,7 +261,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             |pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1"),
             "it offers no nvidia.com/gpu, and the pod asks for 1",
-            "Take nvidia.com/gpu out of the pod: aliyun.com/gpu-mem alone gives it a GPU. Node n1 has room for that now.",
+            "Remove nvidia.com/gpu from the pod: aliyun.com/gpu-mem is enough to get a GPU. Node n1 has room for that now.",
         ),
         case(
             "a scheduling gate",
@@ -295,7 +295,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "a volume claim",
             |_| (),
             |pod| pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data-0"}}]),
-            "Not everything that decides where it may run could be looked at",
+            "Divvy could not check everything that decides where it may run",
             "-",
         ),
         case(
@@ -305,7 +305,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
                 pod["spec"]["affinity"] = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
                     {"topologyKey": "disk", "labelSelector": {"matchLabels": {"app": "db"}}}]}});
             },
-            "no pod is there that the pod's podAffinity asks for (per disk)",
+            "the pod's podAffinity requires a pod that is not there (per disk)",
             "-",
         ),
         case(
@@ -315,7 +315,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
                 pod["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule",
                     "labelSelector": {"matchLabels": {"app": "db"}}}]);
             },
-            "the pod is to be spread over zone, and the node lacks that label",
+            "the pod must be spread over zone, but the node lacks that label",
             "-",
         ),
     ];
@@ -342,7 +342,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             |_| (),
             "no GPU has that much free; the most is 4 GiB, on node n1",
             "Ask for 4 GiB or less (aliyun.com/gpu-mem: 4). Node n1 has room for that now.\n  2. Wait until pod default/a (12 GiB) on node n1 \
-             has ended. If nobody needs it any more, delete it: kubectl delete pod -n default a",
+             has ended. If it is no longer needed, delete it: kubectl delete pod -n default a",
         )
     });
     cases.push(Case {
@@ -407,7 +407,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     }
 }
 
-/// The obstacles of one node are all found, whatever comes first, and stand in the order of how little can be done about them.
+/// All obstacles of a node are found. They are ordered by how little a user can do about them.
 #[test]
 fn a_node_with_several_obstacles_shows_them_all() {
     let node = node(|node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}));
@@ -431,7 +431,7 @@ fn a_node_with_several_obstacles_shows_them_all() {
 
 #[test]
 fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
-    // A GPU failed: 8 of 16 units are offered, and 4 are asked for by a pod whose allocation nobody sees.
+    // A GPU failed: 8 of 16 units are offered, and a pod whose allocation is not visible requests 4.
     let nodes = [node(|node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("8"))];
     let other = pod(4, |pod| {
         pod["metadata"]["name"] = json!("other");
@@ -464,7 +464,7 @@ fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
     assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
 }
 
-/// kube-scheduler evicts for sums, and never for a pod whose class forbids it. What is said of it is the reason that is true.
+/// kube-scheduler preempts by node sums, and never for a pod whose priority class forbids it. The answer gives the true reason.
 #[test]
 fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
     let nodes = [node(|node| {
@@ -479,7 +479,7 @@ fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
         });
         explained(&nodes, &object, &others).notes.concat()
     };
-    let lower = "The pod has priority 100, and on node n1 it would have room without default/b (priority 0). kube-scheduler evicts nobody for it: ";
+    let lower = "The pod has priority 100, and on node n1 it would have room without default/b (priority 0). kube-scheduler evicts no pod for it: ";
     for (priority, units, policy, expected) in [
         (
             100,
@@ -521,7 +521,7 @@ fn an_extender_that_is_away_is_named_and_preemption_is_not() {
     };
     let away = says(r#"Post "http://127.0.0.1:9/gpushare-scheduler/filter": dial tcp 127.0.0.1:9: connect: connection refused"#);
     assert_eq!(away.holds[0].what, Hold::ExtenderAway);
-    assert!(away.message.contains("does not reach Divvy's extender"), "{}", away.message);
+    assert!(away.message.contains("cannot reach Divvy's extender"), "{}", away.message);
     let full = says(
         "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem. no new claims to deallocate, preemption: 0/1 nodes are \
          available: 1 Preemption is not helpful for scheduling.",
@@ -643,7 +643,7 @@ fn what_the_policy_thinks_of_each_node_is_shown_with_its_terms() {
     let json = serde_json::to_value(&found).expect("JSON");
     assert_eq!(json["best"][0]["terms"][0]["name"], "stranding");
     assert!(json["best"][0]["terms"][0]["milliGPU"].is_i64());
-    // One that is bound is asked about as if it were not.
+    // A bound pod is ranked as if it were not bound.
     let found = placement(&ledger, &bound, Policy::BestFit);
     assert_eq!((found.node.as_deref(), found.best.len()), (Some("n1"), 2));
     insta::assert_snapshot!(placement_text(&found));

@@ -1,4 +1,4 @@
-//! An answer as people read it: a sentence, the nodes in groups, the closest ones in detail, and what would help. It fits a screen.
+//! The text of an answer for people: a sentence, the nodes in groups, the closest nodes in detail, and suggestions. The text fits on one screen.
 
 use divvy_host::plain;
 use divvy_model::{Health, MemoryUnit, MiB};
@@ -6,29 +6,29 @@ use divvy_why::{Answer, GpuAnswer, HolderAnswer, NodeAnswer, Obstacle, Reported,
 
 use crate::printer::paint;
 
-/// How an answer is laid out.
+/// The layout of an answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
-    /// Columns of the terminal; none: lines are not wrapped.
+    /// The width of the terminal in columns. `None`: lines are not wrapped.
     pub width: Option<usize>,
-    /// Every node, every GPU and every holder.
+    /// Whether to show every node, every GPU, and every holder.
     pub all_nodes: bool,
-    /// The sentence and the best suggestion only: one answer of many.
+    /// Whether to show only the sentence and the best suggestion, because this is one answer of many.
     pub short: bool,
-    /// With a terminal's colours.
+    /// Whether to use the terminal's colors.
     pub coloured: bool,
 }
 
-/// GPUs that are shown in all, unless every node is: for each node those with the most left.
+/// The number of GPUs to show in total without `all_nodes`; on each node those with the most free memory.
 const GPUS: usize = 4;
-/// Holders that are shown of each.
+/// The number of holders to show for each GPU.
 const HOLDERS: usize = 2;
-/// Groups of nodes that are shown.
+/// The number of groups of nodes to show.
 const GROUPS: usize = 6;
-/// Names of equal pods that are shown.
+/// The number of names to show of equal pods.
 const PODS: usize = 3;
 
-/// The answer as text, with a newline at its end.
+/// Return the answer as text, which ends with a newline.
 pub fn text(answer: &Answer, style: Style) -> String {
     let mut page = Page {
         unit: MemoryUnit::new(answer.unit).unwrap_or_default(),
@@ -50,7 +50,7 @@ pub fn text(answer: &Answer, style: Style) -> String {
     }
 }
 
-/// Titles stand out, and so does what begins the answer, by what became of the pod.
+/// Color the titles, and the first words in a color that shows the pod's state.
 fn coloured(text: &str, answer: &Answer) -> String {
     let colour = match answer.state {
         State::Waiting => "1;33",
@@ -70,7 +70,7 @@ fn coloured(text: &str, answer: &Answer) -> String {
     lines.collect()
 }
 
-/// `Pod ml/a`, `Each of 4 pods of ReplicaSet a-6d5 in namespace ml (a-1, a-2, a-3 and 1 more)`
+/// Return the subject of the first sentence: `Pod ml/a`, or `Each of 4 pods of ReplicaSet a-6d5 in namespace ml (a-1, a-2, a-3 and 1 more)`.
 fn subject(answer: &Answer) -> String {
     let pods = &answer.subject.pods;
     match (pods.as_slice(), &answer.subject.owner) {
@@ -99,7 +99,7 @@ struct Page {
 }
 
 impl Page {
-    /// Adds a text, wrapped to the terminal.
+    /// Add a text, wrapped to the terminal's width. `first` and `rest` are the indentation of the first and of the other lines.
     fn put(&mut self, first: &str, rest: &str, text: &str) {
         match self.style.width {
             None => self.lines.push(format!("{first}{text}")),
@@ -114,7 +114,7 @@ impl Page {
         }
     }
 
-    /// A command that does not fit on the line gets one of its own, which is not wrapped: it is there to be copied.
+    /// Add a suggestion. If its command does not fit on the last line, it gets its own line, which is not wrapped, so that it can be copied.
     fn put_suggestion(&mut self, first: &str, rest: &str, suggestion: &Suggestion) {
         let command = suggestion.command.join(" ");
         self.put(first, rest, &suggestion.message);
@@ -139,7 +139,7 @@ impl Page {
                 self.put("  ", "    ", &said(reported));
             }
         }
-        // Of many pods the shares are in JSON.
+        // The shares of several pods are only in the JSON output.
         for share in answer.shares.iter().filter(|_| answer.subject.pods.len() == 1) {
             let text = self.share(share);
             self.put("  ", "    ", &text);
@@ -259,7 +259,7 @@ impl Page {
         if !self.style.all_nodes && node.obstacles.iter().any(|obstacle| said(&obstacle.what)) {
             return;
         }
-        // Where the GPUs are not what is in the way, one of those with room is enough.
+        // If the GPUs are not the obstacle, it is enough to show one with room.
         let gpus = if self.style.all_nodes || lacks_memory(node) { gpus } else { 1 };
         let mut order: Vec<&GpuAnswer> = node.gpus.iter().collect();
         if !self.style.all_nodes {
@@ -269,7 +269,7 @@ impl Page {
             let text = self.gpu(gpu);
             self.put("    ", "      ", &text);
         }
-        // Several nodes are too many to count what is left out; each says what one GPU has at most.
+        // If several nodes are shown, the other GPUs are not counted, because each node's line says how much one GPU has at most.
         let more = order.len().saturating_sub(gpus);
         if more > 0 && gpus > 1 {
             let s = if more == 1 { "" } else { "s" };
@@ -277,7 +277,7 @@ impl Page {
         }
     }
 
-    /// `GPU 0 (NVIDIA A100): 8 of 40 GiB free; ml/a 30 GiB, ml/b 2 GiB`
+    /// Return the text about a GPU, such as `GPU 0 (NVIDIA A100): 8 of 40 GiB free; held by ml/a (30 GiB), ml/b (2 GiB)`.
     fn gpu(&self, gpu: &GpuAnswer) -> String {
         let name = named(gpu.index, &gpu.model);
         let mut text = format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit));
@@ -305,7 +305,7 @@ impl Page {
         text
     }
 
-    /// An amount without its unit, which follows.
+    /// Return the number of an amount without the unit, for `8 of 40 GiB`.
     fn number(&self, memory: MiB) -> String {
         let text = amount(memory, self.unit);
         text.split(' ').next().unwrap_or_default().to_owned()
@@ -317,7 +317,7 @@ impl Page {
             "beingDeleted" => ", being deleted",
             "beingBound" => ", being bound",
             "deleted" => ", deleted, and its containers may still run",
-            "nominated" => ", kept for it, because it preempted others",
+            "nominated" => ", reserved for it, because it preempted others",
             _ => "",
         };
         match &holder.pod {
@@ -332,8 +332,8 @@ impl Page {
             return;
         }
         self.title(match answer.subject.pods.len() {
-            1 => "What would let it start, each alone:",
-            _ => "What would let one of them start, each alone:",
+            1 => "Any one of these would let the pod start:",
+            _ => "Any one of these would let one of the pods start:",
         });
         for (number, suggestion) in (1..).zip(&answer.suggestions) {
             self.put_suggestion(&format!("  {number}. "), "     ", suggestion);
@@ -341,14 +341,15 @@ impl Page {
     }
 }
 
-/// Whether what is free on its GPUs is part of what keeps the pod away.
+/// Report whether missing GPU memory is one of the node's obstacles.
 fn lacks_memory(node: &NodeAnswer) -> bool {
     node.obstacles
         .iter()
         .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. }))
 }
 
-/// Whether the scheduler's or the kubelet's own words add to the answer: of a pod that waits for room they count the same nodes once more.
+/// Report whether the messages of the scheduler and the kubelet add to the answer. For a pod that waits for room, they only count the same nodes
+/// again.
 fn tells_more(answer: &Answer) -> bool {
     let fits = answer.closest.iter().any(|node| node.fits);
     answer.state != State::Waiting || fits || !answer.holds.is_empty() || answer.closest.is_empty()
@@ -362,7 +363,7 @@ fn said(reported: &Reported) -> String {
     }
 }
 
-/// kube-scheduler goes on about preemption, which has no part in this.
+/// Remove the part of kube-scheduler's message that is about preemption, which does not help to explain GPU memory.
 fn without_preemption(line: &str) -> &str {
     let line = line.split(" preemption: ").next().unwrap_or(line);
     line.strip_suffix(" no new claims to deallocate,").unwrap_or(line)

@@ -1,4 +1,4 @@
-//! `divvy why` of a user who may see one namespace only: the explainer looks at the cluster, with the rights that the chart gives it.
+//! `divvy why` for a user who may see only one namespace. The explainer reads the cluster with the permissions from the chart.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::cluster::programs;
 const EXPLAINER: &str = "system:serviceaccount:divvy-system:divvy-explainer";
 const ANN: &str = "ann";
 
-/// What the chart's roles let a ServiceAccount, or a group, do.
+/// The permissions that the chart's roles grant to a ServiceAccount or a group.
 fn rights_of(objects: &[Value], subject: &str) -> Vec<Right> {
     let texts = |value: &Value| -> Vec<String> {
         let all = value.as_array().into_iter().flatten();
@@ -70,12 +70,12 @@ struct Cluster {
     api: ApiServer,
     listening: Listening,
     folder: TempDir,
-    /// Of the explainer.
+    /// The address of the explainer.
     address: SocketAddr,
     _explainer: Program,
 }
 
-/// An installed Divvy, a pod of `ml` that waits, and pods of `ml` and `other` that hold what it waits for.
+/// A cluster with Divvy, a waiting pod in `ml`, and pods in `ml` and `other` that hold the memory it waits for.
 async fn cluster() -> Cluster {
     let api = ApiServer::new(Options::default());
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
@@ -221,7 +221,7 @@ async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
             let mut explainer = tokio::net::TcpStream::connect(address).await.expect("the explainer");
             let number = counted.fetch_add(1, Ordering::SeqCst);
             tokio::spawn(async move {
-                // The first one ends while its question is worked on.
+                // The first connection ends while its request is in progress.
                 let time = Duration::from_millis(if number == 0 { 500 } else { 60_000 });
                 let _ = tokio::time::timeout(time, tokio::io::copy_bidirectional(&mut user, &mut explainer)).await;
             });
@@ -243,10 +243,10 @@ async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_
             assert!(text.contains(part), "no {part:?} in:\n{text}");
         }
     };
-    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as you have no token");
+    namespace_only(&cluster.why(&["mine", "--as", "ann"]).await, "with --as there is no token");
     let api = &cluster.api;
     let map = |data: Value| api.patch("configmaps", "kube-public", "divvy", PatchKind::Merge, &json!({"data": data}));
-    // Somebody else's certificate: the user's token must not go there.
+    // With a foreign certificate, the user's token must not be sent.
     let foreign = rcgen::generate_simple_self_signed(["divvy-explainer".to_owned()]).expect("made");
     let own = map(json!({})).expect("there")["data"]["tls.crt"].clone();
     map(json!({"tls.crt": foreign.cert.pem()})).expect("patched");
@@ -256,13 +256,13 @@ async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_
     map(json!({"service": "nonsense"})).expect("patched");
     namespace_only(
         &cluster.why(&["mine"]).await,
-        "names no Service (data.service is \"nonsense\"",
+        "does not name a Service (data.service is \"nonsense\"",
     );
     api.delete("configmaps", "kube-public", "divvy", &Default::default())
         .expect("deleted");
     let none = "the ConfigMap kube-public/divvy with the explainer's address does not exist, or you may not read it";
     namespace_only(&cluster.why(&["mine"]).await, none);
-    // Where Divvy is not installed, nobody has the right to read it.
+    // If Divvy is not installed, no user may read the ConfigMap.
     api.rights().limit("bob");
     let pods = Right::new(&["get", "list"], "pods").in_namespace("ml");
     api.rights().grant("bob", pods);

@@ -1,4 +1,4 @@
-//! `divvy audit` as an operator uses it: exit status, words, files that were cut off.
+//! `divvy audit` as an operator uses it: exit status, texts, truncated files.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ fn node() -> Value {
         "status": {"capacity": resources, "allocatable": resources}})
 }
 
-/// A pod that was bound to a GPU of n1.
+/// Return a pod that was bound to a GPU of n1.
 fn pod(name: &str, gpu: u32, units: u64) -> Value {
     let share = json!([{"uuid": format!("GPU-{gpu}"), "memMiB": units * 1024}]);
     let allocation = json!({"v": 1, "gpus": share, "containers": {"main": share}}).to_string();
@@ -51,9 +51,9 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     assert_eq!(status(&sound), 0, "{}", stderr(&sound));
     assert_eq!(
         stdout(&sound),
-        "No GPU has more allocated than it has: 1 allocation on 2 GPUs, 10240 MiB of 32768 MiB allocated.\n\
-         Every pod's allocation is what it asks for, on a GPU of its node.\n\
-         Where containers ran was not looked at: that takes their own reports (--reports FILE).\n\
+        "No GPU is overcommitted: 1 allocation on 2 GPUs, 10240 MiB of 32768 MiB allocated.\n\
+         Every pod's allocation matches its request, on a GPU of its node.\n\
+         Where containers ran was not checked: this needs the containers' reports (--reports FILE).\n\
          Nothing leaked: no memory is held for a pod that is gone, and no deletion is late.\n"
     );
     api.create("pods", pod("b", 0, 7)).expect("a pod");
@@ -62,10 +62,10 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     let text = stdout(&found);
     for part in [
         "FAULT  gpu-promised-twice  20",
-        "GPU 0 of node n1 has 16384 MiB to give, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
+        "GPU 0 of node n1 offers 16384 MiB, and 17408 MiB were allocated: default/a 10240 MiB, default/b 7168 MiB",
         "Why it matters: ",
         "Next: look at the node (divvy inspect gpushare -d), and delete a pod that is there too many: kubectl delete pod -n default b",
-        "GPUs were given more than they have: 1 finding above",
+        "GPUs were overcommitted: 1 finding above",
     ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
@@ -81,7 +81,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
         ),
         (&json!("gpu-promised-twice"), &json!("n1"), &json!(0), &json!("b"))
     );
-    // The pods alone: the GPUs' sizes are missing.
+    // With only the pods, the sizes of the GPUs are missing.
     let pods = folder.path().join("pods.json");
     std::fs::write(&pods, json!({"kind": "List", "items": [pod("a", 0, 10)]}).to_string()).expect("written");
     let mut unnamed = pod("a", 0, 10);
@@ -91,7 +91,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
     assert_eq!(status(&unclear), 2, "{}", stdout(&unclear));
     assert!(stdout(&unclear).contains("UNCLEAR  node-unknown"), "{}", stdout(&unclear));
     assert!(
-        stderr(&unclear).contains("what is missing is said above"),
+        stderr(&unclear).contains("the findings above with UNCLEAR say what is missing"),
         "{}",
         stderr(&unclear)
     );
@@ -111,8 +111,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "nothing-seen",
             [
-                "error: nothing to audit: no node and no pod was seen; which cluster this is: kubectl config current-context\n",
-                "error: nothing to audit: no node and no pod was seen; record where GPU memory is shared: divvy audit record FILE\n",
+                "error: nothing to audit: no node and no pod was seen; check which cluster this is with kubectl config current-context\n",
+                "error: nothing to audit: no node and no pod was seen; record a cluster that shares GPU memory with divvy audit record FILE\n",
             ],
         ),
         (
@@ -122,8 +122,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "nothing-seen",
             [
-                "error: nothing to audit: 2 nodes and 1 pod were seen, none with GPU memory; what is missing: divvy doctor --cluster\n",
-                "error: nothing to audit: 2 nodes without GPU memory, and no pod that has any; record where GPU memory is shared: divvy audit record FILE\n",
+                "error: nothing to audit: 2 nodes and 1 pod were seen, none with GPU memory; find what is missing with divvy doctor --cluster\n",
+                "error: nothing to audit: 2 nodes without GPU memory, and no pod that has any; record a cluster that shares GPU memory with divvy audit record FILE\n",
             ],
         ),
         ("no pod", vec![node()], vec![], 0, "sound", ["", ""]),
@@ -150,8 +150,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             2,
             "unclear",
             [
-                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
-                "error: it cannot be told for all of it; what is missing is said above (UNCLEAR)\n",
+                "error: the audit is incomplete; the findings above with UNCLEAR say what is missing\n",
+                "error: the audit is incomplete; the findings above with UNCLEAR say what is missing\n",
             ],
         ),
     ];
@@ -173,7 +173,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
         for (of, said) in [["--kubeconfig", &config].to_vec(), vec![file.as_str()]].iter().zip(said) {
             let text = beside(&[&["audit"][..], of].concat(), &[]).await;
             assert_eq!(status(&text), expected, "{name}: {}", stdout(&text));
-            // Progress and warnings are on standard error, too.
+            // Standard error also has progress and warnings.
             let last = stderr(&text)
                 .lines()
                 .last()
@@ -187,7 +187,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
                 stdout(&text)
             );
             assert_eq!(verdict == "unclear", stdout(&text).contains("UNCLEAR"), "{name}");
-            assert!(!stdout(&text).contains("give the nodes, too"), "{name}: {}", stdout(&text));
+            assert!(!stdout(&text).contains("pass the nodes as well"), "{name}: {}", stdout(&text));
             let json = beside(&[&["audit", "-o", "json"][..], of].concat(), &[]).await;
             let answer: Value = serde_json::from_str(&stdout(&json)).expect("JSON");
             assert_eq!((status(&json), &answer["verdict"]), (expected, &json!(verdict)), "{name}");
@@ -205,7 +205,7 @@ async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
     assert!(said.contains("next: divvy audit FILE with the recorded output"), "{said}");
 }
 
-/// A recorder, as a process.
+/// A recorder in its own process.
 struct Recorder(tokio::process::Child);
 
 impl Recorder {
@@ -259,7 +259,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
         "{}",
         stderr(&second)
     );
-    // A GPU is overbooked for a moment that no look at the end can see.
+    // A GPU is overcommitted for a moment. The final state does not show this.
     api.create("pods", pod("a", 0, 10)).expect("a pod");
     api.create("pods", pod("b", 0, 10)).expect("a pod");
     let at_once = DeleteOptions {
@@ -284,15 +284,15 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
     for part in [
         "gpu-promised-twice",
         "UNCLEAR  history-gap",
-        "nothing was seen of pods for a while: nobody recorded meanwhile",
+        "nothing was seen of pods for a while: the recorder was not running",
         "3 allocations on 2 GPUs",
-        "Not seen: 2 gaps of the history",
+        "The history has 2 gaps",
     ] {
         assert!(text.contains(part), "no {part} in {text}");
     }
-    assert!(stderr(&both).contains("is torn and left out"), "{}", stderr(&both));
+    assert!(stderr(&both).contains("is incomplete and left out"), "{}", stderr(&both));
     assert!(!text.contains("not-read"), "a torn line costs itself alone: {text}");
-    // A line that nobody tore is another matter.
+    // A garbled line in the middle of a log is reported.
     let spoilt = std::fs::read_to_string(&log)
         .expect("the log")
         .replacen("\"DELETED\"", "\"DELE", 1);
@@ -335,7 +335,7 @@ async fn what_containers_said_is_held_against_the_log_by_time() {
     let sound = audit(&[began(102.0, "a"), ended(104.5, "a"), began(105.0, "b")]);
     assert_eq!(status(&sound), 0, "{}", stdout(&sound));
     assert!(
-        stdout(&sound).contains("No pod ran elsewhere than allocated: 2 containers reported"),
+        stdout(&sound).contains("No pod ran on another GPU than allocated: 2 containers reported"),
         "{}",
         stdout(&sound)
     );
@@ -357,7 +357,7 @@ async fn what_containers_said_is_held_against_the_log_by_time() {
     let garbage = audit(&[json!({"at": "noon"})]);
     assert_eq!(status(&garbage), 1);
     assert!(
-        stderr(&garbage).contains("is no report of a container"),
+        stderr(&garbage).contains("is not a report of a container"),
         "{}",
         stderr(&garbage)
     );

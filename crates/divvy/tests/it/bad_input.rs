@@ -1,4 +1,4 @@
-//! What others write into Divvy's reach, and what comes of it: nothing lost, nothing silent.
+//! Bad input from other programs and users: Divvy loses nothing, and reports the problem.
 
 use divvy_model::names;
 use divvy_testbed::builders::pod;

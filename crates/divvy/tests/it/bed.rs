@@ -1,5 +1,5 @@
-//! A cluster for tests that play an interleaving. Everything that runs on its nodes is recorded from the first moment, and
-//! [`Bed::end`] audits it: memory that containers really held, what was booked at every commit, and that nothing is left.
+//! A cluster for tests that play an interleaving. The bed records everything that runs on its nodes from the first moment, and
+//! [`Bed::end`] audits it: the memory that containers really held, the allocations at every commit, and that nothing is left.
 
 mod audit;
 
@@ -19,20 +19,20 @@ use tokio::task::JoinSet;
 
 use crate::cluster::programs;
 
-/// How long something that must come may take. Only waited out when something is wrong.
+/// The time limit for an expected event. A test waits that long only if it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A scheduler that nobody runs: pods of this name are bound by the test.
+/// The name of a scheduler that does not run: the test itself binds the pods that name it.
 pub(crate) const BY_HAND: &str = "by-hand";
 
-/// What the nodes said.
+/// The events of the nodes.
 #[derive(Debug, Default)]
 struct Record {
-    /// Every container that ever ran, by id: its node, and its latest view.
+    /// Every container that ever ran, by id: its node, and its latest state.
     runs: BTreeMap<String, (String, ContainerView)>,
-    /// Starts that the agent refused: pod, container, words.
+    /// Starts that the agent refused: pod, container, message.
     refused_starts: Vec<(String, String, String)>,
-    /// Pods that the kubelet refused: pod, reason, words.
+    /// Pods that the kubelet refused: pod, reason, message.
     refused_pods: Vec<(String, String, String)>,
     lagged: bool,
 }
@@ -42,13 +42,13 @@ pub(crate) struct Bed {
     pub(crate) cluster: Embedded,
     nodes: Vec<String>,
     record: Arc<Mutex<Record>>,
-    /// Findings that the audit must have, since the test does what they say.
+    /// The findings that the audit must have, because the test causes them.
     expected: BTreeSet<&'static str>,
-    /// Aborted with the bed.
+    /// Tasks that end with the bed.
     listeners: JoinSet<()>,
 }
 
-/// The agent of a node hears nothing of pods any more. [`CutOff::heal`] ends that.
+/// A fault in which the agent of a node receives no more news of pods. [`CutOff::heal`] ends the fault.
 #[must_use]
 pub(crate) struct CutOff {
     watch: RuleId,
@@ -69,7 +69,7 @@ fn machines(nodes: &[&[u64]]) -> String {
     text
 }
 
-/// Timings of a node that keeps tests short.
+/// Short timings of a node, to keep the tests fast.
 fn quick(spec: &mut NodeSpec) {
     spec.timings.status_period = Duration::from_millis(20);
     spec.timings.pods_after = Duration::ZERO;
@@ -81,17 +81,17 @@ fn quick(spec: &mut NodeSpec) {
 }
 
 impl Bed {
-    /// Nodes with GPUs of these GiB.
+    /// Make a cluster whose nodes have GPUs of these sizes in GiB.
     pub(crate) async fn new(nodes: &[&[u64]]) -> Bed {
         Bed::with(nodes, |_| {}).await
     }
 
-    /// The same, each node as `tune` makes it.
+    /// Like [`Bed::new`], with settings of each node changed by `tune`.
     pub(crate) async fn with(nodes: &[&[u64]], tune: impl Fn(&mut NodeSpec)) -> Bed {
         Bed::at(nodes, Clock::system(), tune).await
     }
 
-    /// The same, with an API server that takes the time from `clock`.
+    /// Like the constructor above, with an API server that takes the time from `clock`.
     pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
         let settings = Settings {
             clock,
@@ -155,7 +155,7 @@ impl Bed {
         self.cluster.node(name).expect("the node has joined")
     }
 
-    /// Waits until `look` sees what must come; it says what is there instead.
+    /// Wait until `look` succeeds. Its error says what it sees instead, for the message of a failed test.
     pub(crate) async fn until<T>(&self, what: &str, mut look: impl AsyncFnMut(&Bed) -> Result<T, String>) -> T {
         let began = Instant::now();
         loop {
@@ -170,7 +170,7 @@ impl Bed {
         }
     }
 
-    /// Looks for a while that something stays as it is.
+    /// Check for a while that something does not change.
     pub(crate) async fn stays(&self, what: &str, time: Duration, look: impl Fn(&Bed) -> bool) {
         let began = Instant::now();
         while began.elapsed() < time {
@@ -184,14 +184,14 @@ impl Bed {
         machine.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum()
     }
 
-    /// Waits until kubelet, API server and extender agree on what each node has.
+    /// Wait until kubelet, API server, and extender agree on the GPUs of each node.
     pub(crate) async fn all_offered(&self) {
         for node in &self.nodes {
             self.offered(node).await;
         }
     }
 
-    /// The same for one node.
+    /// Wait until kubelet, API server, and extender agree on the GPUs of one node.
     pub(crate) async fn offered(&self, node: &str) {
         let units = self.units(node);
         self.until(&format!("node {node} to offer {units} units"), async |bed: &Bed| {
@@ -206,7 +206,7 @@ impl Bed {
         .await;
     }
 
-    /// The extender's view of a node, as `kubectl inspect gpushare` asks for it.
+    /// Return the extender's view of a node, as gpushare's `inspect` endpoint reports it.
     pub(crate) async fn inspect(&self, node: &str) -> Value {
         let path = format!("/gpushare-scheduler/inspect/{node}");
         let (_, body) = self
@@ -218,12 +218,12 @@ impl Bed {
         answer["nodes"][0].clone()
     }
 
-    /// Creates a pod; gives its UID.
+    /// Create a pod, and return its UID.
     pub(crate) fn create(&self, pod: &PodBuilder) -> String {
         self.create_object(pod.build())
     }
 
-    /// Creates a pod that no scheduler looks at; gives its UID.
+    /// Create a pod for [`BY_HAND`], and return its UID.
     pub(crate) fn create_by_hand(&self, pod: &PodBuilder) -> String {
         let mut object = pod.build();
         object["spec"]["schedulerName"] = BY_HAND.into();
@@ -235,7 +235,7 @@ impl Bed {
         pod["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
 
-    /// What kube-scheduler does when it has chosen a node. Gives the extender's `Error`, empty for success.
+    /// Bind a pod through the extender, as kube-scheduler does after it has chosen a node. Return the extender's `Error`, empty on success.
     pub(crate) async fn bind(&self, name: &str, uid: &str, node: &str) -> String {
         let args = json!({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}).to_string();
         let asked = self.cluster.ask_extender("POST", "/gpushare-scheduler/bind", &args);
@@ -245,7 +245,7 @@ impl Bed {
         answer["Error"].as_str().expect("Error").to_owned()
     }
 
-    /// The same, once the extender knows the pod by its watch.
+    /// Bind a pod as above, after the extender has received it from its watch.
     pub(crate) async fn bind_known(&self, name: &str, uid: &str, node: &str) -> String {
         self.until("the extender to know the pod", async |bed: &Bed| {
             match bed.bind(name, uid, node).await {
@@ -256,7 +256,7 @@ impl Bed {
         .await
     }
 
-    /// The kubelet stops, and the agent's word that nothing is to be bound there hangs until this rule is removed: what is bound then was on its way.
+    /// Stop the kubelet, and delay the agent's report of that until the returned rule is removed. A pod bound meanwhile was already on its way.
     pub(crate) async fn kubelet_stops_unsaid(&self, node: &str, hard: bool) -> RuleId {
         let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
         let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
@@ -264,8 +264,8 @@ impl Bed {
         unsaid
     }
 
-    /// Waits until the extender binds without a look at the pod first: it promises nothing in the moment after it has listed the pods,
-    /// and what it says then is about that moment.
+    /// Wait until the extender binds without reading the pod first. Just after it has listed the pods it reserves nothing,
+    /// and its answers then describe only that moment.
     pub(crate) async fn settled(&self) {
         let uid = self.create_by_hand(&pod("settled"));
         assert_eq!(self.bind_known("settled", &uid, "n1").await, "");
@@ -273,7 +273,7 @@ impl Bed {
         self.gone("settled").await;
     }
 
-    /// The pod as it is; Null when it is gone.
+    /// Return the pod's current object, or Null if the pod is gone.
     pub(crate) fn pod(&self, name: &str) -> Value {
         self.api().get("pods", "default", name).unwrap_or(Value::Null)
     }
@@ -282,14 +282,14 @@ impl Bed {
         self.pod(name)["spec"]["nodeName"].is_string()
     }
 
-    /// The pod's allocation as its annotation says.
+    /// Return the pod's allocation from its annotation.
     pub(crate) fn allocation(&self, name: &str) -> Option<Allocation> {
         let pod = self.pod(name);
         let text = pod["metadata"]["annotations"][names::ALLOCATION].as_str()?;
         Some(Allocation::parse(text).expect("a legal allocation"))
     }
 
-    /// Index of the pod's only GPU, by its allocation.
+    /// Return the index of the pod's only GPU, according to its allocation.
     pub(crate) fn gpu_of(&self, name: &str) -> usize {
         let allocation = self.allocation(name).expect("an allocation");
         let pod = self.pod(name);
@@ -303,7 +303,7 @@ impl Bed {
             .expect("a GPU of its node")
     }
 
-    /// The newest start of a container.
+    /// Return the latest run of a container.
     pub(crate) fn container(&self, uid: &str, name: &str) -> Option<ContainerView> {
         let containers = self.nodes.iter().flat_map(|node| self.node(node).containers());
         containers
@@ -315,13 +315,13 @@ impl Bed {
         self.container(uid, name).is_some_and(|view| view.is_running())
     }
 
-    /// How many containers of a pod ever ran.
+    /// Return how many containers of a pod ever ran.
     pub(crate) fn ever_ran(&self, uid: &str) -> usize {
         self.record().runs.values().filter(|(_, view)| view.pod_uid == uid).count()
     }
 
-    /// Waits until the pod is bound and all its app containers run, each on the GPU of the pod's allocation, which its
-    /// environment names, too; gives them in order.
+    /// Wait until the pod is bound and all its app containers run, each on the GPU of the pod's allocation, which its
+    /// environment also names. Return the containers in order.
     pub(crate) async fn running(&self, name: &str) -> Vec<ContainerView> {
         self.until(&format!("pod {name} to run"), async |bed: &Bed| {
             let pod = bed.pod(name);
@@ -340,7 +340,7 @@ impl Bed {
         .await
     }
 
-    /// Waits for an event about a pod.
+    /// Wait for an event about a pod.
     pub(crate) async fn event(&self, pod: &str, reason: &str, part: &str) -> String {
         self.until(&format!("event {reason} about {pod} with {part:?}"), async |bed: &Bed| {
             let events = bed.api().list("events", "default").map_err(|error| error.message)?;
@@ -357,7 +357,7 @@ impl Bed {
         .await
     }
 
-    /// Waits until a start of the pod was refused in words that contain `part`; gives them.
+    /// Wait until a start of the pod is refused with a message that contains `part`, and return the message.
     pub(crate) async fn start_refused(&self, pod: &str, part: &str) -> String {
         self.until(&format!("a refused start of {pod} with {part:?}"), async |bed: &Bed| {
             let refused = bed.refused_starts(pod);
@@ -375,7 +375,7 @@ impl Bed {
         of_pod.map(|(_, _, text)| text.clone()).collect()
     }
 
-    /// Pods that the kubelet refused at admission: name, reason, words.
+    /// Return the pods that the kubelet refused at admission: name, reason, message.
     pub(crate) fn refused_pods(&self) -> Vec<(String, String, String)> {
         self.record().refused_pods.clone()
     }
@@ -428,7 +428,7 @@ impl Bed {
         .await
     }
 
-    /// Waits until the extender refuses a node to a pod in words that contain `part`; gives the scheduler's message.
+    /// Wait until the extender refuses a node for a pod with a message that contains `part`. Return the scheduler's message.
     pub(crate) async fn unschedulable(&self, name: &str, part: &str) -> String {
         self.until(&format!("pod {name} to be unschedulable, {part:?}"), async |bed: &Bed| {
             let pod = bed.pod(name);
@@ -440,7 +440,7 @@ impl Bed {
         .await
     }
 
-    /// Ids of gpu-mem that the kubelet has given to a pod, by container.
+    /// Return the device ids of gpu-mem that the kubelet has allocated to a pod, by container.
     pub(crate) fn ids(&self, node: &str, uid: &str) -> BTreeMap<String, BTreeSet<String>> {
         let holders = self.node(node).device_manager().holders;
         let of_pod = holders
@@ -449,7 +449,7 @@ impl Bed {
         of_pod.map(|(holder, ids)| (holder.container, ids)).collect()
     }
 
-    /// Waits until the kubelet has devices for so many containers of a pod.
+    /// Wait until the kubelet has allocated devices to this number of a pod's containers.
     pub(crate) async fn admitted(&self, node: &str, uid: &str, containers: usize) {
         self.until(
             &format!("{containers} containers of {uid} to have devices"),
@@ -461,12 +461,12 @@ impl Bed {
         .await;
     }
 
-    /// Names of the grants' records on a node: `<pod uid>_<container>.json`.
+    /// Return the file names of the records on a node: `<pod uid>_<container>.json`.
     pub(crate) fn grants(&self, node: &str) -> BTreeSet<String> {
         files(&self.node(node).paths().root.join("state/grants"))
     }
 
-    /// Names of the grants' CDI specs on a node.
+    /// Return the file names of the grants' CDI specs on a node.
     pub(crate) fn specs(&self, node: &str) -> BTreeSet<String> {
         let mut specs = files(&self.node(node).paths().cdi_dir);
         specs.retain(|name| name.starts_with("divvy.dev-grant_"));
@@ -477,7 +477,7 @@ impl Bed {
         self.grants(node).iter().any(|name| name.starts_with(uid))
     }
 
-    /// The node's annotation.
+    /// Return the inventory from the node's annotation.
     pub(crate) fn inventory(&self, node: &str) -> Inventory {
         let object = self.api().get("nodes", "", node).expect("the node's object");
         let text = object["metadata"]["annotations"][names::INVENTORY]
@@ -486,12 +486,12 @@ impl Bed {
         Inventory::parse(text).expect("a legal inventory")
     }
 
-    /// MiB that containers without a pod hold, by the node's annotation.
+    /// Return the memory in MiB that containers of departed pods hold, according to the node's annotation.
     pub(crate) fn held_mib(&self, node: &str) -> u64 {
         self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
     }
 
-    /// Stops a node's agent in its tracks, or lets it go on.
+    /// Freeze a node's agent, or let it continue.
     pub(crate) fn freeze(&self, node: &str, frozen: bool) {
         let pid = self.cluster.agent_pid(node).and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.and_then(Pid::from_raw).expect("the agent runs");
@@ -499,14 +499,14 @@ impl Bed {
         kill_process(pid, signal).expect("the agent runs");
     }
 
-    /// Kills a node's agent, then starts it; waits until it has registered.
+    /// Kill a node's agent, start it again, and wait until it has registered.
     pub(crate) async fn restart_agent(&mut self, node: &str) {
         self.cluster.kill_agent(node).await.expect("killed");
         self.cluster.start_agent(node).await.expect("started");
         self.registered(node).await;
     }
 
-    /// Waits until the kubelet has devices of the agent's.
+    /// Wait until the kubelet has the agent's devices.
     pub(crate) async fn registered(&self, node: &str) {
         let units = usize::try_from(self.units(node)).expect("few");
         self.until("the agent to have registered", async |bed: &Bed| {
@@ -519,7 +519,7 @@ impl Bed {
         .await;
     }
 
-    /// From now on a node's agent hears nothing of pods: its watch is broken, and lists do not come back.
+    /// Cut a node's agent off from news of pods: its watch breaks, and its lists hang.
     pub(crate) async fn cut_off_agent(&self, node: &str) -> CutOff {
         let faults = self.api().faults();
         let of_agent = || Match::any().resource("pods").client(&format!("agent-{node}"));
@@ -540,7 +540,7 @@ impl Bed {
         cut
     }
 
-    /// Waits until every pod, container, grant, spec and booking is gone.
+    /// Wait until every pod, container, grant, spec, and reservation is gone.
     async fn all_free(&self) {
         self.until("everything to be free", async |bed: &Bed| {
             let pods = bed.api().list("pods", "").map_err(|error| error.message)?;
@@ -563,7 +563,7 @@ impl Bed {
         .await;
     }
 
-    /// Deletes every pod, waits until all is free, audits what happened, and ends the cluster.
+    /// Delete every pod, wait until all memory is free, audit the history, and end the cluster.
     pub(crate) async fn end(self) {
         for pod in self.api().list("pods", "").expect("a list") {
             let name = pod["metadata"]["name"].as_str().expect("a name");
@@ -576,12 +576,12 @@ impl Bed {
         self.cluster.shutdown().await;
     }
 
-    /// The test does what an audit calls by this id: it must find it.
+    /// Expect a finding with this id, because the test causes it.
     pub(crate) fn expect(&mut self, finding: &'static str) {
         self.expected.insert(finding);
     }
 
-    /// Panics if a container ever ran where it should not have, or a GPU was ever given twice.
+    /// Panic if a container ever ran on a wrong GPU, or a GPU was ever overcommitted.
     pub(crate) fn audit(&self) {
         let record = self.record();
         assert!(!record.lagged, "events of a node were lost");
@@ -603,7 +603,7 @@ impl Bed {
 }
 
 impl CutOff {
-    /// How many reads of pods hang, besides the watch.
+    /// Return how many reads of pods hang, besides the watch.
     pub(crate) async fn waited_for(&self, bed: &Bed) {
         let reads: Vec<RuleId> = self.rules.iter().copied().filter(|rule| *rule != self.watch).collect();
         bed.until("the agent to ask for pods", async |bed: &Bed| {
@@ -613,7 +613,7 @@ impl CutOff {
         .await;
     }
 
-    /// The agent hears of pods again.
+    /// End the fault, so that the agent receives news of pods again.
     pub(crate) fn heal(self, bed: &Bed) {
         for rule in self.rules {
             bed.api().faults().remove(rule);

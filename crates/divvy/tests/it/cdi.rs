@@ -1,4 +1,4 @@
-//! `divvy cdi` on machines that are folders.
+//! `divvy cdi` on copies of machines, which are directories.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -29,7 +29,7 @@ impl Tree {
         std::fs::write(at, text).expect("written");
     }
 
-    /// `divvy cdi …` on the copied machine.
+    /// Run `divvy cdi …` on the copied machine.
     fn cdi(&self, args: &[&str]) -> Output {
         let root = self.at("");
         divvy(&[&["cdi"], args, &["--sys-root", &root]].concat(), &[])
@@ -97,9 +97,9 @@ fn with_minimal_hooks_a_spec_has_one_and_without_the_program_there_is_no_spec() 
     for (args, part) in [
         (
             &["--hooks", "minimal", "--hook-program", "divvy-hook"][..],
-            "want the whole path",
+            "need an absolute path",
         ),
-        (&["--hook-program", "/opt/divvy-hook"], "is for --hooks minimal"),
+        (&["--hook-program", "/opt/divvy-hook"], "needs --hooks minimal"),
     ] {
         let output = tree.cdi(&[&["generate"], args].concat());
         assert!(
@@ -175,7 +175,7 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 
 #[test]
 fn a_relative_root_is_the_folder_that_it_names() {
-    // Of this machine: below the current directory.
+    // On this machine, a relative root is below the current directory.
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::create_dir_all(folder.path().join("fr/driver-root")).expect("made");
     let of_this = |root: &str| {
@@ -207,7 +207,7 @@ fn a_relative_root_is_the_folder_that_it_names() {
         "{missing}"
     );
 
-    // Of a copy: below that.
+    // On a copy, a relative root is below the copy's root.
     let operator = Tree::of(&kinds::operator());
     let of_copy = |root: &str| {
         let output = operator.cdi(&["generate", "--driver-root", root]);
@@ -223,7 +223,7 @@ fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
     let debian = Tree::of(&kinds::debian());
     let probe = ["generate", "--gpus-from", "probe", "--probe", "/nowhere/divvy-probe"];
     for (tree, args, part) in [
-        (&none, &["generate"][..], "no driver of a GPU is loaded on this machine"),
+        (&none, &["generate"][..], "no GPU driver is loaded on this machine"),
         (
             &none,
             &["generate", "--vendor", "nvidia"],
@@ -244,15 +244,19 @@ fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
         (
             &debian,
             &["generate", "-o", "gpus.yml"],
-            "engines look only at files that end in .yaml or .json",
+            "engines read only files whose names end in .yaml or .json",
         ),
         (
             &debian,
             &["generate", "-o", "a.json", "--format", "yaml"],
-            "say different things",
+            "contradict each other",
         ),
         (&debian, &["generate", "--cdi-version", "0.4.0"], "allow at least 0.5.0"),
-        (&debian, &["generate", "--cdi-version", "2.0.0"], "there are 0.3.0, 0.4.0"),
+        (
+            &debian,
+            &["generate", "--cdi-version", "2.0.0"],
+            "the versions are 0.3.0, 0.4.0",
+        ),
         (&debian, &["generate", "--hooks", "full"], "possible values: none, minimal"),
         (&debian, &["generate", "--class", "a b"], "not the class of a CDI name"),
     ] {
@@ -283,14 +287,14 @@ fn case_29_d_the_list_says_of_each_device_whether_containers_get_it() {
     assert!(output.status.success(), "without --strict it only tells");
     insta::assert_snapshot!(stdout(&output), @r"
     DEVICE           STATE     FILE                 WHY
-    a.com/gpu=both   conflict  /etc/cdi/a.yaml      /etc/cdi/b.json has it too
-    a.com/gpu=both   conflict  /etc/cdi/b.json      /etc/cdi/a.yaml has it too
-    c.com/gpu=twice  hidden    /etc/cdi/c.yaml      /var/run/cdi/c.yaml is taken
+    a.com/gpu=both   conflict  /etc/cdi/a.yaml      /etc/cdi/b.json also defines it
+    a.com/gpu=both   conflict  /etc/cdi/b.json      /etc/cdi/a.yaml also defines it
+    c.com/gpu=twice  hidden    /etc/cdi/c.yaml      /var/run/cdi/c.yaml takes precedence
     c.com/gpu=twice  ok        /var/run/cdi/c.yaml
     ");
     for part in [
         "engines refuse /etc/cdi/broken.yaml: cdiVersion: invalid version \"\"",
-        "/etc/cdi/d.yml is not read by any engine",
+        "engines do not read /etc/cdi/d.yml",
         "conflicting device \"a.com/gpu=both\" (specs \"/etc/cdi/a.yaml\", \"/etc/cdi/b.json\")",
     ] {
         assert!(stderr(&output).contains(part), "{part}: {}", stderr(&output));
@@ -346,7 +350,7 @@ fn files_are_checked_against_the_standard_and_against_each_other() {
         assert!(stdout(&bad).contains(&part), "{part}\n{}", stdout(&bad));
     }
     let missing = tree.cdi(&["validate", "/nowhere/x.yaml"]);
-    assert!(stderr(&missing).contains("/nowhere/x.yaml cannot be looked at"));
+    assert!(stderr(&missing).contains("/nowhere/x.yaml cannot be read"));
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&tree.cdi(&["validate", &tree.at("bad"), "-o", "json"]))).expect("JSON");
     assert_eq!(json.as_array().map(Vec::len), Some(4));

@@ -1,5 +1,5 @@
-//! `nvidia-ctk cdi` of NVIDIA and ours, on the same machine with the same words: what the specs mean, and what is made of specs that are there.
-//! `DIVVY_NVIDIA_CTK` names the folder of NVIDIA's programs (1.20.0); the driver whose library NVIDIA's program loads is the simulated one.
+//! NVIDIA's `nvidia-ctk cdi` and ours, on the same machine with the same arguments: the meaning of the generated specs, and the handling of existing specs.
+//! `DIVVY_NVIDIA_CTK` names the directory of NVIDIA's programs (1.20.0). NVIDIA's program loads the library of the simulated driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,10 +18,10 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
 
-/// Of a GPU whose MIG is on: GPU instance and compute instance of its MIG devices.
+/// The GPU instance and compute instance of each MIG device of a GPU with MIG enabled.
 type Mig = Option<&'static [(u32, u32)]>;
 
-/// The minors are not in the order of the indices.
+/// The minor numbers, which are not in the order of the indices.
 fn machine(mig: [Mig; 2]) -> String {
     let gpu = |uuid, minor, pci, mig: Mig| {
         let part = |(gi, ci): &(u32, u32)| format!("{{ gpu_instance = {gi}, compute_instance = {ci} }}");
@@ -41,13 +41,13 @@ fn machine(mig: [Mig; 2]) -> String {
 struct Bed {
     folder: tempfile::TempDir,
     theirs: PathBuf,
-    /// What stands for `/proc/driver`, if the GPUs are divided.
+    /// The directory in place of `/proc/driver`, if the GPUs are divided.
     proc: Option<PathBuf>,
     _socket: UnixListener,
 }
 
 impl Bed {
-    /// None, and the skip is recorded, where it cannot be.
+    /// Return `None` and record the skip if the machine cannot be made.
     fn new() -> Option<Bed> {
         let programs_of_nvidia = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let folder = tempfile::tempdir().expect("a folder");
@@ -198,13 +198,13 @@ impl Bed {
             .spawn()
             .expect("it runs");
         let mut stdin = child.stdin.take().expect("its input");
-        // One that reads nothing has closed it.
+        // A program that reads no input may have closed the pipe.
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
         child.wait_with_output().expect("it ends")
     }
 
-    /// What it printed, or what it complained of; NVIDIA's, then ours.
+    /// Return the output or the error of NVIDIA's program, then of ours.
     fn both(&self, words: &[&str], input: &str) -> [Result<String, String>; 2] {
         [self.theirs.clone(), self.folder.path().join("nvidia-ctk")].map(|program| {
             let output = self.run(&program, words, input);
@@ -225,12 +225,12 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What edits give a container, each thing in words.
+/// Describe each thing that edits add to a container.
 fn edits(edits: &Value, folders_of_libcuda: bool) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for entry in array(&edits["env"]) {
         let entry = text(&entry);
-        // Ours has the folder of the other distributions, too.
+        // Ours also mounts into the directory of the other distributions.
         let (first, _) = entry.split_once(':').filter(|_| folders_of_libcuda).unwrap_or((&entry, ""));
         all.insert(format!("variable {first}"));
     }
@@ -238,7 +238,7 @@ fn edits(edits: &Value, folders_of_libcuda: bool) -> BTreeSet<String> {
         let path = text(&node["path"]);
         let host = node["hostPath"].as_str().map_or_else(|| path.clone(), str::to_owned);
         all.insert(format!("node {path} of {host}, group {}", node["gid"]));
-        // Ours says the mode where it is not everybody's, and leaves the numbers to the engine.
+        // Ours states the mode if it is not 0666, and leaves the device numbers to the engine.
         if node["gid"] != Value::Null {
             all.insert(format!("node {path} of mode {}", node["fileMode"]));
         }
@@ -269,7 +269,7 @@ fn meaning(spec: &Value) -> Spec {
     (text(&spec["kind"]), all)
 }
 
-/// What NVIDIA's spec has and ours has not, and what ours has beside mounts (names of libraries) that NVIDIA's has not.
+/// Return what only NVIDIA's spec has, and what only ours has apart from mounts (names of libraries).
 fn differences(theirs: &str, ours: &str) -> Vec<String> {
     let read = |text: &str| -> Value { serde_json::from_str(text).expect("JSON") };
     let (theirs, ours) = (read(theirs), read(ours));
@@ -288,7 +288,7 @@ fn differences(theirs: &str, ours: &str) -> Vec<String> {
         let more = b.difference(a).filter(|one| !one.starts_with("mount "));
         found.extend(more.map(|one| format!("{device}: ours alone has: {one}")));
     }
-    // Hooks: links that NVIDIA's makes are mounts of ours.
+    // NVIDIA's hooks create links; ours are mounts instead.
     assert!(array(&ours["containerEdits"]["hooks"]).is_empty(), "ours has no hooks");
     let mounted: BTreeSet<String> = array(&ours["containerEdits"]["mounts"])
         .iter()
@@ -382,7 +382,7 @@ fn what_is_generated_means_what_nvidias_means() {
     generated(&bed, rows);
 }
 
-/// What `cdi generate` makes with more words, and why ours is apart if it is.
+/// The results of `cdi generate` with more arguments, with the reason for each difference.
 type Row<'r> = (&'r [&'r str], Option<&'r str>);
 
 fn generated(bed: &Bed, rows: &[Row<'_>]) {
@@ -409,8 +409,8 @@ fn generated(bed: &Bed, rows: &[Row<'_>]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Divides the GPUs: what NVML says, the capabilities of which the kernel's module tells, and their nodes. The programs see that module's files in a
-/// mount namespace of their own.
+/// Divide the GPUs with MIG: the NVML data, the kernel module's list of capabilities, and their device nodes. The programs see that module's files in a
+/// separate mount namespace.
 fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     fs::write(bed.at("machine.toml"), machine(mig)).expect("written");
     let proc = PathBuf::from(bed.at("proc"));
@@ -421,7 +421,7 @@ fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     };
     let mut minors = String::from("config 1\nmonitor 2\n");
     let mut next = 3..;
-    // Minors of the GPUs, as in the machine's description.
+    // The minor numbers of the GPUs, as in the machine description.
     for (gpu, mig) in [(1, mig[0]), (0, mig[1])] {
         let mig = mig.unwrap_or_default();
         let instances: BTreeSet<u32> = mig.iter().map(|(gi, _)| *gi).collect();
@@ -444,7 +444,7 @@ fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     bed.proc = Some(proc);
 }
 
-/// The UUID of a MIG device, by the index of its GPU and its own.
+/// Return the UUID of a MIG device, from the indices of its GPU and of the device.
 fn mig_uuid(bed: &Bed, gpu: usize, mig: usize) -> String {
     let text = fs::read_to_string(bed.at("machine.toml")).expect("written");
     let machines = divvy_model::machine::Machines::parse(&text).expect("a machine");
@@ -459,10 +459,10 @@ const WHOLE: &str = "a GPU that is divided is no device: its node alone, as in N
 #[test]
 fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
     let machines: [[Mig; 2]; 4] = [
-        // One of two, in two ways.
+        // One of two devices, named in two ways.
         [Some(&[(1, 0), (2, 0), (7, 0)]), None],
         [None, Some(&[(9, 0)])],
-        // Compute instances within one GPU instance, in an order that is not that of their numbers.
+        // Compute instances within one GPU instance, not in numerical order.
         [Some(&[(2, 0), (1, 1), (1, 0)]), Some(&[(0, 0), (0, 1), (0, 2)])],
         [Some(&[(3, 0), (3, 1)]), Some(&[(3, 0)])],
     ];
@@ -515,7 +515,7 @@ fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
     }
 }
 
-/// To CUDA it is no device.
+/// CUDA does not see it as a device.
 #[test]
 fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either() {
     let Some(mut bed) = Bed::new() else { return };
@@ -536,12 +536,12 @@ fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either(
     }
 }
 
-/// One device, with these lines after its name and these after the list.
+/// Return a spec with one device, with extra lines after its name and after the list.
 fn document(version: &str, kind: &str, device: &str, more: &str) -> String {
     format!("cdiVersion: {version:?}\nkind: {kind}\ndevices:\n- name: {device:?}\n{more}")
 }
 
-/// Below the folders of specs: name and text.
+/// The files in the spec directories: name and text.
 type Files<'f> = Vec<(&'f str, String)>;
 
 #[test]
@@ -706,7 +706,7 @@ fn a_spec_is_moved_as_by_nvidias_program() {
         let [theirs, ours] = bed.both(&[&["--quiet", "cdi", "transform", "root"], words].concat(), spec);
         let same = match (&theirs, &ours) {
             (Ok(theirs), Ok(ours)) => {
-                // By what a reader understands: a host's path that is the container's may be left out.
+                // The meaning is the same: a host path that equals the container path may be omitted.
                 let read = |text: &str| {
                     divvy_cdi::Spec::parse(text)
                         .map(|spec| plain_paths(&spec))
@@ -724,7 +724,7 @@ fn a_spec_is_moved_as_by_nvidias_program() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Every path of a spec and what it is for.
+/// Return every path of a spec with its purpose.
 fn plain_paths(spec: &divvy_cdi::Spec) -> Vec<String> {
     let mut all = Vec::new();
     let devices = spec.devices.iter().map(|device| &device.container_edits);

@@ -1,11 +1,11 @@
-//! Random histories with the real programs: agents, probes and extender as child processes, killed and cut off at random, under
-//! an API server that refuses, loses answers and goes away, on nodes whose GPUs, kubelets and boots fail.
+//! Random histories with the real programs: agents, probes, and extender as child processes, killed and cut off at random, with
+//! an API server that refuses requests, loses answers, and stops, on nodes whose GPUs, kubelets, and boots fail.
 //!
-//! [`plan`] draws a sequence by its seed; [`run`] plays it; [`audit`] looks, all the time and from ground truth alone (the API
-//! server's commits, the containers that ran), for what must never be; [`quiet`] says what is still amiss when all is well again.
+//! [`plan`] draws a sequence from its seed, and [`run`] plays it. [`audit`] checks all the time, using only ground truth (the API
+//! server's commits, the containers that ran), that no invariant is violated. [`quiet`] reports what is still wrong after all faults have ended.
 //!
-//! `DIVVY_CHAOS_SEED=7` plays one sequence again, `DIVVY_CHAOS_RUNS=200` plays more. A failure prints its seed, its plan and what
-//! was done, and leaves the programs' logs below cargo's `tmp` folder.
+//! `DIVVY_CHAOS_SEED=7` plays one sequence again, `DIVVY_CHAOS_RUNS=200` plays more. A failure prints its seed, its plan, and the
+//! steps, and leaves the programs' logs below cargo's `tmp` directory.
 
 pub(crate) mod audit;
 mod plan;
@@ -15,9 +15,9 @@ mod run;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
-/// Sequences in CI.
+/// The number of sequences in CI.
 const RUNS: u64 = 20;
-/// Sequences at the same time: two cores carry about so many clusters.
+/// The number of concurrent sequences; two cores can run about this many clusters.
 const AT_ONCE: u64 = 4;
 
 fn number(variable: &str) -> Option<u64> {
@@ -66,7 +66,7 @@ fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_every
         failures.join("\n\n")
     );
     if only.is_none() {
-        // What never happened was not tested.
+        // An event that never happened was not tested.
         let never: Vec<&&str> = run::SOMETIMES.iter().filter(|what| !total.contains_key(**what)).collect();
         assert!(
             never.is_empty(),

@@ -1,4 +1,4 @@
-//! The command line: what it prints, and what it says to what is wrong.
+//! The command line: its output, and its errors for wrong input.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -22,7 +22,7 @@ pub(crate) fn divvy(args: &[&str], env: &[(&str, &str)]) -> Output {
     command(args, env).output().expect("it runs")
 }
 
-/// Where the API server is in this very process, and must go on while the program runs.
+/// Run the program without blocking, because the API server runs in this process.
 pub(crate) async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
     tokio::process::Command::from(command(args, env))
         .output()
@@ -38,7 +38,7 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Whoever reaches an extender in plain HTTP can have pods bound.
+/// Every client that reaches an extender over plain HTTP can bind pods.
 #[test]
 fn no_example_opens_the_extender_to_everybody() {
     let mut seen = 0;
@@ -88,7 +88,7 @@ fn every_help_teaches_by_example() {
     }
 }
 
-/// The program under a name of a plugin, as kubectl runs it.
+/// Run the program under the name of a plugin, as kubectl does.
 fn as_plugin(name: &str, args: &[&str]) -> Output {
     let folder = tempfile::tempdir().expect("a folder");
     let link = folder.path().join(name);
@@ -207,7 +207,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
             "--listen 0.0.0.0:32766 without TLS lets everyone who can connect to it bind pods",
         ),
         (vec!["extender", "--listen", "[::]:32766"], 1, "--insecure"),
-        // It goes on to the cluster, which is not there.
+        // The program continues, and does not find a cluster.
         (
             vec!["extender", "--listen", "0.0.0.0:32766", "--insecure"],
             1,
@@ -254,7 +254,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
     }
 }
 
-/// A cluster that gpushare's own programs made, as its documentation shows it.
+/// Make a cluster as gpushare's own programs leave it, from gpushare's documentation.
 async fn gpushares_cluster(folder: &Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     for (name, address, units, gpus) in [("node-a", "10.0.0.1", "32", "2"), ("node-b", "10.0.0.2", "16", "1")] {
@@ -293,7 +293,7 @@ async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
                  -----------------------------------------------------\n\
                  Allocated/Total GPU Memory In Cluster:\n\
                  16/48 (33%)  \n";
-    // Several paths, as kubectl takes them; those that are not there do not matter.
+    // Several paths, as in kubectl; missing files are ignored.
     let several = format!("/nowhere:{kubeconfig}");
     for env in [kubeconfig.as_str(), several.as_str()] {
         assert_eq!(stdout(&beside(&["inspect", "gpushare"], &[("KUBECONFIG", env)]).await), table);
@@ -432,7 +432,7 @@ async fn colours_come_when_they_are_asked_for_and_not_into_a_pipe() {
     assert!(audit.contains("\x1b[1;31mFAULT\x1b[0m  "), "{audit}");
 }
 
-/// The lines of a paragraph are broken where the terminal ends, and nowhere else.
+/// The lines of a paragraph are wrapped only at the terminal's width.
 #[test]
 fn help_is_wrapped_by_the_terminal_alone() {
     let commands: &[&[&str]] = &[
@@ -456,7 +456,7 @@ fn help_is_wrapped_by_the_terminal_alone() {
         &["completions"],
         &["demo"],
     ];
-    // Lines of a list, each its own.
+    // The items of lists, which are not part of a paragraph.
     let item = |line: &str| {
         ["PASS", "SKIP", "error:", "warning:", "With --explain:"]
             .iter()
@@ -515,7 +515,7 @@ fn an_unknown_form_is_answered_with_those_that_there_are() {
     }
 }
 
-/// What a program that goes on has printed so far, as it comes.
+/// A running program, and its output so far.
 struct Running {
     child: tokio::process::Child,
     printed: String,
@@ -531,7 +531,7 @@ impl Running {
         }
     }
 
-    /// Waits for a text, and takes all that was printed until then.
+    /// Wait for a text, and return all output up to it.
     async fn until(&mut self, text: &str) -> String {
         use tokio::io::AsyncReadExt as _;
         let out = self.child.stdout.as_mut().expect("piped");

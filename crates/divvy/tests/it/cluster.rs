@@ -1,4 +1,4 @@
-//! What every test here begins with.
+//! The setup of every test here.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Play;
 use divvy_testbed::story::{Listener, Told};
 
-/// The built programs; `cargo xtask test` builds them all before the tests.
+/// Return the built programs; `cargo xtask test` builds them before the tests.
 pub(crate) fn programs() -> Programs {
     Programs::beside(Path::new(env!("CARGO_BIN_EXE_divvy")))
         .expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`")
 }
 
-/// A cluster of these machines, without nodes yet.
+/// Make a cluster of these machines, which have not joined yet.
 pub(crate) async fn cluster(machines: &str) -> Embedded {
     Embedded::start(Settings::new(machines, programs()))
         .await
         .expect("the cluster comes up")
 }
 
-/// Hears a play and keeps it, for the message of a test that fails.
+/// A listener that keeps a play's events, for the message of a failed test.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet(pub(crate) Vec<String>);
 
@@ -32,7 +32,7 @@ impl Listener for Quiet {
     }
 }
 
-/// A play on a cluster, for its helpers: create, started, eventually.
+/// Make a play on a cluster, for its helpers: create, started, eventually.
 pub(crate) fn play<'a>(cluster: &'a mut Embedded, quiet: &'a mut Quiet) -> Play<'a, Embedded> {
     Play::new(cluster, quiet, Duration::ZERO)
 }

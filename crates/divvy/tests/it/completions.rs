@@ -1,4 +1,4 @@
-//! What a tab offers: names in the cluster that the line names.
+//! Tab completion: it offers names from the cluster that the command line selects.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ async fn cluster(folder: &std::path::Path) -> (ApiServer, Listening, String) {
     (api, listening, path.display().to_string())
 }
 
-/// As the script of bash asks, with the cursor at the last word.
+/// Request completions as the bash script does, with the cursor at the last word.
 async fn tab(words: &[&str], env: &[(&str, &str)]) -> Output {
     let index = (words.len() - 1).to_string();
     let mut command = command(&[&["--"], words].concat(), env);
@@ -68,7 +68,7 @@ async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offere
         let output = tab(&[&at[..], words].concat(), &[]).await;
         assert_eq!(stdout(&output).lines().collect::<Vec<_>>(), *expected, "{words:?}");
     }
-    // As it is set for all commands.
+    // With the environment variable that applies to all commands.
     let nodes = tab(&["divvy", "inspect", "gpushare", "gpu"], &[("KUBECONFIG", &kubeconfig)]).await;
     assert_eq!(stdout(&nodes).lines().collect::<Vec<_>>(), ["gpu-1", "gpu-2"]);
 }
@@ -117,7 +117,7 @@ async fn no_more_names_are_offered_than_anybody_reads() {
     }
     let output = tab(&["divvy", "inspect", "gpushare", "--kubeconfig", &kubeconfig, "many"], &[]).await;
     assert_eq!(stdout(&output).lines().count(), 300);
-    // What is beyond the first page is found.
+    // Names beyond the first page are found.
     let output = tab(
         &["divvy", "inspect", "gpushare", "--kubeconfig", &kubeconfig, "many-0599"],
         &[],
@@ -126,7 +126,7 @@ async fn no_more_names_are_offered_than_anybody_reads() {
     assert_eq!(stdout(&output), "many-0599");
 }
 
-/// A shell that takes the script, asks the program.
+/// A shell that has loaded the script calls the program.
 #[test]
 fn bash_takes_the_script() {
     let script = stdout(&command(&["completions", "bash"], &[]).output().expect("it runs"));

@@ -1,4 +1,4 @@
-//! `divvy configure` on machines that are folders, and on real engines, which say themselves what they read.
+//! `divvy configure` on copies of machines, which are directories, and on real engines, which report their effective configuration.
 
 mod beside;
 mod cri;
@@ -43,7 +43,7 @@ impl Machine {
         divvy(&[&["configure"], args, &["--root", &root]].concat(), &[])
     }
 
-    /// All files with their texts and modes.
+    /// Return all files with their texts and modes.
     fn all(&self) -> Vec<(PathBuf, String, u32)> {
         let mut found = Vec::new();
         let mut folders = vec![self.0.path().to_owned()];
@@ -103,7 +103,7 @@ fn every_engine_is_configured_once_and_given_back_to_the_byte() {
         went_well(&machine.configure(&[engine, "--undo"]));
         assert_eq!(machine.all(), before, "{engine}");
         assert!(
-            stderr(&machine.configure(&[engine, "--undo"])).contains("nothing to take out"),
+            stderr(&machine.configure(&[engine, "--undo"])).contains("nothing to remove"),
             "{engine}"
         );
     }
@@ -146,7 +146,7 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
             "cgroupDriver: cgroup2\n",
             "--cgroup-driver",
         ),
-        // A file where the folder of drop-ins should be.
+        // A file in place of the drop-in directory.
         (
             "containerd",
             "/etc/containerd/conf.d",
@@ -163,7 +163,7 @@ fn what_is_wrong_is_refused_and_all_stays_as_it_was() {
     }
     let machine = Machine::of(&[]);
     for (args, says) in [
-        (&["docker", "--restart"][..], "copy of another's"),
+        (&["docker", "--restart"][..], "copy of another machine's files"),
         (&["containerd", "--runtime-path", "rel"], "not an absolute path"),
         (&["docker", "--drop-in", "/etc/docker/x.json"], "Docker reads one file"),
         (&["containerd", "--engine-version", "new"], "write it as 1.7"),
@@ -220,7 +220,7 @@ fn all_engines_of_a_machine_are_found() {
     );
 }
 
-/// This program under the name of NVIDIA's.
+/// Run this program under the name of NVIDIA's tool.
 fn nvidia_ctk(args: &[&str]) -> Output {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("nvidia-ctk");
@@ -273,7 +273,7 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
         stderr(&output)
     );
     assert!(machine.read("/d/99.toml").contains("default_runtime_name = \"nvidia\""));
-    // Told again without: switched off again, as there.
+    // A second run without the flag switches it off again, as in NVIDIA's tool.
     went_well(&nvidia_ctk(&args[..5]));
     let text = machine.read("/d/99.toml");
     assert!(
@@ -364,7 +364,7 @@ fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
     assert_eq!(machine.read("/other.toml"), assumed);
 }
 
-/// The one line that decides whether an image can take GPUs is not in a new file, unless somebody asks for it.
+/// The one setting that lets an image request GPUs is not in a new file, unless it is requested.
 #[test]
 fn a_new_settings_file_gives_no_image_gpus() {
     let machine = Machine::of(&[]);
@@ -432,7 +432,7 @@ fn case_32_c_a_spec_of_a_drivers_container_is_moved_by_nvidias_words() {
     went_well(&root(&["--output", &output]));
     assert!(machine.read("/out.yaml").contains("hostPath: /lib/a.so"));
     for (more, says) in [
-        (&["--output", "x.yml"][..], "engines look only at files that end in"),
+        (&["--output", "x.yml"][..], "engines read only files whose names end in"),
         (&["--relative-to", "image"], "invalid value 'image'"),
     ] {
         let output = root(more);

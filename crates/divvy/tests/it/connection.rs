@@ -1,4 +1,4 @@
-//! kubectl's flags for the connection, and what is said where there is none.
+//! kubectl's connection flags, and the errors without a connection.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ users:
 - {name: berta, user: {token: of-berta}}
 ";
 
-/// The head of one request, which is answered with a refusal.
+/// Receive one request, refuse it, and return its head.
 async fn refused(listener: &TcpListener) -> String {
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let head = head(&mut stream).await;
@@ -63,7 +63,7 @@ fn kubeconfig(folder: &std::path::Path, first: u16, second: u16) -> String {
 #[tokio::test]
 async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
     let folder = tempfile::tempdir().expect("a folder");
-    // SERVER: the address of the second one.
+    // SERVER stands for the address of the second server.
     let cases: &[(&[&str], bool, &[&str])] = &[
         (&[], false, &["authorization: bearer of-anna"]),
         (&["--user", "berta"], false, &["authorization: bearer of-berta"]),
@@ -98,7 +98,7 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
         }
         assert!(stderr(&output).contains("not you"), "{args:?}: {}", stderr(&output));
     }
-    // As with kubectl, an address is enough.
+    // As in kubectl, an address is enough.
     let (only, port) = listener().await;
     let server = format!("http://127.0.0.1:{port}");
     let args = ["audit", "--server", &server];
@@ -109,7 +109,7 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
 #[tokio::test]
 async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Bound by nobody any more.
+    // The port is closed again.
     let port = listener().await.1;
     let path = kubeconfig(folder.path(), port, port);
     let address = format!("no connection to the API server at http://127.0.0.1:{port}: Connection refused");
@@ -172,7 +172,7 @@ async fn what_a_kubeconfig_does_not_have_is_said_with_what_it_has() {
     }
 }
 
-/// A DaemonSet's command line has the kubeconfig; nobody impersonates there.
+/// A DaemonSet's command line may name a kubeconfig, but an agent never impersonates a user.
 #[test]
 fn agents_and_extenders_have_no_flags_for_people() {
     for command in ["agent", "extender"] {

@@ -1,6 +1,6 @@
-//! `nvidia-ctk system`, `hook` and `info` of NVIDIA (`DIVVY_NVIDIA_CTK`, 1.20.0) and ours, on the same machine with the same words: what is there afterwards.
+//! NVIDIA's `nvidia-ctk system`, `hook`, and `info` (`DIVVY_NVIDIA_CTK`, 1.20.0) and ours, on the same machine with the same arguments: the resulting files.
 //!
-//! The machine is a mount namespace with its own `/dev`, `/proc/devices`, `/proc/driver` and PCI devices, and ends with the command.
+//! The machine is a mount namespace with its own `/dev`, `/proc/devices`, `/proc/driver`, and PCI devices. It ends with the command.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,14 +12,14 @@ use serde_json::json;
 
 use crate::configure::built;
 
-/// `/proc/devices` as the module has it, and what else is there before the command.
+/// The machine before the command: `/proc/devices`, and other files.
 #[derive(Clone, Copy)]
 struct Machine {
     devices: &'static str,
     mig_minors: &'static str,
-    /// Class and vendor of what is on the PCI bus.
+    /// The class and vendor of each PCI device.
     pci: &'static [(&'static str, &'static str)],
-    /// Run first.
+    /// Shell commands to run first.
     before: &'static str,
 }
 
@@ -46,7 +46,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// None, and the skip is recorded, where it cannot be.
+    /// Return `None` and record the skip if the machine cannot be made.
     fn new() -> Option<Bed> {
         let theirs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let may = Command::new("unshare")
@@ -64,7 +64,7 @@ impl Bed {
         })
     }
 
-    /// The status of each, and what is in `/dev` then: NVIDIA's, then ours.
+    /// Return the exit status and the content of `/dev` afterwards, for NVIDIA's program and then for ours.
     fn both(&self, machine: Machine, words: &str) -> [(Option<i32>, String); 2] {
         let at = |name: &str| self.folder.path().join(name);
         let _ = fs::remove_dir_all(at("machine"));
@@ -91,7 +91,7 @@ impl Bed {
                 write(&format!("pci/0000:0{index}:00.0/{name}"), &format!("{text}\n"));
             }
         }
-        // What is in /dev is said on standard error's behalf, behind a line of its own.
+        // The list of /dev is part of the output, after a separator line.
         let script = format!(
             "mount -t tmpfs none /dev && mount --bind \"$MACHINE/devices\" /proc/devices && mount --bind \"$MACHINE/proc\" /proc/driver \
              && mount --bind \"$MACHINE/pci\" /sys/bus/pci/devices || exit 99\n umask 027\n {}\n \"$@\" >&2; status=$?; \
@@ -269,7 +269,7 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // What the rows are about is there.
+    // The rows' preconditions hold.
     let [_, (status, there)] = bed.both(USUAL, links);
     assert_eq!(status, Some(0));
     for line in ["./char/195:0 -> /dev/nvidia0", "./char/511:1 -> /dev/nvidia-caps/nvidia-cap1"] {
@@ -277,7 +277,7 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
     }
 }
 
-/// A hook is called in the image's folder and with its variables.
+/// A hook is called in the image's directory and with its environment variables.
 #[test]
 fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -303,7 +303,7 @@ fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
             .spawn()
             .expect("it runs");
         let state = json!({"ociVersion": "1.0.2", "id": "c", "pid": 1, "bundle": folder.path()}).to_string();
-        // It may end before it reads.
+        // The program may end before it reads its input.
         let _ = child.stdin.take().expect("its input").write_all(state.as_bytes());
         let output = child.wait_with_output().expect("it ends");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -320,7 +320,7 @@ fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
     let (status, said) = call(&program, &["hook", "create-symlinks", "--link", "bad"]);
     assert_eq!(status, Some(1));
     assert!(said.contains("divvy-hook: invalid symlink specification bad"), "{said}");
-    // Elsewhere, where nothing lies beside it.
+    // A copy in another directory, without other programs next to it.
     let alone = at("alone");
     fs::create_dir(&alone).expect("made");
     fs::copy(divvy, alone.join("nvidia-ctk")).expect("copied");

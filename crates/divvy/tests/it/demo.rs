@@ -1,4 +1,4 @@
-//! `divvy demo` as a stranger runs it, and ended at any moment.
+//! `divvy demo` as a new user runs it, and interrupted at any moment.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Command lines of running processes that name this folder: a cluster's children all do.
+/// Return the command lines of running processes that name this directory, as all child processes of a cluster do.
 fn processes_of(base: &Path) -> Vec<String> {
     let needle = base.display().to_string();
     let processes = std::fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
@@ -94,7 +94,7 @@ fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
     .expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(
-        text(&output).contains("FAILED  binpack-0 sees its own GPU only (/dev/nvidia0)"),
+        text(&output).contains("FAILED  binpack-0 sees only its own GPU (/dev/nvidia0)"),
         "{}",
         text(&output)
     );
@@ -115,7 +115,7 @@ fn other_machines_come_up_as_their_file_says() {
     assert!(!text(&output).contains("checks"), "nothing was checked: {}", text(&output));
 }
 
-/// Nodes register after they were started, the later the more there are.
+/// Nodes register some time after they were started; with more nodes it takes longer.
 #[test]
 fn the_table_comes_when_every_node_of_the_file_offers_its_gpus() {
     let base = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! `divvy doctor` as its user runs it.
+//! Tests of `divvy doctor` as a command.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -28,7 +28,9 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let folder = copy_of(&machine);
     let well = doctor(folder.path(), &["--only", "D02,D05,d07"]);
     assert_eq!(well.status.code(), Some(0), "{}", stdout(&well));
-    assert!(stdout(&well).contains("PASS D05 libraries and kernel module are of one version: both 550.54.15\n"));
+    assert!(
+        stdout(&well).contains("PASS D05 the driver libraries and the kernel module have the same version: both 550.54.15\n")
+    );
     machine.file("/sys/module/nvidia/version", "560.35.03\n");
     let folder = copy_of(&machine);
     let broken = doctor(folder.path(), &["--only", "D05", "-o", "json"]);
@@ -40,7 +42,7 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let whole = stdout(&doctor(folder.path(), &["--verbose"]));
     assert!(whole.contains(why), "{whole}");
     assert!(
-        whole.contains("\nNot asked for: 10 checks of the cluster (--cluster): K01 "),
+        whole.contains("\nNot run: 10 cluster checks (add --cluster): K01 "),
         "{whole}"
     );
     let short = stdout(&doctor(folder.path(), &[]));
@@ -62,7 +64,7 @@ fn a_machine_without_a_gpu_is_told_so() {
         "{text}"
     );
     let text = stdout(&doctor(folder.path(), &["--only", "D01,D02", "--verbose"]));
-    assert!(text.contains("SKIP D02 the kernel's driver is loaded: no GPU here"), "{text}");
+    assert!(text.contains("SKIP D02 the kernel driver is loaded: no GPU here"), "{text}");
     assert!(stdout(&doctor(folder.path(), &[])).lines().count() < 20);
 }
 
@@ -105,12 +107,12 @@ fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
         "{text}"
     );
     assert!(
-        text.ends_with("Not asked for: 1 check of a machine (--node, on that machine).\n"),
+        text.ends_with("Not run: 1 machine check (add --node on the machine).\n"),
         "{text}"
     );
 }
 
-/// An API server for somebody who may not list these kinds, or not ask a pod; gives the path of its kubeconfig.
+/// Serve an API that forbids listing these kinds, or forbids access to a pod's proxy (`proxy`). Return the path of a kubeconfig for it.
 async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -145,7 +147,7 @@ async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static st
                 "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
                 body.len()
             );
-            // A command that has what it wants may go before the end.
+            // The command may close the connection before the end of the response.
             let _ = stream.write_all(answer.as_bytes()).await;
         }
     });
@@ -232,7 +234,7 @@ fn a_log_is_explained() {
     assert_eq!((output.status.code(), stdout(&output).trim()), (Some(1), "[]"));
 }
 
-/// That the log is not there is another answer than that nothing in it is known.
+/// A log that cannot be read has a different status than a log without a known error text.
 #[test]
 fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Files, sockets and programs that never answer, never end, or lead elsewhere: whoever looks at a machine says so, and ends.
+//! Files, sockets, and programs that never answer, never end, or lead elsewhere: every command that reads a machine reports them, and ends.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, symlink};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use crate::cli::{command, stderr, stdout};
 use divvy_testkit::machine::{Machine, kinds};
 
-/// What ends at all ends well before this, on any machine.
+/// The time limit of a command. A command that ends at all ends long before, on any machine.
 const END: Duration = Duration::from_secs(30);
-/// Of memory: the program and its libraries, and what it may read at once. In KiB.
+/// The memory limit of a command in KiB: the program, its libraries, and the data that it may read at once.
 const MEMORY: &str = "2097152";
 
-/// Runs it with bounded memory; one that does not end is ended and fails the test.
+/// Run a command with bounded memory. A command that does not end is killed, and the test fails.
 fn ends(mut command: Command, what: &str) -> Output {
     let mut bounded = Command::new("timeout");
     bounded.args([
@@ -57,14 +57,14 @@ fn fifo(path: &Path) {
     .expect("a pipe");
 }
 
-/// More than anybody reads, and no room on the disk.
+/// Make a sparse file, larger than any program may read, which takes no room on the disk.
 fn sparse(path: &Path) {
     fs::File::create(path)
         .and_then(|file| file.set_len(2 << 30))
         .expect("a sparse file");
 }
 
-/// A machine on which every check has something to read.
+/// Make a machine on which every check has something to read.
 fn whole() -> Machine {
     let mut machine = kinds::debian();
     let lib = "/usr/lib/x86_64-linux-gnu";
@@ -108,7 +108,7 @@ fn laid_out(machine: &Machine) -> tempfile::TempDir {
     folder
 }
 
-/// Every plain file below a folder.
+/// Return every regular file below a directory.
 fn plain_files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -127,7 +127,7 @@ fn plain_files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What reads a machine, each with its flag for the root.
+/// The commands that read a machine, each with its flag for the root.
 const READERS: [&[&str]; 6] = [
     &["doctor", "--timeout", "2s", "--root"],
     &["cdi", "generate", "--sys-root"],
@@ -167,7 +167,7 @@ fn one_pipe_or_endless_file_among_what_is_read_holds_nobody_up() {
     let folder = laid_out(&whole());
     let root = folder.path().display().to_string();
     for file in plain_files(folder.path()) {
-        // The driver's libraries: their names are all that is read, but for the first bytes.
+        // Only the names and the first bytes of the driver's libraries are read.
         if file.display().to_string().contains("/usr/") {
             continue;
         }
@@ -202,7 +202,7 @@ fn links_that_go_round_hold_nobody_up() {
     all_look_at(folder.path(), "links go round");
 }
 
-/// Links of a copied machine are links of that machine: what they name on this one is none of its files.
+/// Links of a copied machine point into that machine, not to files of this machine.
 #[test]
 fn nothing_outside_of_a_copied_machine_is_read() {
     if !divvy_skip::program("strace", "strace") {
@@ -219,7 +219,7 @@ fn nothing_outside_of_a_copied_machine_is_read() {
             true => secret.clone(),
             false => PathBuf::from(format!("{up}{}", secret.display())),
         };
-        // Each file a link to one outside, and then each folder.
+        // Replace each file by a link to a file outside, and then each directory.
         for file in plain_files(folder.path()) {
             fs::remove_file(&file).expect("removed");
             symlink(target.join("nvidia.json"), &file).expect("linked");
@@ -242,7 +242,7 @@ fn nothing_outside_of_a_copied_machine_is_read() {
         symlink(&target, folder.path().join("var/run/cdi")).expect("linked");
         no_reader_opens(folder.path(), &secret, &format!("folders are {what} links"));
     }
-    // And a spec that names what it mounts by a path that leads up.
+    // A spec with mounts whose paths lead up out of the machine.
     let mut machine = whole();
     let path = format!("{up}{}/nvidia.json", secret.display());
     machine.file(
@@ -266,7 +266,7 @@ fn no_reader_opens(root: &Path, secret: &Path, what: &str) {
         let text = fs::read_to_string(&log).expect("a log");
         fs::remove_file(&log).expect("removed");
         assert!(text.contains(&shown), "{words:?}, {what}: {text}{}", stderr(&output));
-        // That a link says this is read, and nothing of what it means here.
+        // The link's text may be read, but not its target on this machine.
         let secret = secret.display().to_string();
         let opened: Vec<&str> = text
             .lines()
@@ -342,7 +342,7 @@ fn a_pipe_that_is_named_for_a_file_is_refused_and_one_of_a_shell_is_read() {
 #[test]
 fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
     let mut text = "cdiVersion: 0.5.0\nkind: a.com/b\ndevices:\n- name: \"0\"\n  containerEdits: {env: [A=b]}\n".to_owned();
-    // What is left of it after a cut is a whole spec.
+    // A truncated spec may still be a valid spec.
     while text.len() <= 4 * 1024 * 1024 {
         text.push_str("# a comment\n");
     }
@@ -373,7 +373,7 @@ fn a_log_without_an_end_of_line_is_read_in_little_memory() {
     let output = ends(command(&["doctor", "--explain", &shown], &[]), "doctor --explain");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     assert!(
-        stdout(&output).starts_with("The one line has no error text"),
+        stdout(&output).starts_with("The only line does not have a known error text"),
         "{}",
         stdout(&output)
     );
@@ -395,7 +395,7 @@ fn an_extender_that_accepts_and_never_answers_is_a_finding() {
     );
 }
 
-/// A kubeconfig can be a pipe, and its credentials a program.
+/// A kubeconfig can be a pipe, and its credentials can come from a program.
 #[test]
 fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -439,7 +439,7 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
     }
 }
 
-/// Its own settings, its own log, Docker's socket and a runtime that prints without end: on the machine itself, in a private `/etc`.
+/// The machine's settings, its log, Docker's socket, and a runtime that prints without end: on the machine itself, with a private `/etc`.
 #[test]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -481,7 +481,7 @@ fn doctor_on_the_machine_itself_waits_for_nobody() {
         "{text}{}",
         stderr(&output)
     );
-    // Without it the runtime is tried, and it prints for ever.
+    // Without --only, the runtime is tried as well, and it prints without end.
     let output = ends(within(doctor, "K18"), "a runtime that prints without end");
     let text = stdout(&output);
     assert!(

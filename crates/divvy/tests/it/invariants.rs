@@ -1,6 +1,6 @@
-//! What must always hold (DESIGN.md section 7, ARCHITECTURE.md "Invariants"), one by one, each in a scenario that can be read. Random
-//! histories are in [`crate::chaos`]. Every test ends with [`Bed::end`], which deletes all pods, waits until nothing is left of them
-//! anywhere, and audits every commit of the API server and every container that ran.
+//! The invariants (ARCHITECTURE.md, "Invariants"), each tested in a readable scenario. Random
+//! histories are in [`crate::chaos`]. Every test ends with [`Bed::end`], which deletes all pods, waits until nothing is left of them,
+//! and audits every commit of the API server and every container that ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::bed::Bed;
 
-/// A pod that only SIGKILL ends, after so many seconds of grace.
+/// A pod that only SIGKILL ends, after this grace period in seconds.
 fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
     pod(name)
         .gpu_mem(units)
@@ -22,7 +22,7 @@ fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
         .grace_seconds(grace_s)
 }
 
-/// Paths of GPUs among a container's devices.
+/// Return the paths of GPUs among a container's devices.
 fn gpus(view: &ContainerView) -> Vec<&str> {
     let is_gpu = |path: &&str| {
         path.strip_prefix("/dev/nvidia")
@@ -31,7 +31,7 @@ fn gpus(view: &ContainerView) -> Vec<&str> {
     view.devices.iter().map(String::as_str).filter(is_gpu).collect()
 }
 
-/// Binds at the same moment, as of several schedulers or of one that lost its patience.
+/// Concurrent binds, as from several schedulers, or from one that repeats a slow request.
 async fn bind_all(bed: &Bed, pods: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let binds = pods
         .iter()
@@ -42,7 +42,7 @@ async fn bind_all(bed: &Bed, pods: &BTreeMap<String, String>) -> BTreeMap<String
 #[tokio::test]
 async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
     let mut bed = Bed::new(&[&[8, 4]]).await;
-    // Three fit: two on the larger GPU, one on the smaller. Twelve are bound at once, twice each, and some answers are lost.
+    // Three pods fit: two on the larger GPU, one on the smaller. Twelve pods are bound at once, each twice, and some answers are lost.
     let pods: BTreeMap<String, String> = (0..12)
         .map(|i| format!("p{i}"))
         .map(|name| (name.clone(), bed.create_by_hand(&pod(&name).gpu_mem(3))))
@@ -61,7 +61,7 @@ async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
             "{name}: {error:?}"
         );
     }
-    // An extender that has forgotten everything finds it all in the annotations.
+    // A restarted extender reads everything from the annotations.
     bed.cluster.restart_extender().await.expect("restarted");
     let again = bind_all(&bed, &pods).await;
     assert_eq!(bound(&bed), three);
@@ -78,11 +78,11 @@ async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
 
 #[tokio::test]
 async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_and_says_why() {
-    // After a restart of the kubelet plugins are there before pods.
+    // After a restart of the kubelet, plugins register before it admits pods.
     let plugins_first = |spec: &mut NodeSpec| spec.timings.pods_after = Duration::from_millis(400);
     let mut bed = Bed::with(&[&[6, 8, 4]], plugins_first).await;
     bed.expect("bound-without-allocation");
-    // Each container of each kind of pod sees the one GPU of its pod, whatever ids the kubelet picked.
+    // Each container of each kind of pod sees only the GPU of its pod, whatever device ids the kubelet picked.
     let kinds = [
         pod("two").gpu_mem(3).container("other", 2),
         pod("init").gpu_mem(2).init("prepare", 4),
@@ -103,12 +103,12 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
             assert_eq!(gpus(view), [device.as_str()], "{}/{}", view.pod, view.container);
         }
     }
-    // Bound past the extender: nobody chose a GPU.
+    // A pod that was bound without the extender has no GPU.
     let past = bed.create(&pod("past").gpu_mem(1).on_node("n1"));
     bed.start_refused("past", "was bound to this node without an allocation")
         .await;
     bed.event("past", "NoAllocation", "schedulerName").await;
-    // Bound, and its GPU fails before it starts.
+    // The pod is bound, and its GPU fails before the pod starts.
     let late = bed.create_by_hand(&pod("late").gpu_mem(4));
     let unsaid = bed.kubelet_stops_unsaid("n1", true).await;
     assert_eq!(bed.bind_known("late", &late, "n1").await, "");
@@ -129,7 +129,7 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
     bed.node("n1").start_kubelet().await.expect("started");
     let text = bed.start_refused("late", "is allocated on GPU").await;
     assert!(
-        text.contains("XID 79") && text.contains("It starts by itself when the GPU recovers"),
+        text.contains("XID 79") && text.contains("starts automatically when the GPU recovers"),
         "{text}"
     );
     assert_eq!((bed.ever_ran(&past), bed.ever_ran(&late)), (0, 0), "neither has ever run");
@@ -143,7 +143,7 @@ async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_
 async fn invariant_3_every_allocation_ends_however_its_pod_does() {
     let mut bed = Bed::new(&[&[4]]).await;
     let whole = || pod("p").gpu_mem(4);
-    // Each pod needs the whole GPU and has the name of the one before: what leaks stops the next.
+    // Each pod needs the whole GPU and reuses the name of the previous pod, so a leak would stop the next pod.
     for way in [
         "deleted",
         "deleted by force",
@@ -181,7 +181,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
             "deleted" => bed.delete("p"),
             "deleted by force" => bed.force_delete("p"),
             "evicted" => {
-                // What the eviction API and the node's taints come to: a deletion by somebody else, with a reason.
+                // The eviction API and a node's taints have the same effect: another client deletes the pod, with a reason.
                 let condition = json!([{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]);
                 let patch = json!({"status": {"conditions": condition}});
                 bed.api()
@@ -189,7 +189,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
                     .expect("patched");
                 bed.delete("p");
             }
-            // The pods that ended have given all back while their objects are there.
+            // Pods that have ended hold no memory, although their objects still exist.
             "ended well" | "failed" => {
                 bed.create(&pod("next").gpu_mem(4));
                 bed.running("next").await;
@@ -222,7 +222,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
         .await;
     }
     bed.restart_agent("n1").await;
-    // A kubelet refuses for good what comes to it while the plugin is away.
+    // A kubelet permanently refuses the pods that it receives while the plugin is not registered.
     bed.registered("n1").await;
     bed.create(&whole());
     bed.running("p").await;
@@ -231,7 +231,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
 
 #[tokio::test]
 async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ended() {
-    // One unit is free on each GPU: the node's sum, which is all that kube-scheduler sees, has room for the new pod all the time.
+    // One unit is free on each GPU, so the node's sum, which is all that kube-scheduler sees, always has room for the new pod.
     let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.forced_grace = Duration::from_secs(4)).await;
     bed.create(&pod("neighbour").gpu_mem(3));
     bed.running("neighbour").await;
@@ -249,7 +249,7 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
         match way {
             "deleted" => {
                 bed.delete("old");
-                // Somebody who asks now hears the same.
+                // `divvy why` gives the same reason.
                 bed.create(&pod("newer").gpu_mem(2));
                 bed.unschedulable("newer", "Insufficient GPU Memory in one device").await;
                 bed.delete("newer");
@@ -257,14 +257,14 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
             }
             "deleted by force, then restarts" => {
                 bed.force_delete("old");
-                // The object is gone, and with it the allocation. Who comes now knows it from the grant's record alone.
+                // The object and its allocation are gone. A new extender can know the hold only from the grant's record.
                 bed.restart_agent("n1").await;
                 bed.cluster.restart_extender().await.expect("restarted");
             }
             "deleted by force, and its agent says late what is held" => {
                 let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
                 bed.force_delete("old");
-                // The extender has seen it run, and waits for the agent's word.
+                // The extender has seen the pod run, and waits for the agent's report.
                 bed.event(
                     "new",
                     "FailedScheduling",
@@ -275,18 +275,18 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
                 bed.api().faults().remove(unsaid);
             }
             _ => {
-                // An extender that has just started cannot know: it allocates what is free on paper, and the agent does not let it start.
+                // A new extender cannot know of the container: it allocates the memory, and the agent's arbiter refuses the start.
                 let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
                 bed.force_delete("old");
                 bed.cluster.restart_extender().await.expect("restarted");
                 bed.bound("new").await;
-                bed.start_refused("new", "memory still held by default/old").await;
+                bed.start_refused("new", "memory is still held by default/old").await;
                 bed.api().faults().remove(unsaid);
             }
         }
         bed.until("both old containers to end", async |bed: &Bed| {
-            // In this order: given first, and the old one still running after that, is too early. Of what was deleted by force
-            // a new extender may not know at once; then it must not start.
+            // Check in this order: if the memory is allocated and the old container runs after that, the allocation was too early. After a forced
+            // deletion, a new extender may not know of the container at first; then the new pod must not start.
             let known = way == "deleted" || way.contains("says late");
             let early = bed.runs(&new, "main") || (known && bed.is_bound("new"));
             match bed.runs(&old, "main") {
@@ -326,7 +326,7 @@ async fn invariant_5_a_gpu_that_fails_is_not_offered_the_others_go_on_and_it_com
     })
     .await;
     assert!(began.elapsed() < Duration::from_secs(3), "that took {:?}", began.elapsed());
-    // The neighbours are used to the last unit.
+    // The neighbors' memory is fully allocated.
     let others: BTreeSet<usize> = (0..3).filter(|index| *index != failed).collect();
     let largest = others.iter().map(|index| sizes[*index]).max().expect("two");
     let mut used = BTreeSet::new();
@@ -347,7 +347,7 @@ async fn invariant_5_a_gpu_that_fails_is_not_offered_the_others_go_on_and_it_com
     bed.cluster.fault("n1", gpu, Fault::Recovers).await.expect("the driver");
     bed.running("patient").await;
     assert_eq!(bed.gpu_of("patient"), failed);
-    // An error that a program made says nothing about the GPU.
+    // An error that a program caused does not mean that the GPU is faulty.
     let neighbour = others.first().expect("two");
     bed.cluster
         .driver("n1", json!({"op": "xid", "gpu": neighbour, "xid": 31}))
@@ -364,7 +364,7 @@ async fn invariant_5_a_gpu_that_fails_is_not_offered_the_others_go_on_and_it_com
 async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
     let slow = |spec: &mut NodeSpec| spec.timings.container_start = Duration::from_millis(60);
     let mut bed = Bed::with(&[&[8, 8]], slow).await;
-    // A binding takes 120 ms, then the container's start 60 ms: the kills below hit before, in and after each.
+    // A binding takes 120 ms, and then the container's start 60 ms. The kills below hit before, during, and after each.
     let bindings = Match::any().verb("create").resource("pods/binding");
     bed.api()
         .faults()
@@ -387,7 +387,7 @@ async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
             let pod = bed.pod(&name);
             match pod["status"]["phase"].as_str() {
                 Some("Running") => Ok(true),
-                // The kubelet asked while no plugin was there, and does not ask twice.
+                // The kubelet admitted the pod while no plugin was registered, and does not try again.
                 Some("Failed") if pod["status"]["reason"] == "UnexpectedAdmissionError" => Ok(false),
                 _ => Err(pod["status"].to_string()),
             }
@@ -404,13 +404,13 @@ async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
         rejected <= 4,
         "{rejected} of 7 were rejected: too few came through to say anything"
     );
-    // Everything is where it was, and booked once: the last room is there, and no more.
+    // Every pod is where it was, and counts once: exactly the remaining memory is free.
     assert_eq!(bed.inspect("n1").await["usedGPU"], 14);
     bed.create(&pod("last").gpu_mem(2));
     bed.running("last").await;
     let too_many = bed.create(&pod("too-many").gpu_mem(1));
     bed.unschedulable("too-many", "Insufficient").await;
-    // An extender that has not listed the pods yet takes nothing for free.
+    // An extender that has not listed the pods yet treats no memory as free.
     let lists = Match::any().verb("list").resource("pods").client("extender");
     let slowly = bed.api().faults().add(Rule::new(lists, Effect::Hang));
     bed.cluster.kill_extender().await.expect("killed");
@@ -428,7 +428,7 @@ async fn invariant_6_every_process_can_be_killed_at_any_instruction() {
     bed.end().await;
 }
 
-/// What NVIDIA's runtime, where it is a node's default, would add for a container with this variable.
+/// Return the devices that NVIDIA's runtime, as a node's default runtime, would add for a container with this environment variable.
 fn nvidia_runtime_adds(view: &ContainerView, machine: &[String]) -> Vec<String> {
     match view.env.get(names::VISIBLE_DEVICES).map(String::as_str) {
         None | Some("" | "void" | "none") => Vec::new(),
@@ -473,7 +473,7 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
         bed.delete(&name);
         bed.gone(&name).await;
     }
-    // A grant's name cannot be made up: from the same ids, without the node's key, another name comes.
+    // The name of a grant cannot be forged: the same device ids without the node's key give another name.
     let ids = &bed.ids("n1", &victim.pod_uid)["main"];
     let key = std::fs::read_to_string(bed.node("n1").paths().root.join("state/node.key")).expect("the key");
     let derived = |key: &[u8]| {
@@ -493,7 +493,7 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
     bed.end().await;
 }
 
-/// What no invariant can prevent (a privileged pod, a program that takes more than it asked for) is at least said, on the pod.
+/// Divvy cannot prevent everything (a privileged pod, a program that uses more memory than requested), but it reports it in an event of the pod.
 #[tokio::test]
 async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_pod() {
     let mut bed = Bed::new(&[&[8, 8]]).await;
@@ -524,12 +524,12 @@ async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_p
     bed.event(
         "greedy",
         "GpuMemoryExceeded",
-        "use 3000 MiB of GPU 0 and 2048 MiB were granted",
+        "use 3000 MiB of GPU 0, but 2048 MiB were granted",
     )
     .await;
     bed.event("stray", "GpuNotGranted", "which Divvy did not grant").await;
     bed.event("plain", "GpuNotGranted", "uses 100 MiB of it").await;
-    // A restarted agent asks before it serves.
+    // A restarted agent lists the pods before it serves.
     bed.restart_agent("n1").await;
     bed.registered("n1").await;
     bed.end().await;
@@ -537,15 +537,15 @@ async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_p
 
 #[tokio::test]
 async fn invariant_8_the_same_history_gives_the_same_decisions() {
-    /// What was decided for whom, in order, and what the extender says to the last question, to the byte.
+    /// Return all decisions in order, and the exact text of the extender's last answer.
     async fn history() -> (Vec<String>, String) {
         let mut bed = Bed::new(&[&[8, 8, 8, 8], &[16, 16, 16]]).await;
         let mut log = Vec::new();
-        // Nearly every choice is one between equals.
+        // Nearly every choice is a tie.
         for (i, units) in [9, 5, 5, 9, 5, 5, 9, 2, 3, 1, 9].into_iter().enumerate() {
             let name = format!("p{i}");
             let uid = bed.create_by_hand(&pod(&name).gpu_mem(units));
-            // The node is kube-scheduler's choice; the GPU is ours.
+            // kube-scheduler chooses the node, and the extender the GPU.
             let node = if i % 3 == 0 { "n2" } else { "n1" };
             let error = bed.bind(&name, &uid, node).await;
             let gpus: Vec<(usize, u64)> = bed

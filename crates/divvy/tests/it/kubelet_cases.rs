@@ -1,5 +1,5 @@
-//! What a kubelet does to a device plugin over a node's life, with the real agent on the emulated kubelet: cases K09 to K17,
-//! K20, K24 and K26 of research/reliability.md section 1.8. The others are tested in divvy-kubelet and divvy-agent.
+//! The calls of a kubelet to a device plugin over a node's life, with the real agent on the emulated kubelet: cases K09 to K17,
+//! K20, K24, and K26 of docs/compatibility/kubelet.md. The other cases are tested in divvy-kubelet and divvy-agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 
 use crate::bed::Bed;
 
-/// A kubelet that lets plugins come first after its start, as far as these tests need it.
+/// A kubelet that waits for plugins after its start, as far as these tests need it.
 const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
-/// What must be the same at every start of a container.
+/// The properties that must be the same at every start of a container.
 fn hardware(view: &ContainerView) -> (Vec<String>, BTreeMap<String, String>, Vec<String>) {
     (view.devices.clone(), view.env.clone(), view.cdi_devices.clone())
 }
 
-/// Waits until a container has been started so often.
+/// Wait until a container has been started this number of times.
 async fn started(bed: &Bed, uid: &str, container: &str, attempt: u32) -> ContainerView {
     bed.until(&format!("start {attempt} of {container}"), async |bed: &Bed| {
         let view = bed.container(uid, container).ok_or("it never ran")?;
@@ -53,7 +53,7 @@ async fn k09_a_container_that_restarts_has_the_same_ids_gpu_and_limits_every_tim
     let uid = bed.create(&pod("a").gpu_mem(3).args(&["sleep", "0.001"]));
     let first = started(&bed, &uid, "main", 0).await;
     let (ids, grants, specs) = (bed.ids("n1", &uid), bed.grants("n1"), bed.specs("n1"));
-    // A hundred times in divvy-agent's own tests.
+    // divvy-agent's own tests repeat this a hundred times.
     let last = started(&bed, &uid, "main", 30).await;
     assert_eq!(hardware(&first), hardware(&last));
     assert_eq!(ids, bed.ids("n1", &uid));
@@ -70,7 +70,7 @@ async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_i
     let uid = bed.create(&pod("restarts").gpu_mem(3).args(&["sleep", "1.2"]));
     let first = started(&bed, &uid, "main", 0).await;
     let before = checkpoint(&bed);
-    // It runs on while the kubelet restarts: one that does not run then needs a plugin at once (K13).
+    // The container keeps running while the kubelet restarts. A container that does not run would need the plugin immediately (K13).
     bed.cluster.kill_agent("n1").await.expect("killed");
     bed.cluster.restart_kubelet("n1").await.expect("restarted");
     assert!(bed.runs(&uid, "main"), "the kubelet was quicker");
@@ -90,8 +90,8 @@ async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_i
     bed.end().await;
 }
 
-/// Bug B3 (kubernetes#124345): a restarted kubelet finds that the ended init container "needs" devices which no plugin offers
-/// yet, and kills the pod that runs. The pod has failed at once; its container takes its time.
+/// Bug B3 (kubernetes#124345): a restarted kubelet believes that the ended init container "needs" devices that no plugin offers
+/// yet, and kills the running pod. The pod's phase is Failed at once, but its container still runs for a while.
 #[tokio::test]
 async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until_its_container_has_ended() {
     let bed = Bed::with(&[&[4]], |spec| spec.bugs.ended_init_container_kills = true).await;
@@ -102,7 +102,7 @@ async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until
         .grace_seconds(1);
     let killed = bed.create(&stubborn);
     bed.running("killed").await;
-    // So that the kubelet is surely first.
+    // Make sure that the kubelet is first.
     bed.freeze("n1", true);
     bed.node("n1").restart_kubelet(true).await.expect("restarted");
     let failed = bed.phase("killed", "Failed").await;
@@ -156,7 +156,7 @@ async fn k11_an_agent_that_restarts_finds_every_grant_as_it_was() {
     for (name, id) in ids {
         assert_eq!(bed.running(name).await.remove(0).id, id, "{name} never noticed");
     }
-    // What is free is what was free: nothing.
+    // As before, no memory is free.
     bed.create(&pod("d").gpu_mem(1));
     bed.unschedulable("d", "").await;
     bed.delete("b");
@@ -205,7 +205,7 @@ async fn k13_after_a_reboot_with_pods_first_their_replacements_start_and_nothing
     assert!(message.contains("no healthy devices present"), "{message}");
     bed.cluster.start_agent("n1").await.expect("started");
     bed.offered("n1").await;
-    // The rejected pod's object is still there; it holds nothing.
+    // The rejected pod's object still exists, but holds no memory.
     bed.create(&pod("replacement").gpu_mem(4));
     bed.running("replacement").await;
     assert!(!bed.has_grant("n1", &uid));
@@ -260,8 +260,8 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
     bed.end().await;
 }
 
-/// As seen on a real kubelet: bound in the milliseconds before the agent says what is held, the waiting pod is refused for good when
-/// the kubelet is back, since the old pod's ids are not free yet.
+/// Seen on a real kubelet: if the waiting pod is bound in the milliseconds before the agent reports the hold, the kubelet permanently refuses it when
+/// the kubelet is back, because the old pod's device ids are not free yet.
 #[tokio::test]
 async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted_while_the_kubelet_is_down() {
     let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
@@ -301,8 +301,8 @@ async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted
     bed.end().await;
 }
 
-/// As measured on a real kubelet (real-cluster/README.md): the sidecar silently gets one of the init container's ids, and the
-/// other one must be among those of the next container.
+/// Measured on a real kubelet: the sidecar silently gets one of the init container's device ids, and the
+/// other id must be among those of the next container.
 #[tokio::test]
 async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_pods_gpu() {
     let bed = Bed::new(&[&[8, 8]]).await;
@@ -320,7 +320,7 @@ async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_
     assert!(containers.iter().all(|view| view.devices == containers[0].devices));
     let units = containers.each_ref().map(|view| view.env[names::ALIYUN_CONTAINER].as_str());
     assert_eq!(units, ["2", "1", "3", "1"]);
-    // 5 are booked, not 7: the rest of this GPU is for another pod.
+    // 5 units are allocated, not 7: the rest of this GPU is for another pod.
     assert_eq!(bed.allocation("p").expect("an allocation").gpus[0].memory.0, 5 * 1024);
     bed.create(&pod("q").gpu_mem(3));
     bed.running("q").await;
@@ -385,7 +385,7 @@ async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_ca
     bed.end().await;
 }
 
-/// The kubelet's own sums come after Allocate, and nothing is rolled back.
+/// The kubelet checks its own sums after Allocate, and does not roll back.
 #[tokio::test]
 async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
     let bed = Bed::new(&[&[4]]).await;
@@ -434,12 +434,12 @@ async fn k26_health_is_told_of_the_right_number_of_ids_and_no_id_belongs_to_two_
         })
         .await;
     };
-    // The free GPU fails: its ids go. It is back: they are back.
+    // When the free GPU fails, its device ids disappear. When it recovers, they are back.
     bed.cluster.fault("n1", 0, Fault::Dies { xid: 79 }).await.expect("told");
     healthy(&bed, 8).await;
     bed.cluster.fault("n1", 0, Fault::Recovers).await.expect("told");
     healthy(&bed, 12).await;
-    // The full one fails: what the pod holds stays, so that the node's sum stays right.
+    // When the full GPU fails, the pod's device ids stay, so that the node's sum stays correct.
     bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
     bed.until("the inventory to say so", async |bed: &Bed| {
         match bed.inventory("n1").gpus[1].health {

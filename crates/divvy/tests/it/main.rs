@@ -1,4 +1,4 @@
-//! The programs as their users run them, on the embedded cluster.
+//! Tests of the programs as their users run them, on the embedded cluster.
 
 mod asks;
 mod audit;

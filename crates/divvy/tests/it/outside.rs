@@ -1,4 +1,4 @@
-//! What breaks outside of Divvy: each ends in a sentence that a user can act on, in an event or in `divvy why`.
+//! Faults outside of Divvy: each leads to a sentence that a user can act on, in an event or in `divvy why`.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     say("why", objects, args).await
 }
 
-/// A command on a cluster of these objects, with these arguments: status and what it says.
+/// Run a command on a cluster of these objects. Return its exit status and output.
 async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
-        // A new pod is Pending, whatever its object says.
+        // The API server sets a new pod to Pending, whatever its object says.
         if let (&"pods", Some(phase)) = (resource, object["status"]["phase"].as_str()) {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let status = json!({"status": {"phase": phase}});
@@ -72,7 +72,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     );
 }
 
-/// What the kubelet leaves when a plugin has gone: capacity, and nothing of it for pods.
+/// The node status after a plugin has stopped: the capacity remains, and the allocatable amount is 0.
 #[tokio::test]
 async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {
     let (resource, mut away) = node(2, "containerd://2.1.0", 0);
@@ -122,7 +122,7 @@ async fn a_name_that_is_not_there_keeps_no_other_from_being_answered() {
         ],
     );
     assert_eq!(status, 1, "{text}");
-    // Where there is no answer at all, there is no JSON of one.
+    // Without an answer there is no JSON output.
     let (status, text) = why(&objects, &["none", "-o", "json"]).await;
     assert!(
         status == 1 && text.starts_with("error: pod default/none could not be read"),
@@ -168,7 +168,7 @@ async fn a_pod_that_names_a_node_that_does_not_exist_is_told_so() {
     assert!(!text.contains("kube-scheduler did not ask"), "{text}");
 }
 
-/// Who may write to a node or make a pod writes to no terminal of those who look at it.
+/// A user who may write nodes or create pods cannot send control characters to another user's terminal.
 #[tokio::test]
 async fn what_objects_say_is_no_order_to_a_terminal() {
     let (resource, mut odd) = node(16, "containerd://2.1.0\u{1b}[2J", 0);
@@ -216,7 +216,7 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
         .env("NVIDIA_VISIBLE_DEVICES", "void")
         .annotation("divvy.dev/allocation", allocation);
     let (_, text) = why(&[alone, ("pods", forged.build())], &["p"]).await;
-    says(&text, &["The pod carries an allocation though it has no node."]);
+    says(&text, &["The pod has an allocation although it has no node."]);
     assert!(
         !text.contains("another device plugin") && !text.contains("NVIDIA_VISIBLE_DEVICES"),
         "{text}"
@@ -305,13 +305,13 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     says(&text, &["pod default/train could not be read", "exceeded quota: gpus"]);
 }
 
-/// An API server on which its user may list the pods of a namespace, and neither nodes nor the pods of all namespaces.
+/// An API server whose user may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
 async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
-        // Which a quota is not made with.
+        // The API server sets the status of a quota only in an update.
         if *resource == "resourcequotas" {
             let (name, status) = (
                 object["metadata"]["name"].as_str().expect("a name"),
@@ -369,17 +369,17 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
         says(
             &text,
             &[
-                "Pod default/mine waits: it asks for 3 GiB on one GPU. Which nodes have that much free could not be looked at.",
+                "Pod default/mine waits: it asks for 3 GiB on one GPU. Divvy could not check which nodes have that much free.",
                 "kube-scheduler says: 0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.",
                 "divvy-extender says: another pod got the GPU first",
-                "the nodes of the cluster could not be looked at: you may not list nodes.",
-                "the pods of the cluster could not be looked at: you may not list pods.",
+                "the nodes of the cluster could not be checked: you may not list nodes.",
+                "the pods of the cluster could not be checked: you may not list pods.",
                 "3 of 10 requests.aliyun.com/gpu-mem of quota gpus are used.",
                 "--clusterrole=divvy-viewer --",
             ],
         );
         assert!(
-            !text.contains("What would") && !text.contains("agent is not installed"),
+            !text.contains("Any one of these") && !text.contains("agent is not installed"),
             "{text}"
         );
     }
@@ -397,7 +397,7 @@ async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_i
     );
 }
 
-/// Events of this reason: how many, and all that they say.
+/// Return the number of events with this reason, and their messages.
 fn events(bed: &Bed, reason: &str) -> (usize, String) {
     let all = bed.api().list("events", "").expect("a list");
     let named: Vec<String> = all
@@ -425,13 +425,13 @@ async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
         .event(
             "all",
             "OwnVisibleDevices",
-            "sets NVIDIA_VISIBLE_DEVICES=all itself. That has no effect",
+            "sets NVIDIA_VISIBLE_DEVICES=all itself, which has no effect",
         )
         .await;
     assert!(text.contains("container other"), "{text}");
     bed.create(&pod("quiet").gpu_mem(1).env("NVIDIA_VISIBLE_DEVICES", "void"));
     bed.running("quiet").await;
-    // Nor the same one again, which would be counted in its series.
+    // The same event is not sent again either, which would increase the count of its series.
     bed.stays("one event", Duration::from_millis(300), |bed| {
         let (count, text) = events(bed, "OwnVisibleDevices");
         count == 1 && !text.contains("\"series\":{")

@@ -1,5 +1,5 @@
-//! The interleavings by which others hand out the wrong GPU, or one GPU's memory twice (research/reliability.md section 2.2),
-//! each played with the real programs. [`Bed::end`](crate::bed::Bed::end) audits every one of them.
+//! The races with which other systems grant the wrong GPU, or allocate a GPU's memory twice (docs/compatibility/races.md),
+//! each played with the real programs. [`Bed::end`](crate::bed::Bed::end) audits every test.
 
 mod admission;
 mod binding;

@@ -1,4 +1,4 @@
-//! Two extenders, as processes, of which one leads: killed, ended and frozen while pods are bound.
+//! Two extenders as processes, one of them the leader: killed, stopped, and frozen while pods are bound.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ const NODES: [&str; 2] = ["n1", "n2"];
 const GPUS: u64 = 2;
 const UNITS: u64 = 16;
 
-/// One extender at an address of its own, through all its lives.
+/// An extender with its own address, over several restarts.
 struct Replica {
     name: &'static str,
     address: SocketAddr,
@@ -50,7 +50,7 @@ impl Replica {
         kill_process(Pid::from_raw(pid.cast_signed()).expect("a pid"), signal).expect("a signal");
     }
 
-    /// The `Error` of an answer to a bind; none: no answer, as kube-scheduler may get.
+    /// Send a bind request, and return the answer's `Error`. `None`: no answer, as kube-scheduler may see.
     async fn bind(&self, pod: &Value, node: &str) -> Option<String> {
         let meta = &pod["metadata"];
         let body = json!({"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": node}).to_string();
@@ -79,7 +79,7 @@ async fn post(address: SocketAddr, body: &str) -> std::io::Result<String> {
         .unwrap_or_default())
 }
 
-/// A generator that gives the same numbers each time.
+/// A deterministic random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -110,7 +110,7 @@ async fn until(what: &str, limit: Duration, mut holds: impl AsyncFnMut() -> bool
     }
 }
 
-/// What the API server's whole history says: at no moment did a GPU have more than it has. Gives the number of bindings.
+/// Check that in the API server's whole history no GPU was ever overcommitted. Return the number of bindings.
 fn audit(api: &ApiServer) -> usize {
     let mut held: BTreeMap<String, (String, u64)> = BTreeMap::new();
     let mut bindings = 0;
@@ -200,7 +200,7 @@ async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
                 replicas.iter().position(|replica| leads(&api, replica)).expect("one leads")
             };
             let before = leader(&replicas).await;
-            // Binds at either, until some were carried out under this leader; the fault hits in the middle of them.
+            // Send binds to both replicas until this leader has carried some out. The fault then hits in the middle of others.
             let (mut done, mut tried) = (0, 0);
             let began = Instant::now();
             let mut hit = false;
@@ -218,7 +218,7 @@ async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
                 ));
                 tried += 1;
                 if waiting.len() > 6 {
-                    // Somebody gave up; what was bound meanwhile goes with it, and its memory is free.
+                    // The pod's owner gives up and deletes the pod. Its binding goes with it, and its memory is free.
                     let pod = waiting.remove(dice.below(3));
                     let now = DeleteOptions {
                         grace_period_s: Some(0),
@@ -233,7 +233,7 @@ async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
                     async move { replica.bind(pod, node).await }
                 });
                 if !hit && done > 0 && began.elapsed() > Duration::from_millis(1_200) {
-                    // While they are under way.
+                    // While the binds are in progress.
                     let all = futures::future::join_all(binds);
                     let strike = async {
                         tokio::time::sleep(Duration::from_micros(300 * dice.below(20) as u64)).await;

@@ -31,7 +31,7 @@ fn run(args: &[&str]) -> Output {
     command(args).output().expect("it runs")
 }
 
-/// The check, beside the API server of this very process.
+/// Run the check without blocking, because the API server runs in this process.
 async fn check(kubeconfig: &Path, args: &[&str]) -> Output {
     let mut command = command(&["--check", "--kubeconfig"]);
     command.arg(kubeconfig).args(args);
@@ -59,7 +59,7 @@ async fn the_check_says_yes_where_the_scheduler_calls_the_extender() {
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
     assert!(said.contains("\"default-scheduler\" calls the extender"), "{said}");
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
-    // Nothing of it is left in the extender: the whole card can be had.
+    // The extender keeps nothing of the check: the whole GPU is free.
     bed.create(&pod("all").gpu_mem(16));
     bed.running("all").await;
     bed.delete("all");
@@ -79,7 +79,7 @@ async fn the_check_says_no_where_a_scheduler_binds_without_asking() {
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
     assert!(
-        said.contains("bound the pod to node n1 without asking the extender"),
+        said.contains("bound the pod to node n1 without calling the extender"),
         "{said}"
     );
     assert_eq!(pods_of_checks(&bed), Vec::<String>::new());
@@ -95,7 +95,8 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
     assert_eq!(full.status.code(), Some(2), "{}", text(&full.stderr));
     let said = text(&full.stderr);
     assert!(
-        said.contains("No node has a free unit of aliyun.com/gpu-mem") && said.contains("only about nodes whose sum still fits"),
+        said.contains("No node has a free unit of aliyun.com/gpu-mem")
+            && said.contains("only for nodes with enough free units in total"),
         "{said}"
     );
     bed.delete("all");
@@ -103,7 +104,7 @@ async fn the_check_cannot_tell_where_no_node_has_room_or_nobody_looks() {
     let nobody = check(&kubeconfig(&bed), &["--timeout", "1s", "--profile", "nobody"]).await;
     assert_eq!(nobody.status.code(), Some(2));
     assert!(
-        text(&nobody.stderr).contains("Is there one named \"nobody\""),
+        text(&nobody.stderr).contains("Check that a scheduler named \"nobody\""),
         "{}",
         text(&nobody.stderr)
     );
@@ -164,7 +165,7 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
         assert!(!said.contains("may still exist"), "{code}: {said}");
     }
     assert_eq!(faults.fired(no_deletion), 0, "nobody deletes what is not there");
-    // Where nobody knows whether it was created, it is deleted, or said to be left.
+    // If it is unknown whether the pod was created, it is deleted, or a warning says that it may still exist.
     let lost = faults.add(Rule::new(created(), Effect::LoseAnswer));
     let output = check(&config, &[]).await;
     faults.remove(lost);
@@ -242,7 +243,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
         assert!(said.contains(part), "{args:?}: {said}");
     };
     check(&["--for", "eks"], 2, "kubeadm, k3s, rke2, k0s, microk8s, kind");
-    check(&["--extender-url", "localhost"], 1, "must begin with http://");
+    check(&["--extender-url", "localhost"], 1, "must start with http://");
     check(&["--merge", "/nowhere"], 1, "--config");
     check(&["--as-second-scheduler", "--kubernetes-version", "1.36"], 2, "1.36.3");
     check(&["--as-second-scheduler", "--namespace", "A b"], 2, "lower-case");
@@ -263,7 +264,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
     check(&[&old[..], &["--mutate-with", "wish"]].concat(), 2, "policy, webhook, none");
     check(&["--mutate-with", "none"], 2, "--as-second-scheduler");
     check(&["--check", "--merge", "x"], 2, "cannot be used with");
-    check(&["-o", "/nowhere/x.yaml"], 1, "nothing was changed");
+    check(&["-o", "/nowhere/x.yaml"], 1, "could not be written, and is unchanged");
 }
 
 #[tokio::test]
@@ -303,7 +304,7 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
     assert!(text(&plain.stderr).contains("plain HTTP"), "{plain:?}");
     let unheard = ask(&["--as-second-scheduler", "--mutate-with", "webhook"]).await;
     assert_eq!(unheard.status.code(), Some(1));
-    assert!(text(&unheard.stderr).contains("over TLS only"), "{unheard:?}");
+    assert!(text(&unheard.stderr).contains("only over TLS"), "{unheard:?}");
 
     let now_s = jiff::Timestamp::now().as_second();
     let name = default_server_name("divvy-system");
@@ -357,7 +358,7 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
         "{named:?}"
     );
 
-    // Certificates of one's own: the authority is in the Secret that the scheduler mounts.
+    // With the user's own certificates, the CA is in the Secret that the scheduler mounts.
     let own = async |secret: &str| {
         let mut command = command(&webhook);
         command.args(["--extender-url", "https://e.n.svc:9/gpushare-scheduler", "-n", "divvy-system"]);

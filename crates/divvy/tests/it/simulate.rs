@@ -1,4 +1,4 @@
-//! `divvy simulate` as its users run it, on traces that are small enough to read.
+//! `divvy simulate` as a command, on traces that are small enough to read.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{beside, divvy, stderr, stdout};
 
-/// A folder with a list of nodes and a list of pods, and commands on them.
+/// A directory with a list of nodes and a list of pods, and commands on them.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -33,7 +33,7 @@ impl Files {
         divvy(&[&["simulate", "--nodes", &nodes, "--pods", &pods], args].concat(), &[])
     }
 
-    /// What it says when it refuses.
+    /// Run a command that must fail, and return its error.
     fn refused(&self, args: &[&str]) -> String {
         let output = self.simulate(args);
         assert!(!output.status.success(), "{args:?}: {}", stdout(&output));
@@ -214,21 +214,18 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
         (&["--tune", "0.975"], "with at most two decimals; write 1.3"),
         (&["--tune=-1"], "\"-1\" is not a number above 0"),
         (&["--load", "0"], "\"0\" is not a number above 0"),
-        (&["--load", "0.9", "--tune", "1.3"], "--tune is of pods that only come"),
-        (&["--load", "0.9", "--order", &order], "--order is of pods that only come"),
-        (
-            &["--load", "0.9", "--arrivals", "list"],
-            "leave out --load, or --arrivals list",
-        ),
+        (&["--load", "0.9", "--tune", "1.3"], "--tune is for pods that never end"),
+        (&["--load", "0.9", "--order", &order], "--order is for pods that never end"),
+        (&["--load", "0.9", "--arrivals", "list"], "omit --load or --arrivals list"),
         (&["--lifetimes", "exp"], "add --load 0.9"),
         (
             &["--lifetimes", "trace", "--seeds", "1"],
-            "leave out --seeds, or add --arrivals poisson",
+            "omit --seeds, or add --arrivals poisson",
         ),
-        (&["--order", &order, "--seeds", "1"], "write {seed} where the seed stands"),
+        (&["--order", &order, "--seeds", "1"], "write {seed} in place of the seed"),
         (
             &["--order", &order],
-            "order.txt cannot be used: the order file: it ranks 2 nodes, and the node list has 30",
+            "order.txt cannot be used: the order file: it ranks 2 nodes, but the node list has 30",
         ),
         (&["--order", "nowhere_{seed}"], "nowhere_42 cannot be read: No such file"),
         (
@@ -244,7 +241,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
         (
             "pods.csv",
             "name,cpu_milli\n",
-            "the pod list: it has no rows; expected are the columns of openb's pod lists: name, cpu_milli",
+            "the pod list: it has no rows; it needs the columns of openb's pod lists: name, cpu_milli",
         ),
         ("pods.csv", "", "the pod list: it has no rows"),
         (
@@ -281,7 +278,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
     assert!(found.contains("pod a has no times"), "{found}");
 }
 
-/// Nodes and pods of a small cluster that gpushare serves: two cards that are half full, one pod that waits for a whole one.
+/// Nodes and pods of a small gpushare cluster: two half-full GPUs, and one pod that waits for a whole GPU.
 fn cluster() -> Vec<(&'static str, Value)> {
     let node = |name: &str| {
         let has = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "32Gi", "pods": "110"});
@@ -324,7 +321,7 @@ async fn served(objects: &[(&'static str, Value)], folder: &std::path::Path) -> 
     (api, listening, path.display().to_string())
 }
 
-/// With a UID each, as an API server gives them.
+/// The pods with UIDs, as an API server sets them.
 fn dump(objects: &[(&'static str, Value)]) -> String {
     let items = objects.iter().enumerate().map(|(number, (_, object))| {
         let mut object = object.clone();
@@ -352,12 +349,12 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
     for (args, expected) in [
         (
             &["--add-nodes", "1:gpu-9"][..],
-            "there is no node gpu-9 that more could be like; nodes with GPUs are gpu-1, gpu-2",
+            "there is no node gpu-9 to copy; nodes with GPUs are gpu-1, gpu-2",
         ),
         (&["--add-nodes", "none"], "write 2, or 2:gpu-7"),
         (&["--unit-mib", "0"], "write 256, or 1024 for 1 GiB"),
         (&["--seeds", "1"], "cannot be used with"),
-        (&["-o", "csv"], "of a cluster there are a table and -o json"),
+        (&["-o", "csv"], "for a cluster, use -o table or -o json"),
         (&["--cluster-dump", "/nowhere"], "cannot be used"),
     ] {
         let output = divvy(&[&["simulate", "--cluster-dump", &path], args].concat(), &[]);
@@ -370,7 +367,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
     fs::write(&path, "{\"kind\": \"PodList\", \"items\": []}").expect("written");
     let output = divvy(&["simulate", "--cluster-dump", &path], &[]);
     assert!(
-        stderr(&output).contains("it has neither nodes nor pods; make it by: kubectl get nodes,pods -A -o json"),
+        stderr(&output).contains("it has neither nodes nor pods; create it with: kubectl get nodes,pods -A -o json"),
         "{}",
         stderr(&output)
     );
@@ -385,7 +382,7 @@ async fn what_if_reads_the_cluster_itself_as_well() {
     let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
     let path = folder.path().join("cluster.json");
     fs::write(&path, dump(&objects)).expect("written");
-    // Policies that do not go by UIDs, as random does: the API server gives others.
+    // Without the policy random, which depends on the UIDs; the API server sets other UIDs.
     let args = ["--policy", "best-fit,fgd,divvy", "-o", "json"];
     let saved = divvy(
         &[&["simulate", "--cluster-dump", &path.display().to_string()], &args[..]].concat(),

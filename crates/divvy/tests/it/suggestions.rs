@@ -1,5 +1,5 @@
-//! What `divvy why` says comes true: in random clusters, what it finds in the way is what kube-scheduler's filters and the extender's say, and
-//! each suggestion, carried out, makes the pod schedulable.
+//! The answers of `divvy why` are true: in random clusters, its obstacles are those that kube-scheduler's filters and the extender report, and
+//! each suggestion makes the pod schedulable.
 
 mod world;
 
@@ -28,7 +28,7 @@ fn parsed<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).expect("an object")
 }
 
-/// What `divvy why` says of the world's pod.
+/// Return the answer of `divvy why` about the world's pod.
 fn answer(world: &World) -> Answer {
     answer_naming(world, &Named::All)
 }
@@ -57,7 +57,7 @@ fn ledger(world: &World) -> Ledger {
     ledger
 }
 
-/// For each node what kube-scheduler's filters and the extender's say against the pod; nothing if both take it.
+/// Return for each node the reasons of kube-scheduler's and the extender's filters against the pod. Empty if both accept the pod.
 fn refusals(world: &World) -> BTreeMap<String, Vec<String>> {
     let nodes: Vec<_> = world.nodes.iter().map(parsed).collect();
     let pods: Vec<_> = world.pods.iter().map(parsed).collect();
@@ -77,12 +77,12 @@ fn refusals(world: &World) -> BTreeMap<String, Vec<String>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// The filters were written twice, by different people: here, and for the embedded scheduler.
+    /// The filters have two independent implementations: here, and in the embedded scheduler.
     #[test]
     fn a_node_has_an_obstacle_exactly_where_the_scheduler_or_the_extender_refuses_it(world in world::any()) {
         let answer = answer(&world);
         if answer.holds.iter().any(|hold| matches!(hold.what, Hold::Suffix { .. })) {
-            // Of a request that makes no sense nodes are not shown.
+            // For an invalid request, no nodes are shown.
             return Ok(());
         }
         for (node, reasons) in refusals(&world) {
@@ -91,7 +91,7 @@ proptest! {
         }
     }
 
-    /// Carried out on the objects, as a user would.
+    /// Apply the suggestion to the objects, as a user would.
     #[test]
     fn each_suggestion_alone_makes_the_pod_schedulable(world in world::any()) {
         let answer = answer(&world);
@@ -110,7 +110,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// A namespace's user asks the extender, which sees everything.
+    /// Check the answer for a user of one namespace, which comes from the explainer, which sees the whole cluster.
     #[test]
     fn no_pod_is_named_to_a_user_who_may_not_list_it(mut world in world::any()) {
         let own = world.asking["metadata"]["namespace"].as_str().expect("it has one").to_owned();
@@ -133,7 +133,7 @@ proptest! {
             for name in hidden {
                 prop_assert!(!text.contains(name), "{:?}: {}", named, text);
             }
-            // Nothing else is different.
+            // Everything else is the same.
             prop_assert_eq!(&found.groups, &all.groups);
             let fits = |answer: &Answer| answer.nodes.iter().map(|node| (node.node.clone(), node.fits)).collect::<Vec<_>>();
             prop_assert_eq!(fits(&found), fits(&all));
@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// Whatever helps: nothing that others rely on is changed.
+/// Check that no suggestion changes objects that other users rely on.
 fn harmless(change: &Change) -> Result<(), TestCaseError> {
     match change {
         Change::Label { label, .. } => prop_assert!(!label.contains('/'), "{}", label),
@@ -156,10 +156,10 @@ fn harmless(change: &Change) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Worlds that are played on the embedded cluster.
+/// The number of worlds to play on the embedded cluster.
 const PLAYED: usize = 60;
 
-/// The same with the program, the real extender and the embedded scheduler: what is printed is carried out, and the pod gets a node.
+/// The same with the program, the real extender, and the embedded scheduler: the printed suggestion is applied, and the pod gets a node.
 #[tokio::test]
 async fn what_why_prints_lets_the_pod_start_on_a_cluster() {
     let settings = Settings::new(
@@ -217,7 +217,7 @@ async fn play(cluster: &mut Embedded, world: &World, number: usize, expected: &C
     }
 }
 
-/// The kind of a change, and not what was chosen of equals.
+/// Return the kind of a change, without the choice on a tie.
 fn kind(change: &Change) -> Value {
     json!(change)["kind"].clone()
 }

@@ -92,7 +92,7 @@ async fn what_divvy_made_is_shown_then_removed_and_pods_that_hold_memory_are_in_
     );
     assert_eq!(objects(bed.api()).len(), made);
 
-    // A right is missing: that is found before anything is removed.
+    // A missing permission is found before anything is removed.
     let faults = bed.api().faults();
     for (verb, of, right) in [
         ("list", "daemonsets.apps", "kubectl auth can-i list daemonsets.apps -A"),
@@ -129,7 +129,7 @@ async fn what_divvy_made_is_shown_then_removed_and_pods_that_hold_memory_are_in_
     assert_eq!(objects(bed.api()), [""; 0]);
     assert!(!node(&bed).contains("divvy.dev/"), "{}", node(&bed));
 
-    // The kubelet writes the resources until it has forgotten the plugin.
+    // The kubelet restores the resources until it has dropped the plugin.
     let mut last = String::new();
     for _ in 0..100 {
         last = uninstall(&["--yes"]).await.1;

@@ -1,4 +1,4 @@
-//! Objects that cannot be read, in front of every command that lists a cluster.
+//! Unreadable objects, for every command that lists a cluster.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{beside, stderr, stdout};
 
-/// An API server that answers each list whole, whatever `limit` says; gives the path of its kubeconfig.
+/// Serve an API that returns each list as a whole, whatever `limit` says. Return the path of its kubeconfig.
 async fn serve(folder: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -36,7 +36,7 @@ async fn serve(folder: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) ->
                 "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
                 body.len()
             );
-            // A command that has what it wants may go before the end.
+            // The command may close the connection before the end of the response.
             let _ = stream.write_all((head + &body).as_bytes()).await;
         }
     });
@@ -72,7 +72,7 @@ async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_
     ];
     let folder = tempfile::tempdir().expect("a folder");
     let kubeconfig = serve(folder.path(), nodes, pods).await;
-    // The doctor reads other fields: a spec may be missing, and it looks at the text of quantities itself.
+    // `divvy doctor` reads other fields: a spec may be missing, and it parses quantities itself.
     let all = [
         "no-spec",
         "no-quantity",
@@ -87,7 +87,7 @@ async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_
         (&["why", "-A"], &all, "No pod waits for GPU memory in any namespace."),
         (&["audit"], &all, "1 GPU"),
         (&["simulate", "--cluster"], &all, "10.0 of 16.0 GiB"),
-        (&["doctor", "--cluster", "--only", "K16"], &shapes, "2 pods looked at"),
+        (&["doctor", "--cluster", "--only", "K16"], &shapes, "2 pods checked"),
     ];
     for (command, bad, good) in cases {
         let output = beside(&[command, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;

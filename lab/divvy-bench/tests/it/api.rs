@@ -14,7 +14,7 @@ const CLUSTER: Cluster = Cluster {
     form: Form::Gpushare,
 };
 
-/// The server on a thread of its own, which ends with the test's process.
+/// Run the server on a separate thread, which ends with the test's process.
 fn served() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();

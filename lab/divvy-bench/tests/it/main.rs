@@ -1,4 +1,4 @@
-//! The generated cluster and its API server, seen through the readers of `divvy-kube`.
+//! The generated cluster and its API server, tested with the readers of `divvy-kube`.
 
 mod api;
 mod cluster;

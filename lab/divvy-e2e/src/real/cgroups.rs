@@ -1,4 +1,4 @@
-//! What the kernel knows of containers: the witness that no component can talk away.
+//! The kernel's knowledge of containers: evidence that does not depend on any component under test.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use divvy_testbed::scenario::Living;
 
-/// Whether a container's cgroup has a process. `prefix` and the node name the cgroup that the node's kubelet was given as its root.
+/// Report whether a container's cgroup has a process. `prefix` and the node name the cgroup that is the root of the node's kubelet.
 pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id: &str) -> bool {
     ["", "besteffort/", "burstable/"].iter().any(|qos| {
         let below = format!("{prefix}-{node}/kubepods/{qos}pod{pod_uid}/{container_id}/cgroup.procs");
-        // Version 1 has a hierarchy per controller, version 2 has one.
+        // Version 1 has a hierarchy per controller, version 2 a single one.
         ["pids/", ""].iter().any(|hierarchy| {
             let path = PathBuf::from(format!("/sys/fs/cgroup/{hierarchy}{below}"));
             std::fs::read_to_string(path).is_ok_and(|pids| !pids.trim().is_empty())
@@ -18,11 +18,11 @@ pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id
     })
 }
 
-/// Looks at the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
+/// The inspection of the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
 pub(super) struct Look {
     folder: PathBuf,
     prefix: String,
-    /// Names of containers by id: the runtime's files are read once.
+    /// The names of containers by id, so that the runtime's files are read only once.
     names: BTreeMap<String, String>,
 }
 
@@ -42,7 +42,7 @@ impl Look {
             let is_process = path
                 .file_name()
                 .is_some_and(|name| name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()));
-            // What cannot be read has just ended.
+            // A process that cannot be read has just ended.
             if is_process && let Some(living) = self.look_at(&path) {
                 found.push(living);
             }
@@ -60,7 +60,7 @@ impl Look {
         let env = std::fs::read(process.join("environ")).ok()?;
         let env = variables(&String::from_utf8_lossy(&env));
         if env.is_empty() {
-            // A process that is just being made has none yet.
+            // A process that is just being created has no environment yet.
             return None;
         }
         let mut devices: Vec<String> = std::fs::read_dir(process.join("root/dev"))
@@ -81,7 +81,7 @@ impl Look {
         })
     }
 
-    /// As the runtime was told it.
+    /// Return the container's name as the runtime received it.
     fn name_of(&mut self, node: &str, id: &str) -> Option<String> {
         if let Some(name) = self.names.get(id) {
             return Some(name.clone());
@@ -95,7 +95,7 @@ impl Look {
     }
 }
 
-/// Node, pod and container of a line such as `7:pids:/divvy-test-26000-n1/kubepods/besteffort/pod0a1b/c0ffee`.
+/// Return the node, pod, and container of a line such as `7:pids:/divvy-test-26000-n1/kubepods/besteffort/pod0a1b/c0ffee`.
 fn place(cgroups: &str, prefix: &str) -> Option<(String, String, String)> {
     cgroups.lines().find_map(|line| {
         let (_, below) = line.split_once(&format!("/{prefix}-"))?;

@@ -1,4 +1,4 @@
-//! What a container of the test image printed about itself, from the files that the kubelet and containerd keep.
+//! The report that a container of the test image printed about itself, read from the files of the kubelet and containerd.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,22 +7,22 @@ use std::path::Path;
 use divvy_testbed::driver;
 use divvy_testbed::scenario::mounts_of_drivers;
 
-/// The newest start of a container, as it reports itself.
+/// The report of the newest start of a container.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Printed {
-    /// containerd's id.
+    /// The id in containerd.
     pub(super) id: String,
     pub(super) env: BTreeMap<String, String>,
-    /// Device nodes of GPUs and the driver.
+    /// The device nodes of GPUs and the driver.
     pub(super) devices: Vec<String>,
-    /// Files of a driver.
+    /// The mount points of a driver's files.
     pub(super) mounts: Vec<String>,
-    /// Its last line is there.
+    /// Whether the report's last line is present.
     pub(super) whole: bool,
 }
 
-/// Reads `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log` below a node's folder; its id is in the name of the link
-/// `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log` to it.
+/// Read `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log` below a node's directory. The container's id is part of the name of the
+/// link `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log` to this file.
 pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<Option<Printed>> {
     let Some(pod) = driver::names(&node.join("var/log/pods"))?
         .into_iter()
@@ -49,13 +49,13 @@ pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<
     };
     match std::fs::read_to_string(node.join("var/log/pods").join(&target)) {
         Ok(text) => Ok(Some(parse(id, &text))),
-        // The pod has just gone.
+        // The pod has just been removed.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Lines of the CRI: `TIME stdout F TEXT`. The test image prints its environment, its mount points, then `/dev` with device numbers.
+/// Parse the CRI's lines `TIME stdout F TEXT`. The test image prints its environment, its mount points, then `/dev` with device numbers.
 fn parse(id: String, text: &str) -> Printed {
     let mut printed = Printed {
         id,
@@ -69,7 +69,7 @@ fn parse(id: String, text: &str) -> Printed {
     for line in text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)) {
         if let Some(entry) = line.strip_prefix("  ").filter(|_| in_dev) {
             let name = entry.split(' ').next().unwrap_or_default();
-            // A name without numbers is no device.
+            // A name without numbers is not a device.
             if name.starts_with("nvidia") && entry.contains(':') {
                 printed.devices.push(format!("/dev/{name}"));
             }

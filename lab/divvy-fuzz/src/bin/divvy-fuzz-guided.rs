@@ -1,8 +1,8 @@
-//! One fuzz target under libFuzzer, which keeps the inputs that reach new code and looks for the values that the code compares with:
+//! One fuzz target under libFuzzer, which keeps the inputs that reach new code and finds the values that the code compares with.
 //! `cargo xtask fuzz` builds this with counters in Divvy's crates, and runs it for every target.
 //!
 //! `DIVVY_FUZZ_TARGET` names the target; the arguments are libFuzzer's. The counters are LLVM's (SanitizerCoverage), which a stable compiler
-//! has, too; no sanitizer is linked.
+//! supports as well. No sanitizer is linked.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ thread_local! {
 fn chosen() -> Target {
     let name = std::env::var("DIVVY_FUZZ_TARGET").unwrap_or_default();
     let target = targets::targets().into_iter().find(|target| target.name == name);
-    target.unwrap_or_else(|| panic!("DIVVY_FUZZ_TARGET is {name:?}, and there is no such target"))
+    target.unwrap_or_else(|| panic!("DIVVY_FUZZ_TARGET is {name:?}, but there is no such target"))
 }
 
 fuzz_target!(|input: &[u8]| {
@@ -29,10 +29,11 @@ fuzz_target!(|input: &[u8]| {
     });
 });
 
-// Half of the changes are libFuzzer's, which knows what the code compared with; half are ours, which keep JSON what it is.
+// Half of the changes come from libFuzzer, which knows the values that the code compares with. The other half are this crate's, which keep
+// JSON valid.
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let mut chance = Chance((u64::from(seed) << 16) | 1);
-    // The first numbers after a small seed are alike.
+    // The first numbers after a small seed are similar.
     let ours = (0..8).map(|_| chance.below(2)).last() == Some(0);
     let mut input = data[..size].to_vec();
     if ours {

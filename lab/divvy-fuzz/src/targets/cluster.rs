@@ -1,4 +1,4 @@
-//! What comes from the cluster: annotations, objects of the API server, kubectl's output.
+//! Input from the cluster: annotations, objects of the API server, and kubectl's output.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ const BARE: &str =
     r#"{"metadata":{"name":"n","annotations":{"divvy.dev/inventory":"{}"}},"spec":{},"status":{"capacity":{"cpu":"64"}}}"#;
 const OUTPUT: &str = r#"{"apiVersion":"v1","kind":"List","items":[{"kind":"Node","metadata":{"name":"n"},"spec":{}},{"kind":"Pod","metadata":{"name":"p"},"spec":{"containers":[]}}]}{"kind":"PodList","items":[{"metadata":{"name":"q"},"spec":{"containers":[]}}]}"#;
 
-/// What can be read is printed so that the same is read, and promises no more than there is.
+/// Rules: an accepted inventory is printed so that it reads back the same, and it offers no more than there is.
 fn inventory(bytes: &[u8]) -> bool {
     let Some(inventory) = text(bytes).and_then(|text| Inventory::parse(text).ok()) else {
         return false;
@@ -64,7 +64,7 @@ fn allocation(bytes: &[u8]) -> bool {
     true
 }
 
-/// Its file's name never leads out of its folder.
+/// Rule: the record's file name never leads out of its directory.
 fn record(bytes: &[u8]) -> bool {
     let Some(record) = text(bytes).and_then(|text| GrantRecord::parse(text).ok()) else {
         return false;
@@ -75,7 +75,7 @@ fn record(bytes: &[u8]) -> bool {
     true
 }
 
-/// Accepted: an allocation can be read, and so can all rules beside it.
+/// Accepted: the allocation and all rules in the annotations are valid.
 fn annotations(bytes: &[u8]) -> bool {
     let Ok(annotations) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else {
         return false;
@@ -109,7 +109,7 @@ fn words(bytes: &[u8]) -> bool {
     id.is_ok() | unit.is_ok() | value.is_ok() | text.parse::<MiB>().is_ok()
 }
 
-/// Accepted: it asks for memory, and all that it says can be read.
+/// Accepted: the pod asks for memory, and everything that it says is valid.
 fn pod(bytes: &[u8]) -> bool {
     let Ok(object) = serde_json::from_slice::<PodObject>(bytes) else {
         return false;
@@ -119,7 +119,7 @@ fn pod(bytes: &[u8]) -> bool {
     pod.request.wants_memory() && !matches!(pod.held, Held::Unreadable(_)) && GpuRules::from_annotations(&annotations).is_ok()
 }
 
-/// Accepted: it offers GPU memory, and its inventory can be read.
+/// Accepted: the node offers GPU memory, and its inventory is valid.
 fn node(bytes: &[u8]) -> bool {
     let Ok(object) = serde_json::from_slice::<NodeObject>(bytes) else {
         return false;

@@ -1,5 +1,5 @@
-//! What Divvy's commands are told: the words of command lines, what an earlier run wrote down, answers of engines and of the cluster; and what
-//! they print of it.
+//! Input of Divvy's commands: the arguments of command lines, the records of earlier runs, answers of engines and of the cluster; and the
+//! output that the commands print about it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -97,7 +97,7 @@ const DOCKER: &str = "/etc/docker/daemon.json";
 const CONTAINERD: &str = "/etc/containerd/config.toml";
 const CRIO: &str = "/etc/crio/crio.conf";
 
-/// The record, and the engine's file as it is now.
+/// Return the record together with the engine's current file.
 fn with_record(path: &str, original: &str, written: &str, now: &str) -> String {
     let record = json!({"files": {path: {"original": original, "written": written}}});
     format!("{record}\u{1e}{now}")
@@ -119,7 +119,8 @@ fn crio() -> String {
     with_record(CRIO, "", written, written)
 }
 
-/// Nothing is written but what the record names, and into that nothing but what it says was there, or is there now. A second time it is nothing.
+/// Rules: only files that the record names are written, and only with contents that the record says were there or that are there now. A second
+/// run changes nothing.
 fn record(bytes: &[u8]) -> bool {
     let Some((said, now)) = text(bytes).and_then(|text| text.split_once('\u{1e}')) else {
         return false;
@@ -163,7 +164,7 @@ fn record(bytes: &[u8]) -> bool {
                         None => files.remove(&edit.path),
                     };
                 }
-                assert_eq!(plan.record, None, "nothing of ours is left");
+                assert_eq!(plan.record, None, "nothing of Divvy's is left");
             }
         }
     }
@@ -195,7 +196,7 @@ fn sound(target: &Files, record: &Record, plan: &Plan) {
     }
 }
 
-/// All that is no object and no list.
+/// Collect all values that are neither an object nor a list.
 fn leaves(value: &Value, found: &mut Vec<Value>) {
     match value {
         Value::Object(object) => object.values().for_each(|value| leaves(value, found)),
@@ -204,13 +205,13 @@ fn leaves(value: &Value, found: &mut Vec<Value>) {
     }
 }
 
-/// A refusal names what it is about, and moves no cursor.
+/// Rules: a refusal names its subject and moves no cursor.
 fn refused(said: &str, about: &str) {
     assert!(said.contains(about), "{said:?}");
     calm(said);
 }
 
-/// Nothing of others' moves the cursor of who reads it.
+/// Rule: no foreign text moves a terminal's cursor.
 fn calm(said: &str) {
     assert_eq!(plain(said), said);
 }
@@ -221,7 +222,7 @@ fn docker_answers(bytes: &[u8]) -> bool {
     };
     match Docker::parse(version, info) {
         Ok(docker) => {
-            // What nobody looks at may be anything in quotes.
+            // A value that the parser ignores may be anything in quotes.
             if let Ok(said) = serde_json::from_str::<Value>(info) {
                 let known = |name: &String| said["Runtimes"].get(name).is_some();
                 assert!(docker.runtimes.iter().all(known), "{docker:?}");
@@ -235,7 +236,7 @@ fn docker_answers(bytes: &[u8]) -> bool {
     }
 }
 
-/// What is read is said so that the same is read.
+/// Rule: a version that was read is printed so that it reads back the same.
 fn versions(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let of_cluster = text.parse::<Version>();
@@ -265,7 +266,7 @@ fn service(tls: bool) -> Vec<u8> {
     serde_json::to_vec(&json!({"service": service, "secret": tls.then_some(secret)})).expect("JSON")
 }
 
-/// What kube-scheduler is told is the Service's address, and what the Secret holds.
+/// Rule: kube-scheduler receives the Service's address and the contents of the Secret.
 fn from_cluster(bytes: &[u8]) -> bool {
     let Ok(said) = serde_json::from_slice::<Value>(bytes) else {
         return false;
@@ -303,7 +304,7 @@ fn from_cluster(bytes: &[u8]) -> bool {
     }
 }
 
-/// Only a word that nobody can know proves that the extender was called.
+/// Rule: only a word that cannot be guessed proves that the extender was called.
 fn tried(bytes: &[u8]) -> bool {
     const NONCE: &str = "0123456789abcdef";
     let Ok(pod) = serde_json::from_slice::<Value>(bytes) else {
@@ -317,7 +318,7 @@ fn tried(bytes: &[u8]) -> bool {
     pod.is_object()
 }
 
-/// No name, no annotation and no message of the cluster moves the cursor of who looks.
+/// Rule: no name, annotation, or message of the cluster moves the reader's cursor.
 fn printed(bytes: &[u8]) -> bool {
     let Ok(read) = dump::read(bytes) else { return false };
     let nodes: Vec<Node> = read.nodes.iter().map(convert::node).collect();
@@ -363,7 +364,7 @@ fn words(bytes: &[u8]) -> Vec<OsString> {
         .collect()
 }
 
-/// What is to be done was said, and what is done in the image begins at its root.
+/// Rules: the task was on the command line, and work in the image begins at the image's root.
 fn hook(bytes: &[u8]) -> bool {
     let words = words(bytes);
     let said = |part: &str| {
@@ -413,7 +414,7 @@ fn probe_words(bytes: &[u8]) -> bool {
     }
 }
 
-/// What NVIDIA's tool would do is a command of ours, and never one that says less: who asks for a dry run changes nothing.
+/// Rules: a command of NVIDIA's tool becomes a command of Divvy with the same restrictions; in particular, a dry run changes nothing.
 fn nvidia_ctk(bytes: &[u8]) -> bool {
     let program = OsString::from("nvidia-ctk");
     let mut given = vec![program.clone()];
@@ -439,7 +440,7 @@ fn nvidia_ctk(bytes: &[u8]) -> bool {
     }
 }
 
-/// A runtime's name is one that every engine's file can hold, and what is refused has a status of its own.
+/// Rules: a runtime's name is one that every engine's file can hold, and a refusal has its own exit status.
 fn divvy(bytes: &[u8]) -> bool {
     let program = OsString::from("divvy");
     let mut given = vec![program.clone()];

@@ -1,4 +1,4 @@
-//! What comes with a container and its image: requirements, libraries, the runtime's command line and settings, the hook's state.
+//! Input from a container and its image: requirements, libraries, the runtime's command line and settings, and the hook's state.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -69,7 +69,7 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-/// As linkers make it: a note, the names of sections, the table of sections.
+/// Return a library as linkers create it: a note, the section names, and the section table.
 fn libcuda(drivers: &str) -> Vec<u8> {
     let said = format!("{{\"Format\":1,\"Driver\":{drivers}}}\0");
     let words = [19_u32, u32::try_from(said.len()).expect("short"), 1];
@@ -103,7 +103,7 @@ fn libcuda(drivers: &str) -> Vec<u8> {
     [header, note, names.to_vec(), sections].concat()
 }
 
-/// A library whose strings are at address 0x1000 and at 0x200 in the file.
+/// Return a library whose strings are at address 0x1000 and at offset 0x200 in the file.
 fn named(soname: &str) -> Vec<u8> {
     let mut bytes = vec![0_u8; 0x200];
     let mut put = |at: usize, value: u64, length: usize| bytes[at..at + length].copy_from_slice(&value.to_le_bytes()[..length]);
@@ -130,7 +130,7 @@ fn named(soname: &str) -> Vec<u8> {
     [bytes, b"\0".to_vec(), soname.as_bytes().to_vec(), vec![0; 300]].concat()
 }
 
-/// What becomes a link's name leads nowhere else, and is in the file.
+/// Rules: a name that becomes a link's name does not lead elsewhere, and it is in the file.
 fn soname(bytes: &[u8]) -> bool {
     let name = "libcuda.so.550.54.15";
     let size = bytes.len() as u64;
@@ -152,7 +152,7 @@ fn soname(bytes: &[u8]) -> bool {
     found.is_some() && ldcache::flags_of(bytes).is_some()
 }
 
-/// Nothing is read beyond the end, and of a file of any size little.
+/// Rules: nothing is read beyond the end, and only a little is read of a file of any size.
 fn library(bytes: &[u8]) -> bool {
     for size in [bytes.len() as u64, u64::MAX] {
         let read = Cell::new(0);
@@ -178,7 +178,7 @@ fn library(bytes: &[u8]) -> bool {
     true
 }
 
-/// Two JSON texts, one behind the other.
+/// The input consists of two JSON texts, one after the other.
 fn hook(bytes: &[u8]) -> bool {
     let Some((state, config)) = text(bytes).and_then(|text| text.split_once("} {")) else {
         return false;
@@ -204,7 +204,7 @@ fn hook(bytes: &[u8]) -> bool {
     true
 }
 
-/// One line becomes another, and the others stay; what forbids is left alone.
+/// Rules: exactly the line that allows changes is replaced by one that forbids them, and a text that forbids them is not changed again.
 fn parameters(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let Some(after) = params::forbidding(text) else { return false };
@@ -215,7 +215,7 @@ fn parameters(bytes: &[u8]) -> bool {
     true
 }
 
-/// What is there stays in front, and what is added is there once.
+/// Rules: the existing lines stay at the front, and the added ones are there once.
 fn musl(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let after = libraries::musl_list(Some(text), &["/new", "/lib", "/new"]);
@@ -226,7 +226,7 @@ fn musl(bytes: &[u8]) -> bool {
     true
 }
 
-/// What nobody knows is in nobody's way, an alternative that holds is enough, and an error is one line of bounded length.
+/// Rules: a requirement about an unknown fact is satisfied, one satisfied alternative is enough, and an error is one line of bounded length.
 fn requirements(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let mut lines = text.lines();
@@ -268,7 +268,7 @@ fn requirements(bytes: &[u8]) -> bool {
     !matches!(found, Err(Error::Expression(_)))
 }
 
-/// Only who makes a container has a bundle, and it is one of the words.
+/// Rule: only a command that creates a container has a bundle, and the bundle is one of the arguments.
 fn call(bytes: &[u8]) -> bool {
     let words: Vec<OsString> = bytes
         .split(|byte| *byte == 0)
@@ -283,7 +283,8 @@ fn call(bytes: &[u8]) -> bool {
     true
 }
 
-/// The first line is what is set. What was a file of settings is one after it, the same is not set twice, and comments stay.
+/// The first line has the new settings, the rest is the file. Rules: a valid file remains valid, a second edit changes nothing, and comments
+/// stay.
 fn edited(bytes: &[u8]) -> bool {
     let Some((option, before)) = text(bytes).and_then(|text| text.split_once('\n')) else {
         return false;
@@ -301,7 +302,7 @@ fn edited(bytes: &[u8]) -> bool {
     true
 }
 
-/// Each name is one that is read again.
+/// Rule: each name is one that reads back the same.
 fn asked(bytes: &[u8]) -> bool {
     let Ok(all) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else {
         return false;

@@ -1,5 +1,5 @@
-//! The extender, asked as kube-scheduler asks it. It knows a cluster of nodes with inventories and pods with rules, and its API server is part of
-//! the input: what it lists, and how it answers to a Binding.
+//! The extender, called as by kube-scheduler. It knows a cluster of nodes with inventories and pods with rules. Its API server is part of the
+//! input: the objects that it lists, and its response to a Binding.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ use tower::ServiceExt as _;
 
 use super::{Limits, Target};
 
-/// One call over 40 nodes with 8 GPUs takes 20 to 60 ms in a debug build and holds 1.1 MiB; a bind with an extender of its own takes as long.
+/// In a debug build, a call over 40 nodes with 8 GPUs takes 20 to 60 ms and holds 1.1 MiB. A bind with a separate extender takes as long.
 const CALL: Limits = Limits {
     time: Duration::from_millis(250),
     time_per_byte: Duration::from_micros(6),
@@ -59,7 +59,7 @@ fn seeded(target: Target, accepted: &[Value], refused: &[Value]) -> Target {
     }
 }
 
-// What the cluster has.
+// The contents of the cluster.
 
 fn gpu(node: &str, index: u32, model: &str, total: u64) -> Value {
     json!({"index": index, "uuid": format!("GPU-{node}-{index}"), "minor": index, "model": model, "totalMiB": total, "units": total / 1024,
@@ -77,7 +77,7 @@ fn node(name: &str, gpus: &[Value]) -> Value {
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}], "nodeInfo": {"containerRuntimeVersion": "containerd://2.1.4"}}})
 }
 
-/// Eight GPUs, each linked with all others: two groups by NVLink.
+/// Return a node with eight GPUs, each linked to all others: two groups connected by NVLink.
 fn linked(name: &str, model: &str, total: u64) -> Value {
     let mut gpus: Vec<Value> = (0..8).map(|index| gpu(name, index, model, total)).collect();
     for (from, gpu) in (0..8).zip(&mut gpus) {
@@ -90,7 +90,7 @@ fn linked(name: &str, model: &str, total: u64) -> Value {
     node(name, &gpus)
 }
 
-/// MIG instances beside a whole GPU.
+/// Return a node with MIG instances and a whole GPU.
 fn split(name: &str) -> Value {
     let instances = (0..7).map(|index| {
         let mut instance = gpu(name, index, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864);
@@ -102,7 +102,8 @@ fn split(name: &str) -> Value {
     node(name, &instances.chain([whole]).collect::<Vec<_>>())
 }
 
-/// A failed GPU, a lost one, its successor with the same index, and one whose memory is held by containers of a pod that is gone.
+/// Return a node with a failed GPU, a lost one, its successor with the same index, and one whose memory is held by containers of a pod that is
+/// gone.
 fn unwell(name: &str) -> Value {
     let mut gpus = [
         gpu(name, 0, "Tesla T4", 15_360),
@@ -119,10 +120,10 @@ fn unwell(name: &str) -> Value {
     node(name, &gpus)
 }
 
-/// Forty nodes: enough for a text that is repeated once per node to be noticed.
+/// Return forty nodes, enough to make a text noticeable that is repeated once per node.
 fn nodes() -> Vec<Value> {
     let mut nodes = vec![linked("a1", "NVIDIA A100-SXM4-80GB", 81_920), split("m1"), unwell("t1")];
-    // Known by gpushare's capacities only, not shared, not to be used, not readable.
+    // Nodes that have only gpushare's capacities, that are not shared, that must not be used, and that are unreadable.
     let mut plain = node("g1", &[gpu("g1", 0, "", 16_384), gpu("g1", 1, "", 16_384)]);
     plain["metadata"]["annotations"] = json!({});
     let mut closed = linked("c1", "NVIDIA H100 80GB HBM3", 81_920);
@@ -164,7 +165,7 @@ fn running(name: &str, node: &str, units: u64, annotations: &Value) -> Value {
     pod
 }
 
-/// On a1 GPU 0 is full and GPU 1 half full; a pod is nominated to it, and others wait with rules.
+/// Return the pods. On a1, GPU 0 is full and GPU 1 half full; one pod is nominated to a1, and others wait with rules.
 fn pods() -> Vec<Value> {
     let mut nominated = pod("nominated", 40, &json!({names::GPU_MODEL: "A100*"}));
     nominated["spec"]["priority"] = json!(1000);
@@ -212,7 +213,7 @@ fn pods() -> Vec<Value> {
     ]
 }
 
-// What is asked.
+// The requests.
 
 fn rules() -> Value {
     json!({names::GPU_MODEL: "A100*,H100*,!T4", names::GPU_MEMORY: ">=40Gi", names::GPU_PREFER: "most-memory"})
@@ -222,13 +223,13 @@ fn names_of(nodes: &[Value]) -> Vec<&str> {
     nodes.iter().filter_map(|node| node["metadata"]["name"].as_str()).collect()
 }
 
-/// As many patterns as a pod may have, of nearly as many bytes, which no product matches.
+/// Return as many patterns as a pod may have, with almost as many bytes, which match no product.
 fn long_rule(sign: &str) -> Value {
     let patterns = vec![format!("{sign}NVIDIA A100-SXM4-80GB-custom"); 32];
     json!({names::GPU_MODEL: patterns.join(",")})
 }
 
-/// Some node has room.
+/// Return requests for which some node has room.
 fn fitting() -> Vec<Value> {
     let (nodes, no_rule) = (nodes(), json!({}));
     let all = names_of(&nodes);
@@ -240,12 +241,12 @@ fn fitting() -> Vec<Value> {
         json!({"Pod": pod("p", 8, &named), "NodeNames": ["a1", "m1", "t1"]}),
         json!({"Pod": pod("p", 4, &of_mig), "NodeNames": ["m1", "g1", "nobody"]}),
         json!({"Pod": pod("p", 4, &long_rule("!")), "NodeNames": all}),
-        // nodeCacheCapable: false
+        // As with nodeCacheCapable: false.
         json!({"Pod": pod("p", 8, &rules()), "Nodes": {"metadata": {}, "items": &nodes[..4]}, "NodeNames": null}),
     ]
 }
 
-/// It cannot be read, or no node has room.
+/// Return requests that are invalid or for which no node has room.
 fn unfitting() -> Vec<Value> {
     let nodes = nodes();
     let unreadable = json!({names::GPU_PREFER: "large"});
@@ -286,10 +287,10 @@ enum Verb {
     Preempt,
 }
 
-/// A verb of an extender that knows [`nodes`] and [`pods`]. None of these verbs changes what it knows, so one extender reads all inputs.
+/// A verb of an extender that knows [`nodes`] and [`pods`]. The verb does not change the extender's state, so one extender reads all inputs.
 struct Asked {
     verb: Verb,
-    // It belongs to the thread that asks.
+    // Each extender belongs to the thread that calls it.
     extender: OnceCell<Extender>,
 }
 
@@ -327,10 +328,10 @@ impl Asked {
     }
 }
 
-/// Nodes of one call, at most: a call's time grows with their number, and so it must.
+/// The greatest number of nodes in a call with a time limit. The time of a call necessarily grows with their number.
 const MOST_NODES: usize = 100;
 
-/// Whether more nodes are asked for than a limit on time can be given for. kube-scheduler names each node once.
+/// Report whether a request names too many nodes for a time limit. kube-scheduler names each node once.
 fn names_many(ask: &Value) -> bool {
     let count = |field: &Value| match field {
         Value::Array(list) => list.len(),
@@ -341,7 +342,7 @@ fn names_many(ask: &Value) -> bool {
     fields.map(count).any(|nodes| nodes > MOST_NODES)
 }
 
-/// Text for each node that was asked for has a length of its own, and the pod's text is not in it: an answer is no product of the two.
+/// Rule: the text for each node has its own length and does not contain the pod's text, so the size of a response is not their product.
 fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
     let most = (4 << 10) + 6 * asked + 700 * nodes;
     assert!(
@@ -351,7 +352,7 @@ fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
     );
 }
 
-/// A node passes or fails, and not both. Accepted: some node passes.
+/// Rule: each node either passes or fails. Accepted: some node passes.
 fn filtered(answer: &Answer, asked: usize) -> bool {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
     if answer.body.is_null() {
@@ -366,14 +367,14 @@ fn filtered(answer: &Answer, asked: usize) -> bool {
     let failed = answer.body["FailedNodes"].as_object().cloned().unwrap_or_default();
     assert!(!passed.iter().any(|name| failed.contains_key(name)), "{}", answer.body);
     assert!(failed.values().all(|why| why.as_str().is_some_and(|why| !why.is_empty())));
-    // Each node that was asked for counts, also where its name is asked for twice.
+    // Each requested node counts, even if its name is requested twice.
     in_proportion(answer, asked, passed.len() + failed.len());
     let error = answer.body["Error"].as_str().expect("a text");
     assert!(error.is_empty() || passed.is_empty() && failed.is_empty(), "{}", answer.body);
     !passed.is_empty()
 }
 
-/// Every node has a score that kube-scheduler takes. Accepted: they differ, or there is one node.
+/// Rule: every node has a score that kube-scheduler accepts. Accepted: the scores differ, or there is one node.
 fn scored(answer: &Answer, asked: usize) -> bool {
     let Some(pairs) = answer.body.as_array() else {
         assert!(answer.is_refusal(), "{}", answer.body);
@@ -381,13 +382,13 @@ fn scored(answer: &Answer, asked: usize) -> bool {
     };
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.body);
     in_proportion(answer, asked, pairs.len());
-    // MaxExtenderPriority in kube-scheduler's extender/v1.
+    // The limit is MaxExtenderPriority in kube-scheduler's extender/v1.
     let scores: Vec<u64> = pairs.iter().map(|pair| pair["Score"].as_u64().expect("a number")).collect();
     assert!(scores.iter().all(|score| *score <= 10), "{scores:?}");
     !scores.is_empty()
 }
 
-/// Whoever may be evicted was proposed or is known there. Accepted: somebody may be.
+/// Rule: every pod that may be evicted was proposed or is known on the node. Accepted: some pod may be evicted.
 fn evicted(answer: &Answer, asked: usize) -> bool {
     let Some(nodes) = answer.body["NodeNameToMetaVictims"].as_object() else {
         assert!(answer.is_refusal(), "{}", answer.body);
@@ -400,32 +401,32 @@ fn evicted(answer: &Answer, asked: usize) -> bool {
         .any(|victims| victims["Pods"].as_array().is_some_and(|pods| !pods.is_empty()))
 }
 
-// Bind.
+// The bind requests.
 
-/// A bind, the pod as the API server has it, and what the API server answers.
+/// A bind, the pod in the API server, and the API server's responses.
 #[derive(Debug, Deserialize)]
 struct Bind {
-    /// kube-scheduler's request.
+    /// The request of kube-scheduler.
     ask: Value,
     pod: Value,
-    /// Whether the extender's watch has shown the pod already.
+    /// Whether the extender's watch has already shown the pod.
     #[serde(default)]
     seen: bool,
-    /// To each POST of the Binding; 201 when these are used up.
+    /// The responses to the POSTs of the Binding; 201 when they are used up.
     #[serde(default)]
     posts: Vec<Reply>,
-    /// To each GET of the pod; the pod as it is when these are used up.
+    /// The responses to the GETs of the pod; the current pod when they are used up.
     #[serde(default)]
     gets: Vec<Reply>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 struct Reply {
-    /// 0: the connection breaks. 1: there is no answer.
+    /// The status. 0: the connection breaks. 1: there is no response.
     status: u16,
     #[serde(default)]
     body: String,
-    /// The API server has carried the Binding out, whatever it answers.
+    /// Whether the API server has carried out the Binding, whatever it answers.
     #[serde(default)]
     done: bool,
 }
@@ -462,7 +463,7 @@ fn bound() -> Vec<Value> {
             &json!([{"status": 502, "body": "{"}]),
         ),
         bind_seed(&plain, true, &json!([{"status": 1, "done": true}]), &none),
-        // No memory: bound without annotations.
+        // The pod asks for no memory, so it is bound without annotations.
         bind_seed(
             &json!({"metadata": {"name": "p", "namespace": "default", "uid": "uid-p"}, "spec": {"containers": [{"name": "c"}]}}),
             false,
@@ -497,13 +498,13 @@ fn not_bound() -> Vec<Value> {
     seeds
 }
 
-/// Fewer nodes than for the other verbs: each input has an extender of its own, since a bind changes what it knows.
+/// Return fewer nodes than for the other verbs: each input has its own extender, because a bind changes the extender's state.
 fn bind_nodes() -> Vec<Value> {
     nodes().into_iter().take(4).collect()
 }
 
-/// What is posted is what was asked for, on GPUs that the node has and that are well; success is answered only for a Binding that was carried
-/// out. Accepted: one was.
+/// Rules: the Binding contains what was requested, on healthy GPUs of the node, and success is reported only for a Binding that was
+/// carried out. Accepted: a Binding was carried out.
 fn bind(bytes: &[u8]) -> bool {
     let Ok(scene) = serde_json::from_slice::<Bind>(bytes) else {
         return false;
@@ -518,7 +519,7 @@ fn bind(bytes: &[u8]) -> bool {
         posts: scene.posts,
         gets: scene.gets,
     };
-    // A pod that makes the list unreadable.
+    // A pod of the input can make the list unreadable.
     let Some(extender) = Extender::start(cluster) else {
         return false;
     };
@@ -527,7 +528,7 @@ fn bind(bytes: &[u8]) -> bool {
     in_proportion(&answer, bytes.len(), 1);
     let error = answer.body["Error"].as_str().expect("a text");
     let api = extender.api();
-    assert!(api.posted.len() <= 1, "one bind posts once: {:?}", api.posted);
+    assert!(api.posted.len() <= 1, "a bind posts at most once: {:?}", api.posted);
     for binding in &api.posted {
         let node = binding["target"]["name"].as_str().unwrap_or_default();
         for asked in [node, binding["metadata"]["uid"].as_str().unwrap_or_default()] {
@@ -537,13 +538,13 @@ fn bind(bytes: &[u8]) -> bool {
     }
     assert!(
         !error.is_empty() || api.bound.is_some() || api.cluster.pod["spec"]["nodeName"].is_string(),
-        "success, and the pod is bound nowhere: {:?}",
+        "success, but the pod is not bound: {:?}",
         api.posted
     );
     error.is_empty() && !api.posted.is_empty()
 }
 
-/// The allocation names GPUs of the node that are well, each once, and no more memory than they have.
+/// Rules: the allocation names healthy GPUs of the node, each once, and no more memory than they have.
 fn sound(cluster: &Cluster, node: &str, annotations: &Value) {
     let Some(text) = annotations[names::ALLOCATION].as_str() else {
         return;
@@ -572,7 +573,7 @@ fn sound(cluster: &Cluster, node: &str, annotations: &Value) {
 
 // The cluster as an input.
 
-/// What the API server lists, and what is asked then.
+/// The objects that the API server lists, and the requests that follow.
 #[derive(Debug, Deserialize)]
 struct Listed {
     nodes: Vec<Value>,
@@ -589,7 +590,8 @@ fn clusters() -> Vec<Value> {
     ]
 }
 
-/// Whatever nodes and pods are listed, the extender answers to every verb, and what it says of them grows with them. Accepted: some node has room.
+/// Rules: whatever nodes and pods are listed, the extender answers every verb, and its answers grow only with them. Accepted: some node has
+/// room.
 fn listed(bytes: &[u8]) -> bool {
     let Ok(scene) = serde_json::from_slice::<Listed>(bytes) else {
         return false;
@@ -620,17 +622,17 @@ fn listed(bytes: &[u8]) -> bool {
 struct Cluster {
     nodes: Vec<Value>,
     pods: Vec<Value>,
-    /// What a GET of a pod finds.
+    /// The result of a GET of a pod.
     pod: Value,
     posts: Vec<Reply>,
     gets: Vec<Reply>,
 }
 
-/// An API server of values: nothing is checked, so that the extender sees what no real one would store.
+/// An API server of plain values. It checks nothing, so the extender also sees objects that a real one would not store.
 #[derive(Debug, Default)]
 struct Api {
     cluster: Cluster,
-    /// The Bindings that came.
+    /// The Bindings that were posted.
     posted: Vec<Value>,
     /// The Binding that was carried out.
     bound: Option<Value>,
@@ -643,7 +645,7 @@ struct Extender {
     _stop: DropGuard,
 }
 
-/// What the extender answered.
+/// The extender's response.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
@@ -658,14 +660,14 @@ impl Answer {
     }
 }
 
-/// Rounds of a virtual second in which the extender must have listed its cluster. It tries a list that failed again after 0.8 s.
+/// The number of rounds of one virtual second in which the extender must have listed its cluster. It retries a failed list after 0.8 s.
 const ROUNDS: usize = 5;
 
 impl Extender {
-    /// `None`: it cannot read what its API server lists.
+    /// Start an extender. Return `None` if it cannot read what its API server lists.
     fn start(cluster: Cluster) -> Option<Extender> {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        // Time passes when nothing else can happen: a second that the extender waits for costs nothing.
+        // Virtual time passes when nothing else can happen, so a second for which the extender waits costs nothing.
         let runtime = runtime.enable_all().start_paused(true).build().expect("a runtime");
         let api = Arc::new(Mutex::new(Api {
             cluster,
@@ -723,11 +725,11 @@ impl Extender {
 }
 
 impl Answer {
-    /// Whatever is asked is answered, in JSON.
+    /// Check that the response is JSON, and read it.
     fn new((status, bytes): (StatusCode, Bytes)) -> Answer {
         let read = serde_json::from_slice::<Value>(&bytes);
         let body = read.unwrap_or_else(|error| {
-            // Nodes go back as they came: their texts may have half a surrogate pair, which is JSON, and which Go's decoder replaces.
+            // Nodes are returned as they came. Their texts may contain half a surrogate pair, which is valid JSON and which Go's decoder replaces.
             let valid = serde_json::from_slice::<&RawValue>(&bytes).is_ok();
             assert!(
                 valid,
@@ -744,7 +746,7 @@ impl Answer {
     }
 }
 
-/// The API server's answer.
+/// Return the API server's response.
 async fn answer<B>(api: Arc<Mutex<Api>>, request: Request<B>) -> io::Result<Response<Body>>
 where
     B: axum::body::HttpBody<Data = Bytes>,
@@ -770,7 +772,7 @@ where
             (Method::GET, path) if path.ends_with("/configmaps") => list("ConfigMapList", &[]),
             (Method::GET, _) => api.pod(),
             (Method::POST, path) if path.ends_with("/binding") => api.binding(&body),
-            // An event.
+            // A posted event.
             _ => Reply {
                 status: 201,
                 body: String::from_utf8_lossy(&body).into_owned(),
@@ -782,7 +784,7 @@ where
         0 => Err(io::Error::new(io::ErrorKind::ConnectionReset, "the connection was reset")),
         1 => std::future::pending().await,
         status => {
-            // What is no status code is that of a proxy that is out of order.
+            // An invalid status code stands for a broken proxy.
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
             let mut response = Response::new(Body::from(reply.body));
             *response.status_mut() = status;
@@ -801,7 +803,7 @@ fn list(kind: &str, items: &[Value]) -> Reply {
 }
 
 impl Api {
-    /// The pod as it is: bound, with the Binding's annotations, once that was carried out.
+    /// Return the current pod, which is bound and has the Binding's annotations once the Binding was carried out.
     fn pod(&mut self) -> Reply {
         if !self.cluster.gets.is_empty() {
             return self.cluster.gets.remove(0);

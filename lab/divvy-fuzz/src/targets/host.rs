@@ -1,5 +1,5 @@
-//! Machines: files of the kernel, of drivers, engines and the kubelet, what programs and the API server answer, and what `divvy doctor` and
-//! `divvy cdi generate` make of them.
+//! Input from machines: files of the kernel, drivers, engines, and the kubelet; answers of programs and of the API server; and what
+//! `divvy doctor` and `divvy cdi generate` make of them.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -76,7 +76,7 @@ const OBJECTS: &str = r#"{"nodes":{"items":[{"metadata":{"name":"n","labels":{"g
 const LOG: &str = "a\nFailed to initialize NVML: Driver/library version mismatch\nFailed to initialize NVML: Driver/library version mismatch\ncould not select device driver \"\" with capabilities: [[gpu]]\n";
 const SNAPSHOT: &str = r#"{"v":1,"driver":"550.54.15","cuda":"12.4","gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
 
-/// A machine on which every check has something to read.
+/// Return a machine on which every check has something to read.
 fn busy() -> Machine {
     let mut machine = kinds::debian();
     machine
@@ -110,11 +110,11 @@ fn busy() -> Machine {
     machine
 }
 
-/// Between entries, and between an entry's path and what it holds: no file of text has them.
+/// The separator between entries, and between an entry's path and its content. It does not occur in text files.
 const ENTRY: u8 = 0x1e;
 const CONTENT: u8 = 0x1f;
 
-/// A machine as bytes.
+/// Return a machine as bytes.
 fn written(machine: &Machine) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut folders = vec![String::new()];
@@ -141,7 +141,7 @@ fn written(machine: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// A machine that was written so. It holds whoever looks to what is promised: no path passes through a link, or is anything but whole.
+/// A machine read from such bytes. It checks that its readers keep their promise: every path is absolute and passes through no link.
 #[derive(Debug, Default)]
 struct Told {
     entries: BTreeMap<String, (Kind, Vec<u8>)>,
@@ -168,7 +168,7 @@ impl Told {
         let path = path.strip_prefix('/')?;
         let mut folder = String::new();
         let parts: Vec<&str> = path.split('/').collect();
-        // As the kernel has them: names, and PATH_MAX for a whole path.
+        // As in the kernel: names have a maximum length, and a whole path has PATH_MAX.
         if path.len() > 4096 {
             return None;
         }
@@ -193,7 +193,7 @@ impl Told {
         let relative = path.trim_start_matches('/');
         assert!(
             path.is_empty() || path == "/" || path == format!("/{relative}"),
-            "{path:?} is no whole path"
+            "{path:?} is not an absolute path"
         );
         let mut above = String::new();
         for part in relative.split('/').filter(|_| !relative.is_empty()) {
@@ -246,7 +246,7 @@ impl Tree for Told {
     }
 }
 
-/// Every finding has all that it needs, and nothing of the machine's moves the cursor of who reads it.
+/// Rules: every finding is complete, and nothing from the machine moves the reader's cursor.
 fn judged(facts: &Facts<'_>) {
     let report = Report::of(facts, checks::ALL);
     for line in &report.checks {
@@ -262,12 +262,12 @@ fn judged(facts: &Facts<'_>) {
     assert!(report.exit_status() <= 2);
 }
 
-/// Without what a terminal takes for orders.
+/// Report whether a text contains nothing that a terminal treats as a command.
 fn plain(text: &str) -> bool {
     text.chars().all(|c| c == '\n' || !c.is_control())
 }
 
-/// What is made of a machine are specs that engines take, and that name what is there.
+/// Rule: a machine results in specs that engines accept and that name existing files.
 fn machine(bytes: &[u8]) -> bool {
     let Some(told) = Told::read(bytes) else { return false };
     let Some(facts) = Facts::of(&told) else { return false };
@@ -311,10 +311,10 @@ fn machine(bytes: &[u8]) -> bool {
     for engine in Engine::ALL {
         let _ = engine.evidence(&root);
         if let Err(error) = engine.target(&root, &Wanted::default()).and_then(|target| target.read(&root)) {
-            assert!(error.to_string().contains('/'), "which file is said: {error}");
+            assert!(error.to_string().contains('/'), "the error names the file: {error}");
         }
         if let Err(error) = engine.kubelet_driver(&root) {
-            assert!(error.to_string().contains('/'), "which file is said: {error}");
+            assert!(error.to_string().contains('/'), "the error names the file: {error}");
         }
     }
     generates
@@ -333,7 +333,7 @@ fn fits(spec: &Spec, tree: &dyn Tree) {
     assert_eq!(Spec::parse(&printed).as_ref().ok(), Some(spec), "{printed}");
 }
 
-/// Of what programs say, as one object.
+/// The input is one object with the answers of programs.
 fn answers(bytes: &[u8]) -> bool {
     let Ok(said) = serde_json::from_slice::<Value>(bytes) else {
         return false;
@@ -363,7 +363,7 @@ fn answers(bytes: &[u8]) -> bool {
     true
 }
 
-/// Pages of the API server, as one object.
+/// The input is one object with the pages of the API server.
 fn objects(bytes: &[u8]) -> bool {
     #[derive(serde::Deserialize)]
     struct All {
@@ -402,7 +402,7 @@ fn log(bytes: &[u8]) -> bool {
     !log.found().is_empty()
 }
 
-/// A count, and one line.
+/// The input is a count and one line.
 fn last_words(bytes: &[u8]) -> bool {
     let line = last_line(bytes);
     assert!(!line.is_empty() && !line.contains('\n'), "{line:?}");
@@ -413,7 +413,7 @@ fn last_words(bytes: &[u8]) -> bool {
     })
 }
 
-/// Each line says one thing, whatever stands in the others.
+/// Rule: each line has the same meaning, whatever the other lines contain.
 fn minors(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let all = proc::mig_minors(text);
@@ -436,7 +436,7 @@ fn cgroups(bytes: &[u8]) -> bool {
     uid.is_some()
 }
 
-/// `cgroup.events` and `pids.current`. What does not say it says nothing.
+/// The input is `cgroup.events` and `pids.current`. Rule: a file without the information yields none.
 fn cgroup_files(bytes: &[u8]) -> bool {
     let Some((events, current)) = text(bytes).and_then(|text| text.split_once('\u{1e}')) else {
         return false;
@@ -455,7 +455,7 @@ fn cgroup_files(bytes: &[u8]) -> bool {
     populated.is_some() && counted.is_some()
 }
 
-/// What the probe said just now gives specs that engines take.
+/// Rule: the current answer of the probe results in specs that engines accept.
 fn snapshot(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let machine = kinds::debian();

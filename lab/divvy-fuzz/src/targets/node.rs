@@ -1,4 +1,4 @@
-//! What lies on a node: engines' files, CDI specs, OCI bundles, the loader's cache, the kubelet's checkpoint, the probe's lines.
+//! Input on a node: engines' files, CDI specs, OCI bundles, the loader's cache, the kubelet's checkpoint, and the probe's lines.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ fn caches() -> Vec<Vec<u8>> {
         hwcap: 1 << 62,
     });
     let made = ldcache::with(None, &libraries).expect("a cache");
-    // A real one has extensions, too.
+    // A real cache also has extensions.
     std::iter::once(made).chain(std::fs::read("/etc/ld.so.cache").ok()).collect()
 }
 
@@ -88,7 +88,7 @@ fn look(_: &str) -> Result<Device, String> {
     })
 }
 
-/// What can be read can be edited, and is then what can be read.
+/// Rule: a bundle that was read can be edited, and the result can be read.
 fn bundle(bytes: &[u8]) -> bool {
     let Some(mut bundle) = text(bytes).and_then(|text| Bundle::parse(text).ok()) else {
         return false;
@@ -134,7 +134,7 @@ fn bundle(bytes: &[u8]) -> bool {
     edited
 }
 
-/// What can be read is printed so that the same is read, but for the last bit of fractions, which only keys have that nobody knows.
+/// Rule: a spec is printed so that it reads back the same, except for the last bit of fractions, which only unknown keys have.
 fn spec(bytes: &[u8]) -> bool {
     let Some(spec) = text(bytes).and_then(|text| Spec::parse(text).ok()) else {
         return false;
@@ -165,7 +165,7 @@ fn without_fractions(spec: &Spec) -> Value {
     value
 }
 
-/// What can be read is written so that the same is read, and what is added is there.
+/// Rule: a cache is written so that it reads back the same, with the added entries.
 fn cache(bytes: &[u8]) -> bool {
     let Ok(before) = ldcache::parse(bytes) else { return false };
     let added = Library {
@@ -211,7 +211,7 @@ fn crio(bytes: &[u8]) -> bool {
     edited(bytes, &target)
 }
 
-/// What is copied from there is written so that the engine has what was wished, whatever else it says.
+/// Rule: values copied from there are written so that the engine has the wanted settings, whatever else it reports.
 fn said(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let wish = Wish {
@@ -252,7 +252,7 @@ fn said(bytes: &[u8]) -> bool {
     good
 }
 
-/// What can be edited is not edited a second time, and is given back to the byte.
+/// Rules: an edited file is not edited a second time, and is restored byte for byte.
 fn edited(bytes: &[u8], target: &Files) -> bool {
     let Some(text) = text(bytes) else { return false };
     let before = BTreeMap::from([(target.config().to_owned(), text.to_owned())]);
@@ -295,20 +295,20 @@ const ANSWER: &str = r#"{"id":7,"ok":{"v":1,"driver":"550.54.15","cuda":"12.4","
 const REFUSAL: &str = r#"{"id":null,"err":{"code":"protocol","text":"the question is not JSON"}}"#;
 const XID: &str = r#"{"event":"xid","seq":1,"uuid":"GPU-1234","xid":79,"gi":null,"ci":3}"#;
 
-/// What can be read is printed so that the same is read.
+/// Rule: a checkpoint is printed so that it reads back the same.
 fn checkpoint(bytes: &[u8]) -> bool {
     let Ok(mut checkpoint) = Checkpoint::parse(bytes) else {
         return false;
     };
     let again = Checkpoint::parse(checkpoint.to_text().as_bytes()).expect("what was printed can be read");
-    // What could not be read is not printed.
+    // Entries that could not be read are not printed.
     let whole = checkpoint.skipped.is_empty();
     checkpoint.skipped.clear();
     assert_eq!(again, checkpoint);
     whole
 }
 
-/// A refusal carries the number of the question where there is one, so that who asked is told.
+/// Rule: a refusal carries the number of the request if there is one, so that the client can match it.
 fn question(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     match protocol::parse_request(text) {
@@ -325,7 +325,7 @@ fn question(bytes: &[u8]) -> bool {
     }
 }
 
-/// What can be read is said so that the same is read.
+/// Rule: a line is printed so that it reads back the same.
 fn line(bytes: &[u8]) -> bool {
     let Some(read) = text(bytes).and_then(|text| protocol::parse_from_probe(text).ok()) else {
         return false;
@@ -335,7 +335,7 @@ fn line(bytes: &[u8]) -> bool {
         FromProbe::Xid(event) => protocol::event_line(event),
         FromProbe::OtherEvent => return true,
     };
-    // As the agent goes on with it.
+    // Continue as the agent does.
     let mut accepted = true;
     if let FromProbe::Answer { result: Ok(value), .. } = &read {
         let snapshot = serde_json::from_value::<Snapshot>(value.clone()).ok();
@@ -346,7 +346,7 @@ fn line(bytes: &[u8]) -> bool {
         }
     }
     match (protocol::parse_from_probe(&said).expect("what was said can be read"), &read) {
-        // Reading shortens what is too long, and a shortened text stays as it is.
+        // Reading shortens texts that are too long, and a shortened text stays the same.
         (again @ FromProbe::Answer { result: Err(_), .. }, _) => assert_eq!(again, read),
         // The last bit of fractions may differ.
         (FromProbe::Answer { id, result: Ok(_) }, FromProbe::Answer { id: asked, .. }) => assert_eq!(id, *asked),

@@ -1,4 +1,4 @@
-//! What Divvy's own programs are told: configuration files, Secrets, reviews, recordings, traces, and the kubelet's calls.
+//! Input of Divvy's own programs: configuration files, Secrets, reviews, recordings, traces, and the kubelet's calls.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn
 const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta1\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
-/// An error names the file.
+/// Rule: an error names the file.
 fn agent(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     match Settings::parse("--config f.toml", text) {
@@ -106,12 +106,12 @@ fn machines(bytes: &[u8]) -> bool {
     true
 }
 
-/// Every pod is allowed, and the answer names the review that it answers. Accepted: the pod is given to the scheduler.
+/// Rules: every pod is allowed, and the response names the review that it answers. Accepted: the pod is given to the scheduler.
 fn review(bytes: &[u8]) -> bool {
     match admission::review(bytes, "divvy-scheduler") {
         Ok(answer) => {
             let said = serde_json::to_value(&answer).expect("JSON");
-            // What nobody looks at may be anything in quotes.
+            // A value that the webhook ignores may be anything in quotes.
             if let Ok(asked) = serde_json::from_slice::<Value>(bytes) {
                 assert_eq!(said["response"]["uid"], asked["request"]["uid"]);
             }
@@ -126,7 +126,8 @@ fn review(bytes: &[u8]) -> bool {
     }
 }
 
-/// What others write there, one after the other, a second apart. Who has just written is believed for its time, and nobody takes a Lease from it.
+/// The input is what other replicas write to the Lease, one after the other, a second apart. Rule: the replica waits exactly as long as another
+/// holder's Lease is valid, counted from the last change.
 fn lease(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let rules = Rules::of(std::time::Duration::from_secs(15));
@@ -174,7 +175,7 @@ fn secret() -> Vec<u8> {
     serde_json::to_vec(&text).expect("JSON")
 }
 
-/// What somebody else put there is refused and not made anew.
+/// Rule: a Secret with foreign content is refused and not replaced.
 fn certificates(bytes: &[u8]) -> bool {
     let Ok(said) = serde_json::from_slice::<BTreeMap<String, String>>(bytes) else {
         return false;
@@ -194,7 +195,7 @@ fn certificates(bytes: &[u8]) -> bool {
     }
 }
 
-/// Whatever was recorded has an end, and findings of it have words.
+/// Rule: every recording comes to an end, and its findings have a text.
 fn history(bytes: &[u8]) -> bool {
     let mut reader = Reader::default();
     let mut audit = Audit::new(Limits::default());
@@ -229,9 +230,9 @@ fn history(bytes: &[u8]) -> bool {
     taken > 0
 }
 
-/// As `divvy audit` does it, from files to what is printed, in which nothing of others moves a cursor.
+/// Do as `divvy audit` does, from the files to the output. Rule: no foreign text in the output moves a cursor.
 fn replayed() -> impl Fn(&[u8]) -> bool + Send {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     move |bytes| {
         let mut parts = bytes.splitn(2, |byte| *byte == 0x1e);
         let files = ["history", "reports"].map(|name| {
@@ -251,7 +252,7 @@ fn replayed() -> impl Fn(&[u8]) -> bool + Send {
     }
 }
 
-/// Nodes, pods and an order of them.
+/// The input has nodes, pods, and an order of the pods.
 fn trace(bytes: &[u8]) -> bool {
     let mut parts = bytes.split(|byte| *byte == 0x1e);
     let (nodes, pods, order) = (
@@ -283,7 +284,7 @@ fn trace(bytes: &[u8]) -> bool {
     }
 }
 
-/// What is merged is merged again to itself, and has our extender once.
+/// Rule: merging a merged configuration changes nothing, and it has Divvy's extender once.
 fn scheduler(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let url = "http://127.0.0.1:32766/gpushare-scheduler";
@@ -345,7 +346,7 @@ fn held() -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// As tonic reads them. No id is lost, and none is made up.
+/// Read messages as tonic does. Rule: no id is lost, and none is invented.
 fn messages(bytes: &[u8]) -> bool {
     let mut any = false;
     if let Ok(answer) = podresources::GetPodResourcesResponse::decode(bytes) {

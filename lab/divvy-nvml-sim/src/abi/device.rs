@@ -1,4 +1,4 @@
-//! Finding GPUs and reading what they are.
+//! Symbols that find GPUs and read their properties.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong};
 use std::mem::size_of;
@@ -15,7 +15,7 @@ use crate::sim::sim;
 const MIB: u64 = 1 << 20;
 const VERSION_MISMATCH: ffi::nvmlReturn_t = ffi::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 
-/// Lost GPUs count, as they do until the driver is loaded anew.
+/// Lost GPUs count as well, as in a real driver until it is reloaded.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
@@ -101,7 +101,8 @@ unsafe extern "C" fn nvmlDeviceGetName(device: ffi::nvmlDevice_t, name: *mut c_c
     })
 }
 
-/// By the product's name, which begins with it: Tesla V100, GeForce RTX 4090, RTX A6000. What is new and for data centres is NVIDIA alone.
+/// Return the brand that the product name contains, as in Tesla V100, GeForce RTX 4090, and RTX A6000. New data center GPUs have the brand
+/// NVIDIA.
 fn brand_of(model: &str) -> ffi::nvmlBrandType_t {
     let brands = [
         ("GeForce", ffi::nvmlBrandType_enum_NVML_BRAND_GEFORCE),
@@ -167,7 +168,7 @@ unsafe extern "C" fn nvmlDeviceGetMinorNumber(device: ffi::nvmlDevice_t, minor: 
     })
 }
 
-/// NVML's two forms of a bus id: a domain of four digits in the legacy field, of eight in the other.
+/// Return the PCI address in NVML's two forms: the legacy field has a domain of four digits, the other field one of eight.
 pub(super) fn pci_info(pci: Pci) -> ffi::nvmlPciInfo_t {
     let place = format!("{:02X}:{:02X}.0", pci.bus, pci.device);
     ffi::nvmlPciInfo_t {
@@ -175,7 +176,7 @@ pub(super) fn pci_info(pci: Pci) -> ffi::nvmlPciInfo_t {
         domain: pci.domain,
         bus: pci.bus,
         device: pci.device,
-        // Made up; the vendor (lower half) is NVIDIA.
+        // The device id (upper half) is made up; the vendor id (lower half) is NVIDIA's.
         pciDeviceId: 0x2000_10DE,
         pciSubSystemId: 0x2000_10DE,
         busId: field(&format!("{:08X}:{place}", pci.domain)),
@@ -214,9 +215,9 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // NVML_STRUCT_VERSION(Memory, 2): the size, and the version in the upper byte.
+        // NVML_STRUCT_VERSION(Memory, 2): the struct's size, with the version in the upper byte.
         let expected = size_of::<ffi::nvmlMemory_v2_t>() as c_uint | 2 << 24;
-        // SAFETY: not null; the caller filled in the version, as the API demands.
+        // SAFETY: not null, and the API requires the caller to set the version.
         let version = unsafe { (*memory).version };
         if version != expected {
             return Err(VERSION_MISMATCH);
@@ -274,7 +275,7 @@ unsafe extern "C" fn nvmlDeviceGetArchitecture(device: ffi::nvmlDevice_t, archit
     })
 }
 
-/// All clocks but that of the memory (type 2) are the SMs'.
+/// Every clock except that of the memory (type 2) is the clock of the SMs.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMaxClockInfo(
     device: ffi::nvmlDevice_t,
@@ -321,7 +322,7 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(
     })
 }
 
-/// Every process has its share of the memory's bandwidth; the description has none, so it is 0.
+/// The memory utilization is always 0, because the description does not contain it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
     device: ffi::nvmlDevice_t,
@@ -336,7 +337,8 @@ unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
     })
 }
 
-/// Only of GPUs that are NUMA nodes themselves (Grace); see [`nvmlDeviceGetMemoryAffinity`] for where a card is.
+/// Only GPUs that are NUMA nodes themselves (Grace) support this. For the NUMA node to which a GPU is attached see
+/// [`nvmlDeviceGetMemoryAffinity`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetNumaNodeId(device: ffi::nvmlDevice_t, _node: *mut c_uint) -> ffi::nvmlReturn_t {
     answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))

@@ -1,4 +1,4 @@
-//! Event sets.
+//! Symbols for event sets.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use nvml_wrapper_sys::bindings as ffi;
 use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, handle_of, index_of, put};
 use crate::sim::{Event, sim};
 
-/// SingleBitEcc, DoubleBitEcc and XidCritical: what NVIDIA's plugin asks for. Only XIDs ever happen here.
+/// The event types that NVIDIA's device plugin registers: SingleBitEcc, DoubleBitEcc, and XidCritical. Only XIDs occur here.
 const SUPPORTED: c_ulonglong = 1 | 2 | 8;
 const XID_CRITICAL: c_ulonglong = 8;
-/// "No MIG instance": what a driver reports for an event of the whole GPU.
+/// The value for "no MIG instance", which a driver reports for an event of the whole GPU.
 const NONE: c_uint = c_uint::MAX;
 
 #[unsafe(no_mangle)]
@@ -61,7 +61,7 @@ extern "C" fn nvmlDeviceRegisterEvents(
     })
 }
 
-/// Waits for at most `timeout` ms. The event of a lost GPU is delivered too.
+/// Wait for an event for at most `timeout` milliseconds. An event of a lost GPU is delivered as well.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlEventSetWait_v2(
     set: ffi::nvmlEventSet_t,

@@ -1,7 +1,7 @@
-//! GPU instances and compute instances (MIG): nvml.h, "Multi Instance GPU Management".
+//! Symbols for GPU instances and compute instances of MIG (nvml.h, "Multi Instance GPU Management").
 //!
-//! A description says which instances there are, and nothing of their size: a GPU instance has as many slices as compute instances, and each of
-//! those one. Ids of profiles are those of an A100.
+//! The machine description lists the instances without their sizes. Each compute instance has one slice, and a GPU instance has the smallest
+//! profile with enough slices for its compute instances. The profile ids are those of an A100.
 
 use std::ffi::c_uint;
 
@@ -11,14 +11,15 @@ use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, han
 use crate::machine::{Card, MigDevice};
 use crate::sim::Code;
 
-/// Profiles of GPU instances: slices, and the id by which an instance names its profile, at the profile's own number.
+/// The profiles of GPU instances, indexed by profile number: the number of slices, and the profile id that an instance reports.
 const PROFILES: [(u32, u32); 5] = [(1, 19), (2, 14), (3, 9), (4, 5), (7, 0)];
-/// The profile of a compute instance of one slice.
+/// The profile of a compute instance with one slice.
 const ONE_SLICE: c_uint = ffi::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE;
-/// Slices of memory into which a GPU is divided.
+/// The number of memory slices of a GPU.
 const SLICES: u64 = 8;
 
-/// Never followed: the GPU counted from 1 in the lower bits, the GPU instance counted from 1 above, the compute instance counted from 1 above that.
+/// Split a handle into the GPU, the GPU instance, and the compute instance. A handle is never dereferenced. From the lowest bits on, it contains
+/// these three numbers, each plus 1; the compute instance is 0 in the handle of a GPU instance.
 fn place_of(handle: usize) -> Option<(usize, u32, Option<u32>)> {
     let card = (handle % mig::FIRST).checked_sub(1)?;
     let instances = handle / mig::FIRST;
@@ -40,7 +41,7 @@ fn within(card: &Card, gpu_instance: u32) -> impl Iterator<Item = &MigDevice> {
     card.mig.iter().filter(move |device| device.gpu_instance == gpu_instance)
 }
 
-/// Number of the profile, and what is in [`PROFILES`].
+/// Return the profile of a GPU instance: its number, its slices, and its id in [`PROFILES`].
 fn profile_of(card: &Card, gpu_instance: u32) -> Result<(u32, u32, u32), Code> {
     let slices = within(card, gpu_instance).count();
     let found = (0..)
@@ -53,7 +54,7 @@ fn memory(card: &Card, slices: u32) -> u64 {
     card.described.memory_mib / SLICES * u64::from(slices)
 }
 
-/// A call about a GPU instance that is there.
+/// Run a call that concerns an existing GPU instance.
 fn instance_call(instance: usize, work: impl FnOnce(&Card, usize, u32, Option<u32>) -> Result<(), Code>) -> Result<(), Code> {
     let (index, gpu_instance, compute_instance) = place_of(instance).ok_or(INVALID_ARGUMENT)?;
     device_call(handle_of(index), |_, card, own| {
@@ -62,7 +63,7 @@ fn instance_call(instance: usize, work: impl FnOnce(&Card, usize, u32, Option<u3
     })
 }
 
-/// Of MIG devices only, on a driver too.
+/// As in a real driver, only MIG devices support this.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
     device: ffi::nvmlDevice_t,

@@ -1,4 +1,4 @@
-//! GPUs that are divided (MIG): nvml.h, "Multi Instance GPU Management".
+//! Symbols for GPUs that are divided into MIG devices (nvml.h, "Multi Instance GPU Management").
 
 use std::ffi::c_uint;
 
@@ -8,14 +8,15 @@ use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, han
 use crate::machine::{Card, Machine, MigDevice};
 use crate::sim::{Code, sim};
 
-/// Handles of GPUs are below this, plus one; those of MIG devices have the GPU's in these bits and their own index, counted from 1, above.
+/// The limit of GPU indices. The handle of a MIG device contains the GPU's handle in the bits below this value, and the MIG device's index plus 1
+/// above them.
 pub(super) const FIRST: usize = 1 << 16;
 
 fn handle_of_mig(card: usize, index: usize) -> ffi::nvmlDevice_t {
     std::ptr::without_provenance_mut((index + 1) * FIRST + card + 1)
 }
 
-/// GPU and own index.
+/// Return the GPU's index and the MIG device's index; `None` if the handle is not that of a MIG device.
 fn place_of(device: ffi::nvmlDevice_t) -> Option<(usize, usize)> {
     let mig = (device.addr() / FIRST).checked_sub(1)?;
     Some(((device.addr() % FIRST).checked_sub(1)?, mig))
@@ -25,12 +26,12 @@ pub(super) fn is(device: ffi::nvmlDevice_t) -> bool {
     place_of(device).is_some()
 }
 
-/// Its index among those of its GPU.
+/// Return the index of a MIG device among those of its GPU.
 pub(super) fn index_of(device: ffi::nvmlDevice_t) -> Option<usize> {
     place_of(device).map(|(_, index)| index)
 }
 
-/// Its GPU and its handle.
+/// Return the GPU's index and the handle of the MIG device with this UUID.
 pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvmlDevice_t)> {
     let mut cards = machine.cards.iter().enumerate();
     cards.find_map(|(card, described)| {
@@ -39,7 +40,7 @@ pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvml
     })
 }
 
-/// A call about one MIG device of a GPU that is not lost.
+/// Run a call that concerns one MIG device. Fail if its GPU is lost.
 pub(super) fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&MigDevice) -> Result<T, Code>) -> Result<T, Code> {
     call_with_card(device, |_, mig| work(mig))
 }
@@ -55,7 +56,7 @@ pub(super) fn call_with_card<T>(
     })
 }
 
-/// A GPU that is described without `mig` knows no MIG.
+/// A GPU whose description has no `mig` does not support MIG.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMigMode(
     device: ffi::nvmlDevice_t,
@@ -76,7 +77,7 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
     })
 }
 
-/// What a GPU can have, so that who counts up meets places without a device.
+/// Return the largest possible number of MIG devices. A caller that iterates over the indices therefore also meets indices without a device.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: ffi::nvmlDevice_t, count: *mut c_uint) -> ffi::nvmlReturn_t {
     answer(|| {

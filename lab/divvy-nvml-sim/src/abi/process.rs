@@ -1,4 +1,4 @@
-//! Processes on a GPU, in NVML's three layouts.
+//! Symbols for the processes on a GPU, in NVML's three layouts.
 
 use std::ffi::c_uint;
 
@@ -7,10 +7,10 @@ use nvml_wrapper_sys::bindings as ffi;
 use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, answer, device_call};
 
 const MIB: u64 = 1 << 20;
-/// "No MIG instance".
+/// The value for "no MIG instance".
 const NONE: c_uint = c_uint::MAX;
 
-/// The API's protocol: `count` says how many fit and afterwards how many there are.
+/// Fill the caller's array. On input `count` is the array's capacity; on output it is the number of values.
 ///
 /// # Safety
 /// `count` is null or valid, and `to` is null or has room for `*count` values.
@@ -89,7 +89,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     answer(|| unsafe { put_list(count, infos, compute(device, v2)?) })
 }
 
-/// All described processes compute; none draws.
+/// All described processes are compute processes, so the list of graphics processes is empty.
 fn none<T>(device: ffi::nvmlDevice_t) -> Result<Vec<T>, ffi::nvmlReturn_t> {
     device_call(device, |_, _, _| Ok(Vec::new()))
 }
@@ -150,12 +150,12 @@ mod tests {
         assert_eq!(count, 2);
         let mut room = [v2(0, 0); 3];
         count = 3;
-        // SAFETY: the array has the room that the count says.
+        // SAFETY: the array has the capacity that the count names.
         assert_eq!(unsafe { put_list(&raw mut count, room.as_mut_ptr(), list()) }, Ok(()));
         assert_eq!((count, room.map(|process| process.pid)), (2, [1, 2, 0]));
-        // SAFETY: a null count is refused, not followed.
+        // SAFETY: a null count is refused, not dereferenced.
         let no_count = unsafe { put_list(ptr::null_mut(), room.as_mut_ptr(), list()) };
-        // SAFETY: a null array is refused, not followed.
+        // SAFETY: a null array is refused, not dereferenced.
         let no_array = unsafe { put_list(&raw mut count, ptr::null_mut(), list()) };
         assert_eq!((no_count, no_array), (Err(INVALID_ARGUMENT), Err(INVALID_ARGUMENT)));
     }

@@ -1,4 +1,4 @@
-//! Initialisation and questions about the system.
+//! Symbols for initialization, and for properties of the system.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -68,7 +68,7 @@ unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_
     })
 }
 
-/// `12.550.54.15`: CUDA's major version before that of the driver, as NVML writes its own.
+/// NVML's version has the form `12.550.54.15`: CUDA's major version, followed by the driver's version.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
@@ -96,7 +96,7 @@ unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> ffi:
     unsafe { nvmlSystemGetCudaDriverVersion_v2(version) }
 }
 
-/// The name from `/proc`, as NVML reads it.
+/// The name is read from `/proc`, as in NVML.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlSystemGetProcessName(pid: c_uint, name: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
     answer(|| {

@@ -1,4 +1,4 @@
-//! How GPUs are connected.
+//! Symbols for the connections between GPUs.
 
 use std::ffi::c_uint;
 
@@ -9,7 +9,7 @@ use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, index_of, put}
 use crate::machine::Card;
 use crate::sim::{Code, sim};
 
-/// NVML_NVLINK_MAX_LINKS; a description may have more.
+/// The largest number of NVLinks that NVML reports (NVML_NVLINK_MAX_LINKS). A description may have more.
 const MAX_LINKS: usize = 18;
 
 #[unsafe(no_mangle)]
@@ -29,7 +29,7 @@ unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     })
 }
 
-/// The GPU at the other end, `None` for a link that is not connected.
+/// Return the GPU at the other end; `None` for a link that is not connected.
 fn peer(card: &Card, link: c_uint) -> Result<Option<usize>, Code> {
     let link = link as usize;
     if link >= MAX_LINKS.max(card.nvlinks.len()) {

@@ -1,4 +1,4 @@
-//! What is checked of an object before it is stored: its place, its name, its metadata, its types.
+//! Checks of an object before it is stored: its namespace, its name, its metadata, and its types.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,7 +14,7 @@ pub(crate) fn wrong_namespace() -> ApiError {
     ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")
 }
 
-/// The object's namespace is the path's.
+/// Set the object's namespace to that of the path, or refuse a different one.
 pub(crate) fn place_in_namespace(target: &Target, body: &mut Value) -> Result<(), ApiError> {
     let have = body["metadata"]["namespace"].as_str().unwrap_or("");
     if !have.is_empty() && have != target.namespace {
@@ -32,7 +32,7 @@ pub(crate) fn place_in_namespace(target: &Target, body: &mut Value) -> Result<()
     Ok(())
 }
 
-/// NamespaceLifecycle admission: nothing is created in a namespace that is absent or ending.
+/// NamespaceLifecycle admission: refuse objects in a namespace that does not exist or is being deleted.
 pub(crate) fn namespace(inner: &Inner, resource: &Resource, namespace: &str) -> Result<(), ApiError> {
     if !resource.namespaced {
         return Ok(());
@@ -71,7 +71,7 @@ pub(crate) fn name(resource: &Resource, name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Maps of text that are not are refused where the decoder would.
+/// Refuse labels and annotations that are not maps of strings, as the decoder would.
 pub(crate) fn metadata(resource: &Resource, body: &Value) -> Result<(), ApiError> {
     let wrong = |what: &str| {
         let (version, kind) = (&resource.version, &resource.kind);
@@ -88,7 +88,7 @@ pub(crate) fn metadata(resource: &Resource, body: &Value) -> Result<(), ApiError
             other => return Err(wrong(&format!("metadata.{field} is {other}, and must be a map of strings"))),
         }
     }
-    // TotalAnnotationSizeLimitB
+    // The limit is upstream's TotalAnnotationSizeLimitB.
     let size: usize = body["metadata"]["annotations"]
         .as_object()
         .into_iter()
@@ -103,8 +103,8 @@ pub(crate) fn metadata(resource: &Resource, body: &Value) -> Result<(), ApiError
     Ok(())
 }
 
-/// Pods, nodes and leases are decoded as what they claim to be, and what these kinds do not have is dropped, or refused when
-/// `strict`. The other kinds are taken as they come.
+/// Decode pods, nodes, and leases as their kinds, and drop fields that the kinds do not have, or refuse them if `strict`. Other kinds are
+/// accepted as they are.
 pub(crate) fn types(resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
     use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node, core::v1::Pod};
     let decoded = match (resource.group.as_ref(), resource.plural.as_ref()) {
@@ -114,7 +114,7 @@ pub(crate) fn types(resource: &Resource, body: &mut Value, strict: bool) -> Resu
         }
         ("", "nodes") => {
             node_quantities(body);
-            // Go encodes both, empty or not: `omitempty` does not leave a struct out.
+            // Go encodes both even if they are empty, because `omitempty` does not omit structs.
             for part in ["spec", "status"] {
                 if body[part].is_null() {
                     body[part] = serde_json::json!({});
@@ -142,7 +142,7 @@ fn through<K: Serialize + DeserializeOwned>(body: &Value) -> Result<Value, serde
     serde_json::to_value(K::deserialize(body)?)
 }
 
-/// Removes what did not survive decoding; an explicit null is no field.
+/// Remove the fields that did not survive decoding. An explicit null does not count as a field.
 fn drop_unknown(body: &mut Value, decoded: &Value, path: &str, unknown: &mut Vec<String>) {
     match (body, decoded) {
         (Value::Object(body), Value::Object(decoded)) => body.retain(|name, value| {
@@ -180,7 +180,7 @@ pub(crate) fn node_quantities(node: &mut Value) {
     }
 }
 
-/// A namespace can be selected by its name (`SetDefaults_Namespace`).
+/// Add the label by which a namespace can be selected by name (`SetDefaults_Namespace`).
 pub(crate) fn name_as_label(namespace: &mut Value) {
     let metadata = &mut namespace["metadata"];
     let name = metadata["name"].clone();

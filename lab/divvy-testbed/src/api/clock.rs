@@ -1,10 +1,10 @@
-//! The wall clock, given from outside so that tests can hold it.
+//! The wall clock, which the caller provides so that tests can control it.
 
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Where the server takes the time of day from (creation and deletion timestamps, ages).
+/// The source of the server's time (creation timestamps, deletion timestamps, ages).
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
 
@@ -15,13 +15,12 @@ impl std::fmt::Debug for Clock {
 }
 
 impl Clock {
-    /// The machine's clock.
+    /// Return the machine's clock.
     pub fn system() -> Clock {
         Clock(Arc::new(Timestamp::now))
     }
 
-    /// A clock that stands at `start` now and goes with tokio's time, also when that is paused.
-    /// To be called inside a runtime.
+    /// Return a clock that shows `start` now and advances with tokio's time, even if that is paused. Call it inside a runtime.
     pub fn of_tokio(start: Timestamp) -> Clock {
         let origin = tokio::time::Instant::now();
         Clock(Arc::new(move || {
@@ -30,17 +29,17 @@ impl Clock {
         }))
     }
 
-    /// Any other.
+    /// Return a clock that calls `now`.
     pub fn new(now: impl Fn() -> Timestamp + Send + Sync + 'static) -> Clock {
         Clock(Arc::new(now))
     }
 
-    /// The time of day.
+    /// Return the current time.
     pub fn now(&self) -> Timestamp {
         (self.0)()
     }
 
-    /// Now, in RFC 3339 with whole seconds, as `metav1.Time` is written.
+    /// Return the current time in RFC 3339 with whole seconds, as `metav1.Time` is written.
     pub(crate) fn timestamp(&self) -> String {
         self.timestamp_in(0)
     }
@@ -49,12 +48,12 @@ impl Clock {
         rfc3339(plus(self.now(), seconds))
     }
 
-    /// A written timestamp moved by seconds; one that cannot be read counts as now.
+    /// Return a written timestamp shifted by seconds. An invalid timestamp counts as the current time.
     pub(crate) fn shifted(&self, timestamp: &str, seconds: i64) -> String {
         rfc3339(plus(timestamp.parse().unwrap_or_else(|_| self.now()), seconds))
     }
 
-    /// Seconds since a written timestamp, never negative; `None` when it cannot be read.
+    /// Return the seconds since a written timestamp, never negative, or `None` if the timestamp is invalid.
     pub(crate) fn seconds_since(&self, timestamp: &str) -> Option<u64> {
         let then: Timestamp = timestamp.parse().ok()?;
         Some(u64::try_from(self.now().duration_since(then).as_secs()).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! What the server says of itself: health, version, and which resources there are.
+//! The server's description of itself: health, version, and the served resources.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::resources::{Resource, Resources};
 
-/// The Kubernetes minor version whose behaviour is modelled.
+/// The Kubernetes version that the server imitates.
 pub(crate) const VERSION: &str = "v1.36.3";
 
 pub(crate) fn version() -> Value {
@@ -16,7 +16,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// The answer to a GET that names no object; `None` when there is no such page.
+/// Return the response to a GET that names no object, or `None` if there is no such page.
 pub(crate) fn page(resources: &Resources, segments: &[String]) -> Option<Value> {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match segments.as_slice() {
@@ -115,7 +115,7 @@ fn resource_list(resources: &Resources, group: &str, version: &str) -> Option<Va
     Some(json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list}))
 }
 
-/// `api/v1`, `apis/apps/v1`, …
+/// Return the group versions: `api/v1`, `apis/apps/v1`, …
 fn versions(resources: &Resources) -> Vec<String> {
     let mut paths: Vec<String> = resources.all().iter().map(|r| version_path(r)).collect();
     paths.sort();
@@ -131,8 +131,8 @@ fn version_path(resource: &Resource) -> String {
     }
 }
 
-/// Just enough of OpenAPI v3 for kubectl to see that PATCH knows `fieldValidation`: it then leaves validation to the server,
-/// and `kubectl apply` works without `--validate=false`. No schemas: `kubectl explain` does not work.
+/// The minimum of OpenAPI v3 that shows kubectl that PATCH supports `fieldValidation`. kubectl then leaves validation to the server, and
+/// `kubectl apply` works without `--validate=false`. There are no schemas, so `kubectl explain` does not work.
 fn openapi(resources: &Resources, path: &str) -> Option<Value> {
     let mut paths = serde_json::Map::new();
     for resource in resources.all().iter().filter(|r| version_path(r) == path) {

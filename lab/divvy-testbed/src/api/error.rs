@@ -1,25 +1,25 @@
-//! Refusals: `meta/v1` Status with the reasons, codes and wording of apimachinery's `pkg/api/errors`.
+//! Errors: `meta/v1` Status objects with the reasons, codes, and texts of apimachinery's `pkg/api/errors`.
 
 use serde_json::{Map, Value, json};
 
-/// A request that the API server refuses; on the wire a `Status` object with this HTTP code.
+/// A refused request. It is sent as a `Status` object with this HTTP code.
 ///
-/// `reason` is the machine-readable word that clients branch on (`NotFound`, `Conflict`, `AlreadyExists`, …).
+/// `reason` is the machine-readable word on which clients branch (`NotFound`, `Conflict`, `AlreadyExists`, …).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// HTTP status code.
+    /// The HTTP status code.
     pub code: u16,
     /// `Status.reason`.
     pub reason: &'static str,
-    /// `Status.message`, for people.
+    /// `Status.message`, the text for people.
     pub message: String,
     /// Boxed to keep results small.
     details: Option<Box<Value>>,
     retry_after_s: Option<u32>,
 }
 
-/// One field that validation refused, as apimachinery's `field.Error` prints it.
+/// An error in one field, formatted as apimachinery's `field.Error`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FieldError {
     reason: &'static str,
@@ -85,7 +85,7 @@ impl ApiError {
         }
     }
 
-    /// Names the object the refusal is about, as `Status.details` does. `resource` is `pods` or `leases.coordination.k8s.io`.
+    /// Set the object that the error is about in `Status.details`. `resource` is for example `pods` or `leases.coordination.k8s.io`.
     fn about(mut self, resource: &str, name: &str) -> ApiError {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = Map::new();
@@ -102,12 +102,12 @@ impl ApiError {
         ApiError::new(404, "NotFound", format!("{resource} {name:?} not found")).about(resource, name)
     }
 
-    /// The path itself is served by nobody (an unknown resource or subresource).
+    /// Return the error for a path that is not served: an unknown resource or subresource.
     pub(crate) fn no_such_path() -> ApiError {
         ApiError::new(404, "NotFound", "the server could not find the requested resource")
     }
 
-    /// What only a container that really runs could answer.
+    /// Return the error for a request that only a really running container could answer.
     pub(crate) fn simulated(pod: &str, subresource: &str) -> ApiError {
         let lacks = match subresource {
             "log" => "it has no logs",
@@ -155,7 +155,7 @@ impl ApiError {
         ApiError::new(410, "Expired", why)
     }
 
-    /// 422 with one cause per field.
+    /// Return a 422 error with one cause per field.
     pub(crate) fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> ApiError {
         let printed: Vec<String> = errors.iter().map(|e| format!("{}: {}", e.field, e.message)).collect();
         let list = match printed.as_slice() {
@@ -178,7 +178,7 @@ impl ApiError {
         error
     }
 
-    /// A read at a revision that is yet to come.
+    /// Return the error for a read at a future revision.
     pub(crate) fn revision_too_large(asked: u64, current: u64) -> ApiError {
         let message = format!("Too large resource version: {asked}, current: {current}");
         let mut error = ApiError::new(504, "Timeout", message);
@@ -189,7 +189,7 @@ impl ApiError {
         error
     }
 
-    /// Tells clients when to come again (`Retry-After` and `details.retryAfterSeconds`).
+    /// Set when clients should retry (`Retry-After` and `details.retryAfterSeconds`).
     pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
         self.retry_after_s = Some(seconds);
         let details = self.details.get_or_insert_with(|| Box::new(json!({})));
@@ -197,12 +197,12 @@ impl ApiError {
         self
     }
 
-    /// Seconds for the `Retry-After` header.
+    /// Return the seconds for the `Retry-After` header.
     pub(crate) fn retry_after_s(&self) -> Option<u32> {
         self.retry_after_s
     }
 
-    /// The `Status` object as it goes over the wire.
+    /// Return the `Status` object as it is sent.
     pub fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {},

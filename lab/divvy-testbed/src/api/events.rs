@@ -1,6 +1,6 @@
 //! The two views of one set of Event objects: core/v1 (as stored) and events.k8s.io/v1.
 //!
-//! Field names as in `pkg/apis/events/v1/conversion.go`.
+//! The field names are those of `pkg/apis/events/v1/conversion.go`.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::resources::Resource;
 
-/// (core/v1, events.k8s.io/v1)
+/// The pairs of field names: core/v1, events.k8s.io/v1.
 const RENAMED: &[(&str, &str)] = &[
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -19,7 +19,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("reportingComponent", "reportingController"),
 ];
 
-/// A stored object as a client of this resource sees it.
+/// Return a stored object in the form that a client of this resource sees.
 pub(crate) fn to_view<'a>(resource: &Resource, object: &'a Value) -> Cow<'a, Value> {
     if resource.is_events_k8s_io() {
         Cow::Owned(renamed(object, "events.k8s.io/v1", |name| {
@@ -30,7 +30,7 @@ pub(crate) fn to_view<'a>(resource: &Resource, object: &'a Value) -> Cow<'a, Val
     }
 }
 
-/// An events.k8s.io/v1 Event as core/v1.
+/// Convert an events.k8s.io/v1 Event to core/v1.
 pub(crate) fn to_storage(view: &Value) -> Value {
     renamed(view, "v1", |name| {
         RENAMED.iter().find(|(_, new)| *new == name).map(|(core, _)| *core)

@@ -1,4 +1,4 @@
-//! Faults on request: what an API server and the network before it do wrong, done by rule and by seed.
+//! Faults on request: misbehavior of an API server and of the network before it, defined by rules and repeatable by seed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::registry::Registry;
 use super::store::{Inner, Snapshot, splitmix64};
 
-/// Which requests a rule is about; what is not set matches all. Patterns may contain `*`.
+/// The requests that a rule matches. Unset fields match everything. Patterns may contain `*`.
 #[derive(Debug, Clone, Default)]
 pub struct Match {
     verbs: Vec<String>,
@@ -21,36 +21,36 @@ pub struct Match {
 }
 
 impl Match {
-    /// Every request for a resource.
+    /// Match every request for a resource.
     pub fn any() -> Match {
         Match::default()
     }
 
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; several calls add up.
+    /// Match a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, or `deletecollection`. Several calls add up.
     pub fn verb(mut self, verb: &str) -> Match {
         self.verbs.push(verb.to_owned());
         self
     }
 
-    /// `pods`, `pods/binding`, `pods*`, `leases.coordination.k8s.io`, …
+    /// Match a resource pattern: `pods`, `pods/binding`, `pods*`, `leases.coordination.k8s.io`, …
     pub fn resource(mut self, pattern: &str) -> Match {
         self.resource = Some(pattern.to_owned());
         self
     }
 
-    /// A namespace pattern.
+    /// Match a pattern of the namespace.
     pub fn namespace(mut self, pattern: &str) -> Match {
         self.namespace = Some(pattern.to_owned());
         self
     }
 
-    /// A pattern of the object's name.
+    /// Match a pattern of the object's name.
     pub fn name(mut self, pattern: &str) -> Match {
         self.name = Some(pattern.to_owned());
         self
     }
 
-    /// A pattern of the user (see [`ApiServer::kubeconfig_for`](super::ApiServer::kubeconfig_for)) or of the User-Agent.
+    /// Match a pattern of the user (see [`ApiServer::kubeconfig_for`](super::ApiServer::kubeconfig_for)) or of the User-Agent.
     pub fn client(mut self, pattern: &str) -> Match {
         self.client = Some(pattern.to_owned());
         self
@@ -66,41 +66,41 @@ impl Match {
     }
 }
 
-/// What happens to a request.
+/// The effect of a rule on a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// It waits this long first.
+    /// Delay the request by this time.
     Latency(Duration),
-    /// It is refused with this HTTP code and is not done.
+    /// Refuse the request with this HTTP code without carrying it out.
     Refuse {
-        /// 409, 429, 500, 503, 504, …
+        /// The HTTP code: 409, 429, 500, 503, 504, …
         code: u16,
-        /// Seconds in the `Retry-After` header.
+        /// The seconds in the `Retry-After` header.
         retry_after_s: Option<u32>,
     },
-    /// It is done, and the connection breaks before the answer.
+    /// Carry out the request, then break the connection before the response.
     LoseAnswer,
-    /// The connection breaks before it is done.
+    /// Break the connection before the request is carried out.
     LoseRequest,
-    /// Reads (get, list, and the initial events of a watch) see what was there when the rule was added.
+    /// Let reads (get, list, and the initial events of a watch) see the state from when the rule was added.
     StaleReads,
-    /// Neither done nor answered, until the rule is removed; then the connection breaks.
+    /// Neither carry out nor answer the request until the rule is removed; then break the connection.
     Hang,
 }
 
-/// One rule: for which requests, how often, and what.
+/// A rule: which requests it matches, how often it applies, and its effect.
 #[derive(Debug, Clone)]
 pub struct Rule {
     matching: Match,
     effect: Effect,
     times: Option<u64>,
-    /// Of 100, and the state of the generator.
+    /// The chance in percent, and the state of the generator.
     chance: Option<(u32, u64)>,
     skip: u64,
 }
 
 impl Rule {
-    /// For every matching request.
+    /// Create a rule for every matching request.
     pub fn new(matching: Match, effect: Effect) -> Rule {
         Rule {
             matching,
@@ -111,30 +111,30 @@ impl Rule {
         }
     }
 
-    /// For the first `count` matching requests only.
+    /// Apply the rule only to the first `count` matching requests.
     pub fn times(mut self, count: u64) -> Rule {
         self.times = Some(count);
         self
     }
 
-    /// Lets the first `count` matching requests pass.
+    /// Let the first `count` matching requests pass.
     pub fn after(mut self, count: u64) -> Rule {
         self.skip = count;
         self
     }
 
-    /// With a chance of `percent`, repeatable by seed.
+    /// Apply the rule with a chance of `percent`, repeatable by seed.
     pub fn chance(mut self, percent: u32, seed: u64) -> Rule {
         self.chance = Some((percent, seed));
         self
     }
 }
 
-/// Names a rule that was added.
+/// The identifier of an added rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RuleId(u64);
 
-/// What rules look at.
+/// The attributes of a request that rules examine.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Facts {
     pub(crate) verb: &'static str,
@@ -147,7 +147,7 @@ pub(crate) struct Facts {
 
 pub(crate) type Frozen = Arc<BTreeMap<String, Snapshot>>;
 
-/// What all rules together do to one request.
+/// The combined effect of all rules on one request.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) latency: Duration,
@@ -155,7 +155,7 @@ pub(crate) struct Plan {
     pub(crate) lose_answer: bool,
     pub(crate) lose_request: bool,
     pub(crate) stale: Option<Frozen>,
-    /// Told when the rule is gone.
+    /// The receiver that learns when the hanging rule is removed.
     pub(crate) hang: Option<watch::Receiver<()>>,
 }
 
@@ -168,7 +168,7 @@ struct Active {
     removed: watch::Sender<()>,
 }
 
-/// The server's faults. A clone is a handle to the same.
+/// The server's faults. Clones are handles to the same faults.
 #[derive(Debug, Clone)]
 pub struct Faults {
     registry: Arc<Registry>,
@@ -193,7 +193,7 @@ impl Faults {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a rule; it counts from now. All rules that match a request take effect together.
+    /// Add a rule, which counts from now on. All rules that match a request take effect together.
     pub fn add(&self, rule: Rule) -> RuleId {
         let frozen = (rule.effect == Effect::StaleReads).then(|| Arc::new(self.registry.store.read(Inner::all_snapshots)));
         let mut rules = self.rules();
@@ -210,39 +210,39 @@ impl Faults {
         id
     }
 
-    /// Ends a rule; gives how often it fired.
+    /// Remove a rule. Return how many times it fired.
     pub fn remove(&self, id: RuleId) -> u64 {
         self.rules().1.remove(&id).map_or(0, |active| active.fired)
     }
 
-    /// Ends all rules, lets the watches go on and the server be up.
+    /// Remove all rules, release the watches, and let the server be up.
     pub fn clear(&self) {
         self.rules().1.clear();
         self.hold_watches(false);
         self.set_down(false);
     }
 
-    /// How often a rule has fired; 0 for one that was removed.
+    /// Return how many times a rule has fired; 0 if it was removed.
     pub fn fired(&self, id: RuleId) -> u64 {
         self.rules().1.get(&id).map_or(0, |active| active.fired)
     }
 
-    /// Ends all watch streams, cleanly, as a server does that restarts or a proxy that times out.
+    /// End all watch streams cleanly, as a restarting server or a proxy with a timeout does.
     pub fn cut_watches(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Forgets past changes: whoever watches from an earlier revision gets 410 and must list again.
+    /// Forget past changes. A client that watches from an earlier revision gets 410 and must list again.
     pub fn compact(&self) {
         self.registry.store.write(Inner::compact);
     }
 
-    /// While held, watches deliver nothing: the caches of clients grow old.
+    /// While held, watches deliver nothing, so that clients' caches become stale.
     pub fn hold_watches(&self, held: bool) {
         self.held.send_replace(held);
     }
 
-    /// While down, watches end and every request's connection breaks.
+    /// While the server is down, watches end and every request's connection breaks.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
         if down {
@@ -307,7 +307,7 @@ fn refusal(code: u16, retry_after_s: Option<u32>) -> ApiError {
     }
 }
 
-/// `*` stands for any text.
+/// Report whether a text matches a pattern in which `*` stands for any text.
 fn glob(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,

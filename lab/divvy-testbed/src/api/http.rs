@@ -1,4 +1,4 @@
-//! HTTP requests to verbs, and verbs' results to HTTP.
+//! The translation between HTTP and verbs, for requests and responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,14 @@ use super::store::{Inner, Snapshot};
 use super::watch::{self, Start, WatchRequest};
 use super::{ApiServer, discovery};
 
-/// Upstream's limit on request bodies.
+/// Upstream's limit on request bodies, in bytes.
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
-/// Marks a response that must not be sent: the connection breaks instead.
+/// A marker on a response that must not be sent because the connection breaks instead.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dropped;
 
-/// One request, taken apart.
+/// A parsed request.
 struct Call {
     target: Target,
     verb: &'static str,
@@ -40,7 +40,7 @@ struct Call {
     stale: Option<Frozen>,
 }
 
-/// Decoded query parameters.
+/// The decoded query parameters.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -48,7 +48,7 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Go's ParseBool on what clients send.
+    /// Parse a boolean as Go's ParseBool does, for the values that clients send.
     fn is_true(&self, name: &str) -> bool {
         matches!(self.get(name), Some("true" | "1" | "True"))
     }
@@ -69,7 +69,7 @@ pub(crate) async fn handle(State(api): State<ApiServer>, request: Request<Body>)
     match answer(&api, request).await {
         Ok(response) => response,
         Err(Refusal::Status(error)) => {
-            tracing::debug!(code = error.code, message = %error, "request refused");
+            tracing::debug!(code = error.code, message = %error, "refused a request");
             status_response(&error)
         }
         Err(Refusal::Dropped) => dropped(),
@@ -87,7 +87,8 @@ impl From<ApiError> for Refusal {
     }
 }
 
-/// A plain router user (not [`ApiServer::client`] or the port) sees 504 where the others see a broken connection.
+/// Return the response for a broken connection. A user of the plain router sees it as 504; [`ApiServer::client`] and the port break the
+/// connection.
 fn dropped() -> Response {
     let mut response = status_response(&ApiError::new(
         504,
@@ -104,7 +105,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         return Err(Refusal::Dropped);
     }
     let mut segments = decode_path(parts.uri.path())?;
-    // kubectl sends no token over plain HTTP, so a kubeconfig has it in its server's path instead: `/t/<token>/api/v1/…`.
+    // kubectl sends no token over plain HTTP, so the kubeconfig has it in the server's path instead: `/t/<token>/api/v1/…`.
     let in_path = match api.options().token {
         Some(_) if segments.len() >= 2 && segments[0] == "t" => segments.drain(..2).nth(1),
         _ => None,
@@ -137,7 +138,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         Path::Resource(target) => target,
         Path::Unknown => {
             let refusal = unserved(api, &segments);
-            // `kubectl logs -f` asks again after each refusal, for ever.
+            // `kubectl logs -f` repeats its request after each refusal indefinitely.
             if refusal.code == 501 && query.is_true("follow") {
                 return Ok(plain(StatusCode::OK, "text/plain", format!("{refusal}\n").into_bytes()));
             }
@@ -173,7 +174,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     };
     let plan = api.faults().plan(&facts);
     if let Some(mut gone) = plan.hang {
-        // Ends when the rule is dropped, which is an error here.
+        // The wait ends when the rule is dropped, which is an error here.
         while gone.changed().await.is_ok() {}
         return Err(Refusal::Dropped);
     }
@@ -213,7 +214,7 @@ async fn limited(body: Body) -> Result<Vec<u8>, ApiError> {
     Ok(body.into())
 }
 
-/// What is asked of a container is not served, and is no wrong path.
+/// Return the error for a path without a resource. Requests to a container are not served, but their paths are valid.
 fn unserved(api: &ApiServer, segments: &[String]) -> ApiError {
     let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
     match segments.as_slice() {
@@ -330,7 +331,7 @@ impl Call {
         }
     }
 
-    /// A deletion says it in its body, too.
+    /// A deletion may set `dryRun` in its body as well.
     fn dry_deletion(&self) -> Result<bool, ApiError> {
         let body = if self.body.is_empty() { Value::Null } else { self.json()? };
         Ok(self.dry_run()?
@@ -339,7 +340,7 @@ impl Call {
                 .is_some_and(|all| all.iter().any(|value| value == "All")))
     }
 
-    /// `fieldValidation=Warn` is taken for `Ignore`: there are no warnings.
+    /// `fieldValidation=Warn` is treated as `Ignore` because there are no warnings.
     fn write_options(&self) -> Result<WriteOptions, ApiError> {
         Ok(WriteOptions {
             dry_run: self.dry_run()?,
@@ -362,7 +363,7 @@ impl Call {
         }
     }
 
-    /// From the body, then from the query.
+    /// Read the delete options from the body, then from the query.
     fn delete_options(&self) -> Result<DeleteOptions, ApiError> {
         let body = if self.body.is_empty() { Value::Null } else { self.json()? };
         let text = |name: &str| body["preconditions"][name].as_str().map(str::to_owned);
@@ -378,14 +379,14 @@ impl Call {
 
     fn selector(&self) -> Result<Selector, ApiError> {
         let mut fields = self.query.get("fieldSelector").unwrap_or("").to_owned();
-        // A watch on one object's path is a watch on the collection with its name selected.
+        // A watch on the path of one object is a watch on the collection that selects the object's name.
         if !self.target.name.is_empty() {
             fields = format!("metadata.name={},{fields}", self.target.name);
         }
         Selector::parse(&self.target.resource, self.query.get("labelSelector").unwrap_or(""), &fields)
     }
 
-    /// The objects a read sees: now, or earlier when a fault says so.
+    /// Return the objects that a read sees: the current ones, or earlier ones if a fault requires it.
     fn snapshot(&self, api: &ApiServer) -> Snapshot {
         let storage = self.target.resource.storage();
         match &self.stale {
@@ -566,7 +567,7 @@ fn status_response(error: &ApiError) -> Response {
     response
 }
 
-/// Percent-decoded path segments, empty ones left out.
+/// Split a path into percent-decoded segments, and omit empty ones.
 fn decode_path(path: &str) -> Result<Vec<String>, ApiError> {
     path.split('/')
         .filter(|segment| !segment.is_empty())

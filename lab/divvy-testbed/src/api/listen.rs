@@ -1,4 +1,4 @@
-//! The server on a TCP port, and the service that breaks connections when a fault says so.
+//! The server on a TCP port, and the service that breaks connections for a fault.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,7 +23,7 @@ use super::http::Dropped;
 #[derive(Debug, Clone)]
 pub(crate) struct Breaking {
     router: axum::Router,
-    /// Sent with every request, as a client with this token would.
+    /// The header sent with every request, as a client with this token would send it.
     bearer: Option<HeaderValue>,
 }
 
@@ -71,7 +71,7 @@ where
     }
 }
 
-/// A running listener; it ends, with all its connections, when this is dropped.
+/// A running listener. On drop it ends with all its connections.
 #[derive(Debug)]
 pub struct Listening {
     addr: SocketAddr,
@@ -80,12 +80,12 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// The address that was bound, with the port the system chose when 0 was asked for.
+    /// Return the bound address, with the port that the system chose if port 0 was requested.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Ends the listener and waits until its port and all its connections are closed.
+    /// End the listener and wait until its port and all its connections are closed.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.tasks.wait().await;
@@ -129,8 +129,8 @@ async fn accept(api: ApiServer, listener: TcpListener, stop: CancellationToken, 
                 });
             }
             Err(why) => {
-                // Out of descriptors, or the peer is gone already; the listener itself stays.
-                tracing::warn!(%why, "cannot accept a connection");
+                // No file descriptor is left, or the peer has already gone. The listener itself stays.
+                tracing::warn!(%why, "could not accept a connection");
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             }
         }
@@ -138,9 +138,9 @@ async fn accept(api: ApiServer, listener: TcpListener, stop: CancellationToken, 
 }
 
 async fn serve(api: &ApiServer, stream: TcpStream) -> Result<(), hyper::Error> {
-    // Watch events are small and must not wait for more.
+    // Watch events are small and must not wait for more data.
     if let Err(why) = stream.set_nodelay(true) {
-        tracing::debug!(%why, "TCP_NODELAY is not set");
+        tracing::debug!(%why, "could not set TCP_NODELAY");
     }
     let service = Breaking::new(api, None);
     let service = hyper::service::service_fn(move |request| service.clone().call(request));

@@ -1,15 +1,14 @@
 //! The patch formats: RFC 7386 merge patch, RFC 6902 JSON patch, and Kubernetes' strategic merge patch.
 //!
-//! Simplifications: strategic merge knows the merge keys of the core types that are written here (see [`merge_key`]) by the
-//! list's field name alone; `$retainKeys` is dropped (it only matters for volume sources and Deployment strategies), and
-//! `$setElementOrder` orders the listed elements first. Server-side apply is done as a strategic merge without field
-//! managers: fields that an applier leaves out are kept.
+//! Simplifications: strategic merge knows the merge keys of the core types used here (see [`merge_key`]), and only by the name of the list
+//! field. `$retainKeys` is dropped (it matters only for volume sources and Deployment strategies), and `$setElementOrder` moves the listed
+//! elements to the front. Server-side apply is a strategic merge without field managers: fields that an applier omits are kept.
 
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
-/// RFC 7386.
+/// Apply an RFC 7386 merge patch.
 pub(crate) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
@@ -29,7 +28,7 @@ pub(crate) fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// The `patchMergeKey` of a list field (k8s.io/api struct tags); `None` for lists that are replaced whole.
+/// Return the `patchMergeKey` of a list field (k8s.io/api struct tags), or `None` for lists that are replaced as a whole.
 fn merge_key(field: &str) -> Option<&'static str> {
     Some(match field {
         "containers"
@@ -52,12 +51,12 @@ fn merge_key(field: &str) -> Option<&'static str> {
     })
 }
 
-/// Lists of plain values that are merged as sets.
+/// Report whether a list of plain values is merged as a set.
 fn is_primitive_merge(field: &str) -> bool {
     field == "finalizers"
 }
 
-/// Strategic merge patch (apimachinery `pkg/util/strategicpatch`).
+/// Apply a strategic merge patch (apimachinery `pkg/util/strategicpatch`).
 pub(crate) fn strategic(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     strategic_map(target, patch, "")
 }
@@ -121,7 +120,7 @@ fn strategic_map(target: &mut Value, patch: &Value, path: &str) -> Result<(), Ap
             }
         }
     }
-    // An order may come without a change to the list's elements.
+    // An order may occur without a change to the list's elements.
     for (name, order) in patch {
         if let Some(field) = name.strip_prefix("$setElementOrder/")
             && let Some(Value::Array(list)) = map.get_mut(field)
@@ -157,7 +156,7 @@ fn strategic_list(target: &mut Value, items: &[Value], field: &str, order: Optio
     Ok(())
 }
 
-/// The merge key, if the elements have it. `ports` of a Service have `port`, those of a container `containerPort`.
+/// Return the merge key if the elements have it. The `ports` of a Service have `port`, those of a container `containerPort`.
 fn keyed(field: &str, items: &[Value]) -> Option<&'static str> {
     let key = merge_key(field)?;
     let candidates = if field == "ports" { vec![key, "port"] } else { vec![key] };
@@ -214,7 +213,7 @@ fn without_directives(value: &Value) -> Value {
     }
 }
 
-/// Elements named in the order come first, in that order; the others keep theirs, after them.
+/// Move the elements named in the order to the front, in that order. The others keep their order after them.
 fn reorder(list: &mut [Value], field: &str, order: &Value) {
     let Value::Array(order) = order else { return };
     let key = keyed(field, order);
@@ -230,7 +229,7 @@ fn reorder(list: &mut [Value], field: &str, order: &Value) {
     list.sort_by_key(place);
 }
 
-/// RFC 6902. All or nothing: the target is unchanged when an operation fails.
+/// Apply an RFC 6902 JSON patch completely or not at all: if an operation fails, the target is unchanged.
 pub(crate) fn json_patch(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
     let Value::Array(operations) = patch else {
         return Err(ApiError::bad_request("a JSON patch is an array of operations"));
@@ -342,7 +341,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The example table of RFC 7386, appendix A, where the target is an object.
+    /// The examples of RFC 7386, appendix A, whose target is an object.
     #[test]
     fn merge_patches_follow_rfc_7386() {
         for (original, patch, expected) in [
@@ -390,14 +389,14 @@ mod tests {
                 "/spec/containers",
                 json!([{"name": "z"}]),
             ),
-            // As the kubelet patches conditions.
+            // The kubelet patches conditions like this.
             (
                 json!({"status": {"$setElementOrder/conditions": [{"type": "PodScheduled"}, {"type": "Ready"}],
                        "conditions": [{"type": "Ready", "status": "True", "reason": null}]}}),
                 "/status/conditions",
                 json!([{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]),
             ),
-            // Tolerations have no merge key upstream: they are replaced.
+            // Tolerations have no merge key upstream, so they are replaced.
             (
                 json!({"spec": {"tolerations": [{"key": "l"}]}}),
                 "/spec/tolerations",

@@ -1,21 +1,21 @@
-//! What the API server does to pods that it does to nothing else: defaults, validation, the update rules, Binding, graceful
-//! deletion (`pkg/apis/core/{v1/defaults.go,validation}`, `pkg/registry/core/pod`).
+//! The API server's special treatment of pods: defaults, validation, update rules, Binding, and graceful deletion
+//! (`pkg/apis/core/{v1/defaults.go,validation}`, `pkg/registry/core/pod`).
 //!
-//! Simplifications: of validation, what concerns names, images and resources is done; service account token volumes are not
-//! added; ephemeral containers and in-place resize are not served; a gated pod cannot narrow its node selector or node affinity. Quantities are kept
-//! as written, not made canonical.
+//! Simplifications: only names, images, and resources are validated. Service account token volumes are not added. Ephemeral containers
+//! and in-place resize are not served. A gated pod cannot narrow its node selector or node affinity. Quantities are stored as written, not
+//! in canonical form.
 
 use divvy_model::quantity_milli;
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, FieldError};
 
-/// What a PriorityClass says: value and preemption policy.
+/// The value and the preemption policy of a PriorityClass.
 pub(crate) type PriorityClass = (i64, String);
 
 const PREEMPTS: &str = "PreemptLowerPriority";
 
-/// The classes that every API server makes.
+/// Return one of the classes that every API server creates.
 pub(crate) fn built_in_class(name: &str) -> Option<PriorityClass> {
     match name {
         "system-cluster-critical" => Some((2_000_000_000, PREEMPTS.to_owned())),
@@ -24,8 +24,8 @@ pub(crate) fn built_in_class(name: &str) -> Option<PriorityClass> {
     }
 }
 
-/// The Priority admission plugin: what a PriorityClass decides a pod may not say itself, unless it says the same. Simpler than upstream: no
-/// class is the default of all pods.
+/// The Priority admission plugin: a pod must not set the values that its PriorityClass determines, unless they are equal. Simpler than
+/// upstream: no class is the default of all pods.
 pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<PriorityClass>) -> Result<(), ApiError> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let refuse = |what: String| Err(ApiError::new(403, "Forbidden", format!("pods {name:?} is forbidden: {what}")));
@@ -54,8 +54,8 @@ pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<Pri
     Ok(())
 }
 
-/// Defaults of a new pod, of the API types and of the built-in admission plugins (ServiceAccount, Priority,
-/// DefaultTolerationSeconds). Status is the server's own: what the client sent is dropped.
+/// Set the defaults of a new pod that come from the API types and from the built-in admission plugins (ServiceAccount, Priority,
+/// DefaultTolerationSeconds). The status belongs to the server, so a status from the client is dropped.
 pub(crate) fn set_defaults(pod: &mut Value) {
     default_to(pod, "spec", json!({}));
     normalise_quantities(pod);
@@ -101,7 +101,7 @@ pub(crate) fn set_defaults(pod: &mut Value) {
 
 fn default_container(container: &mut Value, on_host: bool) {
     let image = container["image"].as_str().unwrap_or("");
-    // A digest or a tag other than latest pins the image.
+    // A digest, or a tag other than latest, pins the image.
     let name = image.rsplit('/').next().unwrap_or("");
     let pinned = image.contains('@') || name.split_once(':').is_some_and(|(_, tag)| tag != "latest");
     let policy = if pinned { "IfNotPresent" } else { "Always" };
@@ -119,7 +119,7 @@ fn default_container(container: &mut Value, on_host: bool) {
             port["hostPort"] = port["containerPort"].clone();
         }
     }
-    // A limit without a request is the request too (SetDefaults_Pod).
+    // A limit without a request also sets the request (SetDefaults_Pod).
     let limits = container["resources"]["limits"].as_object().cloned().unwrap_or_default();
     if !limits.is_empty() {
         let resources = &mut container["resources"];
@@ -130,7 +130,7 @@ fn default_container(container: &mut Value, on_host: bool) {
     }
 }
 
-/// A quantity may be written as a JSON number (`gpu-mem: 3` in YAML); it is kept as text, as the server serializes it.
+/// Turn quantities that are JSON numbers (`gpu-mem: 3` in YAML) into text, as the server serializes them.
 pub(crate) fn normalise_quantities(pod: &mut Value) {
     for list in ["initContainers", "containers"] {
         for container in array_mut(&mut pod["spec"], list) {
@@ -143,7 +143,7 @@ pub(crate) fn normalise_quantities(pod: &mut Value) {
     }
 }
 
-/// Numbers become text.
+/// Turn the numbers among the quantities into text.
 pub(crate) fn quantities_to_text(quantities: &mut Map<String, Value>) {
     for value in quantities.values_mut() {
         if value.is_number() {
@@ -172,7 +172,7 @@ fn array<'a>(object: &'a Value, field: &str) -> &'a [Value] {
     object.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Guaranteed, Burstable or BestEffort, by CPU and memory alone (`pkg/apis/core/helper/qos`).
+/// Return Guaranteed, Burstable, or BestEffort, considering only cpu and memory (`pkg/apis/core/helper/qos`).
 fn qos_class(pod: &Value) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;
@@ -198,7 +198,7 @@ fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// What is wrong with a pod's spec, in upstream's words.
+/// Return the errors in a pod's spec, with upstream's texts.
 pub(crate) fn validate(pod: &Value) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = &pod["spec"];
@@ -236,7 +236,7 @@ pub(crate) fn is_dns_label(name: &str) -> bool {
     name.len() <= 63 && is_dns_part(name)
 }
 
-/// Parts joined by dots; upstream limits the whole, not the parts.
+/// Report whether the name consists of valid parts joined by dots. Upstream limits the length of the whole, not of the parts.
 pub(crate) fn is_dns_subdomain(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_dns_part)
 }
@@ -246,7 +246,7 @@ fn is_dns_part(part: &str) -> bool {
     !part.is_empty() && part.chars().all(inner) && !part.starts_with('-') && !part.ends_with('-')
 }
 
-/// `ValidateResourceRequirements`: what cannot be overcommitted must be whole, and requested as it is limited.
+/// `ValidateResourceRequirements`: a resource that cannot be overcommitted must have a whole quantity and equal request and limit.
 fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let quantities = |kind: &str| resources[kind].as_object().cloned().unwrap_or_default();
     let (limits, requests) = (quantities("limits"), quantities("requests"));
@@ -291,7 +291,7 @@ fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
-/// `IsExtendedResourceName`: a name of somebody else's domain.
+/// `IsExtendedResourceName`: a name with a domain that is not Kubernetes' own.
 fn is_extended(name: &str) -> bool {
     name.split_once('/')
         .is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io") && !name.starts_with("requests."))
@@ -301,7 +301,7 @@ fn is_resource_name(name: &str) -> bool {
     is_extended(name) || matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-")
 }
 
-/// Quantities that cannot be read make the whole object unreadable: the decoder refuses them (400).
+/// Refuse an object with an invalid quantity with 400, because upstream's decoder cannot read such an object at all.
 pub(crate) fn check_quantities(pod: &Value) -> Result<(), ApiError> {
     for list in ["initContainers", "containers"] {
         for container in array(&pod["spec"], list) {
@@ -324,7 +324,7 @@ pub(crate) fn check_quantities(pod: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The few parts of a spec that may change after creation; anything else is refused (`ValidatePodUpdate`).
+/// Check an update: only a few parts of a spec may change after creation (`ValidatePodUpdate`).
 pub(crate) fn validate_update(old: &Value, new: &Value) -> Vec<FieldError> {
     let strip = |pod: &Value| {
         let mut spec = pod["spec"].clone();
@@ -371,7 +371,7 @@ pub(crate) fn validate_update(old: &Value, new: &Value) -> Vec<FieldError> {
     errors
 }
 
-/// Seconds a pod is given to end (`podStrategy.CheckGracefulDelete`).
+/// Return the grace period in seconds (`podStrategy.CheckGracefulDelete`).
 pub(crate) fn grace_period_s(pod: &Value, asked: Option<i64>) -> i64 {
     let default = pod["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(0);
     let phase = pod["status"]["phase"].as_str().unwrap_or("");
@@ -385,7 +385,7 @@ pub(crate) fn grace_period_s(pod: &Value, asked: Option<i64>) -> i64 {
     }
 }
 
-/// A Binding's target (`ValidatePodBinding`); the node's name. Upstream lets these errors out as 500.
+/// Return the name of a Binding's target node (`ValidatePodBinding`). Upstream reports these errors as 500.
 pub(crate) fn binding_target(binding: &Value) -> Result<&str, ApiError> {
     let target = &binding["target"];
     let kind = target["kind"].as_str().unwrap_or("");
@@ -399,7 +399,7 @@ pub(crate) fn binding_target(binding: &Value) -> Result<&str, ApiError> {
     }
 }
 
-/// Binds: the conditions and the effect of `BindingREST.setPodNodeAndMetadata`. Preconditions are the caller's.
+/// Bind a pod under the conditions and with the effect of `BindingREST.setPodNodeAndMetadata`. The caller checks preconditions.
 pub(crate) fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Result<Value, ApiError> {
     let name = pod["metadata"]["name"].as_str().unwrap_or("");
     let refuse = |why: String| Err(ApiError::conflict("pods/binding", name, &why));
@@ -432,7 +432,7 @@ pub(crate) fn bind(pod: &Value, binding: &Value, node: &str, now: &str) -> Resul
     Ok(pod)
 }
 
-/// Replaces the condition of the same type; an unchanged status keeps its transition time.
+/// Replace the condition of the same type. If its status is unchanged, it keeps its transition time.
 fn set_condition(status: &mut Value, mut condition: Value) {
     default_to(status, "conditions", json!([]));
     let Some(conditions) = status["conditions"].as_array_mut() else {
@@ -511,7 +511,7 @@ mod tests {
         assert!(check_quantities(&pod(json!({"limits": {"x.io/gpu": "three"}}))).is_err());
         assert!(
             check_quantities(&pod(json!({"limits": {"x.io/gpu": "-3"}}))).is_ok(),
-            "validation's business"
+            "left to validation"
         );
     }
 

@@ -1,7 +1,8 @@
-//! The service proxy: what a user sends below `services/NAME/proxy` goes to the Service's endpoint, and its answer comes back.
+//! The service proxy: it forwards requests below `services/NAME/proxy` to the Service's endpoint, and returns the endpoint's response.
 //!
-//! As in kube-apiserver (`pkg/registry/core/service/proxy.go`, apimachinery `pkg/util/proxy/upgradeaware.go`): the user's `Authorization` is not passed
-//! on, the certificate of an `https:` endpoint is not looked at, and a connection whose upgrade the endpoint accepts carries bytes until one side ends.
+//! As in kube-apiserver (`pkg/registry/core/service/proxy.go`, apimachinery `pkg/util/proxy/upgradeaware.go`): the user's `Authorization`
+//! header is not forwarded, the certificate of an `https:` endpoint is not verified, and a connection whose upgrade the endpoint accepts
+//! carries bytes until one side ends.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ use tokio_rustls::TlsConnector;
 
 use super::error::ApiError;
 
-/// Where Services are reached: namespace and name to an address.
+/// The addresses of Services, keyed by namespace and name.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<(String, String), SocketAddr>>>);
 
@@ -39,18 +40,18 @@ impl Endpoints {
     }
 }
 
-/// A request to a Service, by its path.
+/// A request to a Service, parsed from its path.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxied {
     pub(crate) namespace: String,
-    /// `[SCHEME:]NAME[:PORT]`, by which the right to it is named.
+    /// `[SCHEME:]NAME[:PORT]`, the name that the right to it uses.
     pub(crate) id: String,
     service: String,
     tls: bool,
 }
 
 impl Proxied {
-    /// `segments` of a path.
+    /// Parse a path's segments.
     pub(crate) fn of(segments: &[&str]) -> Option<Proxied> {
         let ["api", "v1", "namespaces", namespace, "services", id, "proxy", ..] = segments else {
             return None;
@@ -79,7 +80,7 @@ impl Proxied {
         }
     }
 
-    /// Sends it on.
+    /// Forward the request and return the response.
     pub(crate) async fn forward(&self, endpoints: &Endpoints, mut request: Request<Body>) -> Result<Response, ApiError> {
         let Some(address) = endpoints.get(&self.namespace, &self.service) else {
             let text = format!("no endpoints available for service {:?}", self.service);
@@ -119,7 +120,7 @@ impl Proxied {
     }
 }
 
-/// What follows `/proxy`.
+/// Return the part of the URI after `/proxy`.
 fn below(uri: &Uri) -> Option<Uri> {
     let text = uri.path_and_query().map_or(uri.path(), PathAndQuery::as_str);
     let (_, rest) = text.split_once("/proxy")?;
@@ -144,7 +145,7 @@ where
     Ok(sender.send_request(request).await?.map(Body::new))
 }
 
-/// Until either side ends.
+/// Carry bytes in both directions until either side ends.
 async fn carried(user: OnUpgrade, endpoint: OnUpgrade) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let (mut to_user, mut from_user) = (None, None);
     let (user, endpoint) = (user.await?, endpoint.await?);
@@ -169,7 +170,7 @@ fn unverified() -> Result<rustls::ClientConfig, ApiError> {
         .with_no_client_auth())
 }
 
-/// Takes whatever certificate is shown, as kube-apiserver's proxy does (`InsecureSkipVerify`).
+/// A verifier that accepts any certificate, as kube-apiserver's proxy does (`InsecureSkipVerify`).
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

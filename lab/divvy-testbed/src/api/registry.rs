@@ -1,4 +1,4 @@
-//! The verbs on objects: create, update, patch, delete and bind, each one transaction (apiserver `pkg/registry/generic`).
+//! The verbs on objects: create, update, patch, delete, and bind, each as one transaction (apiserver `pkg/registry/generic`).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::selector::Selector;
 use super::store::{Inner, Key, Store, key_of};
 use super::{checks, events, patch, pods};
 
-/// The store with the API's rules in front of it.
+/// The store behind the API's rules.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) store: Store,
@@ -19,7 +19,7 @@ pub(crate) struct Registry {
     pub(crate) clock: Clock,
 }
 
-/// The content types of PATCH.
+/// The content type of a PATCH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchKind {
     /// `application/merge-patch+json`
@@ -28,36 +28,36 @@ pub enum PatchKind {
     Strategic,
     /// `application/json-patch+json`
     Json,
-    /// `application/apply-patch+yaml` (JSON only). A strategic merge that creates what is absent; fields have no managers.
+    /// `application/apply-patch+yaml` (JSON only): a strategic merge without field managers that creates an absent object.
     Apply,
 }
 
-/// `DeleteOptions`, as far as they are heeded.
+/// The fields of `DeleteOptions` that the server evaluates.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeleteOptions {
-    /// Seconds to end in; 0 removes the object now.
+    /// The grace period in seconds; 0 removes the object immediately.
     pub grace_period_s: Option<i64>,
-    /// Refuse unless the object has this uid.
+    /// The uid that the object must have, as a precondition.
     pub uid: Option<String>,
-    /// Refuse unless the object is at this version.
+    /// The version that the object must have, as a precondition.
     pub resource_version: Option<String>,
 }
 
-/// What a deletion came to.
+/// The result of a deletion.
 #[derive(Debug, Clone)]
 pub enum Deleted {
-    /// The object is gone; this was its last state.
+    /// The object is gone; its last state.
     Gone(Arc<Value>),
-    /// The object goes when its kubelet says so, or when its finalizers are removed.
+    /// The object remains until its kubelet reports its end or until its finalizers are removed.
     Pending(Arc<Value>),
 }
 
-/// How a write is done.
+/// The options of a write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WriteOptions {
-    /// Check only; nothing is stored.
+    /// Whether only to check the write and store nothing.
     pub(crate) dry_run: bool,
-    /// `fieldValidation=Strict`: fields that the kind does not have are refused, not dropped.
+    /// `fieldValidation=Strict`: whether unknown fields are refused instead of dropped.
     pub(crate) strict: bool,
 }
 
@@ -103,7 +103,7 @@ impl Registry {
         })
     }
 
-    /// What a new object gets from the server.
+    /// Set the server's fields of a new object.
     fn fresh(&self, inner: &mut Inner, resource: &Resource, mut object: Value) -> Result<Value, ApiError> {
         let metadata = &mut object["metadata"];
         let uid = inner.next_uid();
@@ -134,7 +134,7 @@ impl Registry {
             object["status"] = json!({"phase": "Active"});
             checks::name_as_label(&mut object);
         } else if resource.is_core("nodes") {
-            // A kubelet registers its node with the status in one request.
+            // A kubelet registers its node with the status in the same request.
             checks::node_quantities(&mut object);
         } else if resource.status
             && let Value::Object(map) = &mut object
@@ -144,7 +144,7 @@ impl Registry {
         Ok(object)
     }
 
-    /// PUT. True: the object was created by it.
+    /// PUT. The result's boolean is true if the object was created.
     pub(crate) fn update(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
@@ -170,7 +170,7 @@ impl Registry {
         })
     }
 
-    /// PATCH. True: the object was created by it (apply only).
+    /// PATCH. The result's boolean is true if the object was created, which only apply does.
     pub(crate) fn patch(
         &self,
         target: &Target,
@@ -195,7 +195,7 @@ impl Registry {
                 let object = self.fresh(inner, resource, object)?;
                 return Ok((commit(inner, resource, object, options.dry_run), true));
             };
-            // The patch is written against the view of the object that its writer sees.
+            // The patch applies to the view of the object that its writer sees.
             let mut object = events::to_view(resource, &existing).into_owned();
             match kind {
                 PatchKind::Merge => patch::merge(&mut object, body),
@@ -215,7 +215,7 @@ impl Registry {
         })
     }
 
-    /// The common end of PUT and PATCH: preconditions, what may not change, validation, and the commit.
+    /// The common end of PUT and PATCH: preconditions, immutable fields, validation, and the commit.
     fn replace(
         &self,
         inner: &mut Inner,
@@ -249,7 +249,7 @@ impl Registry {
             return Err(ApiError::conflict(&resource.qualified(), name, STALE));
         }
         if target.subresource == "status" {
-            // Of the rest only metadata follows (labels, annotations, finalizers), as in the built-in status strategies.
+            // Outside the status, only metadata changes (labels, annotations, finalizers), as in the built-in status strategies.
             let mut whole = (**existing).clone();
             let owners = existing["metadata"]["ownerReferences"].clone();
             whole["metadata"] = new["metadata"].take();
@@ -284,7 +284,7 @@ impl Registry {
         } else if resource.is_core("namespaces") {
             checks::name_as_label(&mut new);
         }
-        // An update that changes nothing is no commit: no revision, no event (etcd3 store, GuaranteedUpdate).
+        // An update that changes nothing is not committed: no revision, no event (etcd3 store, GuaranteedUpdate).
         if new == **existing {
             return Ok(existing.clone());
         }
@@ -303,7 +303,7 @@ impl Registry {
         self.store.write(|inner| self.delete_in(inner, target, options, dry_run))
     }
 
-    /// As `Store.Delete` and `rest.BeforeDelete`.
+    /// Delete an object as `Store.Delete` and `rest.BeforeDelete` do.
     fn delete_in(&self, inner: &mut Inner, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
         let resource = &*target.resource;
         let key = (target.namespace.clone(), target.name.clone());
@@ -334,7 +334,7 @@ impl Registry {
         }
         let grace = if resource.is_core("pods") {
             match metadata["deletionGracePeriodSeconds"].as_i64() {
-                // Deletion has begun: it can be made shorter, not longer.
+                // The deletion has already begun: its grace period can become shorter, but not longer.
                 Some(running) => match options.grace_period_s {
                     Some(asked) if asked < running => asked.max(0),
                     _ => return Ok(Deleted::Pending(existing)),
@@ -352,7 +352,7 @@ impl Registry {
                 forget(inner, resource, &key).unwrap_or(existing)
             }));
         }
-        // Pods are seen with a grace period of zero before they go, as upstream commits it.
+        // Watchers see a pod with a grace period of zero before it is removed, because upstream commits that state.
         let mut marked = (*existing).clone();
         let since = metadata["deletionTimestamp"]
             .as_str()
@@ -378,7 +378,7 @@ impl Registry {
         }))
     }
 
-    /// What the namespace controller does over time is done at once; the namespace stays, Terminating, while pods end.
+    /// Do at once what the namespace controller does over time. The namespace remains Terminating while its pods end.
     fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: bool) -> Result<Deleted, ApiError> {
         let name = existing["metadata"]["name"].as_str().unwrap_or("").to_owned();
         if matches!(name.as_str(), "default" | "kube-system" | "kube-public") {
@@ -481,7 +481,7 @@ impl Registry {
         })
     }
 
-    /// The shape every object must have; sets apiVersion and kind, and turns views into what is stored.
+    /// Check the form that every object must have, set apiVersion and kind, and convert views into the stored form.
     fn check_body(&self, resource: &Resource, body: &mut Value, strict: bool) -> Result<(), ApiError> {
         if !body.is_object() {
             return Err(ApiError::bad_request(format!("{} must be a JSON object", resource.kind)));
@@ -517,7 +517,7 @@ fn commit(inner: &mut Inner, resource: &Resource, object: Value, dry_run: bool) 
     inner.put(&resource.storage(), object)
 }
 
-/// Removes an object, and its namespace if that waited for it.
+/// Remove an object, and its namespace if the namespace was waiting for that.
 fn forget(inner: &mut Inner, resource: &Resource, key: &Key) -> Option<Arc<Value>> {
     let last = inner.remove(&resource.storage(), key);
     end_namespace(inner, &key.0);
@@ -560,7 +560,7 @@ fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted:
     ApiError::conflict(&resource.qualified(), &target.name, &why)
 }
 
-/// The five characters that `generateName` appends (apiserver `pkg/storage/names`).
+/// Return the five characters that `generateName` appends (apiserver `pkg/storage/names`).
 fn suffix(mut random: u64) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let base = ALPHABET.len() as u64;

@@ -1,4 +1,4 @@
-//! The forms in which objects leave: as they are, as PartialObjectMetadata, or as rows of a server-side Table.
+//! The forms in which objects are sent: unchanged, as PartialObjectMetadata, or as rows of a server-side Table.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeSeq, Serializer};
@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::resources::Resource;
 use super::{events, table};
 
-/// What a row of a Table carries of its object (`includeObject`).
+/// The part of its object that a row of a Table carries (`includeObject`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Include {
     None,
@@ -18,7 +18,7 @@ pub(crate) enum Include {
     Object,
 }
 
-/// Chosen from the Accept header.
+/// The form of a response, chosen from the Accept header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rendering {
     Json,
@@ -27,7 +27,8 @@ pub(crate) enum Rendering {
 }
 
 impl Rendering {
-    /// The first media type of the header that can be served. Protobuf and CBOR are not; clients that prefer them also take JSON.
+    /// Choose the first media type of the header that the server supports. It does not support protobuf and CBOR; clients that prefer these
+    /// also accept JSON.
     pub(crate) fn choose(accept: &str, include: Option<&str>) -> Result<Rendering, ApiError> {
         if accept.trim().is_empty() {
             return Ok(Rendering::Json);
@@ -93,18 +94,18 @@ impl Rendering {
         result.expect("values made of JSON serialize")
     }
 
-    /// The object of a watch event.
+    /// Return the object of a watch event.
     pub(crate) fn watched(self, resource: &Resource, object: &Value, clock: &Clock) -> Value {
         self.object(resource, object, clock)
     }
 
-    /// The object of a BOOKMARK event: nothing but a revision.
+    /// Return the object of a BOOKMARK event, which carries only a revision.
     pub(crate) fn bookmark(self, resource: &Resource, metadata: Value) -> Value {
         match self {
             Rendering::Json => json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata}),
             Rendering::Metadata => json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}),
             Rendering::Table(_) => {
-                // The row's object carries the revision, and the mark of the end of initial events.
+                // The row's object carries the revision and the mark of the end of the initial events.
                 json!({
                     "kind": "Table", "apiVersion": "meta.k8s.io/v1",
                     "metadata": {"resourceVersion": metadata["resourceVersion"]},
@@ -121,7 +122,7 @@ pub(crate) fn partial(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }
 
-/// A list without a copy of its items; items go without apiVersion and kind, as from a real server.
+/// A list that borrows its items. As from a real server, the items have no apiVersion and kind.
 struct List<'a> {
     resource: &'a Resource,
     items: &'a [Arc<Value>],

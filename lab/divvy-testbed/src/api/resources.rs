@@ -1,33 +1,33 @@
-//! Which resources exist, and what a request path means.
+//! The served resources, and the meaning of a request path.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// One served resource of one group and version.
+/// A served resource of one group and version.
 ///
-/// [`Options::resources`](super::Options::resources) takes more of these, as CustomResourceDefinitions would add them.
+/// [`Options::resources`](super::Options::resources) accepts additional ones, as CustomResourceDefinitions would add them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
-    /// API group, empty for the core group.
+    /// The API group, empty for the core group.
     pub group: Cow<'static, str>,
-    /// Version within the group, such as `v1`.
+    /// The version within the group, such as `v1`.
     pub version: Cow<'static, str>,
-    /// Lower-case plural, as in paths.
+    /// The lower-case plural, as in paths.
     pub plural: Cow<'static, str>,
-    /// Kind, as in objects.
+    /// The kind, as in objects.
     pub kind: Cow<'static, str>,
-    /// Whether objects live in namespaces.
+    /// Whether objects are in namespaces.
     pub namespaced: bool,
-    /// What kubectl also accepts (`po`).
+    /// The short names that kubectl accepts (`po`).
     pub short_names: Cow<'static, [&'static str]>,
-    /// Whether `/status` is written apart from the rest.
+    /// Whether `/status` is written separately.
     pub status: bool,
     /// Whether PUT on an absent object creates it (`AllowCreateOnUpdate` of the upstream strategy).
     pub create_on_update: bool,
 }
 
 impl Resource {
-    /// A resource without short names, with a status subresource, as a CustomResourceDefinition would make it.
+    /// Create a resource without short names and with a status subresource, as a CustomResourceDefinition would.
     pub fn custom(group: &str, version: &str, plural: &str, kind: &str, namespaced: bool) -> Resource {
         Resource {
             group: group.to_owned().into(),
@@ -41,7 +41,7 @@ impl Resource {
         }
     }
 
-    /// `v1` or `apps/v1`.
+    /// Return the API version, `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_string()
@@ -50,7 +50,7 @@ impl Resource {
         }
     }
 
-    /// `pods` or `leases.coordination.k8s.io`, as Status messages name it.
+    /// Return `pods` or `leases.coordination.k8s.io`, the name in Status messages.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() {
             self.plural.to_string()
@@ -59,7 +59,7 @@ impl Resource {
         }
     }
 
-    /// Where objects are kept. The two event resources are two views of one set of objects, as upstream.
+    /// Return the name under which objects are stored. As upstream, the two event resources are two views of the same objects.
     pub(crate) fn storage(&self) -> String {
         if self.is_events_k8s_io() {
             "events".to_owned()
@@ -76,7 +76,7 @@ impl Resource {
         self.group.is_empty() && self.plural == plural
     }
 
-    /// Subresources other than `status`.
+    /// Return the subresources other than `status`.
     pub(crate) fn subresources(&self) -> &'static [Subresource] {
         if self.is_core("pods") {
             &[
@@ -99,7 +99,7 @@ impl Resource {
     }
 }
 
-/// A subresource that takes POST with a kind of its own.
+/// A subresource that accepts POST with its own kind.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subresource {
     pub(crate) name: &'static str,
@@ -316,36 +316,36 @@ impl Resources {
             .find(|r| r.group == group && r.version == version && r.plural == plural)
     }
 
-    /// By `pods` or `leases.coordination.k8s.io`.
+    /// Return the resource with a name such as `pods` or `leases.coordination.k8s.io`.
     pub(crate) fn by_name(&self, qualified: &str) -> Option<&Arc<Resource>> {
         self.all.iter().find(|r| r.qualified() == qualified)
     }
 }
 
-/// A request path under `/api` or `/apis` that names a resource.
+/// The object or collection that a request path under `/api` or `/apis` names.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) resource: Arc<Resource>,
-    /// Empty for cluster-scoped objects, and for a list over all namespaces.
+    /// The namespace, empty for cluster-scoped objects and for a list over all namespaces.
     pub(crate) namespace: String,
-    /// Empty for a collection.
+    /// The object's name, empty for a collection.
     pub(crate) name: String,
-    /// Empty, `status`, `binding`, …
+    /// The subresource: empty, `status`, `binding`, …
     pub(crate) subresource: String,
 }
 
-/// What `GET`ting a path is about.
+/// The meaning of a path.
 #[derive(Debug, Clone)]
 pub(crate) enum Path {
     Resource(Target),
-    /// Anything else: discovery, health, version.
+    /// A path outside of resources: discovery, health, version.
     Other,
-    /// Under `/api` or `/apis`, but nothing that is served.
+    /// A path under `/api` or `/apis` that is not served.
     Unknown,
 }
 
 impl Resources {
-    /// As `RequestInfoFactory.NewRequestInfo` (apiserver `pkg/endpoints/request`). `segments` are percent-decoded.
+    /// Parse a path as `RequestInfoFactory.NewRequestInfo` does (apiserver `pkg/endpoints/request`). `segments` are percent-decoded.
     pub(crate) fn resolve(&self, segments: &[String]) -> Path {
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, version, rest) = match segments.as_slice() {
@@ -353,7 +353,7 @@ impl Resources {
             ["apis", group, version, rest @ ..] if !rest.is_empty() => (*group, *version, rest),
             _ => return Path::Other,
         };
-        // `namespaces/NAME/RESOURCE/…`, but `namespaces`, `namespaces/NAME` and `namespaces/NAME/status` are about namespaces themselves.
+        // A path is `namespaces/NAME/RESOURCE/…`, but `namespaces`, `namespaces/NAME`, and `namespaces/NAME/status` name namespaces themselves.
         let (namespace, rest) = match rest {
             ["namespaces", namespace, plural, tail @ ..]
                 if !(group.is_empty() && tail.is_empty() && matches!(*plural, "status" | "finalize")) =>
@@ -377,7 +377,7 @@ impl Resources {
         if !known || (!resource.namespaced && !namespace.is_empty()) {
             return Path::Unknown;
         }
-        // A named object of a namespaced resource has a namespace in its path.
+        // The path of a named object of a namespaced resource contains the namespace.
         if resource.namespaced && namespace.is_empty() && !name.is_empty() {
             return Path::Unknown;
         }

@@ -1,4 +1,4 @@
-//! What the API server tells about users: who has a token, and who may do what. Reviews are answered and not kept.
+//! The API server's answers about users: the owner of a token, and a user's rights. Reviews are answered but not stored.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::ApiServer;
 use super::error::{ApiError, FieldError};
 use super::rights::Wish;
 
-/// A review, by its path.
+/// A review, identified by its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Review {
     Token,
@@ -16,7 +16,7 @@ pub(crate) enum Review {
 }
 
 impl Review {
-    /// `segments` of a path.
+    /// Return the review that a path's segments name.
     pub(crate) fn of(segments: &[&str]) -> Option<Review> {
         match segments {
             ["apis", "authentication.k8s.io", "v1", "tokenreviews"] => Some(Review::Token),
@@ -27,11 +27,11 @@ impl Review {
         }
     }
 
-    /// Answers `user`.
+    /// Answer a review that `user` posted.
     pub(crate) fn answer(self, api: &ApiServer, user: &str, body: &[u8]) -> Result<Value, ApiError> {
         let mut review: Value =
             serde_json::from_slice(body).map_err(|why| ApiError::bad_request(format!("the body is not JSON ({why})")))?;
-        // What every user may ask: the cluster role system:basic-user.
+        // Every user may post these reviews: the cluster role system:basic-user.
         let right = match self {
             Review::Token => Some(("authentication.k8s.io", "tokenreviews")),
             Review::Access => Some(("authorization.k8s.io", "subjectaccessreviews")),
@@ -67,7 +67,7 @@ impl Review {
     }
 }
 
-/// Every user is in a group of its own, so that rights can be given to groups.
+/// Return a user's info. Each user is in a separate group, so that rights can be granted to groups.
 fn info(user: &str) -> Value {
     json!({"username": user, "groups": [format!("group-of-{user}"), "system:authenticated"]})
 }

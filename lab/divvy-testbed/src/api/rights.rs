@@ -1,11 +1,11 @@
-//! Who may do what. Every user may do everything, until it is limited; then it may do what it was granted, as a Role or a ClusterRole says it.
+//! Authorization. A user may do everything until the user is limited; then only what was granted, in the form of a Role or ClusterRole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::ApiError;
 
-/// A rule of a Role (in one namespace), or of a ClusterRole (everywhere).
+/// A rule of a Role (in one namespace) or of a ClusterRole (everywhere).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Right {
     verbs: Vec<String>,
@@ -15,7 +15,7 @@ pub struct Right {
 }
 
 impl Right {
-    /// `resource`: `pods`, `services/proxy`, `daemonsets.apps`.
+    /// Create a rule for verbs on a `resource`, for example `pods`, `services/proxy`, or `daemonsets.apps`.
     pub fn new(verbs: &[&str], resource: &str) -> Right {
         Right {
             verbs: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
@@ -25,14 +25,14 @@ impl Right {
         }
     }
 
-    /// In this namespace only.
+    /// Restrict the rule to this namespace.
     #[must_use]
     pub fn in_namespace(mut self, namespace: &str) -> Right {
         self.namespace = Some(namespace.to_owned());
         self
     }
 
-    /// For the object of this name only (`resourceNames`).
+    /// Restrict the rule to the object of this name (`resourceNames`).
     #[must_use]
     pub fn named(mut self, name: &str) -> Right {
         self.name = Some(name.to_owned());
@@ -47,21 +47,21 @@ impl Right {
     }
 }
 
-/// What a request is about, as an authorizer sees it.
+/// The attributes of a request that an authorizer sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish<'a> {
     pub(crate) verb: &'a str,
     pub(crate) group: &'a str,
     pub(crate) plural: &'a str,
     pub(crate) subresource: &'a str,
-    /// Empty: all of them, or none.
+    /// The namespace; empty for a cluster-scoped request or for all namespaces.
     pub(crate) namespace: &'a str,
-    /// Empty: no name.
+    /// The object's name; empty if the request names none.
     pub(crate) name: &'a str,
 }
 
 impl Wish<'_> {
-    /// `pods/status`, `daemonsets.apps`
+    /// Return the resource in the form `pods/status` or `daemonsets.apps`.
     fn resource(&self) -> String {
         let group = if self.group.is_empty() {
             String::new()
@@ -92,17 +92,17 @@ impl Rights {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on this user may do only what it is granted.
+    /// Limit this user to the rights granted from now on.
     pub fn limit(&self, user: &str) {
         self.known().limited.entry(user.to_owned()).or_default();
     }
 
-    /// Grants a limited user a right; limits it, if it was not.
+    /// Grant a right to a user, who becomes limited if not yet so.
     pub fn grant(&self, user: &str, right: Right) {
         self.known().limited.entry(user.to_owned()).or_default().push(right);
     }
 
-    /// From now on this token is nobody's.
+    /// Make this token invalid from now on.
     pub fn revoke_token(&self, token: &str) {
         self.known().revoked.insert(token.to_owned());
     }
@@ -119,14 +119,14 @@ impl Rights {
             .is_none_or(|rights| rights.iter().any(|right| right.covers(wish)))
     }
 
-    /// Whether a group, or a user, was granted it.
+    /// Report whether a group or user has a right that covers the request.
     pub(crate) fn grants(&self, group: &str, wish: &Wish<'_>) -> bool {
         let known = self.known();
         let rights = known.limited.get(group);
         rights.is_some_and(|rights| rights.iter().any(|right| right.covers(wish)))
     }
 
-    /// In the words of apiserver's `pkg/endpoints/handlers/responsewriters/errors.go`.
+    /// Check a request. The error has the text of apiserver's `pkg/endpoints/handlers/responsewriters/errors.go`.
     pub(crate) fn check(&self, user: &str, wish: &Wish<'_>) -> Result<(), ApiError> {
         if self.allows(user, wish) {
             return Ok(());

@@ -13,11 +13,11 @@ enum Requirement {
     DoesNotExist(String),
 }
 
-/// What of a collection a request is about: a namespace, a name, labels and fields.
+/// The part of a collection that a request selects: by namespace, name, labels, and fields.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
-    /// (path, wanted value, equal?)
+    /// The field requirements: path, required value, and whether it must be equal.
     fields: Vec<(String, String, bool)>,
 }
 
@@ -49,9 +49,9 @@ impl Selector {
     }
 }
 
-/// The value of a selectable field as text; absent fields are empty, as in upstream's `fields.Set`.
+/// Return the value of a selectable field as text. Absent fields are empty, as in upstream's `fields.Set`.
 fn field(object: &Value, path: &str) -> String {
-    // An Event's `source` selects on its component (`pkg/registry/core/event/strategy.go`).
+    // An Event's `source` selects by the component of its source (`pkg/registry/core/event/strategy.go`).
     let pointer = match path {
         "source" if object["source"]["component"].as_str().unwrap_or("").is_empty() => "/reportingComponent".to_owned(),
         "source" => "/source/component".to_owned(),
@@ -67,7 +67,7 @@ fn field(object: &Value, path: &str) -> String {
     }
 }
 
-/// Fields beyond `metadata.name` and `metadata.namespace` that may be selected on, in the storage's own terms.
+/// Return the selectable fields other than `metadata.name` and `metadata.namespace`, as paths of the stored form.
 fn selectable(resource: &Resource) -> &'static [&'static str] {
     match (resource.group.as_ref(), resource.plural.as_ref()) {
         ("", "pods") => &[
@@ -127,7 +127,7 @@ fn parse_fields(resource: &Resource, text: &str) -> Result<Vec<(String, String, 
     Ok(terms)
 }
 
-/// Splits at commas that no backslash precedes; the backslashes stay.
+/// Split at commas without a preceding backslash; the backslashes remain.
 fn split_unescaped(text: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     let mut escaped = false;

@@ -1,7 +1,7 @@
-//! The revisioned object store: what etcd and the watch cache are to a real API server.
+//! The object store with revisions, in the role of a real API server's etcd and watch cache.
 //!
-//! One global revision counts commits. Every resource keeps a bounded ring of its changes; a reader that asks for changes
-//! older than the ring gets [`Expired`](super::ApiError), as after an etcd compaction.
+//! One global revision counts commits. Each resource keeps a bounded ring of its changes. A reader that needs changes older than the ring
+//! gets [`Expired`](super::ApiError), as after an etcd compaction.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tokio::sync::watch;
 
-/// How an object changed.
+/// The way in which an object changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// The object came into being.
+    /// The object was created.
     Added,
     /// The object changed.
     Modified,
-    /// The object went; the event carries its last state.
+    /// The object was removed; the event carries its last state.
     Deleted,
 }
 
 impl EventKind {
-    /// `ADDED`, `MODIFIED` or `DELETED`, as in watch events.
+    /// Return `ADDED`, `MODIFIED`, or `DELETED`, as in watch events.
     pub fn as_str(self) -> &'static str {
         match self {
             EventKind::Added => "ADDED",
@@ -31,22 +31,22 @@ impl EventKind {
     }
 }
 
-/// One commit: the only thing that changes objects.
+/// A commit. Objects change in no other way.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// The store's revision after this commit, also the object's `metadata.resourceVersion`.
+    /// The store's revision after this commit, which is also the object's `metadata.resourceVersion`.
     pub revision: u64,
-    /// How the object changed.
+    /// The way in which the object changed.
     pub kind: EventKind,
-    /// `pods`, `nodes`, `leases.coordination.k8s.io`, …
+    /// The resource: `pods`, `nodes`, `leases.coordination.k8s.io`, …
     pub resource: Arc<str>,
-    /// The object after the commit; for a deletion its last state.
+    /// The object after the commit; for a deletion, its last state.
     pub object: Arc<Value>,
-    /// The object before the commit; absent when it was created.
+    /// The object before the commit; `None` if it was created.
     pub previous: Option<Arc<Value>>,
 }
 
-/// Namespace (empty for cluster-scoped) and name.
+/// A namespace (empty for cluster-scoped objects) and a name.
 pub(crate) type Key = (String, String);
 
 /// The objects of one resource at one revision.
@@ -61,11 +61,11 @@ struct Table {
     resource: Arc<str>,
     objects: BTreeMap<Key, Arc<Value>>,
     ring: VecDeque<Event>,
-    /// Changes up to this revision are forgotten.
+    /// The revision up to which changes are forgotten.
     compacted: u64,
 }
 
-/// The store's content; held under the lock for one transaction.
+/// The store's content, locked for one transaction.
 #[derive(Debug)]
 pub(crate) struct Inner {
     revision: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Store {
     revision: watch::Sender<u64>,
 }
 
-/// Why changes since a revision cannot be told.
+/// The error for changes since a revision that is already forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Compacted {
     pub(crate) asked: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Compacted {
 }
 
 impl Store {
-    /// `seed` makes uids and generated names repeatable; `ring_length` is the number of changes remembered per resource;
+    /// Create a store. `seed` makes uids and generated names repeatable; `ring_length` is the number of changes remembered per resource;
     /// `audit` keeps every commit on pods and nodes for [`Store::history`].
     pub(crate) fn new(seed: u64, ring_length: usize, audit: bool) -> Store {
         Store {
@@ -104,12 +104,12 @@ impl Store {
         }
     }
 
-    /// A transaction that did not finish left every table whole: the maps change last, one insert or removal per commit.
+    /// An interrupted transaction leaves every table consistent: the maps change last, with one insert or removal per commit.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one transaction; readers and watchers see all of it or none.
+    /// Run one transaction. Readers and watchers see all of it or none.
     pub(crate) fn write<T>(&self, transaction: impl FnOnce(&mut Inner) -> T) -> T {
         let (result, revision) = {
             let mut inner = self.lock();
@@ -127,7 +127,7 @@ impl Store {
         look(&self.lock())
     }
 
-    /// Told at every commit.
+    /// Subscribe to the revision, which changes at every commit.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.revision.subscribe()
     }
@@ -149,19 +149,19 @@ impl Inner {
         }
     }
 
-    /// Whether anything lives in a namespace.
+    /// Report whether a namespace contains any object.
     pub(crate) fn any_in_namespace(&self, namespace: &str) -> bool {
         self.tables
             .values()
             .any(|table| table.objects.keys().any(|(have, _)| have == namespace))
     }
 
-    /// All objects now, by resource, for reads that a fault holds at this moment.
+    /// Return all current objects by resource, for reads that a fault freezes at this moment.
     pub(crate) fn all_snapshots(&self) -> BTreeMap<String, Snapshot> {
         self.tables.keys().map(|name| (name.clone(), self.snapshot(name))).collect()
     }
 
-    /// The objects as they were at an earlier revision: the changes since are undone one by one.
+    /// Return the objects at an earlier revision, by undoing the later changes one by one.
     pub(crate) fn snapshot_at(&self, storage: &str, revision: u64) -> Result<Snapshot, Compacted> {
         let mut snapshot = self.snapshot(storage);
         for event in self.events_after(storage, revision)?.iter().rev() {
@@ -193,7 +193,7 @@ impl Inner {
         self.history.clone().unwrap_or_default()
     }
 
-    /// Forgets all changes up to now: whoever watches from an earlier revision must list again.
+    /// Forget all changes so far. A client that watches from an earlier revision must list again.
     pub(crate) fn compact(&mut self) {
         for table in self.tables.values_mut() {
             table.ring.clear();
@@ -201,7 +201,7 @@ impl Inner {
         }
     }
 
-    /// Creates or replaces; gives the object as stored, with its new resourceVersion.
+    /// Create or replace an object. Return the stored object with its new resourceVersion.
     pub(crate) fn put(&mut self, storage: &str, mut object: Value) -> Arc<Value> {
         let revision = self.next_revision();
         set_resource_version(&mut object, revision);
@@ -217,7 +217,7 @@ impl Inner {
         object
     }
 
-    /// Removes; gives the last state, with the revision of its removal.
+    /// Remove an object. Return its last state with the revision of its removal.
     pub(crate) fn remove(&mut self, storage: &str, key: &Key) -> Option<Arc<Value>> {
         let previous = self.table(storage).objects.remove(key)?;
         let revision = self.next_revision();
@@ -265,12 +265,12 @@ impl Inner {
         }
     }
 
-    /// splitmix64: uids and suffixes need to differ, not to be unguessable.
+    /// Return the next splitmix64 number. Uids and suffixes must differ, but need not be unguessable.
     pub(crate) fn next_random(&mut self) -> u64 {
         splitmix64(&mut self.uid_state)
     }
 
-    /// A uid in the form of a version 4 UUID.
+    /// Return a uid in the form of a version 4 UUID.
     pub(crate) fn next_uid(&mut self) -> String {
         let (high, low) = (self.next_random(), self.next_random());
         format!(
@@ -284,7 +284,7 @@ impl Inner {
     }
 }
 
-/// The next value of the splitmix64 sequence.
+/// Return the next value of the splitmix64 sequence.
 pub(crate) fn splitmix64(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

@@ -1,4 +1,4 @@
-//! Server-side tables: what `kubectl get` prints (`pkg/printers/internalversion/printers.go`).
+//! Server-side tables: the output of `kubectl get` (`pkg/printers/internalversion/printers.go`).
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use super::events;
 use super::render::{Include, partial};
 use super::resources::Resource;
 
-/// A `meta.k8s.io/v1` Table of stored objects.
+/// Return a `meta.k8s.io/v1` Table of stored objects.
 pub(crate) fn table(resource: &Resource, objects: &[&Value], metadata: Value, include: Include, clock: &Clock) -> Value {
     let rows: Vec<Value> = objects
         .iter()
@@ -27,7 +27,7 @@ pub(crate) fn table(resource: &Resource, objects: &[&Value], metadata: Value, in
     })
 }
 
-/// (name, shown only with `-o wide`)
+/// A column: its name, and whether only `-o wide` shows it.
 type Column = (&'static str, bool);
 
 fn column_names(resource: &Resource) -> &'static [Column] {
@@ -79,7 +79,7 @@ pub(crate) fn columns(resource: &Resource) -> Vec<Value> {
         .iter()
         .map(|(name, wide)| {
             let kind = if *name == "Count" { "integer" } else { "string" };
-            // Only the name column has a format; kubectl takes the object's name from it.
+            // Only the name column has a format, from which kubectl takes the object's name.
             let format = if *name == "Name" { "name" } else { "" };
             json!({"name": name, "type": kind, "format": format, "description": "", "priority": i32::from(*wide)})
         })
@@ -122,7 +122,7 @@ fn since(clock: &Clock, timestamp: &Value) -> String {
         .map_or_else(|| "<unknown>".to_owned(), human_duration)
 }
 
-/// apimachinery `pkg/util/duration.HumanDuration`.
+/// Format a duration as apimachinery's `pkg/util/duration.HumanDuration` does.
 fn human_duration(seconds: u64) -> String {
     let (minutes, hours, days, years) = (seconds / 60, seconds / 3600, seconds / 86400, seconds / 86400 / 365);
     let with = |whole: u64, unit: char, rest: u64, small: char| {
@@ -145,7 +145,7 @@ fn human_duration(seconds: u64) -> String {
     }
 }
 
-/// `printPod`.
+/// Return a pod's cells, as upstream's `printPod` does.
 fn pod_cells(pod: &Value, age: String, clock: &Clock) -> Value {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     let mut reason = match text(&status["reason"]) {
@@ -272,7 +272,7 @@ fn terminated(state: &Value) -> String {
     }
 }
 
-/// `printNode`.
+/// Return a node's cells, as upstream's `printNode` does.
 fn node_cells(node: &Value, age: String) -> Value {
     let mut status: Vec<&str> = list(&node["status"]["conditions"])
         .iter()
@@ -321,7 +321,7 @@ fn node_cells(node: &Value, age: String) -> Value {
     ])
 }
 
-/// `printEvent`, for events as stored (core/v1).
+/// Return an event's cells, as upstream's `printEvent` does, for events as stored (core/v1).
 fn event_cells(event: &Value, clock: &Clock) -> Value {
     let or_event_time = |field: &str| {
         if event[field].is_null() {

@@ -16,13 +16,13 @@ use super::resources::Target;
 use super::selector::Selector;
 use super::store::{Event, EventKind, Inner, Snapshot, set_resource_version};
 
-/// What a client asks of a watch.
+/// The parameters of a watch.
 #[derive(Debug)]
 pub(crate) struct WatchRequest {
     pub(crate) target: Target,
     pub(crate) selector: Selector,
     pub(crate) rendering: Rendering,
-    /// Where to start; the objects of the snapshot are told first.
+    /// The start of the watch. The objects of a snapshot are sent first.
     pub(crate) start: Start,
     pub(crate) bookmarks: bool,
     pub(crate) timeout: Option<Duration>,
@@ -30,9 +30,9 @@ pub(crate) struct WatchRequest {
 
 #[derive(Debug)]
 pub(crate) enum Start {
-    /// Tell what changes after this revision.
+    /// Send the changes after this revision.
     After(u64),
-    /// Tell these objects as added, then go on from there; with a bookmark between when `mark_end`.
+    /// Send these objects as added, then the later changes; with a bookmark in between if `mark_end`.
     Initial { snapshot: Snapshot, mark_end: bool },
 }
 
@@ -51,7 +51,7 @@ struct Watcher {
     deadline: Option<Instant>,
 }
 
-/// The body of a watch response; it ends at the timeout, when watches are cut, or after an ERROR event.
+/// Return the body of a watch response. It ends at the timeout, when watches are cut, or after an ERROR event.
 pub(crate) fn body(api: &ApiServer, request: WatchRequest) -> Body {
     let now = Instant::now();
     let mut watcher = Watcher {
@@ -110,7 +110,7 @@ impl Watcher {
             let bookmarks = self.request.bookmarks && !held;
             let deadline = self.deadline.unwrap_or(self.next_bookmark);
             tokio::select! {
-                // In this order, so that a cut comes before what happened at the same moment.
+                // The order matters: a cut must come before an event of the same moment.
                 biased;
                 _ = self.cuts.changed() => self.finished = true,
                 _ = tokio::time::sleep_until(deadline), if self.deadline.is_some() => self.finished = true,
@@ -124,7 +124,7 @@ impl Watcher {
         }
     }
 
-    /// Takes over what was committed since the last time.
+    /// Queue the events committed since the last call.
     fn collect(&mut self) {
         self.commits.mark_unchanged();
         let (events, revision) = self
@@ -151,7 +151,7 @@ impl Watcher {
         self.request.target.namespace.is_empty() || self.request.target.namespace == namespace
     }
 
-    /// An object that begins or ceases to match the selector is added or deleted for this watcher.
+    /// Queue an event. For this watcher, an object that begins or ceases to match the selector is added or deleted.
     fn take(&mut self, event: &Event) {
         if !self.in_namespace(event.object["metadata"]["namespace"].as_str().unwrap_or("")) {
             return;

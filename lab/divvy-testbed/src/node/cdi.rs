@@ -1,8 +1,8 @@
-//! CDI names to edits, as containerd resolves them at every container creation: the directory is read anew, files
-//! that cannot be read as specs are skipped with a log line, a name that two files define is no name.
+//! Resolution of CDI names to edits, as containerd does it whenever it creates a container: it reads the directory again, skips files that
+//! are not valid specs with a log line, and does not resolve a name that two files define.
 //!
-//! Simplifications: one directory of one priority; hooks, rdt, network devices and additional groups are ignored; a
-//! device node must exist under the node's root but may be a plain file.
+//! Simplifications: there is one directory with one priority; hooks, rdt, network devices and additional groups are ignored; a device node
+//! must exist under the node's root but may be a plain file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -58,15 +58,15 @@ struct Mount {
 /// The edits of all names of one container, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Resolved {
-    /// Variables; each replaces one of the same name.
+    /// Environment variables. Each replaces an earlier one of the same name.
     pub(crate) env: Vec<(String, String)>,
-    /// Device nodes' paths in the container.
+    /// The device nodes' paths in the container.
     pub(crate) devices: Vec<String>,
-    /// Host path, container path, read-only.
+    /// The mounts: host path, container path, whether read-only.
     pub(crate) mounts: Vec<(String, String, bool)>,
 }
 
-/// Resolves qualified names `vendor/class=name`. An error is containerd's text.
+/// Resolve qualified names `vendor/class=name`. The error is containerd's text.
 pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> Result<Resolved, String> {
     let mut resolved = Resolved::default();
     if names.is_empty() {
@@ -79,7 +79,7 @@ pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> R
         for device in &spec.devices {
             let name = format!("{}={}", spec.kind, device.name);
             if devices.insert(name.clone(), (i, device)).is_some() {
-                tracing::warn!(name, file, "CDI device is defined twice and cannot be used");
+                tracing::warn!(name, file, "the CDI device is defined twice and cannot be used");
                 conflicts.insert(name);
             }
         }
@@ -117,7 +117,7 @@ fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(),
         } else {
             &node.host_path
         };
-        // Type and number are looked up on the host only where the spec does not give them.
+        // Type and number are read from the host only if the spec does not contain them.
         let given = !node.kind.is_empty() && (node.major != 0 || node.kind == "p");
         if !given && !host_root.join(host.trim_start_matches('/')).exists() {
             return Err(format!(
@@ -154,7 +154,7 @@ fn read(directory: &Path) -> Vec<(String, Spec)> {
             .and_then(|text| parse(&text))
         {
             Ok(spec) => specs.push((file, spec)),
-            Err(error) => tracing::warn!(file, error, "CDI spec is skipped"),
+            Err(error) => tracing::warn!(file, error, "skipped an invalid CDI spec"),
         }
     }
     specs
@@ -218,7 +218,7 @@ mod tests {
         );
         assert_eq!(resolved.devices, ["/dev/nvidia0"]);
         assert_eq!(resolved.mounts, [("/h".to_owned(), "/c".to_owned(), true)]);
-        // The same name in a second file: neither counts.
+        // Two files define the same name, so neither definition counts.
         write(cdi, "b.json", spec);
         assert_eq!(resolve(cdi, &root, &one), Err(unresolvable.to_owned()));
     }

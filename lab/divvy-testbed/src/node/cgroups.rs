@@ -1,13 +1,13 @@
-//! The cgroup tree of a node's pods as files, projected from what runs.
+//! The cgroup tree of a node's pods as files, written from the list of running processes.
 //!
-//! Unified (v2): `sys/fs/cgroup/kubepods/<qos>/pod<UID>/<id>/cgroup.{procs,events}`; version 1: the same path below
-//! `pids`, `memory` and `cpu,cpuacct`, with `pids.current` in the first. Guaranteed pods have no `<qos>` level.
-//! Simplification: plain files, replaced as a whole by rename, so an inotify watch on a file does not survive a change.
+//! Unified (v2): `sys/fs/cgroup/kubepods/<qos>/pod<UID>/<id>/cgroup.{procs,events}`. Version 1: the same path below `pids`, `memory` and
+//! `cpu,cpuacct`, with `pids.current` below `pids`. Guaranteed pods have no `<qos>` level. Simplification: the files are plain files that
+//! are replaced by rename, so an inotify watch on a file does not survive a change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Which cgroup hierarchy a node shows.
+/// The cgroup hierarchy that a node shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// The unified hierarchy.
@@ -17,11 +17,11 @@ pub enum CgroupVersion {
     V1,
 }
 
-/// A cgroup with the processes in it, as `kubepods/…` path → pids. Those above follow from it.
+/// The PIDs in each cgroup, keyed by its `kubepods/…` path. The cgroups above are derived from these paths.
 pub(crate) type Tree = BTreeMap<String, Vec<u32>>;
 
-/// Makes the files say what `tree` says: `leaves` are container and sandbox cgroups, which exist with or without
-/// processes; whatever else is below `kubepods` and not above a leaf is removed.
+/// The writer of the cgroup files. Leaves are the cgroups of containers and sandboxes, which exist with or without processes. Anything
+/// below `kubepods` that is neither a leaf nor an ancestor of a leaf is removed.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     version: CgroupVersion,
@@ -51,7 +51,7 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Brings the files in line: `tree` holds the container and sandbox cgroups, `pods` the pods' own cgroups.
+    /// Update the files: `tree` has the cgroups of containers and sandboxes, `pods` has the pods' own cgroups.
     pub(crate) fn project(&mut self, tree: &Tree, pods: &BTreeSet<String>) -> std::io::Result<()> {
         let mut all: BTreeMap<String, Vec<u32>> = BTreeMap::new();
         for fixed in ["kubepods", "kubepods/besteffort", "kubepods/burstable"] {
@@ -88,7 +88,7 @@ impl Cgroups {
                 }
             }
         }
-        // Bottom up where cgroups go, so that nobody finds a populated parent above a missing child.
+        // Cgroups are removed from the bottom up, so that a reader never finds a populated parent without its child.
         let gone: BTreeSet<PathBuf> = self
             .written
             .keys()

@@ -1,8 +1,8 @@
-//! `kubelet_internal_checkpoint`: what the device manager remembers over a restart.
+//! `kubelet_internal_checkpoint`: the state that the device manager keeps across a restart.
 //!
-//! The format is the kubelet's (research/k8s-seams.md section 1.3). Simplification: a real `Checksum` is FNV-1a of Go's
-//! printed form of the data, which only Go can compute; here it is FNV-1a of the data's JSON. Readers other than the
-//! kubelet cannot check it and do not.
+//! The format is the kubelet's (`pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go`). Simplification: a real `Checksum` is FNV-1a of
+//! Go's printed form of the data, which only Go can compute; here it is FNV-1a of the data's JSON. Programs other than the kubelet
+//! cannot verify the checksum and do not.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -46,12 +46,12 @@ struct Entry {
     alloc_resp: String,
 }
 
-/// What was read: who holds what, and which resources had registered.
+/// The contents of a checkpoint: the holders, and the resources that had registered.
 #[derive(Debug, Default)]
 pub struct Restored {
-    /// Holders.
+    /// The devices that each holder has.
     pub held: BTreeMap<Holder, Held>,
-    /// Resource names.
+    /// The names of the registered resources.
     pub registered: BTreeSet<String>,
 }
 
@@ -62,7 +62,7 @@ fn checksum(data: &[u8]) -> u64 {
     u64::from(hash)
 }
 
-/// The file's text for these books.
+/// Render these books as the file's text.
 pub fn render(books: &DeviceBooks) -> String {
     let entries = books.holders().iter().map(|(holder, held)| Entry {
         pod_uid: holder.pod.clone(),
@@ -78,7 +78,7 @@ pub fn render(books: &DeviceBooks) -> String {
     let entries: Vec<Entry> = entries.collect();
     let registered = books.healthy().iter();
     let data = Data {
-        // Go writes an empty slice that was never made as null.
+        // Go writes a nil slice as null.
         pod_device_entries: (!entries.is_empty()).then_some(entries),
         registered_devices: registered
             .map(|(resource, ids)| (resource.clone(), ids.iter().cloned().collect()))
@@ -88,7 +88,7 @@ pub fn render(books: &DeviceBooks) -> String {
     serde_json::to_string(&File { data, checksum }).unwrap_or_default()
 }
 
-/// Reads a checkpoint's text.
+/// Parse a checkpoint's text.
 pub fn parse(text: &str) -> Result<Restored, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let data = serde_json::to_string(&file.data).map_err(|error| error.to_string())?;
@@ -113,7 +113,7 @@ pub fn parse(text: &str) -> Result<Restored, String> {
     Ok(restored)
 }
 
-/// Replaces a file as a whole: readers see the old text or the new one.
+/// Replace a file atomically: readers see either the old text or the new one.
 pub(crate) fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
     std::fs::write(&temporary, text)?;

@@ -1,9 +1,8 @@
-//! The kubelet's device manager as a value: who offers which devices, who holds which, and which ids a
-//! container gets next. No clock, no I/O: times, random numbers and plugins' answers are arguments.
+//! The kubelet's device manager as a value: which plugin offers which devices, which container holds which ids, and which ids a container
+//! gets next. It has no clock and no I/O: times, random numbers, and plugins' responses are arguments.
 //!
-//! Follows `pkg/kubelet/cm/devicemanager/manager.go` of Kubernetes 1.36 (research/reliability.md section 1)
-//! with topology policy `none`: no NUMA alignment, so GetPreferredAllocation is always called unless ids
-//! of the pod's init containers cover the request.
+//! It follows `pkg/kubelet/cm/devicemanager/manager.go` of Kubernetes 1.36 with topology policy `none`. There is no NUMA alignment, so
+//! GetPreferredAllocation is always called unless the ids of the pod's init containers cover the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +10,22 @@ use divvy_kubelet::api::v1beta1::{ContainerAllocateResponse, Device, DevicePlugi
 
 use super::seed::Seed;
 
-/// Which device manager bugs of Kubernetes 1.36 are played (research/reliability.md section 1.7).
+/// The device manager bugs of Kubernetes 1.36 to imitate (see `docs/compatibility/kubelet.md`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Bugs {
-    /// B1, kubernetes#137534: a podresources `List` during Allocate or GetPreferredAllocation, when some pod
-    /// has just ended, makes the kubelet forget the ids it is handing out; the next pod gets them too.
+    /// B1, kubernetes#137534: if a pod has just ended, a podresources `List` during Allocate or GetPreferredAllocation makes the kubelet forget
+    /// the ids that it is handing out, so the next pod gets the same ids.
     pub double_hand_out: bool,
-    /// B2, kubernetes#121994: when an old plugin's stream ends, the *new* plugin of the same resource is
-    /// disconnected; and messages of the old stream still replace the list.
+    /// B2, kubernetes#121994: when an old plugin's stream ends, the *new* plugin of the same resource is disconnected. Messages of the old
+    /// stream also still replace the device list.
     pub old_stream_disconnects_new: bool,
-    /// B3, kubernetes#124345: after a kubelet restart a running pod is killed because its ended init
-    /// container "needs" devices and the plugin has not registered yet.
+    /// B3, kubernetes#124345: after a kubelet restart, a running pod is killed because its ended init container "needs" devices and the
+    /// plugin has not registered yet.
     pub ended_init_container_kills: bool,
 }
 
 impl Bugs {
-    /// What an unpatched kubelet 1.36 does.
+    /// Return the bugs of an unpatched kubelet 1.36.
     pub fn as_in_kubernetes_1_36() -> Bugs {
         Bugs {
             double_hand_out: true,
@@ -36,7 +35,7 @@ impl Bugs {
     }
 }
 
-/// Why a container gets no devices, in the kubelet's words.
+/// The reason why a container gets no devices, with the kubelet's texts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// No plugin of this resource has registered since the kubelet's start.
@@ -45,45 +44,45 @@ pub enum DeviceError {
     /// The plugin is gone, or all its devices failed.
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoneHealthy(String),
-    /// A container that is made again holds devices that failed.
+    /// The devices of a container that is created again have failed.
     #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
     HeldUnhealthy(String),
-    /// Not enough free ids.
+    /// There are not enough free ids.
     #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
     Unavailable {
-        /// Resource name.
+        /// The resource's name.
         resource: String,
-        /// Ids still needed (those reused from init containers are off already).
+        /// The number of ids still needed, without those reused from init containers.
         requested: usize,
-        /// Free healthy ids.
+        /// The number of free healthy ids.
         available: usize,
     },
     /// Fewer ids could be taken than were counted.
     #[error("unexpectedly allocated less resources than required. Requested: {requested}, Got: {got}")]
     Short {
-        /// Ids asked for.
+        /// The number of ids requested.
         requested: usize,
-        /// Ids taken.
+        /// The number of ids taken.
         got: usize,
     },
-    /// The container's request is not what it was when its ids were recorded.
+    /// The container's request differs from the one for which its ids were recorded.
     #[error("pod {pod:?} container {container:?} changed request for resource {resource:?} from {from} to {to}")]
     Changed {
-        /// Pod UID.
+        /// The pod's UID.
         pod: String,
-        /// Container name.
+        /// The container's name.
         container: String,
-        /// Resource name.
+        /// The resource's name.
         resource: String,
-        /// Ids recorded.
+        /// The number of ids recorded.
         from: usize,
-        /// Ids asked for now.
+        /// The number of ids requested now.
         to: usize,
     },
-    /// The resource was removed between choice and call.
+    /// The resource was removed between the choice of ids and the call.
     #[error("unknown Device Plugin {0}")]
     UnknownPlugin(String),
-    /// Allocate answered with an empty list.
+    /// The response to Allocate has an empty list.
     #[error("no containers return in allocation response")]
     EmptyResponse,
     /// GetPreferredAllocation failed.
@@ -92,102 +91,102 @@ pub enum DeviceError {
     /// PreStartContainer failed.
     #[error("device plugin PreStartContainer rpc failed with err: {0}")]
     PreStart(String),
-    /// PreStartContainer is wanted and the kubelet has no record (its checkpoint was lost).
+    /// The plugin wants PreStartContainer, but the kubelet has no record because its checkpoint was lost.
     #[error("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")]
     NoRecord {
-        /// Pod UID.
+        /// The pod's UID.
         pod: String,
-        /// Container name.
+        /// The container's name.
         container: String,
-        /// Resource name.
+        /// The resource's name.
         resource: String,
     },
-    /// A call to an endpoint whose stream has ended.
+    /// The call goes to an endpoint whose stream has ended.
     #[error("endpoint {0} has been stopped")]
     Stopped(String),
-    /// The resource is known and its endpoint is not.
+    /// The resource is known, but its endpoint is not.
     #[error("endpoint not found in cache for a registered resource: {0}")]
     NoEndpoint(String),
-    /// Allocate failed; the gRPC error as Go prints it.
+    /// Allocate failed. The text is the gRPC error as Go prints it.
     #[error("{0}")]
     Allocate(String),
 }
 
-/// A container of a pod, by UID and name.
+/// A container's claim on one resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
-    /// Pod UID.
+    /// The pod's UID.
     pub pod: String,
-    /// Container name.
+    /// The container's name.
     pub container: String,
-    /// Resource name.
+    /// The resource's name.
     pub resource: String,
 }
 
-/// What a container holds of a resource.
+/// The devices of one resource that a container holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Held {
-    /// The ids.
+    /// The device ids.
     pub ids: BTreeSet<String>,
-    /// The plugin's answer to Allocate; replayed at every start of the container.
+    /// The plugin's response to Allocate, which is replayed at every start of the container.
     pub response: ContainerAllocateResponse,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Endpoint {
     options: Option<DevicePluginOptions>,
-    /// Milliseconds of the node's clock; `None` while the stream is open.
+    /// The time at which the stream ended, in milliseconds of the node's clock; `None` while the stream is open.
     stopped_ms: Option<u64>,
 }
 
-/// One container's request of one resource, while it is being allocated.
+/// A container's request for one resource during its allocation.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// For whom.
+    /// The container that gets the ids.
     pub holder: Holder,
-    /// Ids wanted in all.
+    /// The number of ids requested in total.
     pub wanted: usize,
-    /// Ids taken so far; also the `must_include` of GetPreferredAllocation.
+    /// The ids taken so far, which are also the `must_include` list of GetPreferredAllocation.
     pub taken: BTreeSet<String>,
     available: BTreeSet<String>,
 }
 
-/// What an allocation needs next.
+/// The next step of an allocation.
 #[derive(Debug)]
 pub enum Next {
-    /// The container gets no (further) ids of this resource: it has them, or it runs already.
+    /// Nothing to do: the container already has its ids of this resource, or it is already running.
     Nothing,
-    /// Ask GetPreferredAllocation, then [`DeviceBooks::preferred`].
+    /// Call GetPreferredAllocation, then [`DeviceBooks::preferred`].
     Ask {
         /// The request so far.
         request: Request,
-        /// `available_deviceIDs`, in random order.
+        /// The value of `available_deviceIDs`, in random order.
         available: Vec<String>,
     },
     /// Call Allocate with `request.taken`, then [`DeviceBooks::record`] or [`DeviceBooks::give_up`].
     Allocate(Request),
 }
 
-/// The device manager's books.
+/// The device manager's records of devices and their holders.
 #[derive(Debug, Default)]
 pub struct DeviceBooks {
     healthy: BTreeMap<String, BTreeSet<String>>,
     unhealthy: BTreeMap<String, BTreeSet<String>>,
     numa: BTreeMap<(String, String), Vec<i64>>,
     endpoints: BTreeMap<String, Endpoint>,
-    /// What the kubelet believes to be taken. Differs from `held` while a call is under way, and by its bugs.
+    /// The ids that the kubelet considers taken. They differ from `held` while a call is in progress, and because of its bugs.
     allocated: BTreeMap<String, BTreeSet<String>>,
     held: BTreeMap<Holder, Held>,
-    /// Ids of the current pod's ordinary init containers, per resource; of one pod at a time.
+    /// The ids of the current pod's ordinary init containers, by resource. Only one pod at a time has such ids.
     reuse: (String, BTreeMap<String, BTreeSet<String>>),
     in_flight: Option<(String, BTreeSet<String>)>,
-    /// Bugs to play.
+    /// The bugs to imitate.
     pub bugs: Bugs,
 }
 
 impl DeviceBooks {
-    /// Books as a new kubelet has them after reading its checkpoint: holders are known, resources are known with
-    /// no device and a stopped endpoint whose options are not known.
+    /// Create the books of a new kubelet that has read its checkpoint. Holders are known. Resources are known without devices, with a
+    /// stopped endpoint whose options are unknown.
     pub fn restore(
         bugs: Bugs,
         now_ms: u64,
@@ -221,7 +220,7 @@ impl DeviceBooks {
         allocated
     }
 
-    /// A plugin has registered and answered GetDevicePluginOptions.
+    /// Note that a plugin has registered and has answered GetDevicePluginOptions.
     pub fn connected(&mut self, resource: &str, options: DevicePluginOptions) {
         let endpoint = Endpoint {
             options: Some(options),
@@ -230,7 +229,7 @@ impl DeviceBooks {
         self.endpoints.insert(resource.to_owned(), endpoint);
     }
 
-    /// A plugin's stream ended: every id of the resource is unhealthy at once; capacity stays for the grace period.
+    /// Note that a plugin's stream ended. Every id of the resource is unhealthy at once; the capacity stays for the grace period.
     pub fn disconnected(&mut self, resource: &str, now_ms: u64) {
         let Some(endpoint) = self.endpoints.get_mut(resource) else {
             return;
@@ -242,7 +241,7 @@ impl DeviceBooks {
         }
     }
 
-    /// A message of ListAndWatch: the whole list.
+    /// Apply a message of ListAndWatch, which always contains the complete list.
     pub fn devices(&mut self, resource: &str, devices: &[Device]) {
         let (mut healthy, mut unhealthy) = (BTreeSet::new(), BTreeSet::new());
         self.numa.retain(|(of, _), _| of != resource);
@@ -261,8 +260,8 @@ impl DeviceBooks {
         self.unhealthy.insert(resource.to_owned(), unhealthy);
     }
 
-    /// Capacity and allocatable of every resource. Resources whose plugin has been gone for longer than `grace_ms`
-    /// are forgotten and named in the second part: the kubelet sets them to 0 in the node's status.
+    /// Return capacity and allocatable of every resource. Resources whose plugin has been gone longer than `grace_ms` are forgotten and
+    /// returned in the second part; the kubelet sets them to 0 in the node's status.
     pub fn capacity(&mut self, now_ms: u64, grace_ms: u64) -> (BTreeMap<String, (usize, usize)>, Vec<String>) {
         let known: BTreeSet<String> = self.healthy.keys().chain(self.unhealthy.keys()).cloned().collect();
         let (mut capacity, mut removed) = (BTreeMap::new(), Vec::new());
@@ -285,12 +284,12 @@ impl DeviceBooks {
         (capacity, removed)
     }
 
-    /// Whether the device manager looks after this resource (others in a pod's limits are none of its business).
+    /// Report whether the device manager manages this resource. It ignores other resources in a pod's limits.
     pub fn knows(&self, resource: &str) -> bool {
         self.healthy.contains_key(resource) || self.allocated.contains_key(resource)
     }
 
-    /// Forgets pods that are no longer active (`UpdateAllocatedDevices`). Says whether anything was forgotten.
+    /// Forget pods that are no longer active (`UpdateAllocatedDevices`). Report whether any pod was forgotten.
     pub fn forget_all_but(&mut self, active: &BTreeSet<String>) -> bool {
         let before = self.held.len();
         self.held.retain(|holder, _| active.contains(&holder.pod));
@@ -307,8 +306,8 @@ impl DeviceBooks {
         true
     }
 
-    /// Starts the allocation of one resource for one container. `kubelet_starting` is true until the first list of pods
-    /// was handled (`sourcesReady`), `running` whether the container runs already.
+    /// Begin the allocation of one resource for one container. `kubelet_starting` is true until the first list of pods has been handled
+    /// (`sourcesReady`). `running` says whether the container is already running.
     pub fn begin(
         &mut self,
         holder: Holder,
@@ -391,8 +390,8 @@ impl DeviceBooks {
         Ok(Next::Ask { request, available })
     }
 
-    /// The answer of GetPreferredAllocation: intersected with what is available, a random part when it is too long,
-    /// filled at random when it is too short.
+    /// Apply the response of GetPreferredAllocation: keep its available ids, choose among them at random if there are too many, and add
+    /// random ids if there are too few.
     pub fn preferred(&mut self, mut request: Request, answer: &[String], seed: &mut Seed) -> Result<Request, DeviceError> {
         let wished = answer.iter().filter(|id| request.available.contains(*id)).cloned().collect();
         if self.take(&mut request, &wished, seed) {
@@ -412,7 +411,7 @@ impl DeviceBooks {
         })
     }
 
-    /// Takes ids until the request is covered; true when it is. Marks them as allocated at once, as the kubelet does.
+    /// Take ids until the request is covered, and report whether it is. The ids count as allocated at once, as in the kubelet.
     fn take(&mut self, request: &mut Request, from: &BTreeSet<String>, seed: &mut Seed) -> bool {
         let mut candidates: Vec<&String> = from.difference(&request.taken).collect();
         seed.shuffle(&mut candidates);
@@ -425,14 +424,14 @@ impl DeviceBooks {
         request.taken.len() == request.wanted
     }
 
-    /// The ids of a request in random order, as Allocate and PreStartContainer get them.
+    /// Return the ids of a request in random order, as Allocate and PreStartContainer receive them.
     pub fn in_random_order(ids: &BTreeSet<String>, seed: &mut Seed) -> Vec<String> {
         let mut ids: Vec<String> = ids.iter().cloned().collect();
         seed.shuffle(&mut ids);
         ids
     }
 
-    /// Allocate answered. With B1 `allocated` is not repaired here: that is the bug.
+    /// Record the response of Allocate. With B1, `allocated` is not corrected here; that is the bug.
     pub fn record(&mut self, request: Request, response: ContainerAllocateResponse) {
         self.in_flight = None;
         let held = Held {
@@ -442,14 +441,14 @@ impl DeviceBooks {
         self.held.insert(request.holder, held);
     }
 
-    /// The call failed: what was taken is free again.
+    /// Note that the call failed: the ids that were taken are free again.
     pub fn give_up(&mut self) {
         self.in_flight = None;
         self.allocated = self.counted_from_held();
     }
 
-    /// A container's devices are settled: an ordinary init container leaves its ids to those that follow,
-    /// any other keeps what it took from them.
+    /// Settle a container's devices: an ordinary init container leaves its ids to the containers that follow; any other container keeps
+    /// the ids that it took from them.
     pub fn settle(&mut self, pod: &str, container: &str, leaves_ids: bool) {
         if self.reuse.0 != pod {
             self.reuse = (pod.to_owned(), BTreeMap::new());
@@ -467,7 +466,7 @@ impl DeviceBooks {
         }
     }
 
-    /// What a container holds of a resource.
+    /// Return the devices of a resource that a container holds.
     pub fn held(&self, pod: &str, container: &str, resource: &str) -> Option<&Held> {
         self.held.get(&Holder {
             pod: pod.to_owned(),
@@ -476,12 +475,12 @@ impl DeviceBooks {
         })
     }
 
-    /// Everyone who holds devices.
+    /// Return all holders with their devices.
     pub fn holders(&self) -> &BTreeMap<Holder, Held> {
         &self.held
     }
 
-    /// Ids that pods hold of each resource, counted once: a node's allocatable is never less at admission.
+    /// Count the ids of each resource that pods hold, each id once. At admission, the node's allocatable counts as at least this number.
     pub fn allocated_counts(&self) -> BTreeMap<String, usize> {
         self.allocated
             .iter()
@@ -489,13 +488,13 @@ impl DeviceBooks {
             .collect()
     }
 
-    /// The healthy ids of each resource.
+    /// Return the healthy ids of each resource.
     pub fn healthy(&self) -> &BTreeMap<String, BTreeSet<String>> {
         &self.healthy
     }
 
-    /// Whether and how PreStartContainer must be called: `Ok(None)` when the plugin does not want it, or when the
-    /// kubelet has not heard of its options since its own restart (then it is skipped without a word).
+    /// Return the ids for which PreStartContainer must be called. `Ok(None)` means that the plugin does not want the call, or that the
+    /// kubelet has not received the plugin's options since its own restart, in which case it silently omits the call.
     pub fn pre_start(&self, holder: &Holder) -> Result<Option<&BTreeSet<String>>, DeviceError> {
         let Some(endpoint) = self.endpoints.get(&holder.resource) else {
             return Err(DeviceError::NoEndpoint(holder.resource.clone()));
@@ -513,14 +512,14 @@ impl DeviceBooks {
         }
     }
 
-    /// Whether the resource's plugin has an open stream.
+    /// Report whether the resource's plugin has an open stream.
     pub fn is_running(&self, resource: &str) -> bool {
         self.endpoints
             .get(resource)
             .is_some_and(|endpoint| endpoint.stopped_ms.is_none())
     }
 
-    /// The ids of a holder by NUMA node, `-1` for those without (the checkpoint's form).
+    /// Group ids by NUMA node, with `-1` for ids without one (the checkpoint's form).
     pub fn by_numa(&self, resource: &str, ids: &BTreeSet<String>) -> BTreeMap<i64, Vec<String>> {
         let mut nodes: BTreeMap<i64, Vec<String>> = BTreeMap::new();
         for id in ids {
@@ -533,7 +532,7 @@ impl DeviceBooks {
     }
 }
 
-/// Whether the kubelet accepts this as a device plugin's resource name (`IsExtendedResourceName`).
+/// Report whether the kubelet accepts this name as a device plugin's resource (`IsExtendedResourceName`).
 pub fn is_extended_resource(name: &str) -> bool {
     let Some((domain, rest)) = name.split_once('/') else {
         return false;
@@ -545,7 +544,7 @@ pub fn is_extended_resource(name: &str) -> bool {
     };
     !domain.ends_with("kubernetes.io")
         && !name.starts_with("requests.")
-        // `requests.<name>` must be a qualified name too: quotas are counted under it.
+        // `requests.<name>` must be a qualified name as well, because quotas are counted under that name.
         && plain(domain, 253 - "requests.".len())
         && domain.chars().all(|c| !c.is_ascii_uppercase() && c != '_')
         && plain(rest, 63)

@@ -1,4 +1,4 @@
-//! A connection from the kubelet to a device plugin, and gRPC errors as Go prints them.
+//! A connection from the kubelet to a device plugin, and gRPC errors in the form in which Go prints them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// grpc-go's limit for a received message; the kubelet does not raise it (research/reliability.md section 1.6).
+/// grpc-go's default limit of a received message (`defaultClientMaxReceiveMessageSize` in `clientconn.go`), which the kubelet does not raise.
 const RECEIVE_LIMIT: usize = 4 << 20;
 
-/// Connects as the kubelet does: blocking, with authority `localhost`.
+/// Connect as the kubelet does: blocking, with authority `localhost`.
 pub(crate) async fn dial(socket: PathBuf, timeout: Duration) -> Result<DevicePluginClient<Channel>, String> {
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
@@ -37,7 +37,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// `rpc error: code = Internal desc = …`
+/// Format a status as Go prints it: `rpc error: code = Internal desc = …`.
 pub(crate) fn go_error(status: &Status) -> String {
     let code = match status.code() {
         Code::Ok => "OK",

@@ -1,4 +1,4 @@
-//! Events: core/v1 objects for users, written beside the work and never in its way.
+//! Events: core/v1 objects for users, written by a separate task so that they never delay the kubelet's work.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::seed::Seed;
 
-/// One event, or one more of the same.
+/// An event, or a repetition of one.
 #[derive(Debug, Clone)]
 pub(crate) struct Note {
     pub(crate) namespace: String,
@@ -22,12 +22,12 @@ pub(crate) struct Note {
     pub(crate) message: String,
 }
 
-/// Takes events; a full queue loses them, as client-go's does.
+/// The sender of events. If the queue is full, events are lost, as in client-go.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder(mpsc::Sender<Note>);
 
 impl Recorder {
-    /// The recorder, and the work of writing: to be spawned.
+    /// Create the recorder and the future that writes the events; the caller must spawn the future.
     pub(crate) fn new(
         client: Client,
         component: &'static str,
@@ -40,13 +40,13 @@ impl Recorder {
 
     pub(crate) fn note(&self, note: Note) {
         if self.0.try_send(note).is_err() {
-            tracing::warn!("event queue is full; an event is lost");
+            tracing::warn!("the event queue is full; an event was lost");
         }
     }
 }
 
 async fn write(client: Client, component: &'static str, host: Option<String>, mut seed: Seed, mut notes: mpsc::Receiver<Note>) {
-    // The same event again is counted up, not written anew.
+    // A repetition increases the count of the existing event.
     let mut known: BTreeMap<(String, String, String), (String, i32)> = BTreeMap::new();
     while let Some(note) = notes.recv().await {
         let api: Api<Event> = Api::namespaced(client.clone(), &note.namespace);
@@ -90,7 +90,7 @@ async fn write(client: Client, component: &'static str, host: Option<String>, mu
             api.create(&PostParams::default(), &event).await
         };
         if let Err(error) = result {
-            tracing::warn!(%error, "event was not written");
+            tracing::warn!(%error, "could not write the event");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! One run of the kubelet: sockets, the pod watch, serial admission, a worker per pod. The node starts and stops it;
-//! what must survive it (containers, the checkpoint) is not in here.
+//! One run of the kubelet: sockets, the pod watch, serial admission, and a worker per pod. The node starts and stops it. State that must
+//! survive the kubelet (containers, the checkpoint) is not kept here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ use super::seed::Seed;
 use super::worker::{Begin, Update, Worker};
 use super::{AdmissionOrder, Bugs, Error, NodeEvent, NodePaths, NodeSpec, Timings, node_status};
 
-/// Tasks that end together.
+/// A group of tasks that end together.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tasks {
     token: CancellationToken,
@@ -42,7 +42,7 @@ impl Tasks {
         &self.token
     }
 
-    /// Runs it until it ends or the tasks are stopped.
+    /// Run a task until it ends or the group is stopped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let token = self.token.clone();
         self.tracker.spawn(async move {
@@ -50,7 +50,7 @@ impl Tasks {
         });
     }
 
-    /// Runs a task that watches the token itself.
+    /// Run a task that watches the token itself.
     fn spawn_to_its_end(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(task);
     }
@@ -62,7 +62,7 @@ impl Tasks {
     }
 }
 
-/// What workers and loops of one kubelet share.
+/// The state that the workers and loops of one kubelet share.
 pub(crate) struct Shared {
     pub(crate) client: Client,
     pub(crate) name: String,
@@ -72,7 +72,7 @@ pub(crate) struct Shared {
     pub(crate) manager: Arc<DeviceManager>,
     pub(crate) recorder: Recorder,
     pub(crate) tasks: Tasks,
-    /// Held for reading during calls to plugins; a kubelet that is stopped softly waits for them.
+    /// Held for reading during calls to plugins. A soft stop of the kubelet waits for these calls.
     pub(crate) busy: Arc<RwLock<()>>,
     known: KnownPods,
     events: broadcast::Sender<NodeEvent>,
@@ -81,11 +81,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn tell(&self, event: NodeEvent) {
-        // Nobody may listen.
+        // There may be no receiver.
         let _ = self.events.send(event);
     }
 
-    /// An address for the pod whose sandbox has this process number.
+    /// Return an address for the pod whose sandbox has this PID.
     pub(crate) fn pod_ip(&self, pid: u32) -> String {
         let [_, _, high, low] = pid.to_be_bytes();
         format!("10.{}.{high}.{low}", self.pod_net)
@@ -104,7 +104,7 @@ impl Shared {
         result
     }
 
-    /// The pod's containers have ended: its devices and requests are free.
+    /// Note that the pod's containers have ended, so its devices and requests are free.
     pub(crate) fn set_inactive(&self, uid: &str) {
         self.with_known(|known| {
             if let Some(pod) = known.get_mut(uid) {
@@ -118,7 +118,7 @@ pub(crate) struct Kubelet {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What a kubelet is made of, besides the node's description.
+/// The parts from which a kubelet is built, in addition to the node's description.
 pub(crate) struct Parts {
     pub(crate) client: Client,
     pub(crate) paths: NodePaths,
@@ -129,7 +129,7 @@ pub(crate) struct Parts {
 }
 
 impl Kubelet {
-    /// Wipes the sockets in the device plugin directory, listens, and begins to look after the node's pods.
+    /// Remove the sockets in the device plugin directory, listen, and begin to manage the node's pods.
     pub(crate) async fn start(spec: &NodeSpec, mut parts: Parts) -> Result<Kubelet, Error> {
         let directory = parts.paths.device_plugins();
         let pod_resources = parts.paths.pod_resources_socket();
@@ -184,8 +184,8 @@ impl Kubelet {
         Ok(Kubelet { shared })
     }
 
-    /// Stops everything. Softly: calls to plugins that are under way are waited for, at most 2 s. The sockets' files stay,
-    /// as after a real kubelet's end.
+    /// Stop everything. A soft stop waits at most 2 s for calls to plugins in progress. The socket files remain, as after the end of a real
+    /// kubelet.
     pub(crate) async fn stop(self, hard: bool) {
         if !hard {
             let _ = tokio::time::timeout(Duration::from_secs(2), self.shared.busy.write()).await;
@@ -194,7 +194,7 @@ impl Kubelet {
     }
 }
 
-/// Removes sockets, and nothing else, from the device plugin directory.
+/// Remove the sockets from the device plugin directory, and nothing else.
 fn wipe_sockets(directory: &Path) -> Result<(), Error> {
     let entries = std::fs::read_dir(directory).map_err(|source| Error::io("read", directory, source))?;
     for entry in entries.flatten() {
@@ -229,14 +229,14 @@ where
         let shutdown = token.clone().cancelled_owned();
         let incoming = UnixListenerStream::new(listener);
         let server = tonic::transport::Server::builder().serve_with_incoming_shutdown(service, incoming, shutdown);
-        // A client that holds its connection open must not hold the kubelet.
+        // A client that keeps its connection open must not block the kubelet's end.
         let too_late = async {
             token.cancelled().await;
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
         tokio::select! {
             result = server => if let Err(error) = result {
-                tracing::error!(%error, "kubelet's socket failed");
+                tracing::error!(%error, "the kubelet's socket failed");
             },
             () = too_late => {}
         }
@@ -280,7 +280,7 @@ impl SyncLoop {
             let mut batch: Vec<Pod> = Vec::new();
             let mut next = event;
             let mut window: Option<Instant> = None;
-            // What is there already, or comes within the window, is one batch.
+            // The pods that are already queued, or that arrive within the window, form one batch.
             loop {
                 match next {
                     None => return,
@@ -293,7 +293,7 @@ impl SyncLoop {
                         }
                     }
                     Some(Err(error)) => {
-                        tracing::warn!(%error, node = self.shared.name, "pod watch failed; will be tried again");
+                        tracing::warn!(%error, node = self.shared.name, "pod watch failed; it will be retried");
                         tokio::time::sleep(self.shared.timings.api_retry).await;
                     }
                 }
@@ -316,7 +316,7 @@ impl SyncLoop {
         }
     }
 
-    /// Handles one event; new pods go into the batch. True at the end of a list.
+    /// Handle one event. New pods are added to the batch. Return true at the end of a list.
     fn take(&mut self, event: watcher::Event<Pod>, batch: &mut Vec<Pod>, listing: &mut Option<BTreeMap<String, Pod>>) -> bool {
         match event {
             watcher::Event::Init => *listing = Some(BTreeMap::new()),
@@ -365,7 +365,7 @@ impl SyncLoop {
         batch.push(pod);
     }
 
-    /// The object is gone: its devices and requests are free at once, for the kubelet; its containers get their grace.
+    /// Handle a removed object. For the kubelet, its devices and requests are free at once; its containers get their grace period.
     fn gone(&mut self, uid: &str) {
         if let Some(worker) = self.workers.get(uid) {
             self.shared.with_known(|known| known.remove(uid));
@@ -405,13 +405,13 @@ impl SyncLoop {
             let done = done.clone();
             self.shared.tasks.spawn(async move {
                 worker.await;
-                // The loop ends before its workers only when all end.
+                // The receiver ends before its workers only when the whole kubelet ends.
                 let _ = done.send(uid);
             });
         }
     }
 
-    /// Devices first, then the node's sums. No rollback: what an earlier container got is collected later.
+    /// Admit a pod: devices first, then the node's sums. There is no rollback: the ids that an earlier container got are collected later.
     async fn admit(&self, plan: &PodPlan) -> Begin {
         let _busy = self.shared.busy.clone().read_owned().await;
         for container in &plan.containers {
@@ -429,8 +429,8 @@ impl SyncLoop {
         Begin::Admitted
     }
 
-    /// The first resource whose node sum the pod would exceed. A resource that the node does not have at all is not the
-    /// kubelet's business; of what pods hold already, allocatable is never less.
+    /// Return the first resource whose node sum the pod would exceed. The kubelet ignores a resource that the node does not have at all.
+    /// Allocatable counts as at least what pods already hold.
     fn too_much(&self, plan: &PodPlan) -> Option<(String, u64, u64, u64)> {
         let devices = self.shared.manager.capacity();
         let held = self.shared.manager.read(|books| books.allocated_counts());
@@ -478,7 +478,7 @@ impl SyncLoop {
         Begin::Rejected(reason.to_owned(), message)
     }
 
-    /// Pods that were deleted while no kubelet ran: their containers end now, with the short grace of orphans.
+    /// End the containers of pods that were deleted while no kubelet was running, with the short grace period of orphans.
     fn clean_up_orphans(&self, listed: &[Pod]) {
         let listed: BTreeSet<String> = listed.iter().map(uid_of).collect();
         for (uid, ..) in self.shared.runtime.pods() {

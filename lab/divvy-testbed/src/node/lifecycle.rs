@@ -1,40 +1,40 @@
-//! What a pod worker does next: a function of the pod and of its containers (`computePodActions` of the kubelet).
+//! The next step of a pod worker, as a function of the pod and its containers (`computePodActions` in the kubelet).
 
 use divvy_model::ContainerKind;
 
 use super::plan::{PodPlan, Restart};
 use super::runtime::ContainerState;
 
-/// A container's latest run.
+/// The latest run of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Latest {
     pub(crate) container: String,
     pub(crate) id: String,
     pub(crate) state: ContainerState,
-    /// It belongs to the sandbox that runs now; otherwise it is from before a reboot.
+    /// Whether the run belongs to the current sandbox; otherwise it is from before a reboot.
     pub(crate) in_this_sandbox: bool,
 }
 
-/// The next thing to do.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Start these containers (each when its back-off is over).
+    /// Start these containers, each when its back-off has elapsed.
     Start(Vec<String>),
-    /// End these: the pod is done and its sidecars are still up.
+    /// Stop these containers: the pod has finished, but its sidecars are still running.
     Stop(Vec<String>),
-    /// Nothing until something changes.
+    /// Do nothing until something changes.
     Wait,
     /// All containers have ended for good.
     Finish {
-        /// Every app container ended with status 0.
+        /// Whether every app container ended with status 0.
         succeeded: bool,
     },
 }
 
-/// Whether all init containers have done their part: the ordinary ones ended well, the sidecars run.
+/// Report whether all init containers have done their part: the ordinary ones succeeded, and the sidecars are running.
 pub(crate) fn initialized(pod: &PodPlan, latest: &[Latest]) -> bool {
     let of = |name: &str| latest.iter().find(|run| run.container == name);
-    // Once an app container was started the init containers are history.
+    // Once an app container has started, the init containers no longer matter.
     let begun = |kind: ContainerKind| {
         pod.containers
             .iter()
@@ -56,7 +56,7 @@ pub(crate) fn initialized(pod: &PodPlan, latest: &[Latest]) -> bool {
             })
 }
 
-/// What to do while the pod is meant to run.
+/// Return the next step while the pod is meant to run.
 pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
     let of = |name: &str| latest.iter().find(|run| run.container == name);
     let mut start = Vec::new();
@@ -72,7 +72,7 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
             (ContainerKind::Init, Some(ContainerState::Running)) => {}
             (_, Some(ContainerState::Running)) => continue,
         }
-        // The next one begins only when this one is done; once the pod runs, every sidecar is looked after.
+        // The next init container starts only when this one is done. Once the pod runs, every sidecar is kept running.
         if !initialized {
             break;
         }
@@ -112,8 +112,8 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
     if start.is_empty() { Step::Wait } else { Step::Start(start) }
 }
 
-/// Which containers get SIGTERM now, on the way down: the app containers and ordinary init containers at once, the
-/// sidecars when those have ended, last one first.
+/// Return the containers that get SIGTERM now while the pod ends: app containers and ordinary init containers at once, then the sidecars
+/// in reverse order, after the others have ended.
 pub(crate) fn to_terminate(pod: &PodPlan, latest: &[Latest]) -> Vec<String> {
     let running = |kinds: &[ContainerKind]| -> Vec<String> {
         let of_kind = pod.containers.iter().filter(|container| kinds.contains(&container.kind));

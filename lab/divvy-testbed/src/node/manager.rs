@@ -1,5 +1,5 @@
-//! The device manager at work: Registration on `kubelet.sock`, one stream per plugin, and the calls of admission and
-//! container start. Decisions are [`DeviceBooks`]'; here they are carried out.
+//! The device manager's I/O: Registration on `kubelet.sock`, one stream per plugin, and the calls during admission and container start.
+//! [`DeviceBooks`] makes the decisions; this module carries them out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use super::plan::{ContainerPlan, PodPlan};
 use super::runtime::{DeviceOptions, Runtime};
 use super::seed::Seed;
 
-/// A plugin's connection. Newest registration wins.
+/// A plugin's connection. The newest registration of a resource wins.
 #[derive(Debug, Clone)]
 struct Plugin {
     generation: u64,
@@ -41,14 +41,14 @@ struct Inner {
     plugins: BTreeMap<String, Plugin>,
     generation: u64,
     seed: Seed,
-    /// UIDs of pods that count as active.
+    /// The UIDs of pods that count as active.
     active: BTreeSet<String>,
-    /// Until the first list of pods has been handled.
+    /// True until the first list of pods has been handled.
     starting: bool,
     removed: BTreeSet<String>,
 }
 
-/// Everything that stays the same while a kubelet runs.
+/// The values that stay the same while a kubelet runs.
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
     directory: PathBuf,
@@ -60,11 +60,11 @@ pub(crate) struct DeviceManager {
     pre_start_timeout: Duration,
     endpoint_grace: Duration,
     tasks: Tasks,
-    /// Pods whose checkpoint is missing: the node counts as made anew.
+    /// Whether the checkpoint was missing at the start. The node then counts as newly created.
     pub(crate) checkpoint_was_missing: bool,
 }
 
-/// How long what takes, and how long what is waited for.
+/// The durations of the device manager's calls, and their time limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DeviceTimings {
     pub(crate) dial: Duration,
@@ -80,7 +80,10 @@ impl DeviceManager {
         let restored = match text.as_deref().map(checkpoint::parse) {
             Some(Ok(restored)) => restored,
             Some(Err(error)) => {
-                tracing::error!(error, "checkpoint cannot be read; the device manager starts with nothing");
+                tracing::error!(
+                    error,
+                    "could not read the checkpoint; the device manager starts without any allocation"
+                );
                 checkpoint::Restored::default()
             }
             None => checkpoint::Restored::default(),
@@ -117,12 +120,12 @@ impl DeviceManager {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Reads the books under the device manager's lock.
+    /// Read the books under the device manager's lock.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&DeviceBooks) -> T) -> T {
         look(&self.lock().books)
     }
 
-    /// Changes when a list of devices, or a stream, changed.
+    /// Subscribe to a counter that changes with every change of a device list or stream.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -131,18 +134,17 @@ impl DeviceManager {
         self.lock().books.bugs = bugs;
     }
 
-    /// The first list of pods has been handled.
+    /// Note that the first list of pods has been handled.
     pub(crate) fn sources_are_ready(&self) {
         self.lock().starting = false;
     }
 
-    /// Pods that count as active from now on; ids of others are forgotten at the next allocation or `List`.
+    /// Set the pods that count as active from now on. The ids of other pods are forgotten at the next allocation or `List`.
     pub(crate) fn set_active(&self, active: BTreeSet<String>) {
         self.lock().active = active;
     }
 
-    /// Capacity and allocatable per resource. A resource that was removed stays as 0: that says that a plugin looked
-    /// after it.
+    /// Return capacity and allocatable of each resource. A removed resource stays with 0, which shows that a plugin once managed it.
     pub(crate) fn capacity(&self) -> BTreeMap<String, (usize, usize)> {
         let grace = u64::try_from(self.endpoint_grace.as_millis()).unwrap_or(u64::MAX);
         let now = self.now_ms();
@@ -157,12 +159,12 @@ impl DeviceManager {
         removed.chain(capacity).collect()
     }
 
-    /// Resources that the node's object shows from an earlier life.
+    /// Note resources that the node object still shows from an earlier run of the kubelet.
     pub(crate) fn remember_as_removed(&self, resources: impl IntoIterator<Item = String>) {
         self.lock().removed.extend(resources);
     }
 
-    /// The collection of pods that ended; podresources `List` triggers it too (that is how bug B1 happens).
+    /// Collect pods that ended. A podresources `List` triggers this as well, which is how bug B1 happens.
     pub(crate) fn collect(&self) {
         let mut inner = self.lock();
         if inner.starting {
@@ -175,19 +177,19 @@ impl DeviceManager {
     fn write_checkpoint(&self, inner: &Inner) {
         let text = checkpoint::render(&inner.books);
         if let Err(error) = checkpoint::replace(&self.directory.join(checkpoint::FILE), &text) {
-            tracing::error!(%error, "checkpoint could not be written");
+            tracing::error!(%error, "could not write the checkpoint");
         }
     }
 
-    /// Ends every plugin's connection, as a fault between kubelet and plugin would.
+    /// End every plugin's connection, as a fault between kubelet and plugin would.
     pub(crate) fn drop_streams(&self) {
         for plugin in self.lock().plugins.values() {
             plugin.stop.cancel();
         }
     }
 
-    /// Allocates a container's devices, resource by resource, and writes the checkpoint once. Calls are serial: pods are
-    /// admitted one at a time.
+    /// Allocate a container's devices, resource by resource, and write the checkpoint once. Calls are serial, because pods are admitted one at
+    /// a time.
     pub(crate) async fn allocate(&self, pod: &PodPlan, container: &ContainerPlan, runtime: &Runtime) -> Result<(), DeviceError> {
         let mut wrote = false;
         let result = self.allocate_resources(pod, container, runtime, &mut wrote).await;
@@ -210,7 +212,7 @@ impl DeviceManager {
         wrote: &mut bool,
     ) -> Result<(), DeviceError> {
         let mut resources: Vec<(&String, &u64)> = container.limits.iter().collect();
-        // Go ranges over a map: the order of several resources is random.
+        // Go iterates over a map in random order, so the order of several resources is random.
         self.lock().seed.shuffle(&mut resources);
         for (resource, wanted) in resources {
             if !self.read(|books| books.knows(resource)) {
@@ -224,7 +226,7 @@ impl DeviceManager {
                 let Inner {
                     books, seed, starting, ..
                 } = &mut *inner;
-                // Without B3, an init container that ended counts as running beside the app container that runs.
+                // Without B3, an ended init container counts as running while the app container is running.
                 let ended_init = container.kind == ContainerKind::Init
                     && rows.iter().any(|row| row.view.is_running())
                     && !books.bugs.ended_init_container_kills;
@@ -283,7 +285,7 @@ impl DeviceManager {
                 devices_ids: self.in_random_order(&request.taken),
             }],
         };
-        // No timeout, as in the kubelet: a plugin that hangs here hangs the node's admission.
+        // No timeout, as in the kubelet: a plugin that hangs here blocks the node's admission.
         let answer = client
             .allocate(call)
             .await
@@ -311,7 +313,7 @@ impl DeviceManager {
         }
     }
 
-    /// Before every start of a container: PreStartContainer where wanted, then what the cached answers say.
+    /// Prepare a start of a container: call PreStartContainer where the plugin wants it, then return what the cached responses contain.
     pub(crate) async fn run_options(
         &self,
         pod: &PodPlan,
@@ -360,7 +362,7 @@ impl DeviceManager {
         Ok(options)
     }
 
-    /// Follows a plugin's list until the stream ends.
+    /// Follow a plugin's device list until the stream ends.
     async fn follow(self: Arc<Self>, resource: String, plugin: Plugin) {
         let mut client = plugin.client.clone();
         let stream = plugin.stop.run_until_cancelled(client.list_and_watch(Empty {})).await;
@@ -411,7 +413,7 @@ pub(crate) struct RegistrationService(pub(crate) Arc<DeviceManager>);
 
 #[tonic::async_trait]
 impl Registration for RegistrationService {
-    /// Checks, dials back and asks for the options before it answers; `RegisterRequest.options` is ignored.
+    /// Check the request, connect back, and query the plugin's options before answering. `RegisterRequest.options` is ignored.
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let manager = &self.0;
         let request = request.into_inner();

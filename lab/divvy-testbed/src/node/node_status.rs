@@ -1,6 +1,7 @@
-//! The Node object: registered at start, its status written when it changed, not more often than each period.
+//! The Node object: registered at the kubelet's start. Its status is written when it has changed, at most once per period.
 //!
-//! Simplifications: no heartbeat, and a Lease that is not renewed (nothing here marks a silent node NotReady), no images, no volumes.
+//! Simplifications: there is no heartbeat, the Lease is not renewed (nothing here marks a silent node NotReady), and there are no images
+//! or volumes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use super::kubelet::Shared;
 use super::{MAX_PODS, NodeSpec};
 
-/// What changes while the kubelet runs: capacity and allocatable.
+/// The values that change while the kubelet runs: capacity and allocatable.
 type Amounts = (BTreeMap<String, Quantity>, BTreeMap<String, Quantity>);
 
 fn amounts(shared: &Shared, spec: &NodeSpec) -> Amounts {
@@ -105,13 +106,13 @@ fn full_status(spec: &NodeSpec, boot_id: &str, (capacity, allocatable): &Amounts
     }
 }
 
-/// Registers the node, then keeps its status true until the kubelet ends.
+/// Register the node, then keep its status up to date until the kubelet ends.
 pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
     let api: Api<Node> = Api::all(shared.client.clone());
     let mut changes = shared.manager.changes();
     let boot_id = spec.paths().boot_id();
     let boot_id = std::fs::read_to_string(&boot_id).unwrap_or_default().trim().to_owned();
-    // A kubelet that starts writes the whole status once; afterwards only what changed.
+    // A kubelet that starts writes the complete status once; afterwards it writes only changes.
     let mut written: Option<Amounts> = None;
     loop {
         if written.is_none() {
@@ -121,7 +122,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
                     lease(&shared.client, &spec.name).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, node = spec.name, "node could not be registered; will be tried again");
+                    tracing::warn!(%error, node = spec.name, "could not register the node; it will be retried");
                     tokio::time::sleep(shared.timings.api_retry).await;
                     continue;
                 }
@@ -137,16 +138,16 @@ pub(crate) async fn keep(shared: Arc<Shared>, spec: NodeSpec) {
             let patch = Patch::Merge(serde_json::json!({ "status": status }));
             match api.patch_status(&spec.name, &PatchParams::default(), &patch).await {
                 Ok(_) => written = Some(now),
-                // Somebody deleted the object: it is made again.
+                // The object was deleted, so it is created again.
                 Err(kube::Error::Api(status)) if status.code == 404 => written = None,
-                Err(error) => tracing::warn!(%error, node = spec.name, "node status was not written; will be tried again"),
+                Err(error) => tracing::warn!(%error, node = spec.name, "could not write the node status; it will be retried"),
             }
         }
         tokio::time::sleep(shared.timings.status_period).await;
     }
 }
 
-/// For those who look at it: `kubectl describe node` calls a node without one a failure. Nothing depends on it.
+/// Create the node's Lease. Nothing depends on it, but `kubectl describe node` reports a failure without one.
 async fn lease(client: &kube::Client, node: &str) {
     let api: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
     let lease = serde_json::json!({
@@ -159,12 +160,12 @@ async fn lease(client: &kube::Client, node: &str) {
         .patch(node, &PatchParams::apply("kubelet").force(), &Patch::Apply(lease))
         .await
     {
-        tracing::debug!(%error, node, "the node's Lease was not written");
+        tracing::debug!(%error, node, "could not write the node's Lease");
     }
 }
 
-/// Makes the object if it is not there. Gives the extended resources that an older object still shows although the
-/// checkpoint is missing: they become 0, as the kubelet takes the node for a new one.
+/// Create the object if it does not exist. Return the extended resources that an older object still shows although the checkpoint is
+/// missing: they become 0, because the kubelet takes the node for a new one.
 async fn register(api: &Api<Node>, shared: &Shared, spec: &NodeSpec) -> kube::Result<Vec<String>> {
     if let Some(node) = api.get_opt(&spec.name).await? {
         let labels = serde_json::json!({"metadata": {"labels": labels(spec)}});

@@ -1,4 +1,4 @@
-//! What the kubelet and the runtime need to know of a pod, read from its object once.
+//! The facts about a pod that the kubelet and the runtime need, read from its object once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use divvy_model::ContainerKind;
 use divvy_model::{quantity_milli, quantity_value};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-/// When an ended container is started again.
+/// The restart policy of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Restart {
     Always,
@@ -15,21 +15,21 @@ pub(crate) enum Restart {
     Never,
 }
 
-/// What a container's process does, by its `command` and `args`.
+/// The behavior of a container's process, derived from its `command` and `args`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Behaviour {
     pub(crate) ends: Ends,
-    /// `--ignore-term`: only SIGKILL ends it.
+    /// Whether only SIGKILL ends the process (`--ignore-term`).
     pub(crate) ignores_term: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Ends {
-    /// `sleep N`: status 0 after N seconds.
+    /// `sleep N`: it ends with status 0 after N seconds.
     After(Duration),
-    /// `fail`: status 1, at once.
+    /// `fail`: it ends with status 1 at once.
     Failing,
-    /// `run`, or anything else.
+    /// `run` or anything else: it does not end on its own.
     Never,
 }
 
@@ -64,31 +64,31 @@ impl Behaviour {
     }
 }
 
-/// One container.
+/// A container of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerPlan {
     pub(crate) name: String,
     pub(crate) kind: ContainerKind,
     pub(crate) image: String,
-    /// Limits in whole units; for names without `/` too.
+    /// The limits in whole units, including those of names without `/`.
     pub(crate) limits: BTreeMap<String, u64>,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) behaviour: Behaviour,
 }
 
-/// One pod.
+/// A pod.
 #[derive(Debug, Clone)]
 pub(crate) struct PodPlan {
     pub(crate) uid: String,
     pub(crate) namespace: String,
     pub(crate) name: String,
-    /// Init containers in order, then the others.
+    /// The init containers in order, then the app containers.
     pub(crate) containers: Vec<ContainerPlan>,
     pub(crate) restart: Restart,
-    /// `kubepods[/<qos>]/pod<UID>`.
+    /// The pod's cgroup: `kubepods[/<qos>]/pod<UID>`.
     pub(crate) cgroup: String,
     pub(crate) qos: &'static str,
-    /// The grace period that the kubelet knows: of the deletion, else of the spec, 1 s at least. `None`: neither says.
+    /// The grace period that the kubelet knows, at least 1 s: that of the deletion, else that of the spec. `None` if neither has one.
     pub(crate) grace: Option<Duration>,
     pub(crate) deleting: bool,
 }
@@ -106,16 +106,15 @@ fn containers(pod: &Pod) -> impl Iterator<Item = (ContainerKind, &Container)> {
         .chain(apps.iter().map(|c| (ContainerKind::App, c)))
 }
 
-/// A pod's effective requests, by resource: cpu in thousandths, everything else in whole units; and `pods` = 1.
-/// Kubernetes' formula is divvy-model's. A quantity that cannot be read, or overflows, counts as the largest number:
-/// such a pod fits nowhere.
+/// Return a pod's effective requests by resource: cpu in thousandths, everything else in whole units, and `pods` = 1. divvy-model
+/// implements Kubernetes' formula. An invalid quantity, or one that overflows, counts as the largest number: such a pod fits on no node.
 pub(crate) fn effective_requests(pod: &Pod) -> BTreeMap<String, u64> {
     let mut names: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
     let mut asked: Vec<(ContainerKind, BTreeMap<String, u64>)> = Vec::new();
     for (kind, container) in containers(pod) {
         let mut of = BTreeMap::new();
         if let Some(resources) = &container.resources {
-            // A request that is absent is the limit: the API server's default.
+            // A request that is absent equals the limit: the API server's default.
             for map in [&resources.limits, &resources.requests].into_iter().flatten() {
                 for (name, quantity) in map {
                     of.insert(name.clone(), amount(name, &quantity.0));
@@ -142,7 +141,7 @@ pub(crate) fn effective_requests(pod: &Pod) -> BTreeMap<String, u64> {
     requests
 }
 
-/// A quantity of a resource as a number: cpu in thousandths, else whole units rounded up.
+/// Return a quantity of a resource as a number: cpu in thousandths, anything else in whole units, rounded up.
 pub(crate) fn amount(resource: &str, quantity: &str) -> u64 {
     let parsed = if resource == "cpu" {
         quantity_milli(quantity)
@@ -150,7 +149,7 @@ pub(crate) fn amount(resource: &str, quantity: &str) -> u64 {
         quantity_value(quantity)
     };
     parsed.unwrap_or_else(|_| {
-        tracing::warn!(resource, quantity, "quantity cannot be read");
+        tracing::warn!(resource, quantity, "invalid quantity");
         u64::MAX
     })
 }
@@ -171,7 +170,7 @@ impl PodPlan {
             _ => ("BestEffort", "kubepods/besteffort".to_owned()),
         };
         let of_spec = spec.and_then(|spec| spec.termination_grace_period_seconds);
-        // A forced deletion says 0, which the kubelet takes for "not said" (`calculateEffectiveGracePeriod`).
+        // A forced deletion sets 0, which the kubelet treats as "not set" (`calculateEffectiveGracePeriod`).
         let of_deletion = meta.deletion_grace_period_seconds.filter(|seconds| *seconds != 0);
         let seconds = of_deletion.or(of_spec).map(|seconds| seconds.max(1));
         PodPlan {
@@ -225,7 +224,7 @@ fn plan(pod: &Pod, kind: ContainerKind, container: &Container) -> ContainerPlan 
     }
 }
 
-/// The fields of the downward API that pods commonly ask for.
+/// Return a field of the downward API; only those that pods commonly use are supported.
 fn field(pod: &Pod, path: &str) -> Option<String> {
     let spec = pod.spec.as_ref();
     match path {
@@ -239,7 +238,7 @@ fn field(pod: &Pod, path: &str) -> Option<String> {
     }
 }
 
-/// Guaranteed: every container has cpu and memory limits equal to its requests; BestEffort: none has any.
+/// Return the QoS class. Guaranteed: every container has cpu and memory limits equal to its requests. BestEffort: no container has any.
 fn qos_class(pod: &Pod) -> &'static str {
     let (mut any, mut all) = (false, true);
     for (_, container) in containers(pod) {

@@ -1,6 +1,6 @@
-//! The kubelet's podresources v1 service, as measured on kubelet 1.36: `Get` knows admitted pods only and reads
-//! without side effects; `List` takes the device manager's lock and collects ended pods; ordinary init containers are
-//! never listed; each id is an entry of its own.
+//! The kubelet's podresources v1 service, as measured on kubelet 1.36. `Get` knows only admitted pods and reads without side effects.
+//! `List` takes the device manager's lock and collects ended pods. Ordinary init containers are never listed, and each id is a separate
+//! entry.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,20 +18,20 @@ use super::devices::DeviceBooks;
 use super::manager::DeviceManager;
 use super::plan::PodPlan;
 
-/// A pod that the kubelet has begun to admit.
+/// A pod whose admission has begun.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownPod {
     pub(crate) plan: PodPlan,
-    /// Its effective requests.
+    /// The pod's effective requests.
     pub(crate) requests: BTreeMap<String, u64>,
-    /// Not terminal.
+    /// Whether the pod is not yet terminal.
     pub(crate) active: bool,
 }
 
-/// The kubelet's pods by UID.
+/// The kubelet's pods, keyed by UID.
 pub(crate) type KnownPods = Arc<Mutex<BTreeMap<String, KnownPod>>>;
 
-/// Calls per second and burst of all clients together.
+/// The rate limit in calls per second, and the burst, of all clients together.
 const RATE: f64 = 100.0;
 const BURST: f64 = 10.0;
 
@@ -133,7 +133,7 @@ impl PodResourcesLister for PodResourcesService {
         let request = request.into_inner();
         let known = self.known();
         let named = |pod: &&KnownPod| pod.plan.name == request.pod_name && pod.plan.namespace == request.pod_namespace;
-        // Of two pods of one name (the older one still ends) the kubelet's map knows the newer.
+        // If two pods have this name because the older one is still ending, the kubelet's map has the newer one.
         let Some(pod) = known.values().filter(named).max_by_key(|pod| pod.active) else {
             return Err(Status::unknown(format!(
                 "pod {} in namespace {} not found",

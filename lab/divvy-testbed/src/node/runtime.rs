@@ -1,8 +1,8 @@
-//! An emulated container runtime: containers are rows with a simulated process number and files in a cgroup tree.
+//! An emulated container runtime: containers are rows with a simulated PID and files in a cgroup tree.
 //!
-//! It is owned by the node, not by the kubelet, so containers survive a restart of the kubelet; a reboot ends them all
-//! with status 255. Merging of variables is the CRI's and CDI's: the plugin's variables first, the pod's own over them,
-//! CDI's over all (measured on containerd 2.3.7). Simplification: no image, no variables of images or services.
+//! The runtime belongs to the node, not to the kubelet, so containers survive a restart of the kubelet. A reboot ends them all with status
+//! 255. Variables are merged as CRI and CDI do: the plugin's variables come first, the pod's own override them, and CDI's override both
+//! (measured on containerd 2.3.7). Simplification: there are no images, and no variables of images or services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ use super::plan::{ContainerPlan, Ends, PodPlan};
 use super::seed::Seed;
 use super::{NodeEvent, NodePaths, cdi};
 
-/// Where a container is in its life.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Its process runs.
+    /// The container's process is running.
     Running,
-    /// Its process ended.
+    /// The container's process has ended.
     Exited {
-        /// Exit status; 143 for SIGTERM, 137 for SIGKILL, 255 for a reboot.
+        /// The exit status: 143 for SIGTERM, 137 for SIGKILL, 255 for a reboot.
         code: i32,
     },
 }
@@ -33,53 +33,53 @@ pub enum ContainerState {
 /// A bind mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountView {
-    /// Path on the node.
+    /// The path on the node.
     pub host: String,
-    /// Path in the container.
+    /// The path in the container.
     pub container: String,
-    /// Whether it is read-only.
+    /// Whether the mount is read-only.
     pub read_only: bool,
 }
 
-/// A container as the runtime made it.
+/// A container as the runtime created it.
 #[derive(Debug, Clone)]
 pub struct ContainerView {
-    /// UID of its pod.
+    /// The UID of the container's pod.
     pub pod_uid: String,
-    /// Namespace of its pod.
+    /// The namespace of the container's pod.
     pub namespace: String,
-    /// Name of its pod.
+    /// The name of the container's pod.
     pub pod: String,
-    /// Its name in the pod.
+    /// The container's name in the pod.
     pub container: String,
-    /// 64 hexadecimal digits.
+    /// The container's id: 64 hexadecimal digits.
     pub id: String,
-    /// Simulated process number.
+    /// The simulated PID.
     pub pid: u32,
-    /// How often a container of this name ran in this pod before.
+    /// How many times a container of this name ran in this pod before.
     pub attempt: u32,
-    /// Where it is in its life.
+    /// The container's state.
     pub state: ContainerState,
-    /// Its environment as the process sees it.
+    /// The environment as the container's process sees it.
     pub env: BTreeMap<String, String>,
-    /// Paths of device nodes in the container.
+    /// The paths of device nodes in the container.
     pub devices: Vec<String>,
-    /// Mounts.
+    /// The container's bind mounts.
     pub mounts: Vec<MountView>,
-    /// Annotations that device plugins gave.
+    /// The annotations that device plugins returned.
     pub annotations: BTreeMap<String, String>,
-    /// CDI names that were resolved at its creation.
+    /// The CDI names that were resolved when the container was created.
     pub cdi_devices: Vec<String>,
-    /// Its cgroup below the hierarchy's root, `kubepods/…`.
+    /// The container's cgroup below the hierarchy's root, `kubepods/…`.
     pub cgroup: String,
-    /// Start of its process.
+    /// The start of the container's process.
     pub started_at: Timestamp,
-    /// End of its process.
+    /// The end of the container's process, `None` while it is running.
     pub finished_at: Option<Timestamp>,
 }
 
 impl ContainerView {
-    /// Whether its process runs.
+    /// Report whether the container's process is running.
     pub fn is_running(&self) -> bool {
         self.state == ContainerState::Running
     }
@@ -106,21 +106,21 @@ struct Sandbox {
 struct State {
     rows: Vec<Row>,
     sandboxes: BTreeMap<String, Sandbox>,
-    /// Pod cgroups by pod UID, from the sandbox's start until the pod is cleaned up.
+    /// The pods' cgroups by pod UID, from the start of the sandbox until the pod is cleaned up.
     pods: BTreeMap<String, String>,
     next_pid: u32,
     seed: Seed,
     cgroups: Cgroups,
     proc_written: BTreeSet<u32>,
-    /// It does not answer the kubelet.
+    /// Whether the runtime is down, so that the kubelet's calls fail.
     away: bool,
 }
 
-/// What the kubelet's calls end with while the runtime does not run.
+/// The error of the kubelet's calls while the runtime is down.
 const AWAY: &str = "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix \
                     /run/containerd/containerd.sock: connect: connection refused\"";
 
-/// The runtime. Clones are the same runtime.
+/// The container runtime. Clones share its state.
 #[derive(Debug, Clone)]
 pub(crate) struct Runtime {
     shared: Arc<Shared>,
@@ -141,7 +141,7 @@ impl Drop for Shared {
     }
 }
 
-/// What the CRI is told to create, besides the pod's own part.
+/// The device plugins' part of a CRI create request; the rest comes from the pod.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeviceOptions {
     pub(crate) env: BTreeMap<String, String>,
@@ -152,7 +152,7 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Adds a plugin's cached answer. Over several resources the first writer of a key wins.
+    /// Add a plugin's cached response. If several resources set a key, the first one wins.
     pub(crate) fn merge(&mut self, response: &ContainerAllocateResponse) {
         for (key, value) in &response.envs {
             self.env.entry(key.clone()).or_insert_with(|| value.clone());
@@ -210,12 +210,12 @@ impl Runtime {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whenever a container starts or ends.
+    /// Subscribe to a counter that changes whenever a container starts or ends.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changed.subscribe()
     }
 
-    /// A pod's containers, oldest first, those that ended among them.
+    /// Return a pod's containers, oldest first, including those that ended.
     pub(crate) fn rows(&self, pod_uid: &str) -> Vec<Row> {
         self.lock()
             .rows
@@ -225,12 +225,12 @@ impl Runtime {
             .collect()
     }
 
-    /// Every container.
+    /// Return every container.
     pub(crate) fn all(&self) -> Vec<ContainerView> {
         self.lock().rows.iter().map(|row| row.view.clone()).collect()
     }
 
-    /// Pods that the runtime knows: UID, namespace, name.
+    /// Return the UID, namespace, and name of every pod that the runtime knows.
     pub(crate) fn pods(&self) -> Vec<(String, String, String)> {
         let state = self.lock();
         let of_sandboxes = state
@@ -245,7 +245,7 @@ impl Runtime {
         all.into_iter().collect()
     }
 
-    /// Id and process number of a pod's sandbox, if it has one.
+    /// Return the id and PID of a pod's sandbox, if it has one.
     pub(crate) fn sandbox(&self, pod_uid: &str) -> Option<(String, u32)> {
         self.lock()
             .sandboxes
@@ -253,7 +253,7 @@ impl Runtime {
             .map(|sandbox| (sandbox.id.clone(), sandbox.pid))
     }
 
-    /// Starts the pod's sandbox unless it runs.
+    /// Start the pod's sandbox unless it is running.
     pub(crate) fn ensure_sandbox(&self, pod: &PodPlan) -> Result<(), String> {
         let mut state = self.lock();
         if state.away {
@@ -276,7 +276,7 @@ impl Runtime {
             .map_err(|error| format!("failed to create the pod's cgroup: {error}"))
     }
 
-    /// Creates and starts a container. An error is the runtime's text, with nothing left behind.
+    /// Create and start a container. The error is the runtime's text; nothing is left behind then.
     pub(crate) fn run(&self, pod: &PodPlan, container: &ContainerPlan, options: &DeviceOptions) -> Result<ContainerView, String> {
         let id = self.lock().seed.hex(64);
         let resolved = cdi::resolve(&self.shared.paths.cdi_dir, &self.shared.paths.sys_root, &options.cdi_devices)
@@ -291,7 +291,7 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
-            // As runc finds out; CDI takes any path.
+            // runc finds this out; CDI accepts any path.
             if !self.shared.paths.sys_root.join(host.trim_start_matches('/')).exists() {
                 return Err(format!(
                     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
@@ -346,7 +346,7 @@ impl Runtime {
             ended: ended.clone(),
         };
         state.rows.push(row);
-        // Two ended ones per container are kept: the last, and the one that `lastState` shows.
+        // Two ended containers are kept per name: the last one, and the one that `lastState` shows.
         let (uid, name) = (&pod.uid, &container.name);
         state
             .rows
@@ -356,7 +356,7 @@ impl Runtime {
             return Err(format!("failed to create the container's cgroup: {error}"));
         }
         drop(state);
-        // Nobody may listen.
+        // There may be no receiver.
         let _ = self.shared.events.send(NodeEvent::ContainerStarted(view.clone()));
         let end = match container.behaviour.ends {
             Ends::After(after) => Some((after, 0)),
@@ -370,12 +370,12 @@ impl Runtime {
         Ok(view)
     }
 
-    /// While it is away nothing is started; containers run on.
+    /// Set whether the runtime is down. While it is down, no container starts; running containers keep running.
     pub(crate) fn set_away(&self, away: bool) {
         self.lock().away = away;
     }
 
-    /// SIGTERM.
+    /// Send SIGTERM to a container.
     pub(crate) fn terminate(&self, id: &str) {
         let ignored = self.lock().rows.iter().any(|row| row.view.id == id && row.ignores_term);
         if !ignored {
@@ -383,7 +383,7 @@ impl Runtime {
         }
     }
 
-    /// SIGKILL.
+    /// Send SIGKILL to a container.
     pub(crate) fn kill(&self, id: &str) {
         self.exit(id, 137);
     }
@@ -404,7 +404,7 @@ impl Runtime {
         self.announce();
     }
 
-    /// Ends the pod's sandbox; its containers must have ended.
+    /// Stop the pod's sandbox. Its containers must have ended.
     pub(crate) fn stop_sandbox(&self, pod_uid: &str) {
         let mut state = self.lock();
         if state.sandboxes.remove(pod_uid).is_some() {
@@ -414,7 +414,7 @@ impl Runtime {
         }
     }
 
-    /// Removes the pod's own cgroup; its containers and sandbox must have ended.
+    /// Remove the pod's own cgroup. Its containers and its sandbox must have ended.
     pub(crate) fn remove_cgroup(&self, pod_uid: &str) {
         let mut state = self.lock();
         if state.pods.remove(pod_uid).is_some() {
@@ -422,14 +422,14 @@ impl Runtime {
         }
     }
 
-    /// Forgets the containers of a pod that is gone.
+    /// Forget the containers of a pod that is gone.
     pub(crate) fn forget(&self, pod_uid: &str) {
         self.lock()
             .rows
             .retain(|row| row.view.pod_uid != pod_uid || row.view.is_running());
     }
 
-    /// All processes and cgroups are gone. What ran shows as ended with status 255.
+    /// Remove all processes and cgroups. Containers that were running become ended ones with status 255.
     pub(crate) fn reboot(&self) {
         let mut state = self.lock();
         let mut ended = Vec::new();
@@ -455,7 +455,7 @@ impl Runtime {
 
     fn project_or_log(&self, state: &mut State) {
         if let Err(error) = self.project(state) {
-            tracing::error!(%error, "cgroup files could not be written");
+            tracing::error!(%error, "could not write the cgroup files");
         }
     }
 

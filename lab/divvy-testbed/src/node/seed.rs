@@ -1,30 +1,30 @@
-//! The one source of randomness: a small generator with a seed, so that a run can be repeated.
+//! The single source of randomness: a small generator with a seed, so that a run can be repeated.
 
-/// SplitMix64 (Steele, Lea, Flood 2014). Not for secrets.
+/// A SplitMix64 generator (Steele, Lea, Flood 2014). It is not for secrets.
 #[derive(Debug, Clone)]
 pub struct Seed(u64);
 
 impl Seed {
-    /// A generator that gives the same numbers for the same seed.
+    /// Create a generator. The same seed yields the same numbers.
     pub fn new(seed: u64) -> Seed {
         Seed(seed)
     }
 
-    /// One of several generators of a run, by name.
+    /// Create one of a run's several generators, chosen by name.
     pub fn named(seed: u64, name: &str) -> Seed {
-        // FNV-1a. The seed is mixed first: neighbours' seeds and neighbours' names differ in the same few bits.
+        // FNV-1a. The seed is mixed first, because adjacent seeds and similar names differ in the same few bits.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
         Seed(Seed(seed).next_u64() ^ hash)
     }
 
-    /// Another generator, independent of this one's later numbers.
+    /// Create another generator that is independent of this generator's later numbers.
     pub fn fork(&mut self) -> Seed {
         Seed(self.next_u64())
     }
 
-    /// The next number.
+    /// Return the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -33,7 +33,7 @@ impl Seed {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 when `bound` is 0. The tiny bias of the remainder does not matter here.
+    /// Return a number below `bound`, or 0 if `bound` is 0. The tiny bias of the remainder does not matter here.
     pub fn below(&mut self, bound: usize) -> usize {
         if bound == 0 {
             return 0;
@@ -42,14 +42,14 @@ impl Seed {
         usize::try_from(self.next_u64() % bound).unwrap_or(0)
     }
 
-    /// Puts the items in a random order (Fisher and Yates).
+    /// Shuffle the items (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i + 1));
         }
     }
 
-    /// `digits` hexadecimal digits.
+    /// Return `digits` hexadecimal digits.
     pub fn hex(&mut self, digits: usize) -> String {
         let mut text = String::with_capacity(digits + 16);
         while text.len() < digits {

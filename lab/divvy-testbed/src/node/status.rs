@@ -1,4 +1,4 @@
-//! A pod's status from what runs, as the kubelet reports it.
+//! A pod's status, built from its containers as the kubelet does.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::plan::{ContainerPlan, PodPlan};
 use super::runtime::{ContainerState, ContainerView};
 
-/// Why a container waits.
+/// The reason why a container waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-/// What the status depends on.
+/// The values on which the status depends.
 #[derive(Debug)]
 pub(crate) struct Input<'a> {
     pub(crate) pod: &'a PodPlan,
@@ -28,14 +28,14 @@ pub(crate) struct Input<'a> {
     pub(crate) runs: &'a [ContainerView],
     pub(crate) waiting: &'a BTreeMap<String, Waiting>,
     pub(crate) initialized: bool,
-    /// `Some` once all containers have ended for good: whether they ended well.
+    /// `Some` once all containers have ended for good; true if they succeeded.
     pub(crate) finished: Option<bool>,
-    /// Refused at admission: reason and message.
+    /// The reason and message if the pod was rejected at admission.
     pub(crate) rejected: Option<&'a (String, String)>,
     pub(crate) host_ip: &'a str,
     pub(crate) pod_ip: Option<&'a str>,
     pub(crate) now: Timestamp,
-    /// The status that stands: conditions of others, and times that did not change, are kept.
+    /// The stored status, whose foreign conditions and unchanged times are kept.
     pub(crate) previous: Option<&'a PodStatus>,
 }
 
@@ -127,11 +127,11 @@ fn phase(input: &Input<'_>) -> &'static str {
     let all_ran = apps
         .clone()
         .all(|container| input.runs.iter().any(|run| run.container == container.name));
-    // A container that has never run keeps the pod Pending; one that ended and will start again does not.
+    // A container that has never run keeps the pod Pending; one that ended and will restart does not.
     if input.initialized && all_ran { "Running" } else { "Pending" }
 }
 
-/// The status to write.
+/// Build the status to write.
 pub(crate) fn build(input: &Input<'_>) -> PodStatus {
     let previous = input.previous;
     let start_time = previous

@@ -1,5 +1,5 @@
-//! The kubelet's status manager for one pod: writes what the worker wants beside its work, again and again until it
-//! stands, and deletes the object for good once its containers have ended.
+//! The kubelet's status manager for one pod. It writes the worker's status in a separate task, retries until the write succeeds, and deletes
+//! the object for good once its containers have ended.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client};
 use tokio::sync::watch;
 
-/// What the API server is to be told.
+/// The state that the API server must receive.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Desired {
     pub(crate) status: Option<PodStatus>,
-    /// Delete the object: it was asked for, and nothing runs any more.
+    /// Whether to delete the object: its deletion was requested, and none of its containers is running.
     pub(crate) finalize: bool,
 }
 
 enum Written {
     Yes,
-    /// The object is gone, or another of the same name is there.
+    /// The object is gone, or another object has its name.
     Gone,
     Retry,
 }
@@ -27,17 +27,17 @@ fn outcome<T>(result: kube::Result<T>, what: &str) -> Written {
     match result {
         Ok(_) => Written::Yes,
         Err(kube::Error::Api(status)) if status.code == 404 => Written::Gone,
-        // A precondition on the UID: the name belongs to another pod now.
+        // The precondition on the UID failed: the name belongs to another pod now.
         Err(kube::Error::Api(status)) if status.code == 409 && status.message.to_lowercase().contains("uid") => Written::Gone,
         Err(error) => {
-            tracing::warn!(%error, what, "will be tried again");
+            tracing::warn!(%error, what, "write failed; it will be retried");
             Written::Retry
         }
     }
 }
 
-/// A real kubelet's patch is the difference to the status that stands: what the new one does not have goes. Of a pod that is
-/// rejected after a restart nothing is said any more about the containers that it had.
+/// Turn a status into a patch that replaces the stored status. A real kubelet's patch is the difference to the stored status, so fields that
+/// the new status lacks are removed: a pod that is rejected after a restart no longer lists its earlier containers.
 fn whole(status: &PodStatus) -> serde_json::Value {
     let mut value = serde_json::json!(status);
     for field in [
@@ -55,7 +55,7 @@ fn whole(status: &PodStatus) -> serde_json::Value {
     value
 }
 
-/// Ends when the worker is gone, or the object.
+/// Write statuses until the worker or the object is gone.
 pub(crate) async fn write_status(
     client: Client,
     namespace: String,

@@ -1,4 +1,4 @@
-//! A pod worker: brings one pod's containers in line with its object, from admission until both are gone.
+//! A pod worker: it reconciles one pod's containers with the pod object, from admission until both are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,29 +23,29 @@ use super::{Backoff, NodeEvent};
 #[derive(Debug, Clone)]
 pub(crate) struct Update {
     pub(crate) pod: Arc<Pod>,
-    /// The object is gone from the API server.
+    /// Whether the object is gone from the API server.
     pub(crate) gone: bool,
 }
 
-/// How a worker begins.
+/// The state in which a worker begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Begin {
-    /// Admitted.
+    /// The pod was admitted.
     Admitted,
-    /// Refused at admission: reason and message.
+    /// The pod was rejected at admission, with this reason and message.
     Rejected(String, String),
-    /// Its status was terminal before this kubelet saw it.
+    /// The pod's status was already terminal when this kubelet first saw it.
     Terminal,
 }
 
-/// Waiting times of one container.
+/// The back-off state of one container.
 #[derive(Debug, Default)]
 struct Retry {
-    /// Starts that failed in a row: PreStartContainer or the runtime refused.
+    /// The number of consecutive failed starts, which PreStartContainer or the runtime refused.
     failed_starts: u32,
-    /// Restarts after an end.
+    /// The number of restarts after the container ended.
     restarts: u32,
-    /// The end that `ready` was computed for.
+    /// The id of the ended container for which `ready` was computed.
     ended_id: Option<String>,
     ready: Option<Instant>,
 }
@@ -58,9 +58,9 @@ pub(crate) struct Worker {
     waiting: BTreeMap<String, Waiting>,
     retries: BTreeMap<String, Retry>,
     last_status: Option<PodStatus>,
-    /// Since when its containers are being ended.
+    /// The time at which the end of the pod's containers began.
     ending: Option<Instant>,
-    /// Since when the pod's object is known to be gone.
+    /// The time at which the pod's object was found to be gone.
     gone: Option<Instant>,
     told_to_end: BTreeSet<String>,
     killed: BTreeSet<String>,
@@ -86,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// Ends when the pod's object and containers are gone.
+    /// Run until the pod's object and its containers are gone.
     pub(crate) async fn run(mut self) {
         let first = PodPlan::of(&self.updates.borrow().pod);
         let writer = write_status(
@@ -105,7 +105,7 @@ impl Worker {
             let plan = PodPlan::of(&update.pod);
             let down = update.gone || plan.deleting || self.begin != Begin::Admitted || self.finished.is_some();
             if !down {
-                // The user sees that it is being created while plugins are asked.
+                // The user sees ContainerCreating while plugins are called.
                 self.publish(&plan, &update);
             }
             let wake = if down {
@@ -151,11 +151,11 @@ impl Worker {
         latest.into_values().collect()
     }
 
-    /// Starts what is to be started. Gives the time to look again.
+    /// Start the containers that must start. Return the time of the next check.
     async fn bring_up(&mut self, plan: &PodPlan) -> Option<Instant> {
         if self.shared.runtime.sandbox(&plan.uid).is_none() {
             let ran_before = !self.rows(plan).is_empty();
-            // After a reboot a pod that is never restarted gets no new sandbox: it has failed.
+            // After a reboot, a pod with `restartPolicy: Never` gets no new sandbox: it has failed.
             if !(ran_before && plan.restart == super::plan::Restart::Never)
                 && let Err(message) = self.shared.runtime.ensure_sandbox(plan)
             {
@@ -191,7 +191,7 @@ impl Worker {
                     }
                     let at = self.start(plan, container).await;
                     wake = at.map(|at| wake.map_or(at, |known| known.min(at))).or(wake);
-                    // A deletion that came meanwhile counts before the next start.
+                    // A deletion that arrived in the meantime takes effect before the next start.
                     if self.updates.has_changed().unwrap_or(true) {
                         return Some(Instant::now());
                     }
@@ -201,7 +201,7 @@ impl Worker {
         wake
     }
 
-    /// When a container may be started, if that is not now.
+    /// Return the time before which a container must not start, or `None` if it may start now.
     fn not_before(&mut self, plan: &PodPlan, container: &ContainerPlan) -> Option<Instant> {
         let rows = self.rows(plan);
         let ended = rows.iter().rev().find(|row| row.view.container == container.name);
@@ -210,7 +210,7 @@ impl Worker {
         if let Some(id) = ended_id
             && retry.ended_id.as_ref() != Some(&id)
         {
-            // The first restart is at once, the next ones wait.
+            // The first restart has no wait; the later ones do.
             let wait = match retry.restarts {
                 0 => Duration::ZERO,
                 n => self.shared.timings.restart_backoff.delay(n - 1),
@@ -238,7 +238,7 @@ impl Worker {
         ready.filter(|at| *at > Instant::now())
     }
 
-    /// PreStartContainer, create, start. On failure the time of the next try.
+    /// Start a container: PreStartContainer, create, start. On failure, return the time of the next attempt.
     async fn start(&mut self, plan: &PodPlan, container: &ContainerPlan) -> Option<Instant> {
         if !self.shared.timings.container_start.is_zero() {
             tokio::time::sleep(self.shared.timings.container_start).await;
@@ -304,7 +304,7 @@ impl Worker {
         self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
     }
 
-    /// When the containers of a pod whose object is gone are told to end, if that is not now.
+    /// Return the later time at which the containers of a pod without an object receive SIGTERM, or `None` if there is no reason to wait.
     fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
         if !update.gone || self.ending.is_some() || !self.rows(plan).iter().any(|row| row.view.is_running()) {
             return None;
@@ -314,8 +314,8 @@ impl Worker {
         (now < told).then_some(told)
     }
 
-    /// When SIGKILL comes on the way down. A forced deletion cuts short what is left of the pod's own grace period, and grants
-    /// no pod a longer or a shorter one: the kubelet kills the containers of a pod without an object by its own minimum.
+    /// Return the time of SIGKILL. A forced deletion cuts the remaining grace period of a pod that was already being deleted. The kubelet kills
+    /// the containers of every other pod without an object after its own minimum, whatever the pod's grace period is.
     fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
         let now = Instant::now();
         let since = *self.ending.get_or_insert(now);
@@ -325,11 +325,11 @@ impl Worker {
         }
         let gone = *self.gone.get_or_insert(now);
         let forced = gone.max(since) + self.capped(self.shared.timings.forced_grace);
-        // A pod that was being deleted already may be at its end.
+        // The grace period of a pod that was already being deleted may end earlier.
         if since < gone { forced.min(own) } else { forced }
     }
 
-    /// SIGTERM, SIGKILL after the grace period, then the sandbox and the pod's cgroup.
+    /// End the pod: SIGTERM, SIGKILL after the grace period, then remove the sandbox and the pod's cgroup.
     fn bring_down(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
         if let Some(told) = self.not_yet_told(plan, update) {
             return Some(told);
@@ -346,7 +346,7 @@ impl Worker {
         if self.finished.is_none() && self.begin == Begin::Admitted {
             self.finished = Some(ended_well(plan, &self.rows(plan)));
         }
-        // A force-deleted pod left the active ones when its object went.
+        // A force-deleted pod was removed from the active pods when its object was removed.
         if !update.gone {
             self.shared.set_inactive(&plan.uid);
         }
@@ -365,7 +365,7 @@ impl Worker {
         }
     }
 
-    /// SIGKILL for what still runs after the deadline. Gives the time to look again.
+    /// Send SIGKILL to containers that still run after the deadline. Return the time of the next check.
     fn kill_late(&mut self, plan: &PodPlan, deadline: Instant) -> Instant {
         if Instant::now() < deadline {
             return deadline;
@@ -404,7 +404,7 @@ impl Worker {
                 runs: &runs,
                 waiting: &self.waiting,
                 initialized: lifecycle::initialized(plan, &self.latest(plan)),
-                // A terminal phase is never reported while a container runs.
+                // A terminal phase is never reported while a container is running.
                 finished: self.finished.filter(|_| ended),
                 rejected: rejected.as_ref(),
                 host_ip: &self.shared.address,

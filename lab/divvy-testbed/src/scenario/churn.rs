@@ -1,4 +1,4 @@
-//! Pods come and go at random while programs are killed; what lives on the machines is looked at all the while.
+//! The scene in which pods are created and deleted at random while programs are killed. A thread inspects the running containers all the time.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,31 +22,31 @@ use crate::api::splitmix64;
 use crate::builders::pod;
 use crate::story::Event;
 
-/// How long, and by which dice.
+/// How long the scene runs, and with which random seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Churn {
-    /// Pods come and go for so long.
+    /// How long pods are created and deleted.
     pub time: Duration,
-    /// The same seed, the same acts; not the same moments.
+    /// The seed of the random actions. The same seed repeats the actions, but not their exact times.
     pub seed: u64,
 }
 
-/// Between two looks at what lives.
+/// The interval between two inspections of the running containers.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the looks found.
+/// What the inspections found.
 #[derive(Debug, Default)]
 struct Looks {
     samples: u64,
     most_units: u64,
-    /// A line each.
+    /// The problems, one per line.
     wrong: Vec<String>,
 }
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
     let seconds = churn.time.as_secs();
     play.scene(&format!(
-        "Pods come and go for {seconds} s while agent, extender, kubelet and containerd are killed (seed {})",
+        "Pods are created and deleted for {seconds} s while agent, extender, kubelet and containerd are killed (seed {})",
         churn.seed
     ))
     .await?;
@@ -69,17 +69,22 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     stop(recorder).await?;
     let (created, kills) = acted?;
     let kills: Vec<String> = kills.iter().map(|(what, times)| format!("{what} {times} times")).collect();
-    play.step("killed", &kills.join(", "), &format!("while {created} pods came"), Vec::new())?;
+    play.step(
+        "killed",
+        &kills.join(", "),
+        &format!("while {created} pods were created"),
+        Vec::new(),
+    )?;
     play.measured(&format!(
-        "{} looks at what lives, at most {} units in use at once",
+        "{} inspections of the running containers, at most {} units in use at once",
         looks.samples, looks.most_units
     ))?;
     let sound = play.check(
         looks.wrong.is_empty() && looks.samples > 0,
-        "no GPU ever had programs on it for more memory than it has, and none ran without a grant",
+        "the programs on a GPU never had more memory than the GPU has, and none ran without a grant",
         || looks.wrong.join("\n"),
     )?;
-    play.check(looks.most_units > 0, "programs ran meanwhile", || "none did".to_owned())?;
+    play.check(looks.most_units > 0, "programs ran meanwhile", || "none ran".to_owned())?;
     let text = |path: &Path| path.display().to_string();
     let args = ["audit", &text(&history), "--reports", &text(&reports)];
     let (output, errors, ok) = play.said(&args).await?;
@@ -89,7 +94,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     })?;
     let audited = play.check(
         ok,
-        "divvy audit finds nothing in the history, nor in what the containers said of themselves",
+        "divvy audit finds no problem in the history and in the containers' reports",
         || output.clone(),
     )?;
     if !sound || !audited {
@@ -101,7 +106,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     play.started("default", "all").await.map(drop)
 }
 
-/// `divvy audit record`, once it has listed what is there.
+/// Start `divvy audit record`, and return once it has written its first list.
 pub(super) async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child, Stop> {
     let mut command = play.cluster.divvy(&["audit", "record", &history.display().to_string()]);
     let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
@@ -118,7 +123,7 @@ pub(super) async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Re
 
 pub(super) async fn stop(mut recorder: Child) -> Result<(), Stop> {
     let pid = recorder.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("divvy audit record ended by itself"))?;
+    let pid = pid.ok_or_else(|| io::Error::other("divvy audit record ended unexpectedly"))?;
     kill_process(pid, Signal::TERM).map_err(io::Error::from)?;
     recorder.wait().await?;
     Ok(())
@@ -144,7 +149,7 @@ async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Re
                 created += 1;
             }
             choice @ 5..=8 => {
-                // Mostly those that are bound: those that wait are many, and to delete them frees nothing.
+                // Mostly choose bound pods: many pods wait, and deleting a waiting pod frees no memory.
                 let any = roll(4) == 0;
                 let pods = play.all_pods().await?;
                 let chosen = pods.into_iter().filter(|pod| any || pod.spec.node_name.is_some());
@@ -180,7 +185,7 @@ async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Re
     Ok((created, kills))
 }
 
-/// Waits until every pod runs, waits for room, or has ended, and none is being deleted.
+/// Wait until every pod runs, waits for room, or has ended, and no pod is being deleted.
 async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     play.eventually("the pods to settle", async |play| {
         let pods = play.all_pods().await?;
@@ -206,14 +211,14 @@ fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Looks
                 looks.wrong.extend(found.1);
                 looks.samples += 1;
             }
-            Err(error) => looks.wrong.push(format!("the machines could not be looked at: {error}")),
+            Err(error) => looks.wrong.push(format!("the machines could not be inspected: {error}")),
         }
         std::thread::sleep(LOOK);
     }
     looks
 }
 
-/// What `divvy audit --reports` reads: a line when a container is seen first, and one when it is seen no more.
+/// The input of `divvy audit --reports`: a line when a container is first seen, and a line when it is gone.
 struct Reports {
     file: File,
     known: BTreeMap<String, Value>,
@@ -264,7 +269,7 @@ impl Reports {
     }
 }
 
-/// Units in use, and what is wrong, by the containers' own variables.
+/// Return the units in use and the problems found, judged by the containers' own environment variables.
 fn judge(living: &[Living]) -> (u64, Vec<String>) {
     let mut wrong = Vec::new();
     let mut used: BTreeMap<(&str, u64), (u64, u64, Vec<&str>)> = BTreeMap::new();

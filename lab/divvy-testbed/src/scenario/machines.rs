@@ -1,16 +1,16 @@
 /// A machine that the scenarios are written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Machine {
-    /// The tutorial's: one GPU of 16 GiB.
+    /// The tutorial's machine: one GPU with 16 GiB.
     Laptop,
-    /// Two A100 of 40 GiB and a T4 of 15.
+    /// Two A100 GPUs with 40 GiB each and a T4 with 15 GiB.
     Mixed,
-    /// No GPU.
+    /// A machine without a GPU.
     CpuOnly,
 }
 
 impl Machine {
-    /// The name of its node in [`BUILT_IN`].
+    /// Return the name of this machine's node in [`BUILT_IN`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Machine::Laptop => "archlinux",
@@ -19,7 +19,7 @@ impl Machine {
         }
     }
 
-    /// Units of 1 GiB that its GPUs have.
+    /// Return the machine's GPU memory in units of 1 GiB.
     pub(crate) fn units(self) -> u64 {
         match self {
             Machine::Laptop => 16,
@@ -29,7 +29,8 @@ impl Machine {
     }
 }
 
-/// The scenarios' machines: the tutorial's laptop, a mixed node, a node without GPUs. Sizes are those that NVML reports for these cards.
+/// The scenarios' machines: the tutorial's laptop, a node with mixed GPUs, and a node without GPUs. The memory sizes are those that NVML
+/// reports for these GPUs.
 pub const BUILT_IN: &str = r#"v = 1
 
 [[node]]

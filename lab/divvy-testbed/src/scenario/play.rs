@@ -1,4 +1,4 @@
-//! What every scenario does: create, wait, look, tell.
+//! The steps of every scenario: create, wait, read the state, and tell the listener.
 
 mod acts;
 mod looks;
@@ -19,49 +19,50 @@ use crate::story::{Event, Listener, Told};
 
 pub(super) use looks::Seen;
 
-/// How long something that must come may take. Generous: it is only waited out when something is wrong.
+/// How long to wait for a required result. The limit is generous because only a failing play waits until the end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// So much more for each node of a cluster that comes up at once: three programs start on each.
+/// Added to [`PATIENCE`] for each node of a cluster that starts all its nodes at once: three programs start on each node.
 const PATIENCE_PER_NODE: Duration = Duration::from_secs(2);
 
-/// The same for programs of Kubernetes whose API server was away. A watch of client-go (`NewReflectorWithOptions`) begins again after at most
-/// 30 s, and as much again of jitter; and an API server that has just started refuses the first list of a client until it has read the roles.
+/// The patience for Kubernetes' own programs after their API server was down. A watch of client-go (`NewReflectorWithOptions`) is retried
+/// after at most 30 s plus the same again as jitter, and an API server that has just started refuses a client's first list until it has
+/// read the roles.
 const PATIENCE_WITH_CLIENT_GO: Duration = Duration::from_secs(150);
 
-/// Where a play's pods are.
+/// The namespace of a play's pods.
 pub(super) const NAMESPACE: &str = "default";
 
-/// Why a play could not go on.
+/// The reason why a play could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// What must come did not.
+    /// A required result did not come in time.
     #[error("waited {} s for {what}; last seen: {seen}", patience.as_secs())]
     NeverCame {
-        /// For how long.
+        /// How long the play waited.
         patience: Duration,
-        /// What was waited for.
+        /// What the play waited for.
         what: String,
-        /// What was there instead.
+        /// The last state that the play saw.
         seen: String,
     },
-    /// The API server refused.
+    /// The API server refused a request.
     #[error("{what}: {}", divvy_kube::in_words(source))]
     Api {
-        /// What was tried.
+        /// The action that failed.
         what: String,
-        /// Its answer.
+        /// The API server's answer.
         #[source]
         source: Box<kube::Error>,
     },
-    /// A program or socket of the cluster failed, or nobody listens.
+    /// A program or socket of the cluster failed, or the listener stopped listening.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 /// A scenario that is being played on a cluster.
 pub struct Play<'a, C> {
-    /// The cluster.
+    /// The cluster on which the scenario is played.
     pub cluster: &'a mut C,
     listener: &'a mut dyn Listener,
     began: Instant,
@@ -81,7 +82,7 @@ impl<C> std::fmt::Debug for Play<'_, C> {
 }
 
 impl<'a, C: Cluster> Play<'a, C> {
-    /// Begins. `pause` is how long a reader gets after each scene's first line.
+    /// Begin a play. `pause` is the time that a reader gets after the first line of each scene.
     pub fn new(cluster: &'a mut C, listener: &'a mut dyn Listener, pause: Duration) -> Self {
         Play {
             cluster,
@@ -94,7 +95,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         }
     }
 
-    /// Checks made, and how many of them failed.
+    /// Return the number of checks made, and how many of them failed.
     pub fn score(&self) -> (u64, u64) {
         (self.checks, self.failures)
     }
@@ -109,13 +110,13 @@ impl<'a, C: Cluster> Play<'a, C> {
         })?)
     }
 
-    /// A new part of the story.
+    /// Tell the listener that a scene begins.
     pub async fn scene(&mut self, text: &str) -> Result<(), Stop> {
         tokio::time::sleep(self.pause).await;
         self.tell(Event::Scene { text: text.to_owned() })
     }
 
-    /// Something happened.
+    /// Tell the listener that something happened.
     pub fn step(&mut self, what: &str, subject: &str, text: &str, details: Vec<String>) -> Result<(), Stop> {
         self.tell(Event::Step {
             what: what.to_owned(),
@@ -125,7 +126,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         })
     }
 
-    /// Looks whether something is as it should be; tells, counts, and goes on.
+    /// Tell the listener whether a condition holds, and count the check. A failed check does not end the play.
     pub fn check(&mut self, ok: bool, text: &str, found: impl FnOnce() -> String) -> Result<bool, Stop> {
         self.checks += 1;
         self.failures += u64::from(!ok);
@@ -137,12 +138,12 @@ impl<'a, C: Cluster> Play<'a, C> {
         Ok(ok)
     }
 
-    /// The pods' API in a namespace.
+    /// Return the API of the pods in a namespace.
     pub fn pods(&self, namespace: &str) -> Api<PodObject> {
         Api::namespaced_with(self.cluster.client(), namespace, &objects::pods())
     }
 
-    /// Creates a pod and tells so.
+    /// Create a pod and tell the listener.
     pub async fn create(&mut self, pod: &PodBuilder, text: &str) -> Result<PodObject, Stop> {
         let manifest = pod.build();
         let (namespace, name) = names_of(&manifest);
@@ -159,7 +160,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         self.get(&namespace, &name).await
     }
 
-    /// A pod as it is.
+    /// Return the current pod object.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<PodObject, Stop> {
         self.pods(namespace)
             .get(name)
@@ -167,14 +168,14 @@ impl<'a, C: Cluster> Play<'a, C> {
             .map_err(|source| stop_api(format!("pod {name} could not be read"), source))
     }
 
-    /// Asks for a pod's deletion.
+    /// Request a pod's deletion.
     pub async fn delete(&mut self, namespace: &str, name: &str, text: &str) -> Result<(), Stop> {
         let deleted = self.pods(namespace).delete(name, &DeleteParams::default()).await;
         deleted.map_err(|source| stop_api(format!("pod {name} could not be deleted"), source))?;
         self.step("deleted", &format!("{namespace}/{name}"), text, Vec::new())
     }
 
-    /// Waits until `look` sees what must come. `look` answers `Err` with what is there instead.
+    /// Wait until `look` finds the required state. While the state is different, `look` returns it in `Err`.
     pub async fn eventually<T>(
         &self,
         what: &str,
@@ -205,7 +206,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         }
     }
 
-    /// Waits until Kubernetes itself, without Divvy, runs new pods on this node after its API server was away.
+    /// Wait until Kubernetes itself, without Divvy, runs new pods on this node after its API server was down.
     pub async fn kubernetes_is_back(&mut self, node: &str) -> Result<(), Stop> {
         let began = Instant::now();
         self.create(&pod("ordinary").select(node), "asks for no GPU").await?;
@@ -222,7 +223,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         self.delete_quietly("ordinary").await
     }
 
-    /// Waits until a pod is bound and every app container runs, and tells both, with what the containers report.
+    /// Wait until a pod is bound and all its app containers run. Tell the listener of both, with the containers' reports.
     pub async fn started(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<Report>), Stop> {
         let subject = format!("{namespace}/{name}");
         let bound = self
@@ -278,7 +279,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         Ok((pod, reports))
     }
 
-    /// `GPU 0 (NVIDIA …), 3072 MiB`, from the pod's allocation and the node's inventory.
+    /// Return for example `GPU 0 (NVIDIA …): 3072 MiB of 16384 MiB`, from the pod's allocation and the node's inventory.
     async fn describe_gpus(&self, object: &PodObject) -> Result<String, Stop> {
         let pod = convert::pod(object).map_err(|error| io::Error::other(error.to_string()))?;
         let Held::Allocation(allocation) = &pod.held else {
@@ -288,16 +289,16 @@ impl<'a, C: Cluster> Play<'a, C> {
             .await
             .map_err(|error| io::Error::other(error.to_string()))?;
         let Some(Ok(inventory)) = node.inventory else {
-            return Ok("whose node has no inventory".to_owned());
+            return Ok("but the node has no inventory".to_owned());
         };
         let gpus = allocation.gpus.iter().map(|share| match inventory.gpu(&share.uuid) {
             Some(gpu) => format!("GPU {} ({}): {} of {}", gpu.index, gpu.model, share.memory, gpu.total),
-            None => format!("a GPU that the node has not ({})", share.uuid),
+            None => format!("a GPU that the node does not have ({})", share.uuid),
         });
         Ok(gpus.collect::<Vec<_>>().join(", "))
     }
 
-    /// Waits until every node with an inventory offers all that its inventory says.
+    /// Wait until every node with an inventory offers all units that the inventory lists.
     pub async fn all_offered(&self) -> Result<(), Stop> {
         self.eventually("every node to offer its GPUs", async |play| {
             Ok(match divvy_kube::list::nodes(&play.cluster.client()).await {
@@ -317,7 +318,7 @@ impl<'a, C: Cluster> Play<'a, C> {
         .await
     }
 
-    /// Waits until each of these nodes has joined and, if its machine has GPUs, offers all that its inventory says.
+    /// Wait until each of these nodes has joined and, if its machine has GPUs, offers all units that its inventory lists.
     pub async fn joined(&self, nodes: &[String]) -> Result<(), Stop> {
         let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
         let patience = PATIENCE.saturating_add(PATIENCE_PER_NODE.saturating_mul(count));
@@ -347,14 +348,14 @@ impl<'a, C: Cluster> Play<'a, C> {
         .await
     }
 
-    /// What `divvy` prints with these arguments to standard output and standard error, and whether its status is 0.
+    /// Return what `divvy` prints with these arguments to standard output and to standard error, and whether its exit status is 0.
     pub(super) async fn said(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
         let output = self.cluster.divvy(args).output().await?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
     }
 
-    /// Runs `divvy` as a user would, shows what it printed, and gives it back.
+    /// Run `divvy` as a user would, show the output to the listener, and return it.
     pub async fn run(&mut self, shown: &str, args: &[&str]) -> Result<String, Stop> {
         let (output, errors, ok) = self.said(args).await?;
         self.tell(Event::Command {
@@ -368,7 +369,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 }
 
-/// What a pod's status says, in a line.
+/// Return a one-line summary of a pod's status.
 pub(super) fn state(pod: &PodObject) -> String {
     let status = pod.status.clone().unwrap_or_default();
     let mut text = status.phase.unwrap_or_else(|| "no phase".to_owned());

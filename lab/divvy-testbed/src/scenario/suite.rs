@@ -1,7 +1,7 @@
-//! What must come out alike on the embedded cluster and on a real one: the tutorial and its accidents.
+//! The scenes that must have the same results on the embedded cluster and on a real one: the tutorial and its accidents.
 //!
-//! Each scene begins on a cluster without pods, and leaves it so. What is asserted is what the API server says, what `divvy` prints, and what
-//! containers report of themselves.
+//! Each scene begins on a cluster without pods and leaves it without pods. The checks use what the API server reports, what `divvy`
+//! prints, and what containers report about themselves.
 
 mod doctor;
 mod ends;
@@ -19,69 +19,69 @@ use super::play::Seen;
 use super::{Cluster, Machine, Play, Stop, tour};
 use crate::builders::pod;
 
-/// One scene.
+/// A scene of the suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scene {
-    /// The tutorial, and a day on a small cluster.
+    /// The tutorial, then a day on a small cluster.
     Tour,
     /// Pods that do not fit.
     TooLarge,
-    /// Containers, init containers, sidecars.
+    /// Containers, an init container, and a sidecar in one pod.
     SeveralContainers,
-    /// The driver's files.
+    /// The driver's libraries in containers.
     Libraries,
-    /// Replicas.
+    /// The replicas of a Deployment.
     Deployment,
-    /// `spec.nodeName` by a user.
+    /// A pod whose manifest sets `spec.nodeName`, so that no scheduler sees it.
     PastTheScheduler,
-    /// Forty at once.
+    /// Forty pods created at once.
     Many,
-    /// Which node and GPU.
+    /// The choice of node and GPU for small pods.
     Packed,
-    /// A pod does not take any GPU.
+    /// Pods with rules about the GPU's product and memory.
     Wanted,
-    /// A pod's memory on two GPUs.
+    /// A pod whose memory is on two GPUs.
     Several,
-    /// A pod of higher priority.
+    /// A pod of higher priority that evicts others.
     Preempted,
-    /// SIGTERM ignored.
+    /// A deleted container that ignores SIGTERM.
     Stubborn,
-    /// Deleted with a grace period of zero.
+    /// A pod deleted with a grace period of zero.
     Forced,
-    /// The same, with a successor.
+    /// [`Forced`](Self::Forced) while another pod waits for the memory.
     ForcedWhileOneWaits,
-    /// The same, unseen by the kubelet.
+    /// [`Forced`](Self::Forced) while the kubelet is down.
     ForcedWithoutKubelet,
-    /// The agent ends.
+    /// The agent is stopped, then killed.
     AgentRestarts,
-    /// The kubelet ends.
+    /// The kubelet is stopped, then killed.
     KubeletRestarts,
-    /// containerd ends.
+    /// containerd is stopped, then killed.
     RuntimeRestarts,
-    /// The extender ends.
+    /// The extender is killed.
     ExtenderDies,
-    /// kube-scheduler ends.
+    /// kube-scheduler is killed.
     SchedulerRestarts,
-    /// No API server for a while.
+    /// The API server is down for a while.
     ApiServerAway,
-    /// All that lives in memory is gone.
+    /// A node reboots, so everything in its memory is gone.
     NodeReboots,
-    /// Cordoned, and its pods evicted.
+    /// A node is cordoned and its pods are evicted.
     Drained,
-    /// A new version of Divvy.
+    /// A rolling update to a new version of Divvy.
     RollingUpdate,
-    /// Another `--memory-unit`.
+    /// A change of `--memory-unit`.
     UnitChanges,
-    /// All of it at random.
+    /// Random pods and random kills.
     Churn,
-    /// How long a pod takes.
+    /// The time that a pod takes to start.
     Speed,
-    /// What `divvy doctor` finds.
+    /// The findings of `divvy doctor`.
     Doctor,
 }
 
 impl Scene {
-    /// All of them, in the order in which they are played.
+    /// Every scene, in the order in which the suite plays them.
     pub const ALL: [Scene; 28] = [
         Scene::Tour,
         Scene::TooLarge,
@@ -113,16 +113,16 @@ impl Scene {
         Scene::Doctor,
     ];
 
-    /// Its name on a command line, and a line about it.
+    /// Return the scene's name on the command line and a one-line description.
     pub fn about(self) -> (&'static str, &'static str) {
         match self {
             Scene::Tour => (
                 "tour",
-                "two pods on one card (3/16, 8/16); mixed GPUs; a GPU that dies and comes back; restarts",
+                "two pods on one GPU (3/16, 8/16); mixed GPUs; a GPU that fails and recovers; restarts",
             ),
             Scene::TooLarge => (
                 "too-large",
-                "a pod asks for more than any GPU has, another for more than is free",
+                "a pod asks for more memory than any GPU has, another for more than is free",
             ),
             Scene::SeveralContainers => (
                 "several-containers",
@@ -132,55 +132,67 @@ impl Scene {
                 "libraries",
                 "the driver's libraries are mounted as NVIDIA's CDI spec says; the driver is updated",
             ),
-            Scene::Deployment => ("deployment", "a Deployment is scaled up past what fits, and down"),
+            Scene::Deployment => ("deployment", "a Deployment is scaled up beyond what fits, then down"),
             Scene::PastTheScheduler => (
                 "past-the-scheduler",
-                "a pod names its node itself, and is not started without an allocation",
+                "a pod sets spec.nodeName itself and is not started without an allocation",
             ),
             Scene::Many => ("many", "40 pods at once"),
             Scene::Packed => (
                 "packed",
-                "small pods share one GPU though kube-scheduler alone would spread them",
+                "small pods share one GPU, although kube-scheduler on its own would spread them",
             ),
-            Scene::Wanted => ("wanted", "pods say which product they take, how large, and which they prefer"),
+            Scene::Wanted => ("wanted", "pods choose their GPU by product, memory size, and preference"),
             Scene::Several => (
                 "several",
-                "a pod's memory lies on two GPUs, those with NVLinks to each other, and it sees exactly both",
+                "a pod's memory is on two GPUs connected by NVLink, and the pod sees exactly these two",
             ),
             Scene::Preempted => (
                 "preempted",
-                "a pod of high priority evicts those that make room on one GPU; `why` when sums say that there is room",
+                "a pod of high priority evicts pods to make room on one GPU; `why` explains a pod that fits only by the node's total",
             ),
-            Scene::Stubborn => ("stubborn", "a container ignores SIGTERM; the newcomer waits for its end"),
-            Scene::Forced => ("forced", "a pod is deleted by force; its container goes on for a while"),
-            Scene::ForcedWhileOneWaits => ("forced-while-one-waits", "the same while another pod waits for the memory"),
-            Scene::ForcedWithoutKubelet => ("forced-without-kubelet", "the same while the node's kubelet is away"),
-            Scene::AgentRestarts => ("agent-restarts", "the agent is stopped, and killed; pods run on"),
-            Scene::KubeletRestarts => ("kubelet-restarts", "the kubelet is restarted, and killed; pods run on"),
-            Scene::RuntimeRestarts => ("runtime-restarts", "containerd is restarted, and killed; pods run on"),
+            Scene::Stubborn => ("stubborn", "a container ignores SIGTERM; the next pod waits until it ends"),
+            Scene::Forced => ("forced", "a pod is deleted by force; its container runs on for a while"),
+            Scene::ForcedWhileOneWaits => (
+                "forced-while-one-waits",
+                "a pod is deleted by force while another pod waits for its memory",
+            ),
+            Scene::ForcedWithoutKubelet => (
+                "forced-without-kubelet",
+                "a pod is deleted by force while the node's kubelet is down",
+            ),
+            Scene::AgentRestarts => ("agent-restarts", "the agent is stopped, then killed; pods keep running"),
+            Scene::KubeletRestarts => ("kubelet-restarts", "the kubelet is restarted, then killed; pods keep running"),
+            Scene::RuntimeRestarts => ("runtime-restarts", "containerd is restarted, then killed; pods keep running"),
             Scene::ExtenderDies => (
                 "extender-dies",
-                "the extender is killed; pods wait, and nothing is bound past it",
+                "the extender is killed; pods wait, and no pod is bound without it",
             ),
             Scene::SchedulerRestarts => ("scheduler-restarts", "kube-scheduler is killed and started again"),
-            Scene::ApiServerAway => ("api-server-away", "the API server is away for 30 s; pods run on, and restart"),
+            Scene::ApiServerAway => (
+                "api-server-away",
+                "the API server is down for 30 s; pods keep running, and new pods start afterwards",
+            ),
             Scene::NodeReboots => (
                 "node-reboots",
-                "a node reboots, its kubelet back before the agent, and after it",
+                "a node reboots; its kubelet starts before the agent, then after it",
             ),
-            Scene::Drained => ("drained", "a node is drained; its pods move, and come back"),
+            Scene::Drained => (
+                "drained",
+                "a node is drained; its pods move to another node, and the node is used again",
+            ),
             Scene::RollingUpdate => ("rolling-update", "every program of Divvy is replaced while pods come and go"),
             Scene::UnitChanges => (
                 "unit-changes",
-                "the memory unit is made smaller and larger again while pods run; nothing is said to be wrong with them",
+                "the memory unit is made smaller, then larger, while pods run; no check and no event reports a problem with them",
             ),
             Scene::Speed => (
                 "speed",
-                "how long a pod takes from its creation until it runs, with a GPU and without",
+                "the time from a pod's creation until it runs, with and without a GPU",
             ),
             Scene::Doctor => (
                 "doctor",
-                "divvy doctor --cluster finds nothing on a cluster that is well, and the right thing after a fault",
+                "divvy doctor --cluster finds nothing on a healthy cluster, and finds the right problem after a fault",
             ),
             Scene::Churn => (
                 "churn",
@@ -189,12 +201,12 @@ impl Scene {
         }
     }
 
-    /// The scene of this name.
+    /// Return the scene with this name.
     pub fn named(name: &str) -> Option<Scene> {
         Self::ALL.into_iter().find(|scene| scene.about().0 == name)
     }
 
-    /// The machines that it needs.
+    /// Return the machines that the scene needs.
     pub fn needs(self) -> &'static [Machine] {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
@@ -204,7 +216,8 @@ impl Scene {
         }
     }
 
-    /// Plays it. An error is [`Stop`]: the play could not go on; checks that failed are counted in the play. The scene leaves no pod behind.
+    /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene leaves no pod
+    /// behind.
     pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
         match self {
             Scene::Tour => {
@@ -243,7 +256,7 @@ impl Scene {
     }
 }
 
-/// What most scenes begin with: a pod of 3 GiB runs on the laptop's node. Gives the node, and what runs there now.
+/// Start a pod of 3 GiB on the laptop's node, as most scenes begin. Return the node's name and the reports of what runs there.
 async fn one_runs<C: Cluster>(play: &mut Play<'_, C>, name: &str) -> Result<(String, Vec<Seen>), Stop> {
     let node = play.ready(Machine::Laptop).await?;
     play.create(&pod(name).gpu_mem(3).select(&node), "asks for 3 GiB").await?;

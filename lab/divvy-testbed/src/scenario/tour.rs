@@ -1,4 +1,4 @@
-//! The tutorial that everybody knows, and a day on a small cluster.
+//! The tutorial of Aliyun's gpushare, and a day on a small cluster.
 
 use divvy_model::{Health, names};
 use kube::Resource as _;
@@ -8,10 +8,10 @@ use super::suite::is_gpu;
 use super::{Cluster, End, Fault, Machine, Part, Play, Report, Stop};
 use crate::builders::pod;
 
-/// What the old `kubectl inspect gpushare` prints in the tutorial after each pod.
+/// Return the table that gpushare's `kubectl inspect gpushare` prints in the tutorial after each pod.
 fn tutorial_table(node: &str, address: &str, used: u64, percent: u64) -> String {
     let (name, ip) = (node.len().max("NAME".len()), address.len().max("IPADDRESS".len()));
-    // As the old tool counts: over the row with its tabs, which are not the columns' widths.
+    // The old tool counts the row with its tabs, not the widths of the columns.
     let dashes = "-".repeat(32 + node.len() + address.len());
     format!(
         "{:name$}  {:ip$}  GPU0(Allocated/Total)  GPU Memory(GiB)\n\
@@ -23,12 +23,12 @@ fn tutorial_table(node: &str, address: &str, used: u64, percent: u64) -> String 
     )
 }
 
-/// Two pods on one card.
+/// Play the tutorial: two pods on one GPU.
 pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Two pods share one card").await?;
+    play.scene("Two pods share one GPU").await?;
     let node = ready(play, Machine::Laptop).await?;
     let address = play.address(&node).await?;
-    // Alone, as in the tutorial, the node need not be named.
+    // In a cluster of one node, as in the tutorial, the command needs no node name.
     let alone = play.nodes().await?.len() == 1;
     let mut args = vec!["inspect", "gpushare"];
     args.extend((!alone).then_some(node.as_str()));
@@ -57,14 +57,14 @@ pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
         let expected = tutorial_table(&node, &address, used, percent);
         play.check(
             table == expected,
-            &format!("the table says {used}/16 ({percent}%), to the byte as the old tool"),
+            &format!("the table says {used}/16 ({percent}%) and equals the old tool's output byte for byte"),
             || format!("expected:\n{expected}"),
         )?;
     }
     Ok(())
 }
 
-/// Mixed GPUs, a pod that waits, a container that will not end, a GPU that dies, restarts.
+/// Play the rest of the tour: mixed GPUs, a waiting pod, a container that ignores SIGTERM, a failing GPU, and restarts.
 pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("More nodes: one with 2 x A100 40 GB and a T4, one without GPUs")
         .await?;
@@ -81,12 +81,12 @@ pub(super) async fn day<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> 
 }
 
 async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<(), Stop> {
-    play.scene("A pod asks for more than is free on any one GPU, though the node's sum would do")
+    play.scene("A pod asks for more memory than any single GPU has free, although the node has enough in total")
         .await?;
     let stubborn = pod("train-0").gpu_mem(30).args(&["run", "--ignore-term"]).grace_seconds(2);
     play.create(
         &stubborn,
-        "asks for 30 GiB; its program ignores SIGTERM, with a grace period of 2 s",
+        "asks for 30 GiB; its program ignores SIGTERM, and its grace period is 2 s",
     )
     .await?;
     let (train_0, _) = play.started("default", "train-0").await?;
@@ -114,26 +114,26 @@ async fn waits_for_one_gpu<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> R
         play.check(why.contains(part), &format!("`why` names {part}"), || why.clone())?;
     }
 
-    play.scene("Deleting is not ending: the newcomer waits for the container, not for the deletion")
+    play.scene("A deleted pod keeps its memory until its container ends, and the waiting pod starts only then")
         .await?;
-    play.delete("default", "train-0", "its container goes on until it is killed")
+    play.delete("default", "train-0", "its container runs until SIGKILL ends it")
         .await?;
     let uid = train_0.meta().uid.clone().unwrap_or_default();
     let mut too_early = false;
     play.eventually("train-0's container to end", async |play| {
         let big = play.get("default", "big").await?;
         let report = play.cluster.report(&uid, "main").await?;
-        // Read in this order: bound first, and still running after that, is too early.
+        // This order of reads matters: if the pod was bound first and the container still runs afterwards, the pod was bound too early.
         let running = report.is_some_and(|report| report.running);
         too_early |= running && big.spec.node_name.is_some();
-        Ok(if running { Err("it runs".to_owned()) } else { Ok(()) })
+        Ok(if running { Err("it is running".to_owned()) } else { Ok(()) })
     })
     .await?;
     play.step("ended", "default/train-0", "its container has ended", Vec::new())?;
     play.check(
         !too_early,
         "big was not bound while train-0's container held the memory",
-        || "it was".to_owned(),
+        || "it was bound".to_owned(),
     )?;
     let (_, reports) = play.started("default", "big").await?;
     check_own_gpu(play, "big", &reports, 0)?;
@@ -149,28 +149,31 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
     play.step(
         "failed",
         &format!("{mixed} GPU 1"),
-        "the driver reports XID 79; train-1 runs on it",
+        "the driver reports XID 79; train-1 is running on this GPU",
         Vec::new(),
     )?;
     health(play, mixed, 1, Health::Failed).await?;
     play.run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
         .await?;
     for (name, units, gpu, text) in [
-        ("fill-0", 20, 0, "asks for 20 GiB: the last of GPU 0"),
+        ("fill-0", 20, 0, "asks for 20 GiB: all that is left on GPU 0"),
         (
             "fill-1",
             10,
             2,
-            "asks for 10 GiB: the failed GPU has just that, and is not offered",
+            "asks for 10 GiB: exactly what the failed GPU has free, but a failed GPU is not offered",
         ),
-        ("fill-2", 5, 2, "asks for 5 GiB: the last of GPU 2"),
+        ("fill-2", 5, 2, "asks for 5 GiB: all that is left on GPU 2"),
     ] {
         play.create(&pod(name).gpu_mem(units).select(mixed), text).await?;
         let (_, reports) = play.started("default", name).await?;
         check_own_gpu(play, name, &reports, gpu)?;
     }
-    play.create(&pod("patient").gpu_mem(10), "asks for 10 GiB: only the failed GPU has them")
-        .await?;
+    play.create(
+        &pod("patient").gpu_mem(10),
+        "asks for 10 GiB: only the failed GPU has that much free",
+    )
+    .await?;
     let message = play
         .eventually("pod patient to be refused", async |play| {
             let pod = play.get("default", "patient").await?;
@@ -182,19 +185,17 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
     let why = play.run("kubectl divvy why patient", &["why", "patient"]).await?;
     play.check(why.contains("XID 79"), "`why` names XID 79", || why.clone())?;
     let after = play.cluster.report(&uid, "main").await?;
-    play.check(
-        before == after && after.is_some(),
-        "train-1's container was left alone",
-        || format!("{before:?}, then {after:?}"),
-    )?;
+    play.check(before == after && after.is_some(), "train-1's container kept running", || {
+        format!("{before:?}, then {after:?}")
+    })?;
 
-    play.scene("The GPU comes back").await?;
+    play.scene("The GPU recovers").await?;
     play.cluster.fault(mixed, 1, Fault::Recovers).await?;
     health(play, mixed, 1, Health::Ok).await?;
     play.step(
         "recovered",
         &format!("{mixed} GPU 1"),
-        "it has answered well for a while and is offered again",
+        "it has been healthy for a while, so it is offered again",
         Vec::new(),
     )?;
     let (_, reports) = play.started("default", "patient").await?;
@@ -203,7 +204,7 @@ async fn gpu_dies<C: Cluster>(play: &mut Play<'_, C>, mixed: &str) -> Result<Rep
 }
 
 async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str, train_1: Report) -> Result<(), Stop> {
-    play.scene("The agent, the kubelets and the extender are restarted; nothing moves")
+    play.scene("The agent, the kubelets and the extender are restarted; every pod stays where it is")
         .await?;
     let table = play
         .run("kubectl inspect gpushare -d", &["inspect", "gpushare", "-d"])
@@ -221,18 +222,23 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
     }
     play.cluster.stop(Part::Extender, End::Killed).await?;
     play.cluster.start(Part::Extender).await?;
-    play.step("restarted", "the extender", "kill -9, and a new one", Vec::new())?;
+    play.step(
+        "restarted",
+        "the extender",
+        "killed with kill -9, then started again",
+        Vec::new(),
+    )?;
     play.offers(laptop, Machine::Laptop.units()).await?;
     play.offers(mixed, Machine::Mixed.units()).await?;
     let report = play.cluster.report(&uid, "main").await?;
     play.check(
         report.as_ref() == Some(&train_1),
-        "train-1 still runs in the container that it began in",
+        "train-1 still runs in its first container",
         || format!("{report:?}"),
     )?;
     let (after, ..) = play.said(&["inspect", "gpushare", "-d"]).await?;
-    play.check(after == table, "every pod is where it was", || after.clone())?;
-    play.create(&pod("last").gpu_mem(8), "asks for 8 GiB: the last of archlinux")
+    play.check(after == table, "every pod is still on its GPU", || after.clone())?;
+    play.create(&pod("last").gpu_mem(8), "asks for 8 GiB: all that is left on archlinux")
         .await?;
     let (_, reports) = play.started("default", "last").await?;
     check_own_gpu(play, "last", &reports, 0)?;
@@ -240,7 +246,7 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
     Ok(())
 }
 
-/// A container has its own GPU and no other, whatever it set itself.
+/// Check that a container sees its own GPU and no other, whatever its own variables say.
 pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
     let own = format!("/dev/nvidia{minor}");
     let good = reports.iter().all(|report| {
@@ -249,7 +255,7 @@ pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, repo
     });
     play.check(
         good && !reports.is_empty(),
-        &format!("{name} sees its own GPU only ({own})"),
+        &format!("{name} sees only its own GPU ({own})"),
         || format!("{reports:?}"),
     )?;
     Ok(())
@@ -270,7 +276,7 @@ fn check_env<C: Cluster>(play: &mut Play<'_, C>, reports: &[Report], expected: &
     Ok(())
 }
 
-/// Waits until a machine's node offers all that it has, and tells.
+/// Wait until a machine's node offers everything that the machine has, and tell the listener.
 async fn ready<C: Cluster>(play: &mut Play<'_, C>, machine: Machine) -> Result<String, Stop> {
     let node = play.ready(machine).await?;
     let text = format!("its agent found its GPUs and offers {} GiB", machine.units());
@@ -283,7 +289,7 @@ async fn health<C: Cluster>(play: &Play<'_, C>, node: &str, index: u32, wanted: 
         let found = divvy_kube::list::node(&play.cluster.client(), node).await;
         Ok(match found.as_ref().map(|node| &node.inventory) {
             Ok(Some(Ok(inventory))) => match inventory.gpus.iter().find(|gpu| gpu.index == index) {
-                // A dead GPU may be reported as failed or, once it does not answer, as lost: neither is offered.
+                // A dead GPU is reported as failed or, once it stops answering, as lost. Neither is offered.
                 Some(gpu) if (gpu.health == Health::Ok) == (wanted == Health::Ok) => Ok(()),
                 other => Err(format!("{other:?}")),
             },

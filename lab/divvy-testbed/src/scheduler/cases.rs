@@ -1,4 +1,4 @@
-//! Clusters as tests write them: nodes and pods in a few words, and what [`feasible`] says of them.
+//! Short notation for clusters in tests: nodes and pods in a few words, and checks of the result of [`feasible`].
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::feasible;
 
-/// A cluster in the making. Pods in it are in the namespace `default` unless they say otherwise.
+/// A cluster under construction. Its pods are in the namespace `default` unless they set another one.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) nodes: Vec<Node>,
@@ -15,14 +15,14 @@ pub(super) struct Cluster {
     pub(super) namespaces: Vec<Namespace>,
 }
 
-/// `app=web,tier` as labels; a label without a value is empty.
+/// Parse labels from text such as `app=web,tier`. A label without a value is empty.
 pub(super) fn labels(text: &str) -> BTreeMap<String, String> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty());
     let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// A pod with labels and whatever else its spec has.
+/// Return a pod with labels and further fields of its spec.
 pub(super) fn pod(name: &str, of: &str, spec: Value) -> Pod {
     let mut whole = json!({"containers": [{"name": "c", "image": "i"}]});
     for (field, value) in spec.as_object().into_iter().flatten() {
@@ -33,7 +33,7 @@ pub(super) fn pod(name: &str, of: &str, spec: Value) -> Pod {
 }
 
 impl Cluster {
-    /// Adds a ready node.
+    /// Add a ready node.
     pub(super) fn node(mut self, name: &str, of: &str) -> Cluster {
         let status = json!({"allocatable": {"pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]});
         let node = json!({"metadata": {"name": name, "labels": labels(of)}, "status": status});
@@ -41,18 +41,18 @@ impl Cluster {
         self
     }
 
-    /// Changes the node that was added last.
+    /// Change the node that was added last.
     pub(super) fn with(mut self, change: impl FnOnce(&mut Node)) -> Cluster {
         change(self.nodes.last_mut().expect("a node"));
         self
     }
 
-    /// Adds a pod on a node, with labels.
+    /// Add a pod with labels on a node.
     pub(super) fn has(self, node: &str, of: &str) -> Cluster {
         self.holds(node, pod("", of, json!({})))
     }
 
-    /// Adds a pod on a node. Its name is made up.
+    /// Add a pod on a node. Its name is generated.
     pub(super) fn holds(mut self, node: &str, mut pod: Pod) -> Cluster {
         let name = format!("bound-{}", self.bound.len());
         (pod.metadata.name, pod.metadata.uid) = (Some(name.clone()), Some(name));
@@ -61,20 +61,20 @@ impl Cluster {
         self
     }
 
-    /// Adds a namespace.
+    /// Add a namespace.
     pub(super) fn namespace(mut self, name: &str, of: &str) -> Cluster {
         let namespace = json!({"metadata": {"name": name, "labels": labels(of)}});
         self.namespaces.push(serde_json::from_value(namespace).expect("a namespace"));
         self
     }
 
-    /// By node what is said of the pod, without words that say nothing: empty where it fits.
+    /// Return the refusal of the pod for each node, without phrases that carry no information. It is empty where the pod fits.
     pub(super) fn says(&self, pod: &Pod) -> Vec<(String, String)> {
         let said = feasible(pod, &self.nodes, &self.bound, &self.namespaces);
         said.into_iter().map(|(node, reasons)| (node, reasons.join("; "))).collect()
     }
 
-    /// Holds what is said of the nodes, in the order of their names, against what is expected.
+    /// Compare the refusals, in the order of the node names, with the expected ones.
     pub(super) fn check(&self, pod: &Pod, expected: &[&str], case: &str) {
         let said = self.says(pod);
         let reasons: Vec<&str> = said.iter().map(|(_, reason)| reason.as_str()).collect();

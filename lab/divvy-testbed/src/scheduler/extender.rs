@@ -1,4 +1,4 @@
-//! The extender protocol from kube-scheduler's side, in its words (`pkg/scheduler/extender.go`).
+//! The extender protocol from kube-scheduler's side, with its error texts (`pkg/scheduler/extender.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,16 +20,16 @@ pub struct Extender {
     http: HttpClient<HttpConnector, Full<Bytes>>,
 }
 
-/// The answer to filter.
+/// The response to filter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filtered {
-    /// Nodes that fit, in the extender's order.
+    /// The nodes that fit, in the extender's order.
     pub fits: Vec<String>,
-    /// Nodes that do not, with the reason.
+    /// The nodes that do not fit, with the reason.
     pub failed: BTreeMap<String, String>,
 }
 
-/// A field by its Go name; Go's decoder does not mind the case.
+/// Return a field by its Go name. Like Go's decoder, ignore the case.
 fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     let map = value.as_object()?;
     let found = map.get(name).or_else(|| {
@@ -47,7 +47,7 @@ fn error_of(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Reads the answer to filter, as for `asked` nodes.
+/// Parse the response to a filter call for the nodes `asked`.
 pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filtered, String> {
     error_of(answer)?;
     let names: Option<Vec<String>> = match (field(answer, "NodeNames"), field(answer, "Nodes")) {
@@ -82,7 +82,7 @@ pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filt
 }
 
 impl Extender {
-    /// An extender at `<url>/<verb>`.
+    /// Create an extender whose verbs are at `<url>/<verb>`.
     pub fn new(url: &str, timeout: Duration, managed: impl IntoIterator<Item = String>) -> Extender {
         Extender {
             url: url.trim_end_matches('/').to_owned(),
@@ -92,7 +92,7 @@ impl Extender {
         }
     }
 
-    /// Whether the pod is its business: some container asks for a managed resource, be it 0.
+    /// Report whether the extender must handle the pod: some container requests a managed resource, even with quantity 0.
     pub fn is_interested(&self, pod: &Pod) -> bool {
         if self.managed.is_empty() {
             return true;
@@ -111,7 +111,7 @@ impl Extender {
         names.any(|name| self.managed.contains(name))
     }
 
-    /// Asks which of the nodes fit.
+    /// Call filter: return which of the nodes fit.
     pub async fn filter(&self, pod: &Pod, nodes: &[String]) -> Result<Filtered, String> {
         let answer = self
             .send("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}))
@@ -119,7 +119,7 @@ impl Extender {
         read_filtered(&self.url, nodes, &answer)
     }
 
-    /// Asks for scores, 0 to 10.
+    /// Call prioritize: return scores from 0 to 10.
     pub async fn prioritize(&self, verb: &str, pod: &Pod, nodes: &[String]) -> Result<BTreeMap<String, i64>, String> {
         let answer = self
             .send(verb, &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}))
@@ -131,7 +131,7 @@ impl Extender {
         Ok(list.iter().filter_map(one).collect())
     }
 
-    /// Asks about victims by node, as UIDs; the nodes that are left, with whom it would have go.
+    /// Call preempt with the victims' UIDs by node. Return the remaining nodes with the victims that the extender wants.
     pub async fn preempt(
         &self,
         verb: &str,
@@ -159,7 +159,7 @@ impl Extender {
         left.into_iter().flatten().map(uids).collect()
     }
 
-    /// Asks to bind.
+    /// Call bind.
     pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
         let body = json!({"PodName": name, "PodNamespace": namespace, "PodUID": uid, "Node": node});
         error_of(&self.send("bind", &body).await?)

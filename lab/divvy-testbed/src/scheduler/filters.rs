@@ -1,4 +1,4 @@
-//! The filters of kube-scheduler's default profile, in its order; the first that refuses gives the reason
+//! The filters of kube-scheduler's default profile, in its order. The first filter that refuses provides the reason
 //! (`pkg/scheduler/apis/config/v1/default_plugins.go`, `framework/runtime/framework.go`: `RunFilterPlugins`).
 
 use std::collections::BTreeMap;
@@ -12,40 +12,40 @@ use super::spread::{self, Spread};
 use super::view::{Cluster, NodeView, PodView, Taken};
 use super::{fit, node_ports, taints};
 
-/// A filter, by its name in the profile.
+/// A filter, with its name in the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Plugin {
     /// `spec.unschedulable`
     NodeUnschedulable,
-    /// Taints.
+    /// Checks taints.
     TaintToleration,
-    /// `nodeSelector` and node affinity, its part before the filters among it.
+    /// Checks `nodeSelector` and node affinity, including the part that PreFilter applies.
     NodeAffinity,
-    /// Ports of the host.
+    /// Checks host ports.
     NodePorts,
-    /// Sums of requests.
+    /// Checks sums of requests.
     NodeResourcesFit,
-    /// Topology spread constraints.
+    /// Checks topology spread constraints.
     PodTopologySpread,
-    /// Affinity between pods.
+    /// Checks affinity between pods.
     InterPodAffinity,
 }
 
 impl Plugin {
-    /// Whether what it says hangs on the labels of pods on nodes.
+    /// Report whether the filter's result depends on the labels of pods on nodes.
     pub fn minds_other_pods(self) -> bool {
         matches!(self, Plugin::PodTopologySpread | Plugin::InterPodAffinity)
     }
 }
 
-/// Why a pod does not fit on a node.
+/// The reason why a pod does not fit on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// Who refused.
+    /// The filter that refused.
     pub by: Plugin,
-    /// kube-scheduler's words; several only from NodeResourcesFit.
+    /// kube-scheduler's texts. Only NodeResourcesFit returns several.
     pub reasons: Vec<String>,
-    /// Whether the pod might fit if others went (`Unschedulable`, not `UnschedulableAndUnresolvable`).
+    /// Whether the pod might fit if other pods were evicted (`Unschedulable`, not `UnschedulableAndUnresolvable`).
     pub resolvable: bool,
 }
 
@@ -56,7 +56,7 @@ impl Refusal {
     }
 }
 
-/// A pod in a cluster: what the filters know before they look at single nodes (`CycleState` after PreFilter).
+/// A pod in a cluster: the state that the filters compute before they check single nodes (`CycleState` after PreFilter).
 #[derive(Debug, Clone)]
 pub struct Cycle<'a> {
     pod: &'a PodView,
@@ -65,7 +65,7 @@ pub struct Cycle<'a> {
 }
 
 impl<'a> Cycle<'a> {
-    /// Looks at the cluster as a whole.
+    /// Compute the state from the whole cluster.
     pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Cycle<'a> {
         Cycle {
             pod,
@@ -74,13 +74,13 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// A pod comes to a node (1), or leaves it (-1).
+    /// Count a pod that is added to a node (1) or removed from it (-1).
     pub fn count(&mut self, name: &str, node: &'a NodeView, other: &'a PodView, by: i64) {
         self.spread.count(name, node, other, by);
         self.between.count(node, other, by);
     }
 
-    /// What is said of all nodes at once, before the filters.
+    /// Return the reason that applies to all nodes before the filters run, if any.
     pub fn rejection(&self) -> Option<&'static str> {
         (self.names() == &Names::Conflict).then_some(node_affinity::CONFLICT)
     }
@@ -92,7 +92,7 @@ impl<'a> Cycle<'a> {
             .map_or(&Names::Any, |affinity| affinity.names())
     }
 
-    /// Why the pod does not fit on the node, of which that much is taken; `None` when it fits.
+    /// Return why the pod does not fit on the node, given what is already taken there, or `None` if it fits.
     pub fn refusal(&self, name: &str, node: &NodeView, taken: &Taken) -> Option<Refusal> {
         self.left_out(name)
             .or_else(|| self.closed(node))
@@ -152,12 +152,12 @@ impl<'a> Cycle<'a> {
     }
 }
 
-/// Which nodes a pod fits on by kube-scheduler's filters: for each node the reasons of the first filter that refuses it, none where the pod
-/// fits. What extenders say, preemption and the queue (scheduling gates among it) are not asked.
+/// Apply kube-scheduler's filters to a pod: return for each node the reasons of the first filter that refuses it, or none if the pod fits.
+/// Extenders, preemption, and the queue (including scheduling gates) are not consulted.
 ///
-/// `bound`: the pods that have a node in `spec.nodeName`; others in it, those that have ended and the pod itself do not count. A node whose
-/// condition Ready is not True is one with the taint that the node controller gives it. A namespace that is not in `namespaces` has no
-/// labels, and is in no `namespaceSelector` of `pod` but the empty one.
+/// `bound` are the pods with a node in `spec.nodeName`. Other pods in it, pods that have ended, and the pod itself do not count. A node
+/// whose condition Ready is not True has the taint that the node controller would set. A namespace that is not in `namespaces` has no
+/// labels, and of the `namespaceSelector`s of `pod` only the empty one matches it.
 pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespace]) -> BTreeMap<String, Vec<String>> {
     let nodes: BTreeMap<String, NodeView> = nodes
         .iter()
@@ -185,13 +185,13 @@ pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespac
     nodes.iter().map(look).collect()
 }
 
-/// `spec.nodeName`, if there is one.
+/// Return `spec.nodeName` if it is set.
 pub(super) fn node_of(pod: &Pod) -> Option<String> {
     let node = pod.spec.as_ref()?.node_name.clone()?;
     (!node.is_empty()).then_some(node)
 }
 
-/// Whether its containers are gone for good: kube-scheduler does not see such pods.
+/// Report whether all containers have ended for good. kube-scheduler ignores such pods.
 pub(super) fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))

@@ -1,11 +1,11 @@
-//! The plugin NodeResourcesFit: sums of requests (`plugins/noderesources`), as a filter and as LeastAllocated; and what kube-scheduler says when
-//! no node is left (`framework/types.go`: `FitError`).
+//! The plugin NodeResourcesFit: sums of requests (`plugins/noderesources`), as a filter and as LeastAllocated; and kube-scheduler's message
+//! when no node is left (`framework/types.go`: `FitError`).
 
 use std::collections::BTreeMap;
 
 use super::view::{NodeView, PodView};
 
-/// What a node has too little of for the pod, given what pods on it request; all of it, and nothing when the pod fits.
+/// Return a reason for each resource of which the node has too little, given the requests of the pods on it; none if the pod fits.
 pub fn insufficient(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<String> {
     let mut reasons = Vec::new();
     // kube-scheduler names the number of pods first.
@@ -24,7 +24,7 @@ pub fn insufficient(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>
     reasons
 }
 
-/// 0 to 100: how empty the node would be with the pod on it, averaged over cpu and memory (LeastAllocated).
+/// Return a score from 0 to 100 that says how empty the node would be with the pod, averaged over cpu and memory (LeastAllocated).
 pub fn least_allocated(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> i64 {
     let scores = ["cpu", "memory"].map(|name| {
         let of = |map: &BTreeMap<String, u64>| u128::from(map.get(name).copied().unwrap_or(0));
@@ -37,7 +37,7 @@ pub fn least_allocated(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u
     (scores[0] + scores[1]) / 2
 }
 
-/// kube-scheduler's sentence: how often each reason was given, sorted as texts.
+/// Return kube-scheduler's message: how many nodes gave each reason, sorted as text.
 pub fn refusal(nodes: usize, reasons: impl IntoIterator<Item = String>) -> String {
     if nodes == 0 {
         return "no nodes available to schedule pods".to_owned();

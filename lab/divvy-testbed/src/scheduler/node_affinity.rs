@@ -7,27 +7,27 @@ use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSele
 
 use super::selector::{Labels, Requirement};
 
-/// What Filter says.
+/// The reason that Filter returns.
 pub const MISMATCH: &str = "node(s) didn't match Pod's node affinity/selector";
 
-/// What is said of the nodes that PreFilter leaves out because the pod names others.
+/// The reason for the nodes that PreFilter excludes because the pod names others.
 pub const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
-/// What PreFilter says when no node can have the names that the pod asks for.
+/// The reason that PreFilter returns if no node can have the names that the pod requires.
 pub const CONFLICT: &str = "pod affinity terms conflict";
 
-/// Which nodes PreFilter lets through to the filters.
+/// The nodes that PreFilter passes to the filters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Names {
-    /// All: some term names no node.
+    /// All nodes, because some term names no node.
     Any,
-    /// These, since every term names some.
+    /// These nodes, because every term names some.
     Only(BTreeSet<String>),
-    /// None: no term leaves a name.
+    /// No node, because the terms contradict each other.
     Conflict,
 }
 
-/// A requirement on a field of a node. Only `metadata.name` has a value; all others are empty.
+/// A requirement on a field of a node. Only `metadata.name` has a value; all other fields are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Field {
     is_name: bool,
@@ -41,7 +41,7 @@ struct Term {
     fields: Vec<Field>,
 }
 
-/// `requiredDuringSchedulingIgnoredDuringExecution`, read. Terms that are empty or that cannot be read match no node and are left out.
+/// The parsed `requiredDuringSchedulingIgnoredDuringExecution`. Empty and invalid terms match no node and are omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeAffinity {
     terms: Vec<Term>,
@@ -49,7 +49,7 @@ pub struct NodeAffinity {
 }
 
 impl NodeAffinity {
-    /// Reads the selector.
+    /// Parse the selector.
     pub fn of(selector: &NodeSelector) -> NodeAffinity {
         let terms = &selector.node_selector_terms;
         NodeAffinity {
@@ -58,12 +58,12 @@ impl NodeAffinity {
         }
     }
 
-    /// Whether some term matches a node with this name and these labels; never without terms.
+    /// Report whether some term matches a node with this name and these labels. Without terms, none does.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.terms.iter().any(|term| term.matches(name, labels))
     }
 
-    /// Which nodes get as far as the filters.
+    /// Return the nodes that reach the filters.
     pub fn names(&self) -> &Names {
         &self.names
     }
@@ -90,7 +90,7 @@ impl Term {
 }
 
 impl Field {
-    /// One value, equal or not.
+    /// Parse a requirement, which must have exactly one value.
     fn of(requirement: &NodeSelectorRequirement) -> Option<Field> {
         let equal = match requirement.operator.as_str() {
             "In" => true,
@@ -113,7 +113,7 @@ impl Field {
     }
 }
 
-/// As PreFilter finds them, from the terms as they are written: the union over terms of what all `In` of a term leave.
+/// Compute the names as PreFilter does, from the unparsed terms: the union over the terms of the intersection of each term's `In` values.
 fn names(terms: &[NodeSelectorTerm]) -> Names {
     let mut union = BTreeSet::new();
     for term in terms {
@@ -178,7 +178,7 @@ mod tests {
                 json!([{"matchExpressions": [foo("In", &["other"])]}, {"matchExpressions": [foo("NotIn", &["other"])]}]),
                 true,
             ),
-            // What cannot be read matches nothing, and takes nothing from other terms.
+            // An invalid requirement matches nothing and does not affect other terms.
             (expressions(json!([foo("NotIn", &["invalid value: ___@#$"])])), false),
             (
                 json!([{"matchExpressions": [foo("Like", &["b"])]}, {"matchExpressions": [foo("In", &["bar"])]}]),
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// From `TestNodeAffinity` upstream, where PreFilter's result is expected.
+    /// From `TestNodeAffinity` upstream, where a PreFilter result is expected.
     #[test]
     fn nodes_that_no_term_names_are_left_out_only_where_every_term_names_some() {
         let only = |names: &[&str]| Names::Only(names.iter().map(|name| (*name).to_owned()).collect());

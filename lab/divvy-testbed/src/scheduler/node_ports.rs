@@ -1,24 +1,24 @@
-//! The plugin NodePorts: ports of the host that pods on a node have taken (`plugins/nodeports`, `framework/types.go`: `HostPortInfo`).
+//! The plugin NodePorts: host ports that pods on a node have taken (`plugins/nodeports`, `framework/types.go`: `HostPortInfo`).
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-/// What Filter says.
+/// The reason that Filter returns.
 pub const TAKEN: &str = "node(s) didn't have free ports for the requested pod ports";
 
 const EVERY_ADDRESS: &str = "0.0.0.0";
 
-/// A port of a host.
+/// A host port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPort {
-    /// The host's address; `0.0.0.0` stands for all.
+    /// The host's address; `0.0.0.0` stands for all addresses.
     pub address: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// `TCP`, `UDP`, or `SCTP`.
     pub protocol: String,
-    /// 1 to 65535.
+    /// The port number, 1 to 65535.
     pub port: i32,
 }
 
-/// The ports of the host that a pod asks for: those of its containers, and of init containers that are always restarted (`GetHostPorts`).
+/// Return the host ports that a pod requests: those of its containers and of its sidecars (`GetHostPorts`).
 pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
     let Some(spec) = &pod.spec else {
         return Vec::new();
@@ -38,7 +38,7 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .collect()
 }
 
-/// Whether one of the ports is taken: by the same protocol, on the same address or where one of the two has all addresses
+/// Report whether one of the ports is taken: the protocol must be equal, and the addresses must be equal or one of them must stand for all
 /// (`HostPortInfo.CheckConflict`).
 pub fn clash(wanted: &[HostPort], taken: &[HostPort]) -> bool {
     let same_address = |one: &HostPort, other: &HostPort| {
@@ -55,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// `UDP/127.0.0.1/8080`, as upstream's tests write it.
+    /// Parse ports such as `UDP/127.0.0.1/8080`, the notation of upstream's tests.
     fn ports(of: &[&str]) -> Vec<HostPort> {
         let ports: Vec<_> = of.iter().map(|text| text.split('/').collect::<Vec<_>>()).collect();
         let ports: Vec<_> = ports

@@ -1,4 +1,4 @@
-//! The plugin InterPodAffinity: required affinity and anti-affinity between pods, and the anti-affinity of the pods that are there
+//! The plugin InterPodAffinity: required affinity and anti-affinity between pods, including the anti-affinity of existing pods
 //! (`plugins/interpodaffinity`, `framework/types.go`: `AffinityTerm`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,18 +8,18 @@ use k8s_openapi::api::core::v1::PodAffinityTerm;
 use super::selector::{Labels, Selector};
 use super::view::{Cluster, NodeView, PodView};
 
-/// What Filter says of a node with no pod near it that the pod wants to be near.
+/// The reason for a node without a nearby pod that the new pod's affinity requires.
 pub const AFFINITY: &str = "node(s) didn't match pod affinity rules";
 
-/// What Filter says of a node near a pod that the pod wants to be away from.
+/// The reason for a node near a pod that the new pod's anti-affinity excludes.
 pub const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
 
-/// What Filter says of a node near a pod that wants to be away from the pod.
+/// The reason for a node near an existing pod whose anti-affinity excludes the new pod.
 pub const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
 static NO_LABELS: Labels = Labels::new();
 
-/// A required term, read.
+/// A parsed required term.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
     namespaces: BTreeSet<String>,
@@ -29,8 +29,8 @@ pub struct Term {
 }
 
 impl Term {
-    /// Reads a term of a pod in this namespace, with these labels. Without `namespaces` and `namespaceSelector` the term is about the pod's own
-    /// namespace.
+    /// Parse a term of a pod with this namespace and these labels. Without `namespaces` and `namespaceSelector`, the term is about the pod's
+    /// own namespace.
     pub fn of(term: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Term {
         let named = term.namespaces.iter().flatten().cloned().collect::<BTreeSet<_>>();
         let own = named.is_empty() && term.namespace_selector.is_none();
@@ -44,15 +44,15 @@ impl Term {
         }
     }
 
-    /// Whether a pod is meant whose namespace has these labels.
+    /// Report whether the term matches a pod whose namespace has these labels.
     fn matches(&self, pod: &PodView, namespace: &Labels) -> bool {
         (self.namespaces.contains(&pod.namespace) || self.namespace_selector.matches(namespace))
             && self.selector.matches(&pod.labels)
     }
 }
 
-/// A term of the pod that is being placed, with the namespaces that its selector finds (`mergeAffinityTermNamespacesIfNotEmpty`). So a
-/// namespace that is not known is found by the empty selector only.
+/// A term of the pod that is being placed, with the namespaces that its selector matches (`mergeAffinityTermNamespacesIfNotEmpty`). As a
+/// consequence, only the empty selector matches an unknown namespace.
 #[derive(Debug, Clone)]
 struct OwnTerm<'a> {
     term: &'a Term,
@@ -82,7 +82,7 @@ impl<'a> OwnTerm<'a> {
     }
 }
 
-/// How many terms pods match, by topology key and value. None has 0.
+/// The number of terms that pods match, by topology key and value. A missing entry means 0.
 type Counts<'a> = BTreeMap<(&'a str, &'a str), i64>;
 
 fn add<'a>(counts: &mut Counts<'a>, key: &'a str, node: &'a NodeView, by: i64) {
@@ -96,11 +96,11 @@ fn add<'a>(counts: &mut Counts<'a>, key: &'a str, node: &'a NodeView, by: i64) {
     }
 }
 
-/// The pods of a cluster, as far as they want to be near or away from one pod, or it from them.
+/// The pods of a cluster that one pod's affinity concerns, or whose affinity concerns that pod.
 #[derive(Debug, Clone)]
 pub struct Between<'a> {
     pod: &'a PodView,
-    /// The labels of its namespace.
+    /// The labels of the pod's namespace.
     namespace: &'a Labels,
     affinity: Vec<OwnTerm<'a>>,
     anti_affinity: Vec<OwnTerm<'a>>,
@@ -110,7 +110,7 @@ pub struct Between<'a> {
 }
 
 impl<'a> Between<'a> {
-    /// Counts the pods of a cluster.
+    /// Count the pods of a cluster.
     pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Between<'a> {
         let mut between = Between {
             pod,
@@ -134,7 +134,7 @@ impl<'a> Between<'a> {
         between
     }
 
-    /// Counts a pod that comes to a node (1), or leaves it (-1). Pods that are being deleted count.
+    /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted count.
     pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
         for term in &other.anti_affinity {
             if term.matches(self.pod, self.namespace) {
@@ -151,7 +151,7 @@ impl<'a> Between<'a> {
         }
     }
 
-    /// Why the pod may not be placed on the node; `None` when it may.
+    /// Return why the pod must not be placed on the node, or `None` if it may.
     pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
         let here = |counts: &Counts<'_>, key: &str| {
             let value = node.labels.get(key);
@@ -170,8 +170,8 @@ impl<'a> Between<'a> {
         kept_away.then_some(EXISTING)
     }
 
-    /// `satisfyPodAffinity`. Where no pod at all matches, the pod may be the first of those that want to be together, and then any node
-    /// with the topology keys will do.
+    /// `satisfyPodAffinity`. If no pod matches anywhere, the pod may be the first of a group that must be together; then any node with the
+    /// topology keys will do.
     fn is_near(&self, node: &NodeView, here: impl Fn(&str) -> bool) -> bool {
         let keys = || self.affinity.iter().map(|own| own.term.key.as_str());
         if !keys().all(|key| node.labels.contains_key(key)) {
@@ -181,7 +181,7 @@ impl<'a> Between<'a> {
     }
 }
 
-/// Whether a pod matches all terms, and there is one (`podMatchesAllAffinityTerms`).
+/// Report whether a pod matches all terms and there is at least one (`podMatchesAllAffinityTerms`).
 fn all_match(terms: &[OwnTerm<'_>], pod: &PodView) -> bool {
     !terms.is_empty() && terms.iter().all(|own| own.matches(pod))
 }

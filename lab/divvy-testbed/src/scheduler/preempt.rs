@@ -1,31 +1,32 @@
-//! Who would have to go for a pod, as kube-scheduler's DefaultPreemption finds it (`pkg/scheduler/framework/preemption`,
-//! `plugins/defaultpreemption`): node by node, by the filters alone, with the victims taken out of the sums, the ports and the counts of labels.
+//! The victims of a preemption, chosen as kube-scheduler's DefaultPreemption does (`pkg/scheduler/framework/preemption`,
+//! `plugins/defaultpreemption`): node by node, only with the filters, and with the victims removed from the sums, the ports, and the label
+//! counts.
 //!
-//! Simpler: no PodDisruptionBudgets, no starting times (pods of one priority go by UID), every node is looked at, and other pods do not wait for
-//! the one that was promised the room. A victim that is being deleted already is in no count of PodTopologySpread, and is not taken out of one;
-//! kube-scheduler takes it out.
+//! Simplifications: there are no PodDisruptionBudgets and no start times (pods of one priority are ordered by UID), every node is
+//! considered, and other pods do not leave the room to the nominated pod. A victim that is already being deleted is in no count of
+//! PodTopologySpread and is therefore not subtracted; kube-scheduler subtracts it.
 
 use std::collections::BTreeMap;
 
 use super::filters::Cycle;
 use super::view::{NodeView, PodView, Taken};
 
-/// A pod on a node, as far as preemption goes.
+/// A pod on a node, as preemption sees it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Running<'a> {
-    /// Its UID.
+    /// The pod's UID.
     pub uid: &'a str,
     /// `spec.priority`
     pub priority: i32,
-    /// What the filters read of it.
+    /// The pod as the filters see it.
     pub pod: &'a PodView,
 }
 
-/// A pod that is being placed, in the cluster with everybody in it, and its `spec.priority`.
+/// A pod that is being placed, in the cluster with all its pods, and its `spec.priority`.
 pub type Preemptor<'a, 'c> = (&'c Cycle<'a>, i32);
 
-/// The UIDs of the pods of lower priority that a node must lose; `None` if that does not help, or if none has to go. `running`: all pods on the
-/// node, and on their way to it.
+/// Return the UIDs of the pods of lower priority that must leave a node, or `None` if their eviction does not help or is not needed.
+/// `running` are all pods on the node and on their way to it.
 pub fn victims<'a>(
     (cycle, priority): Preemptor<'a, '_>,
     (name, node): (&str, &'a NodeView),
@@ -48,7 +49,7 @@ pub fn victims<'a>(
     if cycle.refusal(name, node, &taken(&stay)).is_some() {
         return None;
     }
-    // The most important are let off first.
+    // The pods of the highest priority are spared first.
     lower.sort_by_key(|other| (std::cmp::Reverse(other.priority), other.uid));
     let mut victims = Vec::new();
     for other in lower {
@@ -63,7 +64,8 @@ pub fn victims<'a>(
     (!victims.is_empty()).then_some(victims)
 }
 
-/// The node whose victims matter least: the lowest priority at the top, then the lowest sum of priorities, then the fewest; of equals the first by name.
+/// Return the node with the least important victims: by highest victim priority, then sum of priorities, then number of victims, each the
+/// lowest. On a tie, return the first by name.
 pub fn pick(candidates: &BTreeMap<String, Vec<String>>, priority: impl Fn(&str) -> i32) -> Option<&String> {
     let price = |victims: &Vec<String>| {
         let priorities = || victims.iter().map(|uid| i64::from(priority(uid)));
@@ -97,10 +99,10 @@ mod tests {
         }
     }
 
-    /// A pod on a node: UID, node, priority, and what the filters read of it.
+    /// A pod on a node: UID, node, priority, and the filters' view of the pod.
     type Placed<'a> = (&'a str, &'a str, i32, PodView);
 
-    /// Whom a node would lose for a pod of priority 50.
+    /// Return the pods that a node would lose to a pod of priority 50.
     fn lost(pod: &PodView, nodes: &BTreeMap<String, NodeView>, name: &str, placed: &[Placed<'_>]) -> Option<Vec<String>> {
         let namespaces = BTreeMap::new();
         let cluster = Cluster {
@@ -121,7 +123,7 @@ mod tests {
         )
     }
 
-    /// The same for a node with so many units, and pods as UID, units and priority.
+    /// Do the same for a node with this many units, and pods given as UID, units, and priority.
     fn lost_units(units: u64, of: u64, pods: &[(&str, u64, i32)]) -> Option<Vec<String>> {
         let view = |units| PodView {
             requests: requests(units),
@@ -157,7 +159,7 @@ mod tests {
         assert_eq!(lost_units(8, 32, &[("a", 12, 0), ("b", 12, 0)]), None);
     }
 
-    /// Nodes with a label `node` of their own.
+    /// Return nodes, each with its own value of the label `node`.
     fn labelled(names: &[&str]) -> BTreeMap<String, NodeView> {
         let one = |name: &&str| {
             let labels = cases::labels(&format!("node={name}"));
@@ -194,12 +196,12 @@ mod tests {
             ("spread", view("app=web", spread.clone()), plain(), Some("b")),
             ("nothing", plain(), plain(), None),
         ] {
-            // n2 is empty; "a" is on n1, too, and in nobody's way.
+            // n2 is empty; "a" is on n1 as well and prevents nothing.
             let placed = [("a", "n1", 1, view("", json!({}))), ("b", "n1", 2, other)];
             let found = lost(&pod, &labelled(&["n1", "n2"]), "n1", &placed);
             assert_eq!(found, expected.map(|uid| vec![uid.to_owned()]), "{case}");
         }
-        // Where one more may stay, the more important one does.
+        // If one more pod may stay, the more important one does.
         let placed = [("a", "n1", 1, plain()), ("b", "n1", 2, plain()), ("c", "n2", 1, plain())];
         assert_eq!(
             lost(&view("app=web", spread), &labelled(&["n1", "n2"]), "n1", &placed),
@@ -207,7 +209,7 @@ mod tests {
         );
     }
 
-    /// kube-scheduler calls such nodes UnschedulableAndUnresolvable, and does not look at their pods.
+    /// kube-scheduler calls such nodes UnschedulableAndUnresolvable and does not consider their pods.
     #[test]
     fn nobody_goes_for_a_pod_whose_affinity_or_node_affinity_is_in_the_way() {
         let nodes = labelled(&["n1", "n2"]);
@@ -234,7 +236,7 @@ mod tests {
         let nodes = BTreeMap::from([("n1".to_owned(), full(8))]);
         let friend = with(view("app=web", json!({})), 4);
         let near = with(view("", terms("podAffinity", "web")), 4);
-        // Without its only friend it may not be there at all.
+        // Without the only pod that its affinity matches, the pod may not be there at all.
         let alone = [
             ("friend", "n1", 1, friend.clone()),
             ("rock", "n1", 100, with(view("", json!({})), 4)),

@@ -1,17 +1,17 @@
-//! The scheduling queue as a value: active, back-off and unschedulable pods. Times are milliseconds of one clock.
+//! The scheduling queue as a value: active, back-off, and unschedulable pods. Times are milliseconds of one clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::node::Backoff;
 
-/// A pod's place in the order: higher priority first, then creation time, then UID.
+/// A pod's position in the queue: higher priority first, then creation time, then UID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// Negated, so that the greater priority comes first.
+    /// The negated priority, so that a higher priority comes first.
     pub priority: i64,
-    /// Nanoseconds since the epoch.
+    /// The creation time in nanoseconds since the epoch.
     pub created: i128,
-    /// Pod UID.
+    /// The pod's UID.
     pub uid: String,
 }
 
@@ -20,14 +20,14 @@ struct Waiting {
     rank: Rank,
     attempts: u32,
     place: Place,
-    /// The last refusal hung on the labels of pods on nodes.
+    /// Whether the last refusal depended on the labels of pods on nodes.
     minds_pods: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Active,
-    /// Being decided; `moves` as they were at its start.
+    /// The pod is being scheduled; `moves` is the count of moves when that began.
     InFlight {
         moves: u64,
     },
@@ -37,20 +37,20 @@ enum Place {
     },
 }
 
-/// The queue.
+/// The scheduling queue.
 #[derive(Debug)]
 pub struct Queue {
     backoff: Backoff,
     flush_ms: u64,
     pods: BTreeMap<String, Waiting>,
     active: BTreeSet<Rank>,
-    /// When a pod's back-off ends, for pods that failed before.
+    /// The end of a pod's back-off, for pods that failed before.
     ready_ms: BTreeMap<String, u64>,
     moves: u64,
 }
 
 impl Queue {
-    /// An empty queue.
+    /// Create an empty queue.
     pub fn new(backoff: Backoff, flush_ms: u64) -> Queue {
         Queue {
             backoff,
@@ -62,7 +62,7 @@ impl Queue {
         }
     }
 
-    /// A new pod; nothing when it is known.
+    /// Add a new pod. Do nothing if it is known.
     pub fn add(&mut self, rank: Rank) {
         if self.pods.contains_key(&rank.uid) {
             return;
@@ -77,7 +77,7 @@ impl Queue {
         self.pods.insert(rank.uid, waiting);
     }
 
-    /// The pod is gone, or bound.
+    /// Remove a pod that is gone or bound.
     pub fn remove(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.remove(uid) {
             self.active.remove(&waiting.rank);
@@ -85,7 +85,7 @@ impl Queue {
         self.ready_ms.remove(uid);
     }
 
-    /// The next pod to decide, which is then in flight.
+    /// Return the next pod to schedule, which is then in flight.
     pub fn pop(&mut self, now_ms: u64) -> Option<String> {
         self.flush(now_ms);
         let rank = self.active.pop_first()?;
@@ -97,8 +97,8 @@ impl Queue {
         Some(rank.uid)
     }
 
-    /// It did not fit, or a call failed. `wait_for_event`: nothing but an event of the cluster can change that; an error
-    /// is tried again after the back-off. When something moved meanwhile, back-off is enough too.
+    /// Note that a pod did not fit or that a call failed. With `wait_for_event`, only an event of the cluster can change the result; an error
+    /// is retried after the back-off. If anything changed in the meantime, the back-off suffices as well.
     pub fn failed(&mut self, uid: &str, now_ms: u64, wait_for_event: bool) {
         let Some(waiting) = self.pods.get_mut(uid) else {
             return;
@@ -113,7 +113,7 @@ impl Queue {
         };
     }
 
-    /// Something in the cluster changed: what was unschedulable may fit now.
+    /// Note a change in the cluster: unschedulable pods may fit now.
     pub fn wake_all(&mut self) {
         self.moves += 1;
         for waiting in self.pods.values_mut() {
@@ -123,14 +123,15 @@ impl Queue {
         }
     }
 
-    /// It did not fit, and [`wake_minding`](Queue::wake_minding) is about it until it is tried again.
+    /// Note that a pod's refusal depends on other pods, so that [`wake_minding`](Queue::wake_minding) wakes it until it is tried again.
     pub fn minds_pods(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.get_mut(uid) {
             waiting.minds_pods = true;
         }
     }
 
-    /// A pod came to a node, or the labels changed that pods on nodes are counted by: pods that were refused because of such pods may fit now.
+    /// Note that a pod was added to a node, or that labels by which pods on nodes are counted have changed. Pods refused because of such pods
+    /// may fit now.
     pub fn wake_minding(&mut self) {
         for waiting in self.pods.values_mut().filter(|waiting| waiting.minds_pods) {
             if matches!(waiting.place, Place::Unschedulable { .. }) {
@@ -139,7 +140,7 @@ impl Queue {
         }
     }
 
-    /// The pod itself changed.
+    /// Note that the pod itself changed.
     pub fn wake(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.get_mut(uid)
             && matches!(waiting.place, Place::Unschedulable { .. })
@@ -162,7 +163,7 @@ impl Queue {
         }
     }
 
-    /// When a pod becomes active without an event.
+    /// Return when a pod becomes active without an event.
     pub fn next_ms(&self) -> Option<u64> {
         let times = self.pods.iter().filter_map(|(uid, waiting)| match waiting.place {
             Place::Active => Some(0),
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(queue.pop(10_000), None);
         queue.wake_all();
         assert_eq!(queue.pop(10_000).as_deref(), Some("a"));
-        // The second wait is twice as long.
+        // The second wait is twice as long as the first.
         queue.failed("a", 10_000, true);
         queue.wake_all();
         assert_eq!(queue.pop(10_199), None);
@@ -235,7 +236,7 @@ mod tests {
         queue.wake_minding();
         assert_eq!(queue.pop(100).as_deref(), Some("b"));
         assert_eq!(queue.pop(100), None);
-        // What it was refused for last is what counts.
+        // Only the reason of the last refusal counts.
         queue.failed("b", 100, true);
         queue.wake_minding();
         assert_eq!(queue.pop(10_000), None);

@@ -1,4 +1,4 @@
-//! The loop: watches in, one decision at a time, binds beside it.
+//! The scheduler's loop: it receives watch events, makes one decision at a time, and binds in separate tasks.
 
 mod state;
 mod watches;
@@ -27,7 +27,7 @@ use crate::node::events::Recorder;
 use crate::node::seed::Seed;
 use watches::{Seen, Watches};
 
-/// A pod on a node, or on its way to one.
+/// A pod on a node or on its way to one.
 #[derive(Debug, Clone)]
 struct Placed {
     node: String,
@@ -39,23 +39,23 @@ fn priority_of(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
 }
 
-/// Why a pod was not placed.
+/// The reason why a pod was not placed.
 #[derive(Debug)]
 enum Failure {
-    /// It fits nowhere: reason Unschedulable; waits for an event, also of pods that are placed if it minds them.
+    /// The pod fits nowhere (reason Unschedulable). It waits for an event; placed pods count as events if `minds_pods`.
     Unschedulable { message: String, minds_pods: bool },
-    /// A call failed: reason SchedulerError; tried again after the back-off.
+    /// A call failed (reason SchedulerError). It is retried after the back-off.
     Error(String),
 }
 
-/// What the filters leave of the nodes.
+/// The nodes that the filters accept, and the reasons of the others.
 #[derive(Debug, Default)]
 struct Filtered {
-    /// Nodes that fit, with their scores.
+    /// The nodes that fit, with their scores.
     fits: BTreeMap<String, i64>,
-    /// Why the others do not.
+    /// The reasons why the other nodes do not fit.
     refusals: Vec<String>,
-    /// One of these reasons hangs on pods on nodes.
+    /// Whether one of these reasons depends on pods on nodes.
     minds_pods: bool,
 }
 
@@ -91,7 +91,7 @@ fn name_of<K: Resource>(object: &K) -> String {
     object.meta().name.clone().unwrap_or_default()
 }
 
-/// Runs until it is dropped.
+/// Run until dropped.
 pub(super) async fn run(client: Client, config: SchedulerConfig, token: CancellationToken, tasks: TaskTracker) {
     let mut seed = Seed::new(config.seed);
     let (recorder, write_events) = Recorder::new(client.clone(), "default-scheduler", None, seed.fork());
@@ -125,7 +125,7 @@ pub(super) async fn run(client: Client, config: SchedulerConfig, token: Cancella
     let mut watches = Watches::new(&client);
     let mut failures = 0;
     loop {
-        // Everything that has come already counts for the next decision.
+        // All events that have already arrived count for the next decision.
         while let Some(seen) = watches.next().now_or_never() {
             scheduler.seen(seen, &mut failures).await;
         }
@@ -157,10 +157,10 @@ impl Loop {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Takes in what a watch says. `failures`: how many watches have failed since one last worked.
+    /// Apply the result of a watch. `failures` counts the watch failures since a watch last worked.
     async fn seen(&mut self, seen: Seen, failures: &mut u32) {
         if let Seen::Failed(error) = seen {
-            tracing::warn!(%error, "a watch failed; will be tried again");
+            tracing::warn!(%error, "a watch failed; it will be retried");
             tokio::time::sleep(self.config.api_retry.delay(*failures)).await;
             *failures += 1;
             return;
@@ -174,7 +174,7 @@ impl Loop {
         }
     }
 
-    /// One scheduling cycle.
+    /// Run one scheduling cycle.
     async fn cycle(&mut self, uid: &str) {
         let Some(pod) = self.pending.get(uid).cloned() else {
             self.queue.remove(uid);
@@ -199,7 +199,7 @@ impl Loop {
         }
     }
 
-    /// Evicts pods of lower priority if that makes room, and promises the room to the pod.
+    /// Evict pods of lower priority if that makes room, and nominate the node for the pod.
     async fn preempt(&mut self, pod: &Arc<Pod>) {
         let spec = pod.spec.as_ref();
         let priority = priority_of(pod);
@@ -214,7 +214,7 @@ impl Loop {
             .filter(leaves)
             .any(|placed| Some(placed.node.as_str()) == nominated)
         {
-            // The room that it made is not free yet.
+            // The room from an earlier preemption is not free yet.
             return;
         }
         let mut candidates = self.candidates(pod, priority);
@@ -225,7 +225,7 @@ impl Loop {
             candidates = match extender.preempt(verb, pod, &candidates).await {
                 Ok(candidates) => candidates,
                 Err(error) => {
-                    tracing::warn!(error, "preempt failed; nobody is evicted");
+                    tracing::warn!(error, "preempt failed; no pod is evicted");
                     return;
                 }
             };
@@ -240,7 +240,7 @@ impl Loop {
         self.nominate(pod, node);
     }
 
-    /// By node the pods that would have to go for a pod of this priority.
+    /// Return by node the pods that must leave for a pod of this priority.
     fn candidates(&self, pod: &Pod, priority: i32) -> BTreeMap<String, Vec<String>> {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
@@ -262,7 +262,7 @@ impl Loop {
         found.collect()
     }
 
-    /// The nodes that pass the filters, with their scores before an extender's; or why none is asked about further.
+    /// Return the nodes that pass the filters, with their scores before the extender's; or the reason why no node is considered further.
     fn filter(&self, pod: &Pod) -> Result<Filtered, Failure> {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
@@ -313,7 +313,7 @@ impl Loop {
         }
         scores.retain(|name, _| fits.contains(name));
         if let (Some(extender), Some(verb)) = (&extender, &self.config.prioritize_verb) {
-            // An error here is swallowed by kube-scheduler, too.
+            // kube-scheduler also ignores an error here.
             match extender.prioritize(verb, pod, &fits).await {
                 Ok(given) => {
                     for (name, score) in given {
@@ -347,7 +347,7 @@ impl Loop {
             }
             Err(error) => {
                 self.assumed.remove(&uid);
-                // It was bound after all, or is gone: nothing to try again.
+                // The pod was bound after all or is gone, so there is nothing to retry.
                 if let Some(pod) = self.pending.get(&uid).cloned() {
                     self.failed(&pod, Failure::Error(error));
                 }

@@ -1,13 +1,13 @@
-//! Requirements on labels, as the filters share them (apimachinery `pkg/labels/selector.go`, `pkg/apis/meta/v1/helpers.go`).
+//! Label requirements, as the filters share them (apimachinery `pkg/labels/selector.go`, `pkg/apis/meta/v1/helpers.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-/// Labels of an object: value by key.
+/// An object's labels: values by key.
 pub type Labels = BTreeMap<String, String>;
 
-/// What is asked of the value of a label.
+/// The condition on a label's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Test {
     In(BTreeSet<String>),
@@ -18,7 +18,7 @@ enum Test {
     Lt(i64),
 }
 
-/// One requirement on one label.
+/// A requirement on one label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requirement {
     key: String,
@@ -26,8 +26,8 @@ pub struct Requirement {
 }
 
 impl Requirement {
-    /// Reads a requirement in the operators' API spelling (`In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt`, `Lt`). `None`: it is one that
-    /// `labels.NewRequirement` refuses, for its operator, its key, or the number or the form of its values.
+    /// Parse a requirement with the API's operators (`In`, `NotIn`, `Exists`, `DoesNotExist`, `Gt`, `Lt`). Return `None` for a requirement
+    /// that `labels.NewRequirement` refuses because of its operator, its key, or the number or form of its values.
     pub fn new(key: &str, operator: &str, values: &[String]) -> Option<Requirement> {
         if !is_label_key(key) || !values.iter().all(|value| is_label_value(value)) {
             return None;
@@ -52,7 +52,8 @@ impl Requirement {
         })
     }
 
-    /// Whether labels meet it. A label that is absent meets `NotIn` and `DoesNotExist`; one that is no number meets neither `Gt` nor `Lt`.
+    /// Report whether labels meet the requirement. An absent label meets `NotIn` and `DoesNotExist`; a label that is not a number meets
+    /// neither `Gt` nor `Lt`.
     pub fn matches(&self, labels: &Labels) -> bool {
         let value = labels.get(&self.key);
         let number = || value.and_then(|value| value.parse::<i64>().ok());
@@ -73,12 +74,12 @@ pub enum Selector {
     /// No labels match: the selector is absent, or Kubernetes' validation would have refused it.
     #[default]
     Nothing,
-    /// Labels match that meet all of these; of none, all do.
+    /// Labels that meet all of these requirements match. Without requirements, all labels match.
     All(Vec<Requirement>),
 }
 
 impl Selector {
-    /// Reads a selector. An absent one matches nothing, an empty one everything (`LabelSelectorAsSelector`).
+    /// Parse a selector. An absent selector matches nothing, an empty one everything (`LabelSelectorAsSelector`).
     pub fn of(selector: Option<&LabelSelector>) -> Selector {
         let Some(selector) = selector else {
             return Selector::Nothing;
@@ -87,7 +88,7 @@ impl Selector {
         let labels = labels.map(|(key, value)| Requirement::new(key, "In", std::slice::from_ref(value)));
         let expressions = selector.match_expressions.iter().flatten();
         let expressions = expressions.map(|expression| match expression.operator.as_str() {
-            // Only nodes' selectors compare numbers.
+            // Only node selectors compare numbers.
             "Gt" | "Lt" => None,
             operator => Requirement::new(&expression.key, operator, expression.values.as_deref().unwrap_or_default()),
         });
@@ -97,8 +98,8 @@ impl Selector {
         }
     }
 
-    /// Adds what `matchLabelKeys` (`In`) and `mismatchLabelKeys` (`NotIn`) say: the owner's own value of each of these labels. Keys that
-    /// the owner lacks add nothing, and a selector that matches nothing stays so (`pkg/registry/core/pod/strategy.go`).
+    /// Add the requirements of `matchLabelKeys` (`In`) and `mismatchLabelKeys` (`NotIn`): the owner's own value of each of these labels. Keys
+    /// that the owner lacks add nothing, and a selector that matches nothing remains so (`pkg/registry/core/pod/strategy.go`).
     pub fn with_keys(mut self, operator: &str, keys: Option<&Vec<String>>, owner: &Labels) -> Selector {
         for key in keys.into_iter().flatten() {
             if let (Selector::All(requirements), Some(value)) = (&mut self, owner.get(key)) {
@@ -111,7 +112,7 @@ impl Selector {
         self
     }
 
-    /// Whether labels match.
+    /// Report whether labels match.
     pub fn matches(&self, labels: &Labels) -> bool {
         match self {
             Selector::Nothing => false,
@@ -119,13 +120,13 @@ impl Selector {
         }
     }
 
-    /// Whether it matches all labels because it asks for nothing.
+    /// Report whether the selector matches all labels because it has no requirements.
     pub fn is_everything(&self) -> bool {
         matches!(self, Selector::All(requirements) if requirements.is_empty())
     }
 }
 
-/// `IsQualifiedName`: a name, below a domain or not.
+/// `IsQualifiedName`: a name with or without a domain.
 fn is_label_key(key: &str) -> bool {
     let (domain, name) = match key.split_once('/') {
         Some((domain, name)) => (Some(domain), name),

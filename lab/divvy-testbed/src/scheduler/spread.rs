@@ -8,13 +8,13 @@ use super::selector::{Labels, Selector};
 use super::taints;
 use super::view::{Cluster, NodeView, PodView};
 
-/// What Filter says of a node where the pod would be one too many.
+/// The reason for a node where the pod would exceed the allowed skew.
 pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
 
-/// What Filter says of a node without the topology key.
+/// The reason for a node without the topology key.
 pub const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
-/// A constraint, read.
+/// A parsed constraint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Constraint {
     max_skew: i64,
@@ -26,7 +26,7 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// Reads a constraint of a pod with these labels; `None` where it does not keep the pod from being placed.
+    /// Parse a constraint of a pod with these labels. Return `None` if it does not restrict the pod's placement.
     pub fn of(constraint: &TopologySpreadConstraint, labels: &Labels) -> Option<Constraint> {
         let selector = Selector::of(constraint.label_selector.as_ref());
         (constraint.when_unsatisfiable == "DoNotSchedule").then(|| Constraint {
@@ -39,23 +39,23 @@ impl Constraint {
         })
     }
 
-    /// Whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
+    /// Report whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
     fn includes(&self, pod: &PodView, name: &str, node: &NodeView) -> bool {
         (!self.honor_affinity || pod.selects(name, &node.labels))
             && (!self.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
     }
 }
 
-/// How pods are spread now, as far as one pod's constraints are about them.
+/// The current spread of pods with respect to one pod's constraints.
 #[derive(Debug, Clone)]
 pub struct Spread<'a> {
     pod: &'a PodView,
-    /// For each constraint the pods that match it, by domain.
+    /// For each constraint, the number of matching pods by domain.
     domains: Vec<BTreeMap<&'a str, i64>>,
 }
 
 impl<'a> Spread<'a> {
-    /// Counts the pods of a cluster.
+    /// Count the pods of a cluster.
     pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Spread<'a> {
         let mut spread = Spread {
             pod,
@@ -77,7 +77,7 @@ impl<'a> Spread<'a> {
         spread
     }
 
-    /// Counts a pod that comes to a node (1), or leaves it (-1). Pods that are being deleted, and those of other namespaces, do not count.
+    /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted or in another namespace do not count.
     pub fn count(&mut self, name: &str, node: &'a NodeView, other: &PodView, by: i64) {
         if self.pod.spread.is_empty() || other.terminating || other.namespace != self.pod.namespace {
             return;
@@ -90,7 +90,7 @@ impl<'a> Spread<'a> {
         }
     }
 
-    /// The constraints that a node counts for; none where it lacks the topology key of any.
+    /// Return the constraints for which a node counts; none if it lacks the topology key of any of them.
     fn counting(&self, name: &str, node: &NodeView) -> Vec<usize> {
         let constraints = &self.pod.spread;
         if !constraints.iter().all(|constraint| node.labels.contains_key(&constraint.key)) {
@@ -114,7 +114,7 @@ impl<'a> Spread<'a> {
         }
     }
 
-    /// Why the pod may not be placed on the node; `None` when it may.
+    /// Return why the pod must not be placed on the node, or `None` if it may.
     pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
         self.pod.spread.iter().zip(&self.domains).find_map(|(constraint, counts)| {
             let Some(domain) = node.labels.get(&constraint.key) else {

@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-/// What NodeUnschedulable says.
+/// The reason that NodeUnschedulable returns.
 pub const UNSCHEDULABLE: &str = "node(s) were unschedulable";
 
-/// What TaintToleration says.
+/// The reason that TaintToleration returns.
 pub const UNTOLERATED: &str = "node(s) had untolerated taint(s)";
 
 fn no_schedule(key: &str) -> Taint {
@@ -19,14 +19,14 @@ fn no_schedule(key: &str) -> Taint {
     }
 }
 
-/// What the node controller puts on a node with `spec.unschedulable`.
+/// The taint that the node controller sets on a node with `spec.unschedulable`.
 pub(super) static CORDONED: LazyLock<Taint> = LazyLock::new(|| no_schedule("node.kubernetes.io/unschedulable"));
 
-/// What the node controller puts on a node that is not Ready.
+/// The taint that the node controller sets on a node that is not Ready.
 pub(super) static NOT_READY: LazyLock<Taint> = LazyLock::new(|| no_schedule("node.kubernetes.io/not-ready"));
 
-/// `Toleration.ToleratesTaint`. An absent operator is `Equal`; an empty key stands for all keys, an empty effect for all effects. `Lt` and `Gt` tolerate
-/// nothing: their feature gate (TaintTolerationComparisonOperators) is off in 1.36.
+/// `Toleration.ToleratesTaint`. An absent operator means `Equal`; an empty key stands for all keys, an empty effect for all effects. `Lt`
+/// and `Gt` tolerate nothing, because their feature gate (TaintTolerationComparisonOperators) is off in 1.36.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     let empty_or =
@@ -40,12 +40,12 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         }
 }
 
-/// Whether one of the tolerations tolerates the taint.
+/// Report whether one of the tolerations tolerates the taint.
 pub fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }
 
-/// Whether all taints that keep pods away are tolerated. `PreferNoSchedule` keeps nobody away (`DoNotScheduleTaintsFilterFunc`).
+/// Report whether all taints that repel pods are tolerated. `PreferNoSchedule` repels no pod (`DoNotScheduleTaintsFilterFunc`).
 pub fn all_tolerated<'a>(mut taints: impl Iterator<Item = &'a Taint>, tolerations: &[Toleration]) -> bool {
     let keeps_away = |taint: &Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
     taints.all(|taint| !keeps_away(taint) || tolerated(taint, tolerations))
@@ -72,7 +72,7 @@ mod tests {
             .collect()
     }
 
-    /// `TestTolerationToleratesTaint` upstream, and the comparison operators while their gate is off.
+    /// `TestTolerationToleratesTaint` upstream, and the comparison operators, whose gate is off.
     #[test]
     fn a_toleration_matches_key_value_and_effect() {
         let foo = taint("foo", Some("bar"), "NoSchedule");

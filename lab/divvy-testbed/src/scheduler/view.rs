@@ -1,4 +1,4 @@
-//! What the filters read of nodes and pods, and of the cluster that they are in.
+//! The parts of nodes, pods, and the cluster that the filters read.
 
 use std::collections::BTreeMap;
 
@@ -12,25 +12,23 @@ use super::spread::Constraint;
 use super::taints;
 use crate::node::plan::{amount, effective_requests};
 
-/// What the filters read of a node.
+/// A node as the filters see it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
-    /// Allocatable: cpu in thousandths, else whole units.
+    /// The allocatable resources: cpu in thousandths, others in whole units.
     pub allocatable: BTreeMap<String, u64>,
-    /// Labels.
     pub labels: Labels,
-    /// Taints.
     pub taints: Vec<Taint>,
     /// `spec.unschedulable`
     pub unschedulable: bool,
-    /// The condition Ready is True.
+    /// Whether the condition Ready is True.
     pub ready: bool,
-    /// Annotations: a change of them wakes pods that an extender refused.
+    /// The annotations. A change of them wakes pods that an extender refused.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl NodeView {
-    /// Reads a node.
+    /// Read a node.
     pub fn of(node: &Node) -> NodeView {
         let status = node.status.as_ref();
         let spec = node.spec.as_ref();
@@ -52,7 +50,7 @@ impl NodeView {
         }
     }
 
-    /// The node's taints, with those that the node controller would have put on it.
+    /// Return the node's taints, including those that the node controller would set.
     pub fn every_taint(&self) -> impl Iterator<Item = &Taint> {
         let cordoned = self.unschedulable.then_some(&*taints::CORDONED);
         let not_ready = (!self.ready).then_some(&*taints::NOT_READY);
@@ -60,35 +58,34 @@ impl NodeView {
     }
 }
 
-/// What the filters read of a pod: of the one that is being placed, and of those on nodes.
+/// A pod as the filters see it: the pod that is being placed, or a pod on a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PodView {
     /// `metadata.namespace`
     pub namespace: String,
-    /// Labels.
     pub labels: Labels,
-    /// It is being deleted.
+    /// Whether the pod is being deleted.
     pub terminating: bool,
-    /// Effective requests, `pods` = 1 among them.
+    /// The effective requests, including `pods` = 1.
     pub requests: BTreeMap<String, u64>,
     /// `spec.nodeSelector`
     pub node_selector: Labels,
-    /// Required node affinity.
+    /// The required node affinity.
     pub node_affinity: Option<NodeAffinity>,
     /// `spec.tolerations`
     pub tolerations: Vec<Toleration>,
-    /// Ports of the host.
+    /// The host ports.
     pub ports: Vec<HostPort>,
-    /// Topology spread constraints that keep it from being placed.
+    /// The topology spread constraints that restrict the pod's placement.
     pub spread: Vec<Constraint>,
-    /// Required terms of its affinity to pods.
+    /// The required terms of the pod affinity.
     pub affinity: Vec<Term>,
-    /// Required terms of its anti-affinity to pods.
+    /// The required terms of the pod anti-affinity.
     pub anti_affinity: Vec<Term>,
 }
 
 impl PodView {
-    /// Reads a pod.
+    /// Read a pod.
     pub fn of(pod: &Pod) -> PodView {
         let meta = &pod.metadata;
         let mut view = PodView {
@@ -129,7 +126,7 @@ impl PodView {
         (self.affinity, self.anti_affinity) = (read(near), read(away));
     }
 
-    /// Whether `nodeSelector` and required node affinity allow a node with this name and these labels.
+    /// Report whether `nodeSelector` and required node affinity allow a node with this name and these labels.
     pub fn selects(&self, name: &str, labels: &Labels) -> bool {
         let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
         self.node_selector.iter().all(equal)
@@ -140,17 +137,17 @@ impl PodView {
     }
 }
 
-/// What pods on one node have taken.
+/// The resources and ports that pods on one node have taken.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Taken {
-    /// Requests, summed up.
+    /// The sums of requests.
     pub requests: BTreeMap<String, u64>,
-    /// Ports of the host.
+    /// The host ports.
     pub ports: Vec<HostPort>,
 }
 
 impl Taken {
-    /// Adds what a pod takes.
+    /// Add a pod's requests and ports.
     pub fn add(&mut self, pod: &PodView) {
         for (resource, amount) in &pod.requests {
             let sum = self.requests.entry(resource.clone()).or_default();
@@ -159,7 +156,7 @@ impl Taken {
         self.ports.extend(pod.ports.iter().cloned());
     }
 
-    /// What these pods take together.
+    /// Return what these pods take together.
     pub fn by<'a>(pods: impl IntoIterator<Item = &'a PodView>) -> Taken {
         let mut taken = Taken::default();
         for pod in pods {
@@ -169,19 +166,19 @@ impl Taken {
     }
 }
 
-/// A cluster, as it is when a pod is looked at.
+/// The cluster at the time when a pod is scheduled.
 #[derive(Debug, Clone)]
 pub struct Cluster<'a> {
-    /// Nodes by name.
+    /// The nodes by name.
     pub nodes: &'a BTreeMap<String, NodeView>,
-    /// Pods on nodes, and on their way to them, each with the node's name. Those of nodes that are not there do not count.
+    /// The pods on nodes and on their way to them, each with the node's name. Pods of unknown nodes do not count.
     pub pods: Vec<(&'a str, &'a PodView)>,
-    /// Labels of namespaces by name.
+    /// The labels of namespaces by name.
     pub namespaces: &'a BTreeMap<String, Labels>,
 }
 
 impl Cluster<'_> {
-    /// What is taken of each node that has pods.
+    /// Return what is taken on each node that has pods.
     pub fn taken(&self) -> BTreeMap<String, Taken> {
         let mut taken: BTreeMap<String, Taken> = BTreeMap::new();
         for (node, pod) in &self.pods {

@@ -1,4 +1,4 @@
-//! The embedded API server, seen through kube-rs and through requests that a real kubectl made.
+//! The embedded API server, tested through kube-rs and through recorded requests of a real kubectl.
 
 mod events;
 mod faults;
@@ -18,7 +18,7 @@ use kube::Api;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-/// A server with a repeatable run and a clock that follows tokio's.
+/// Return a server with a seed and with a clock that follows tokio's.
 fn server() -> ApiServer {
     server_with(Options::default())
 }
@@ -44,15 +44,15 @@ fn typed(value: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-/// What the API server answered with, when it refused.
+/// Return the code, reason, and message with which the API server refused.
 fn refusal<T: std::fmt::Debug>(result: kube::Result<T>) -> (u16, String, String) {
     match result {
         Err(kube::Error::Api(status)) => (status.code, status.reason.clone(), status.message.clone()),
-        other => panic!("a Status was expected, and not {other:?}"),
+        other => panic!("expected a Status, got {other:?}"),
     }
 }
 
-/// One plain HTTP request; the code and the body.
+/// Send one plain HTTP request. Return the response's code and body.
 async fn request(api: &ApiServer, method: &str, path: &str, headers: &[(&str, &str)], body: &Value) -> (u16, Value) {
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in headers {

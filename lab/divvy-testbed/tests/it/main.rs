@@ -1,4 +1,4 @@
-//! Integration tests, one binary.
+//! Integration tests of the test bed, in one binary.
 #![allow(clippy::unwrap_used)]
 
 mod api;

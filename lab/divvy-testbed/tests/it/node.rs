@@ -1,4 +1,4 @@
-//! The emulated node, with a device plugin of the tests' own on its sockets.
+//! The emulated node, with a device plugin of these tests on its sockets.
 
 mod admission;
 mod containers;
@@ -22,7 +22,7 @@ pub(crate) const RESOURCE: &str = "divvy.test/unit";
 pub(crate) struct Bed {
     pub(crate) api: ApiServer,
     pub(crate) node: Node,
-    // Last: the folder goes when the node has ended.
+    // Declared last, so that the directory is removed after the node has ended.
     _directory: TempDir,
 }
 
@@ -53,7 +53,7 @@ impl Bed {
         }
     }
 
-    /// A node with a plugin of `count` ids, `u0`, `u1`, …, all of them in the node's status.
+    /// Start a node with a plugin of `count` ids `u0`, `u1`, …, and wait until all are in the node's status.
     pub(crate) async fn with_plugin(count: usize) -> (Bed, TestPlugin) {
         let bed = Bed::new().await;
         let plugin = TestPlugin::start(&bed.node, count).await;
@@ -61,7 +61,7 @@ impl Bed {
         (bed, plugin)
     }
 
-    /// Waits until capacity and allocatable of the test resource are in the node's status.
+    /// Wait until the node's status has this capacity and allocatable of the test resource.
     pub(crate) async fn resource_is(&self, capacity: usize, allocatable: usize) {
         let (capacity, allocatable) = (capacity.to_string(), allocatable.to_string());
         let found = self
@@ -76,7 +76,7 @@ impl Bed {
         assert!(found.is_some(), "{capacity} {allocatable} expected: {}", node["status"]);
     }
 
-    /// Creates a pod that is bound already; gives its UID.
+    /// Create a pod that is already bound. Return its UID.
     pub(crate) fn create(&self, name: &str, spec: Value) -> String {
         let mut pod = json!({"metadata": {"name": name}, "spec": spec});
         pod["spec"]["nodeName"] = json!("n1");
@@ -92,7 +92,7 @@ impl Bed {
         self.api.delete("pods", "default", name, &options).unwrap();
     }
 
-    /// Waits until the pod's object is as `look` wants it.
+    /// Wait until `look` accepts the pod's object.
     pub(crate) async fn pod_until(&self, name: &str, look: impl Fn(&Value) -> bool) -> Value {
         let found = self
             .api
@@ -113,7 +113,7 @@ impl Bed {
         self.pod_until(name, |pod| pod["status"]["phase"] == *phase).await
     }
 
-    /// Waits until all of the pod's app containers are ready.
+    /// Wait until all of the pod's app containers are ready.
     pub(crate) async fn ready(&self, name: &str) -> Value {
         self.pod_until(name, |pod| {
             let statuses = pod["status"]["containerStatuses"].as_array();
@@ -127,7 +127,7 @@ impl Bed {
         assert!(gone.is_some(), "pod {name} is still there");
     }
 
-    /// Waits for an event with this reason about the pod; gives its message.
+    /// Wait for an event with this reason about the pod. Return its message.
     pub(crate) async fn event(&self, pod: &str, reason: &str) -> String {
         let found = self
             .api
@@ -143,7 +143,7 @@ impl Bed {
         found.unwrap_or_else(|| panic!("no event {reason} about {pod}: {:#?}", self.api.list("events", "default")))
     }
 
-    /// The newest run of a container.
+    /// Return the newest run of a container.
     pub(crate) fn container(&self, pod_uid: &str, name: &str) -> Option<ContainerView> {
         let mut views = self.node.containers();
         views.retain(|view| view.pod_uid == pod_uid && view.container == name);
@@ -151,22 +151,22 @@ impl Bed {
     }
 }
 
-/// Waits for something that no API object shows.
+/// Wait for a condition that no API object shows.
 pub(crate) async fn eventually(what: &str, mut look: impl FnMut() -> bool) {
     let began = Instant::now();
     while !look() {
-        assert!(began.elapsed() < LIMIT, "{what} did not come true");
+        assert!(began.elapsed() < LIMIT, "{what} did not happen");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// A container that asks for `units` of the test resource.
+/// Return a container that asks for `units` of the test resource.
 pub(crate) fn container(name: &str, units: usize) -> Value {
     let units = units.to_string();
     json!({"name": name, "image": "t:1", "args": ["run"], "resources": {"limits": {RESOURCE: units}}})
 }
 
-/// A container without devices.
+/// Return a container without devices.
 pub(crate) fn plain(name: &str, args: &[&str]) -> Value {
     json!({"name": name, "image": "t:1", "args": args})
 }

@@ -1,4 +1,4 @@
-//! The scheduler loop against an extender of the tests' own.
+//! The scheduler loop, tested against an extender of these tests.
 
 mod constraints;
 
@@ -40,7 +40,7 @@ fn ok(value: Value) -> (StatusCode, Value) {
 }
 
 impl Extender {
-    /// An extender that finds every node good and binds with an annotation.
+    /// Start an extender that accepts every node and binds with an annotation.
     async fn start(api: &ApiServer) -> Extender {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stub = Stub {
@@ -111,7 +111,7 @@ async fn bind(State(extender): State<Extender>, Json(body): Json<Value>) -> (Sta
         }
         stub.bind_delay
     };
-    // A caller that hangs up does not stop it.
+    // A caller that hangs up does not stop the bind.
     let api = extender.api.clone();
     let work = tokio::spawn(async move {
         tokio::time::sleep(delay).await;
@@ -171,7 +171,7 @@ async fn bound(api: &ApiServer, name: &str) -> Value {
     pod_until(api, name, |pod| pod["spec"]["nodeName"].is_string()).await
 }
 
-/// Waits for a PodScheduled=False condition with this reason; gives its message.
+/// Wait for a PodScheduled=False condition with this reason. Return its message.
 async fn refused(api: &ApiServer, name: &str, reason: &str) -> String {
     let of = |pod: &Value| -> Option<String> {
         let conditions = pod["status"]["conditions"].as_array()?;
@@ -237,7 +237,7 @@ async fn a_pod_that_asks_for_a_managed_resource_is_filtered_and_bound_by_the_ext
         extender.requests("bind")[0],
         json!({"PodName": "gpu", "PodNamespace": "default", "PodUID": uid, "Node": "n1"})
     );
-    // Others are none of its business.
+    // The extender does not handle other pods.
     pod(&api, "plain", 0);
     let plain = bound(&api, "plain").await;
     assert_eq!(plain["metadata"]["annotations"]["chosen"], Value::Null);
@@ -269,7 +269,7 @@ async fn a_refusal_aggregates_node_sums_and_the_extenders_reasons_and_ends_with_
     assert_eq!(event(&api, "large", "FailedScheduling").await, message);
     let asked = extender.requests("filter").len();
     extender.change(|stub| stub.filter = Box::new(|args| ok(json!({"NodeNames": args["NodeNames"], "Error": ""}))));
-    // Without an event of the cluster it is not asked about again.
+    // Without an event of the cluster, the extender is not called again about the pod.
     pod(&api, "plain", 0);
     bound(&api, "plain").await;
     assert_eq!(extender.requests("filter").len(), asked);
@@ -317,7 +317,7 @@ async fn errors_of_the_extender_are_scheduler_errors_and_tried_again() {
         stub.bind = Some(Box::new(|_| ok(json!({"Error": "GPU-1 is full"}))));
     });
     pod_until(&api, "p", |pod| pod["status"]["conditions"][0]["message"] == "GPU-1 is full").await;
-    // A bind that takes too long counts as failed; that the pod was bound after all is seen.
+    // A bind that takes too long counts as failed, but the scheduler notices that the pod was bound after all.
     extender.change(|stub| {
         stub.bind = None;
         stub.bind_delay = Duration::from_millis(400);
@@ -339,13 +339,13 @@ async fn a_pod_on_its_way_counts_and_a_failed_bind_is_forgotten() {
         }
     };
     tokio::time::timeout(LIMIT, bind_sent).await.unwrap();
-    // Not bound yet, and its units are taken all the same.
+    // The pod is not bound yet, but its units are already taken.
     assert!(api.get("pods", "default", "first").unwrap()["spec"]["nodeName"].is_null());
     pod(&api, "second", 10);
     let message = refused(&api, "second", "Unschedulable").await;
     assert_eq!(message, "0/1 nodes are available: 1 Insufficient aliyun.com/gpu-mem.");
     bound(&api, "first").await;
-    // Refused binds give the units back at once.
+    // Refused binds return the units at once.
     extender.change(|stub| {
         stub.bind_delay = Duration::ZERO;
         stub.bind = Some(Box::new(|_| ok(json!({"Error": "no"}))));
@@ -356,7 +356,7 @@ async fn a_pod_on_its_way_counts_and_a_failed_bind_is_forgotten() {
     extender.change(|stub| stub.bind = None);
     pod(&api, "fourth", 6);
     bound(&api, "fourth").await;
-    // A pod that ended holds nothing.
+    // A pod that has ended holds nothing.
     let ended = json!({"status": {"phase": "Succeeded"}});
     api.patch("pods/status", "default", "first", PatchKind::Merge, &ended)
         .unwrap();
@@ -383,7 +383,7 @@ async fn prioritize_decides_between_nodes_and_is_skipped_for_one() {
     assert_eq!(extender.requests("prioritize").len(), asked);
 }
 
-/// As seen on a real one: half a minute after the API server was back nothing had been bound.
+/// On a real cluster, no pod was bound during the first half minute after the API server was back.
 #[tokio::test]
 async fn a_watch_that_fails_is_tried_again_less_and_less_often() {
     let api = api();
@@ -401,7 +401,7 @@ async fn a_watch_that_fails_is_tried_again_less_and_less_often() {
         .add(Rule::new(Match::any().verb("list").verb("watch").resource("pods"), refuse));
     api.faults().cut_watches();
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    // 80, 160, 320, 640 ms; at a steady 80 ms there would be 18.
+    // The waits are 80, 160, 320, and 640 ms; at a constant 80 ms there would be 18 tries.
     let tries = api.faults().fired(rule);
     assert!((3..=6).contains(&tries), "{tries} tries");
     api.faults().remove(rule);
@@ -442,7 +442,7 @@ async fn an_extender_that_is_not_there_is_an_error_and_not_the_end() {
     tokio::time::timeout(LIMIT, all_ended).await.expect("a task is left");
 }
 
-/// A pod that may evict others.
+/// Create a pod that may evict others.
 fn urgent(api: &ApiServer, name: &str, units: u64) {
     let pod = json!({"metadata": {"name": name}, "spec": {"priorityClassName": "system-cluster-critical",
         "containers": [{"name": "a", "image": "t:1", "resources": {"limits": {MEM: units.to_string()}}}]}});
@@ -471,7 +471,7 @@ async fn a_pod_of_higher_priority_evicts_whom_the_extender_says_of_those_that_th
         let bound = bound(&api, name).await;
         nodes.insert(name, bound["spec"]["nodeName"].as_str().unwrap().to_owned());
     }
-    // Of two candidates only n2 is left, with both of its pods though the sums name one.
+    // Of two candidates only n2 remains. It loses both of its pods, although the sums require only one.
     let on_n2: Vec<&str> = nodes
         .iter()
         .filter(|(_, node)| *node == "n2")
@@ -542,6 +542,6 @@ async fn nobody_is_evicted_when_the_extender_leaves_no_node_or_fails_or_when_the
     });
     urgent(&api, "sum-is-enough", 4);
     refused(&api, "sum-is-enough", "Unschedulable").await;
-    assert_eq!(extender.requests("preempt").len(), before, "it is not asked");
+    assert_eq!(extender.requests("preempt").len(), before, "the extender is not called");
     assert!(!deleted(&api, "a"));
 }

@@ -1,4 +1,4 @@
-//! What must hold of a world: after every step, and when nothing is under way.
+//! The invariants of a world: after every step, and when nothing is in progress.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::node::{GIB, SimNode};
 use crate::story::ensure;
 
 impl World {
-    /// What holds after every step.
+    /// Check what must hold after every step.
     pub fn check(&mut self) -> Result<(), String> {
         self.check_all()?;
         for node in std::mem::take(&mut self.touched) {
@@ -22,7 +22,7 @@ impl World {
         Ok(())
     }
 
-    /// What does not depend on where something happened.
+    /// Check what does not depend on where something happened.
     pub fn check_all(&mut self) -> Result<(), String> {
         for node in &self.nodes {
             node.check().map_err(|text| format!("node {}: {text}", node.name))?;
@@ -31,8 +31,8 @@ impl World {
         self.check_recount()
     }
 
-    /// Invariant 1 for what is promised: at every change of the pods, no GPU is promised beyond what it was ever said to have. It
-    /// needs a single extender; with two the agents' arbiters alone keep the memory.
+    /// Check invariant 1 for promised memory: at every change of the pods, no GPU is promised beyond the most that it was ever reported to have.
+    /// This requires a single extender; with two, only the agents' arbiters protect the memory.
     fn check_ledger(&mut self) -> Result<(), String> {
         if self.checked == self.api.pod_log.len() || self.api.two_writers || self.api.misled {
             return Ok(());
@@ -48,7 +48,7 @@ impl World {
         Ok(())
     }
 
-    /// Each extender's ledger is what a naive count of what it has seen and reserved gives.
+    /// Check that each extender's ledger equals a naive count of what the extender has seen and reserved.
     fn check_recount(&self) -> Result<(), String> {
         for extender in &self.extenders {
             let ledger = extender.core.index().ledger();
@@ -60,8 +60,8 @@ impl World {
                     .view
                     .values()
                     .filter(|pod| pod.node.as_deref() == Some(view.name()));
-                // A pod that the API server said is gone counts for nothing, even while its last event is on its way; and one of which that was
-                // said wrongly, until it was looked at.
+                // A pod that the API server reported as gone does not count, even while its last event is on its way. The same holds for a pod
+                // about which this report was wrong, until the extender has checked it.
                 let is_gone = |pod: &Pod| self.api.pod(&pod.uid).is_none() || self.api.misled && ledger.is_buried(&pod.uid);
                 let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && is_gone(pod);
                 let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
@@ -78,7 +78,7 @@ impl World {
                         .fold(MiB::ZERO, MiB::saturating_add);
                     ensure!(
                         view.used(position) == bound.saturating_add(reserved),
-                        "the extender counts {} on GPU {uuid}; bound are {bound}, reserved {reserved}",
+                        "the extender counts {} on GPU {uuid}; {bound} are bound, {reserved} reserved",
                         view.used(position)
                     );
                 }
@@ -87,7 +87,7 @@ impl World {
         Ok(())
     }
 
-    /// What holds when nothing is under way: the extenders know what is so.
+    /// Check what holds when nothing is in progress: the extenders' knowledge matches the world.
     pub(super) fn check_calm(&self) -> Result<(), String> {
         for replica in 0..self.extenders.len() {
             self.check_known(replica)?;
@@ -105,7 +105,7 @@ impl World {
             let state = view.state().ok_or("the extender does not know a node")?;
             ensure!(
                 again.state() == Some(state),
-                "a new extender would read node {} as {:?} and not {state:?}",
+                "a new extender would read node {} as {:?}, not as {state:?}",
                 node.name,
                 again.state()
             );
@@ -132,7 +132,7 @@ impl World {
                 let real = node.gpus.iter().find(|real| real.uuid == uuid).ok_or("an unknown GPU")?;
                 ensure!(
                     gpu.health == real.health,
-                    "GPU {uuid} is {:?}, the extender takes it for {:?}",
+                    "GPU {uuid} is {:?}, the extender considers it {:?}",
                     real.health,
                     gpu.health
                 );
@@ -152,13 +152,13 @@ impl World {
         Ok(())
     }
 
-    /// Whether another pod of equal or higher priority is nominated and waits.
+    /// Report whether another waiting pod of equal or higher priority is nominated.
     pub fn is_outranked(&self, pod: &Pod) -> bool {
         let mut others = self.api.nominated().filter(|other| other.uid != pod.uid);
         others.any(|other| other.priority >= pod.priority)
     }
 
-    /// Memory of a GPU that granted pods without a living object have, while they have processes.
+    /// Return the memory of a GPU that granted pods without a live object have, as long as they have processes.
     pub fn ghosts(&self, node: &SimNode, uuid: &str) -> MiB {
         let granted: BTreeMap<&String, MiB> = node
             .disk
@@ -172,7 +172,7 @@ impl World {
             .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
     }
 
-    /// Naively: some good GPU of the node, or as many as it asks for, has its part left.
+    /// Count naively whether some healthy GPU of the node has room, or as many GPUs as the pod asks for.
     pub fn fits(&self, pod: &Pod, node: usize) -> bool {
         let node = &self.nodes[node];
         let (wanted, spread) = wants(pod);

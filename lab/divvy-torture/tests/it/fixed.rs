@@ -29,7 +29,7 @@ fn the_same_steps_lead_to_the_same_decisions() {
     }
 }
 
-/// Stories in which nothing happens would prove nothing.
+/// Histories in which nothing happens would prove nothing.
 #[test]
 fn the_stories_have_in_them_what_they_are_about() {
     let mut told = String::new();
@@ -70,7 +70,7 @@ fn the_stories_have_in_them_what_they_are_about() {
         "replica-2 leads",
         "is frozen",
         "no Binding of",
-        "looks at the lease: AnswerLost",
+        "checks the lease: AnswerLost",
         "gives the lease back",
         "the wall clock of",
         "another card is put in place",
@@ -78,7 +78,7 @@ fn the_stories_have_in_them_what_they_are_about() {
     ] {
         assert!(
             told.contains(what),
-            "in {} lines nothing like {what:?} happened",
+            "{what:?} is in none of the {} lines",
             told.lines().count()
         );
     }

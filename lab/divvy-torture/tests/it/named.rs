@@ -1,4 +1,4 @@
-//! Interleavings that are too rare for chance, or that broke something once.
+//! Interleavings that are too rare for chance, or that once broke something.
 
 use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
@@ -70,12 +70,12 @@ fn told(story: impl FnOnce(&mut World) -> Result<(), String>) {
     }
 }
 
-/// Between PreStartContainer and the runtime's look at the spec the pod is force-deleted, and the kubelet hands its ids to a pod
-/// on another GPU.
+/// Between PreStartContainer and the runtime's reading of the spec, the pod is force-deleted, and the kubelet hands its ids to a pod on
+/// another GPU.
 #[test]
 fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_another_gpu() {
     told(|world| {
-        // Best fit: the first takes of the small GPU, the second does not fit there any more.
+        // Best fit: the first pod takes from the small GPU, on which the second pod no longer fits.
         let first = create_and_bind(world, "first", 3)?;
         kubelet_sees(world)?;
         work(world, &first)?;
@@ -83,7 +83,7 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
         assert!(!world.nodes[NODE].creating.is_empty(), "granted, not yet created");
         let second = create_and_bind(world, "second", 3)?;
         world.api.remove(&first);
-        // Only the first one's ids are left, as if others had the rest.
+        // Only the first pod's ids are left, as if others had the rest.
         let ids = world.nodes[NODE].kubelet.handouts[0].ids.clone();
         world.nodes[NODE].kubelet.healthy = ids;
         kubelet_sees(world)?;
@@ -94,8 +94,8 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
     });
 }
 
-/// A sidecar that ended is being started again when the last app ends: the pod's worker writes its status when that is done, and the sidecar has
-/// ended, too.
+/// An ended sidecar is being started again when the last app container ends. The pod's worker writes its status after that start, when the
+/// sidecar has ended as well.
 #[test]
 fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     told(|world| {
@@ -128,8 +128,8 @@ fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     });
 }
 
-/// The answer to a Binding is lost, a look finds the pod unbound, another pod wants the GPU, and only then the API server carries
-/// the Binding out.
+/// The response to a Binding is lost, a check finds the pod unbound, another pod wants the GPU, and only then does the API server carry out
+/// the Binding.
 #[test]
 fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
     told(|world| {
@@ -142,7 +142,7 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
             .create("second", request(&[("m", App, 4)]), 0)
             .ok_or("the name is taken")?;
         world.see_all()?;
-        // On the node with one GPU of 4 units.
+        // Both pods go to the node with one GPU of 4 units.
         let pod = world.api.pod(&first).ok_or("no pod")?.clone();
         world.bind(0, &pod, 0)?;
         call(world, Fate::Lost)?;
@@ -163,7 +163,7 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
     });
 }
 
-/// A Binding is in doubt when its GPU fails, and another is sent for another GPU: either may be carried out, and both are counted.
+/// A Binding is in doubt when its GPU fails, and another one is sent for another GPU. Either may be carried out, so both count.
 #[test]
 fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
     told(|world| {
@@ -204,7 +204,7 @@ fn hold(mix: Mix, steps: &[Op]) {
     }
 }
 
-/// A start lists the pods; the pod's object goes and the watch says so before the list arrives.
+/// A start lists the pods. The pod's object is removed, and the watch shows this before the list arrives.
 #[test]
 fn a_list_that_the_watch_overtook_brings_no_pod_back() {
     for luck in [1, 2, 3, 5] {
@@ -229,7 +229,7 @@ fn a_list_that_the_watch_overtook_brings_no_pod_back() {
     }
 }
 
-/// A start lists the pods; another pod is bound and the watch shows it before the list arrives.
+/// A start lists the pods. Another pod is bound, and the watch shows this before the list arrives.
 #[test]
 fn a_list_that_the_watch_overtook_removes_no_pod() {
     hold(
@@ -257,8 +257,8 @@ fn a_list_that_the_watch_overtook_removes_no_pod() {
     );
 }
 
-/// A start lists the pods; before the list arrives the pod's object goes, and the watch, which had not shown the pod yet, begins again without it. No
-/// event will ever remove the pod.
+/// A start lists the pods. Before the list arrives, the pod's object is removed, and the watch, which had not shown the pod yet, begins
+/// again without it. No event will ever remove the pod.
 #[test]
 fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
     for luck in [1, 2, 3, 5] {
@@ -283,8 +283,8 @@ fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
     }
 }
 
-/// A start lists the pods and is granted; then the watch, which is behind, shows the pod that ended before as it was while it ran. The next start looks
-/// again.
+/// A start lists the pods and is granted. Then the lagging watch shows the earlier pod, which has ended, in its running state. The next
+/// start must check again.
 #[test]
 fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
     let create = |name, shape| Op::Create {
@@ -339,7 +339,7 @@ fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
     }
 }
 
-/// A replacement of lower priority, for which the sums leave room, would take what the victims have left.
+/// A replacement of lower priority, for which the sums leave room, would take the memory that the victims have left.
 #[test]
 fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
     hold(
@@ -407,7 +407,7 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
     }
 }
 
-/// The ids of a lost GPU go with the pod that has it, so its eviction makes no room; then another pod is evicted.
+/// The ids of a lost GPU disappear with the pod that has it, so evicting this pod makes no room. Another pod must be evicted.
 #[test]
 fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     hold(
@@ -453,7 +453,7 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     );
 }
 
-/// The Binding is carried out, and a proxy answers in the API server's place that it finds no page.
+/// The Binding is carried out, but a proxy answers instead of the API server that it finds no page.
 #[test]
 fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     for page in 0..12 {
@@ -494,7 +494,7 @@ fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     }
 }
 
-/// The API server of another cluster answers that it does not have the pod; then another replica leads, and binds it.
+/// The API server of another cluster answers that it does not have the pod. Then another replica leads and binds it.
 #[test]
 fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_it() {
     let to_extender = |replica| Op::ToExtender {
@@ -502,7 +502,7 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
         pods: 5,
         nodes: 0,
     };
-    // One of the two is the leader.
+    // One of the two replicas is the leader.
     for replica in [0, 1] {
         hold(
             Mix::Replicas,
@@ -520,7 +520,7 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
                     lost: false,
                     replica,
                 },
-                // The look at the pod, then the Binding.
+                // The check of the pod, then the Binding.
                 Op::Call {
                     call: 0,
                     fate: Fate::Answered,
@@ -537,7 +537,7 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
     }
 }
 
-/// As above. An earlier Binding, which got no answer, is carried out late. The watch shows it before an older answer about the pod arrives.
+/// As above, but an earlier Binding without a response is carried out late. The watch shows it before an older answer about the pod arrives.
 #[test]
 fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_back() {
     hold(
@@ -580,7 +580,7 @@ fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_
     );
 }
 
-/// Of the UUIDs of two cards with one index either may be the first: here that of the second card that is put in is the last.
+/// If two GPUs have the same index, either UUID may sort first. Here the UUID of the second replacement sorts last.
 #[test]
 fn gpushares_index_means_the_card_that_is_there() {
     for gpu in 0..3 {
@@ -607,7 +607,7 @@ fn gpushares_index_means_the_card_that_is_there() {
     }
 }
 
-/// gpushare's own sum leaves init containers out, so a grant may book more than the annotations say.
+/// gpushare's own sum omits init containers, so a grant may book more than the annotations say.
 #[test]
 fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of_the_agent() {
     hold(
@@ -657,8 +657,8 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
     );
 }
 
-/// As above, where no container has been granted anything. A pod is force-deleted while the kubelet asks for its container, and shares its ids with
-/// another (kubernetes#137534).
+/// As above, but no container has been granted anything. A pod is force-deleted while the kubelet requests the start of its container, and
+/// the pod shares its ids with another (kubernetes#137534).
 #[test]
 fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
     let create = |name, shape| Op::Create {
@@ -688,7 +688,8 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
     );
 }
 
-/// Two pods are nominated to a node, each for a part of two GPUs. By best fit the first one would take the only two GPUs on which the second fits.
+/// Two pods are nominated to a node, each with memory on two GPUs. By best fit, the first one would take the only two GPUs on which the
+/// second fits.
 #[test]
 fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
     let create = |name, shape, priority| Op::Create { name, shape, priority };

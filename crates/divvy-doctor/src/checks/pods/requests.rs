@@ -1,17 +1,20 @@
-//! How pods ask for GPUs.
+//! Check K13: how pods request GPUs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::{GPU_COUNT, GPU_MEM, INVENTORY};
 use divvy_model::{Inventory, MemoryUnit, parse_quantity, quantity_milli};
 
-use super::super::cluster::{listed, offers, some, some_lines};
-use super::{LeftOut, asks_for, full_name, is_gpu, lives};
+use super::super::cluster::offers;
+use super::super::objects::{full_name, lives};
+use super::super::objects::{listed, some, some_lines};
+use super::{LeftOut, asks_for};
 use crate::check::{Verdict, count, problem};
 use crate::facts::Facts;
 use crate::facts::cluster::{Cluster, Pod};
+use crate::gpu_resource::is_gpu;
 
-/// The unit of `aliyun.com/gpu-mem`, as the agents publish it.
+/// The units of `aliyun.com/gpu-mem` in MiB that the agents publish: one value in a consistent cluster.
 struct Unit(BTreeSet<u64>);
 
 impl Unit {
@@ -28,7 +31,7 @@ impl Unit {
         )
     }
 
-    /// The one unit of the cluster; GiB, which is the default, where no agent or more than one says something.
+    /// Return the unit of the cluster, or the default of 1 GiB if the agents publish none or different ones.
     fn one(&self) -> MemoryUnit {
         match self.0.len() {
             1 => self.0.first().copied().and_then(MemoryUnit::new).unwrap_or_default(),
@@ -36,39 +39,39 @@ impl Unit {
         }
     }
 
-    /// What a number of units means, behind the number.
+    /// Return the note about the unit that follows a number of units.
     fn said(&self) -> String {
         let one = self.one();
         match self.0.len() {
-            0 => format!("if one unit is 1 {one}, the default; no agent has published the unit"),
+            0 => format!("if one unit is 1 {one}, the default; no agent has published its unit"),
             1 if one.mib() == 1 || one.mib() == 1024 => format!("one unit is 1 {one} in this cluster"),
             1 => format!("one unit is {one} in this cluster"),
-            _ => "if one unit is 1 GiB; the nodes of this cluster do not agree on the unit".to_owned(),
+            _ => "if one unit is 1 GiB; the nodes of this cluster use different units".to_owned(),
         }
     }
 
-    /// How many units this many bytes are.
+    /// Convert bytes to units, rounded up.
     fn units(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.one().mib().saturating_mul(1 << 20))
     }
 }
 
-/// What is wrong with how pods ask.
+/// A mistake in a pod's GPU request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Wrong {
-    /// An amount of bytes where a number of units is meant, and the number to write.
+    /// An amount of bytes in place of a number of units, with the number to write instead.
     Bytes { resource: String, amount: String, units: u64 },
-    /// A resource that no node has.
+    /// A resource that no node offers.
     NotOffered { resource: String },
-    /// The number of GPUs alone.
+    /// Only a number of GPUs, without GPU memory.
     CountAlone,
-    /// A request that is not the limit.
+    /// A request that differs from the limit.
     OtherRequest { resource: String, request: String },
-    /// Not a whole number.
+    /// An amount that is not a whole number.
     Fraction { resource: String, amount: String },
 }
 
-/// Whether an amount is one of bytes: the API server writes large plain numbers with k, and no others.
+/// Report whether an amount has a suffix of bytes. `k` is not one: the API server shortens large plain numbers with it (4000 becomes 4k).
 fn is_of_bytes(amount: &str) -> bool {
     amount.ends_with(['i', 'M', 'G', 'T', 'P', 'E'])
 }
@@ -94,7 +97,7 @@ fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
             let (resource, amount) = (name.to_owned(), limit.to_owned());
             let whole = match quantity_milli(limit) {
                 Ok(milli) => milli % 1000 == 0,
-                // Too large to be counted in thousandths, or no quantity at all.
+                // The amount is too large to count in thousandths, or is not a quantity.
                 Err(_) => parse_quantity(limit).is_some(),
             };
             if name == GPU_MEM && is_of_bytes(limit) && whole {
@@ -111,51 +114,51 @@ fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
 }
 
 impl Wrong {
-    /// What was found, why it matters, what to write instead.
+    /// Return the three parts of the finding: what was found, why it matters, and what to write instead.
     fn said(&self, pods: &[String], unit: &Unit) -> [String; 3] {
-        let (names, verb) = (some(pods), if pods.len() == 1 { "asks" } else { "ask" });
+        let (names, verb) = (some(pods), if pods.len() == 1 { "requests" } else { "request" });
         let unit = unit.said();
         match self {
             Wrong::Bytes { resource, amount, units } => [
-                format!("{names} {verb} for {resource}: {amount}; write {units} ({unit})"),
+                format!("{names} {verb} {resource}: {amount}; write {units} ({unit})"),
                 format!(
-                    "{resource} counts units and takes no unit of bytes: {amount} means {} units, more than any GPU has, and the pod stays Pending",
+                    "{resource} is a number of units, without a suffix: {amount} means {} units, more than any GPU has, so the pod stays Pending",
                     parse_quantity(amount).unwrap_or(u64::MAX)
                 ),
-                format!("in the pod's manifest write limits: {{{resource}: {units}}} in place of {amount}"),
+                format!("in the pod's manifest write limits: {{{resource}: {units}}} instead of {amount}"),
             ],
             Wrong::NotOffered { resource } => [
-                format!("{names} {verb} for {resource}, which no node offers"),
-                format!("no node has {resource}, so such a pod stays Pending; Divvy offers shares of GPUs as {GPU_MEM}"),
+                format!("{names} {verb} {resource}, which no node offers"),
+                format!("no node has {resource}, so the pod stays Pending; Divvy offers shares of GPUs as {GPU_MEM}"),
                 format!(
-                    "in place of {resource} write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); or run the device plugin of {resource} on nodes that Divvy does not serve"
+                    "instead of {resource} write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); or run the device plugin of {resource} on nodes that Divvy does not serve"
                 ),
             ],
             Wrong::CountAlone => [
-                format!("{names} {verb} for {GPU_COUNT} alone"),
-                format!("{GPU_COUNT} has no effect: nobody gets a GPU by it"),
+                format!("{names} {verb} only {GPU_COUNT}"),
+                format!("{GPU_COUNT} has no effect: a pod does not get a GPU for it"),
                 format!(
-                    "in the pod's manifest write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); the annotation divvy.dev/gpus: \"K\" spreads them over K GPUs"
+                    "in the pod's manifest write limits: {{{GPU_MEM}: N}}, with N units of GPU memory ({unit}); the annotation divvy.dev/gpus: \"K\" spreads the units over K GPUs"
                 ),
             ],
             Wrong::OtherRequest { resource, request } => [
                 format!(
-                    "{names} {} {resource}: {request}, and another limit",
-                    if pods.len() == 1 { "requests" } else { "request" }
+                    "{names} {} the request {resource}: {request}, which differs from the limit",
+                    if pods.len() == 1 { "has" } else { "have" }
                 ),
-                "GPUs are asked for in limits; requests may only say the same".to_owned(),
-                format!("write {resource} in limits alone"),
+                "GPUs are requested in limits; requests must be equal to limits or absent".to_owned(),
+                format!("write {resource} only in limits"),
             ],
             Wrong::Fraction { resource, amount } => [
-                format!("{names} {verb} for {resource}: {amount}, which is no whole number"),
-                format!("{resource} comes in whole numbers only"),
-                format!("write a whole number of {resource}"),
+                format!("{names} {verb} {resource}: {amount}, which is not a whole number"),
+                format!("{resource} must be a whole number"),
+                format!("write a whole number for {resource}"),
             ],
         }
     }
 }
 
-/// K13
+/// Judge check K13.
 pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
     let cluster = listed(facts, &["nodes", "pods"])?;
     let unit = Unit::of(cluster);
@@ -184,7 +187,7 @@ pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
         }
     }
     let mut left_out = LeftOut::default();
-    left_out.add(&ended, "they have ended");
+    left_out.add(&ended, "ended");
     let left_out = left_out.said();
     if wrong.is_empty() {
         return Ok(format!("{} with GPUs{left_out}", count(looked, "pod")));

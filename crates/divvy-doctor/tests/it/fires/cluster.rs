@@ -1,4 +1,4 @@
-//! The kubelet, the cluster, the scheduler, pods.
+//! Cases for the checks of the kubelet, the cluster, the scheduler, and pods.
 
 use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
 use divvy_doctor::facts::programs::{Extender, RuntimeTest};
@@ -7,8 +7,8 @@ use divvy_doctor::{Asked, Facts, Status};
 use super::{Case, answers, files, with};
 use crate::host::{cluster, debian, map, plugin, pod};
 
-/// The cluster, changed.
-/// The checks see objects as they are kept, so that whatever [`Pod::slim`] and [`Node::slim`] drop is nothing that a finding needs.
+/// Set the facts to the healthy cluster with a change.
+/// The objects are reduced with [`Pod::slim`] and [`Node::slim`], so the cases also show that no finding needs a dropped field.
 fn change(facts: &mut Facts<'_>, change: impl FnOnce(&mut Cluster)) {
     let mut cluster = cluster();
     change(&mut cluster);
@@ -21,7 +21,7 @@ fn alone(facts: &mut Facts<'_>) {
     facts.cluster = Asked::Not("it was not asked".to_owned());
 }
 
-/// Nobody listens any more.
+/// Make the sockets whose path contains `part` refuse connections.
 fn silent(facts: &mut Facts<'_>, part: &str) {
     let Asked::Answer(sockets) = &mut facts.sockets else {
         panic!("sockets were asked");
@@ -56,7 +56,7 @@ pub(super) const CASES: &[Case] = &[
                 outcome: Err("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
             })
         },
-        "/usr/local/bin/divvy-runtime refuses: unresolvable CDI devices",
+        "/usr/local/bin/divvy-runtime fails: unresolvable CDI devices",
     ),
     answers(
         "K18",
@@ -66,7 +66,7 @@ pub(super) const CASES: &[Case] = &[
                 outcome: Ok(vec!["/dev/null".to_owned()]),
             })
         },
-        "gives a container that asks for all GPUs \"/dev/null\"",
+        "gives a container that requests all GPUs \"/dev/null\"",
     ),
     answers(
         "K18",
@@ -84,7 +84,7 @@ pub(super) const CASES: &[Case] = &[
     answers(
         "K02",
         |facts| silent(facts, "device-plugins/kubelet.sock"),
-        "nobody listens: Connection refused",
+        "no process listens: Connection refused",
     ),
     Case {
         answers: alone,
@@ -105,7 +105,7 @@ pub(super) const CASES: &[Case] = &[
             alone(facts);
             silent(facts, "gpu-mem");
         },
-        "the kubelet knows aliyun.com/gpu-mem (2 ids), and no plugin listens at",
+        "the kubelet knows aliyun.com/gpu-mem (2 ids), but no device plugin listens at",
     ),
     answers(
         "K03",
@@ -115,7 +115,7 @@ pub(super) const CASES: &[Case] = &[
                 cluster.nodes[0].status.capacity = map(&[("aliyun.com/gpu-mem", "0")]);
             })
         },
-        "gpu-1 says aliyun.com/gpu-mem: 0",
+        "gpu-1 has aliyun.com/gpu-mem: 0",
     ),
     with(
         Status::Warn,
@@ -128,7 +128,7 @@ pub(super) const CASES: &[Case] = &[
     answers(
         "K06",
         |facts| change(facts, |cluster| capacity(cluster, "aliyun.com/gpu-mem", "81920", "81920")),
-        "aliyun.com/gpu-mem of gpu-1 has 81920 ids",
+        "aliyun.com/gpu-mem of gpu-1 has 81920 device ids",
     ),
     with(
         Status::Warn,
@@ -209,7 +209,7 @@ pub(super) const CASES: &[Case] = &[
                         .push(plugin("hami-device-plugin", "docker.io/projecthami/hami:v2.5"));
                 })
             },
-            "DaemonSet divvy-system/hami-device-plugin runs beside Divvy's",
+            "DaemonSet divvy-system/hami-device-plugin runs in addition to Divvy's",
         ),
     ),
     Case {
@@ -240,7 +240,7 @@ pub(super) const CASES: &[Case] = &[
                 }
             })
         },
-        "DaemonSet divvy-system/divvy-agent wants nodes with divvy.dev/gpu=true, and there is none",
+        "DaemonSet divvy-system/divvy-agent selects nodes with divvy.dev/gpu=true, but there is none",
     ),
     answers(
         "K08",
@@ -253,12 +253,12 @@ pub(super) const CASES: &[Case] = &[
                 cluster.pods.push(extender);
             })
         },
-        "pod gpushare-schd-extender-5f wants a node with node-role.kubernetes.io/master=",
+        "pod gpushare-schd-extender-5f selects a node with node-role.kubernetes.io/master=",
     ),
     answers(
         "K09",
         |facts| change(facts, |cluster| taint(cluster, "nvidia.com/gpu")),
-        "node gpu-1 has the taint nvidia.com/gpu:NoSchedule, and DaemonSet divvy-system/divvy-agent",
+        "node gpu-1 has the taint nvidia.com/gpu:NoSchedule, but DaemonSet divvy-system/divvy-agent",
     ),
     answers(
         "K09",
@@ -273,7 +273,7 @@ pub(super) const CASES: &[Case] = &[
                 cluster.pods[1].status.phase = "Pending".to_owned();
             })
         },
-        "pod ml/train wants a GPU, and tolerates the taint of no node that has one: gpu-1 (team:NoSchedule), gpu-2 (team:NoSchedule)",
+        "pod ml/train requests a GPU but does not tolerate the taint of any node that has one: gpu-1 (team:NoSchedule), gpu-2 (team:NoSchedule)",
     ),
     files(
         "K10",
@@ -281,7 +281,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta2");
         },
-        "kubescheduler.config.k8s.io/v1beta2, which kube-scheduler has no more since 1.28; here is v1.33.2",
+        "kubescheduler.config.k8s.io/v1beta2, which Kubernetes 1.28 removed; kube-scheduler here is v1.33.2",
     ),
     files(
         "K10",
@@ -289,7 +289,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.manifest("--leader-elect=true", "--policy-config-file=/x");
         },
-        "--policy-config-file, which is gone since 1.23",
+        "--policy-config-file, which Kubernetes 1.23 removed",
     ),
     files(
         "K10",
@@ -297,7 +297,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.manifest(":v1.33.2", ":v1.22.1");
         },
-        "which came with 1.25; here is v1.22.1",
+        "which needs Kubernetes 1.25; kube-scheduler here is v1.22.1",
     ),
     with(
         Status::Warn,
@@ -308,7 +308,7 @@ pub(super) const CASES: &[Case] = &[
                 host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta3")
                     .manifest(":v1.33.2", ":v1.26.1");
             },
-            "which kube-scheduler 1.29 will not have",
+            "which Kubernetes 1.29 removes",
         ),
     ),
     files(
@@ -333,7 +333,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.manifest("mountPath: /etc/kubernetes/scheduler", "mountPath: /somewhere");
         },
-        "is in no volume of the pod",
+        "no volume of the pod contains --config=",
     ),
     files(
         "K11",
@@ -349,7 +349,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.scheduler("name: aliyun.com/gpu-mem", "name: example.com/other");
         },
-        "is called for example.com/other alone",
+        "only for example.com/other (managedResources)",
     ),
     files(
         "K12",
@@ -392,7 +392,7 @@ pub(super) const CASES: &[Case] = &[
                     left_out: Vec::new(),
                 })
             },
-            "was never asked to filter, though 1 pod asks for a GPU and has no allocation",
+            "has never called its filter, although 1 pod requests a GPU and has no allocation",
         ),
     ),
     with(
@@ -404,7 +404,7 @@ pub(super) const CASES: &[Case] = &[
                     cluster.pods[2].spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-count", "2")]);
                 })
             },
-            "ml/web asks for aliyun.com/gpu-count alone",
+            "ml/web requests only aliyun.com/gpu-count",
         ),
     ),
     with(
@@ -416,7 +416,7 @@ pub(super) const CASES: &[Case] = &[
                     cluster.pods[2].spec.containers[0].resources.requests = map(&[("nvidia.com/gpu", "1")]);
                 })
             },
-            "ml/web requests nvidia.com/gpu: 1, and another limit",
+            "ml/web has the request nvidia.com/gpu: 1, which differs from the limit",
         ),
     ),
     with(

@@ -1,4 +1,4 @@
-//! The system, the container engine, the toolkit.
+//! Cases for the checks of the operating system, the container engine, and the toolkit.
 
 use divvy_doctor::facts::cluster::{Cluster, RuntimeClass};
 use divvy_doctor::facts::programs::Docker;
@@ -66,7 +66,7 @@ pub(super) const CASES: &[Case] = &[
                 .remove("/var/run/cdi/nvidia.yaml")
                 .remove("/usr/bin/nvidia-container-runtime");
         },
-        "neither a CDI spec nor",
+        "there is no CDI spec, no divvy-runtime",
     ),
     files(
         "R03",
@@ -83,7 +83,7 @@ pub(super) const CASES: &[Case] = &[
             "R04",
             debian,
             |host| toolkit(host, "1.7.2-1"),
-            "cgroup v2, and nvidia-container-toolkit 1.7.2-1",
+            "cgroup v2 and nvidia-container-toolkit 1.7.2-1",
         ),
     ),
     with(
@@ -99,7 +99,7 @@ pub(super) const CASES: &[Case] = &[
                     )
                     .file("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n");
             },
-            "/etc/containerd/config.toml is there, too",
+            "/etc/containerd/config.toml exists but is not used",
         ),
     ),
     Case {
@@ -127,7 +127,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.files.remove("/usr/bin/nvidia-container-runtime");
         },
-        "there is no such file",
+        "but that file does not exist",
     ),
     files(
         "R07",
@@ -144,7 +144,7 @@ pub(super) const CASES: &[Case] = &[
             let json = r#"{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}"#;
             host.files.file("/etc/docker/daemon.json", json);
         },
-        "dockerd not restarted: its default runtime is nvidia, and dockerd runs with runc",
+        "dockerd was not restarted: the default runtime in the file is nvidia, but dockerd uses runc",
     ),
     files(
         "R07",
@@ -153,7 +153,7 @@ pub(super) const CASES: &[Case] = &[
             let endpoint = "containerRuntimeEndpoint: unix:///var/run/cri-dockerd.sock\n";
             host.files.file("/var/lib/kubelet/config.yaml", endpoint);
         },
-        "the kubelet runs pods on Docker, and its default runtime is runc",
+        "the kubelet runs pods on Docker, whose default runtime is runc",
     ),
     files(
         "R08",
@@ -161,7 +161,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("version = 3", "version = 2");
         },
-        "in that version it is plugins.\"io.containerd.grpc.v1.cri\"",
+        "in that version the section is plugins.\"io.containerd.grpc.v1.cri\"",
     ),
     files(
         "R08",
@@ -177,7 +177,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.files.remove("/usr/bin/nvidia-container-runtime");
         },
-        "the runtime nvidia is /usr/bin/nvidia-container-runtime, and there is no such program",
+        "the runtime nvidia is /usr/bin/nvidia-container-runtime, but there is no such program",
     ),
     files(
         "R09",
@@ -194,7 +194,7 @@ pub(super) const CASES: &[Case] = &[
             host.containerd("enable_cdi = true", "enable_cdi = false");
             without_runtime(host);
         },
-        "has no runtime for GPUs, and gives none by CDI",
+        "has no runtime for GPUs and does not use CDI",
     ),
     with(
         Status::Warn,
@@ -206,7 +206,7 @@ pub(super) const CASES: &[Case] = &[
                 |host| {
                     host.containerd("enable_cdi = true", "enable_cdi = false");
                 },
-                "nvidia is not the default runtime; whether pods ask for it",
+                "nvidia is not the default runtime; whether pods select it",
             )
         },
     ),
@@ -218,7 +218,7 @@ pub(super) const CASES: &[Case] = &[
             |host| {
                 host.containerd("enable_cdi = true", "enable_cdi = false");
             },
-            "no RuntimeClass has nvidia for a handler",
+            "no RuntimeClass has the handler nvidia",
         )
     },
     files(
@@ -227,7 +227,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("default_runtime_name = \"runc\"", "default_runtime_name = \"crun\"");
         },
-        "the default runtime is \"crun\"",
+        "the default runtime \"crun\" is not",
     ),
     answers(
         "R11",
@@ -235,7 +235,7 @@ pub(super) const CASES: &[Case] = &[
             let dump = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n";
             facts.containerd = Asked::Answer(dump.to_owned());
         },
-        "the default runtime is \"runc\", and there are only \"nvidia\"",
+        "the default runtime \"runc\" is not among the defined runtimes \"nvidia\"",
     ),
     files(
         "R12",
@@ -251,7 +251,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("container-runtime\"\nSystemdCgroup = true", "container-runtime\"");
         },
-        "nvidia has cgroupfs; the kubelet's cgroup driver is systemd",
+        "nvidia uses cgroupfs; the kubelet's cgroup driver is systemd",
     ),
     answers(
         "R14",
@@ -265,7 +265,7 @@ pub(super) const CASES: &[Case] = &[
                 ..Cluster::default()
             });
         },
-        "RuntimeClass nvidia-legacy has the handler \"nvidia-legacy\", and containerd on this node has nvidia, runc",
+        "RuntimeClass nvidia-legacy has the handler \"nvidia-legacy\", but containerd on this node has nvidia, runc",
     ),
     with(
         Status::Note,
@@ -275,7 +275,7 @@ pub(super) const CASES: &[Case] = &[
             |host| {
                 host.containerd("enable_cdi = true", "enable_cdi = false");
             },
-            "containerd does no CDI",
+            "CDI is switched off in containerd",
         ),
     ),
     with(
@@ -297,7 +297,7 @@ pub(super) const CASES: &[Case] = &[
             |host| {
                 host.files.remove("/var/run/cdi/nvidia.yaml").remove("/var/run/cdi");
             },
-            "neither /etc/cdi nor /var/run/cdi is there",
+            "neither /etc/cdi nor /var/run/cdi exists",
         ),
     ),
     with(
@@ -317,7 +317,7 @@ pub(super) const CASES: &[Case] = &[
             "R16",
             debian,
             |host| {
-                // Docker's own containerd, started later, is another one.
+                // Docker's own containerd, which started later, is a different process.
                 host.files
                     .file("/proc/800/comm", "containerd\n")
                     .file(
@@ -347,7 +347,7 @@ fn engine_version(facts: &mut Facts<'_>, version: &str) {
     });
 }
 
-/// The table of the runtime for GPUs, and what follows it, goes.
+/// Remove the table of the runtime for GPUs, and everything after it.
 fn without_runtime(host: &mut Host) {
     let path = "/etc/containerd/config.toml";
     let text = String::from_utf8(host.read(path, usize::MAX).expect("a file")).expect("text");

@@ -1,4 +1,4 @@
-//! The driver, device nodes, libraries, CDI specs.
+//! Cases for the checks of the driver, device nodes, libraries, and CDI specs.
 
 use divvy_doctor::facts::programs::{ProbedGpu, Unreadable};
 use divvy_doctor::{Asked, Facts, Status};
@@ -17,7 +17,7 @@ fn without_gpus(host: &mut Host) {
 }
 
 pub(super) const CASES: &[Case] = &[
-    files("D01", debian, without_gpus, "1 PCI device here, and none is a GPU"),
+    files("D01", debian, without_gpus, "1 PCI device found, but no GPU"),
     files("D02", debian, unload, "the kernel module nvidia is not loaded"),
     files(
         "D02",
@@ -33,7 +33,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.files.remove("/sys/module/i915");
         },
-        "neither of the kernel modules i915 and xe",
+        "neither kernel module i915 nor xe",
     ),
     files("D03", debian, |host| driver(host, "375.66"), "driver 375.66 is loaded"),
     files("D04", debian, |host| driver(host, "410.129"), "driver 410.129 is loaded"),
@@ -46,9 +46,9 @@ pub(super) const CASES: &[Case] = &[
     answers(
         "D05",
         |facts| {
-            facts.probe = Asked::Failed("initialising NVML failed: Driver/library version mismatch".to_owned());
+            facts.probe = Asked::Failed("initializing NVML failed: Driver/library version mismatch".to_owned());
         },
-        "NVML says",
+        "NVML reports",
     ),
     files(
         "D06",
@@ -66,7 +66,7 @@ pub(super) const CASES: &[Case] = &[
                 host.files.remove(&format!("/usr/lib/x86_64-linux-gnu/{name}"));
             }
         },
-        "and no libnvidia-ml.so",
+        "but there is no libnvidia-ml.so",
     ),
     files(
         "D07",
@@ -74,7 +74,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.files.remove("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
         },
-        "and no libnvidia-ml.so.1 beside it",
+        "has no libnvidia-ml.so.1 next to it",
     ),
     answers(
         "D07",
@@ -102,7 +102,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.number("/dev/nvidia-uvm", 510, 0);
         },
-        "/dev/nvidia-uvm is 510:0, and the driver's is 511:0",
+        "/dev/nvidia-uvm is 510:0, but the driver uses 511:0",
     ),
     files(
         "D09",
@@ -181,7 +181,7 @@ pub(super) const CASES: &[Case] = &[
             ..answers(
                 "D13",
                 |facts| gpu(facts, |gpu| gpu.persistence = Some(false)),
-                "no nvidia-persistenced",
+                "nvidia-persistenced is not running",
             )
         },
     ),
@@ -245,7 +245,7 @@ pub(super) const CASES: &[Case] = &[
                 "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n",
             );
         },
-        "/etc/cdi/broken.yaml is refused",
+        "/etc/cdi/broken.yaml is invalid",
     ),
     files(
         "C02",
@@ -254,11 +254,11 @@ pub(super) const CASES: &[Case] = &[
             let spec = "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {env: [A=1]}}]\n";
             host.files.file("/var/run/cdi/other.yaml", spec);
         },
-        "/var/run/cdi/nvidia.yaml and /var/run/cdi/other.yaml both have nvidia.com/gpu=0",
+        "/var/run/cdi/nvidia.yaml and /var/run/cdi/other.yaml both define nvidia.com/gpu=0",
     ),
 ];
 
-/// The module goes, and its files with it.
+/// Remove the files of a loaded NVIDIA kernel module.
 fn unload(host: &mut Host) {
     for path in [
         "/sys/module/nvidia",

@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::slim::{SlimNode, SlimPod};
 
-/// The list as serde_json reads it when it has the whole text.
+/// The list as serde_json parses the whole text.
 #[derive(Deserialize)]
 struct Whole {
-    /// Read for its type alone: a kind that is not text makes the list unreadable.
+    /// Only its type matters: a kind that is not a text makes the list unreadable.
     #[serde(rename = "kind")]
     _kind: Option<String>,
     metadata: Option<ListMeta>,
@@ -15,14 +15,14 @@ struct Whole {
     items: Option<Option<Vec<Value>>>,
 }
 
-/// Tells `null` from a member that is not there.
+/// Distinguishes `null` from an absent member.
 fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
 
 type Outcome<T> = Result<(ListMeta, Vec<Result<T, Unreadable>>), Wrong>;
 
-/// The list, read in parts that end at these bytes.
+/// Parse the list in parts that end at these bytes.
 fn read<T: DeserializeOwned + Send>(text: &[u8], cuts: &[usize]) -> Outcome<T> {
     let mut found = Vec::new();
     let meta = fed(text, cuts, &mut Read(&mut |item| found.push(item)))?;
@@ -34,7 +34,7 @@ fn fed(text: &[u8], cuts: &[usize], sink: &mut dyn Sink) -> Result<ListMeta, Wro
     let mut from = 0;
     for cut in cuts {
         let to = (*cut).clamp(from, text.len());
-        // The stride is for speed: here every part is looked at.
+        // The stride is only for speed: parse after each part here.
         items.wait_for = 0;
         items.read(&text[from..to], sink)?;
         from = to;
@@ -60,7 +60,7 @@ fn values() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Members in any order, some of them twice, written with or without blanks.
+/// Members in any order, some of them twice, with or without white space.
 fn lists() -> impl Strategy<Value = String> {
     let member = prop_oneof![
         4 => proptest::collection::vec(values(), 0..6).prop_map(|items| ("items".to_owned(), Value::from(items))),
@@ -77,7 +77,7 @@ fn lists() -> impl Strategy<Value = String> {
             .into_iter()
             .map(|((name, value), escaped)| {
                 let name = match escaped {
-                    // Another way to write the same name.
+                    // Another spelling of the same name.
                     true => name.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>(),
                     false => Value::from(name).to_string().trim_matches('"').to_owned(),
                 };
@@ -108,7 +108,7 @@ proptest! {
         let mut text = text.into_bytes();
         if let Some((at, byte)) = broken {
             let at = at.index(text.len());
-            // One byte is another, or the text ends there.
+            // Change one byte, or end the text there.
             if byte < 40 { text.truncate(at) } else { text[at] = byte }
         }
         let whole = serde_json::from_slice::<Whole>(&text);
@@ -121,7 +121,7 @@ proptest! {
             }
             (Ok(Whole { items: None, .. }), Err(Wrong::NoList(_))) => {}
             (Err(_), Err(_)) => {}
-            // A string that is no UTF-8, or a number that is too large: the items around it are of use, and it is told of.
+            // A string that is not UTF-8, or a number that is too large: the other items are usable, and this one is reported.
             (Err(_), Ok((_, found))) => prop_assert!(found.iter().any(Result::is_err)),
             (Ok(_), parts) => prop_assert!(false, "{:?} of {}", parts, String::from_utf8_lossy(&text)),
         }
@@ -280,7 +280,7 @@ fn an_item_of_any_size_below_the_limit_is_read_and_a_larger_one_is_refused() {
     );
     assert_eq!(
         wrong.to_string(),
-        "item 1 of the list is larger than 16 MiB, which no object of an API server is"
+        "item 1 of the list is larger than 16 MiB, but no object of an API server is that large"
     );
 }
 

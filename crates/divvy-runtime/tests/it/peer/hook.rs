@@ -1,4 +1,4 @@
-//! NVIDIA's hook and ours, called by themselves as Docker's `--gpus` has them called.
+//! NVIDIA's hook and Divvy's, called directly as by Docker's `--gpus`.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,17 +11,17 @@ use super::{BY_ENVIRONMENT, Machine, NOT_BY_ENVIRONMENT, Request, Whose, env, mo
 
 const NAME: &str = "nvidia-container-runtime-hook";
 
-/// A call: `config.toml`'s mode, the words, and how the state names the bundle.
+/// A call of the hook: the mode in `config.toml`, the arguments, and the state's name for the bundle.
 struct Call {
     mode: &'static str,
     words: &'static str,
     bundle: &'static str,
-    /// Where it is called.
+    /// The current directory of the call.
     folder: &'static str,
     request: Request,
 }
 
-/// As dockerd asks for it: in an unprivileged container, of settings that say nothing of it.
+/// Return a call as dockerd makes it: for an unprivileged container, with settings that do not say whether the environment counts.
 fn gpus(request: Request) -> Call {
     let with_hook = |config: &mut Value| {
         config["hooks"] = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook", "args": [NAME, "prestart"]}]});
@@ -51,7 +51,7 @@ impl Call {
         self
     }
 
-    /// Its status, and what NVIDIA's program was called with.
+    /// Make the call. Return its exit status, and the arguments of `nvidia-container-cli`.
     fn made(&self, machine: &Machine, whose: Whose) -> (Option<i32>, Vec<String>) {
         let bed = &machine.bed;
         machine.prepare(whose, self.mode, &self.request);
@@ -82,7 +82,7 @@ impl Call {
         }
         let mut child = command.spawn().expect("it runs");
         let state = json!({"ociVersion": "1.0.2", "id": "c1", "pid": 4242, self.bundle: bed.path("bundle")}).to_string();
-        // It may end before it reads.
+        // The program may end before it reads its input.
         let _ = child.stdin.take().expect("its input").write_all(state.as_bytes());
         let status = child.wait().expect("it ends").code();
         let words = fs::read_to_string(called).unwrap_or_default();
@@ -107,7 +107,7 @@ fn rows() -> Vec<Row> {
         );
     }
     same(gpus(visible("0")).mode("bogus"));
-    // What the image says, and what Docker writes behind it.
+    // The image's variables, followed by Docker's.
     same(gpus(visible("all").and("NVIDIA_VISIBLE_DEVICES=1")));
     same(gpus(visible("all").and("NVIDIA_VISIBLE_DEVICES=void")));
     same(gpus(
@@ -160,7 +160,7 @@ fn rows() -> Vec<Row> {
             .with(|request| request.tables("[cli]\ndebug = \"/nowhere/log\"\n")),
     );
     let mut apart = |call, why| rows.push((call, Some(why)));
-    let image = "an image alone gives no container a GPU where the settings do not say so";
+    let image = "an image cannot give a container a GPU unless the settings allow it";
     apart(gpus(env(&["CUDA_VERSION=9.0"])), image);
     apart(gpus(visible("all")).with(|request| request.changed(|_| ())), image);
     apart(
@@ -171,7 +171,7 @@ fn rows() -> Vec<Row> {
         gpus(visible("0")).with(|request| request.top("swarm-resource = \"OF_IMAGE\"\n").and("OF_IMAGE=all")),
         image,
     );
-    let root = "a container's root is below its bundle, wherever the hook is called";
+    let root = "a container's root is relative to its bundle, not to the current directory of the hook";
     apart(
         Call {
             folder: ".",
@@ -179,12 +179,9 @@ fn rows() -> Vec<Row> {
         },
         root,
     );
-    let said = "what the program does not understand is said before it is called";
+    let said = "a request that the program does not understand is refused before the call";
     apart(gpus(visible("nvidia.com/gpu=0")).mode("legacy"), said);
-    apart(
-        gpus(visible("void")).mode("bogus"),
-        "a mode that there is not is said at once",
-    );
+    apart(gpus(visible("void")).mode("bogus"), "an unknown mode is an error at once");
     rows
 }
 

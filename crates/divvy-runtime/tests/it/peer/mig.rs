@@ -1,4 +1,4 @@
-//! GPUs that are divided.
+//! GPUs that are divided into MIG devices.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use super::{ALL, LIVE, Machine, Request, Row, Whose, differences, env, mounted, 
 
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
-/// The first is divided: two compute instances in one GPU instance, and a GPU instance of its own.
+/// The MIG devices of the first GPU, as GPU instance and compute instance: two compute instances in one GPU instance, and one in another.
 const MIG: [(u32, u32); 3] = [(2, 1), (2, 0), (5, 0)];
 
-/// Divides the first GPU, whose minor is 1.
+/// Divide the first GPU, whose minor number is 1. Return the UUIDs of its MIG devices.
 fn divide(machine: &mut Machine) -> Vec<String> {
     let bed = &machine.bed;
     let gpu = |uuid: &str, minor: u32, more: &str| {
@@ -29,7 +29,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
     let proc = bed.path("proc");
     let write = |path: &str, text: &str| {
         let path = proc.join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, text).expect("written");
     };
     let mut minors = String::from("config 1\nmonitor 2\n");
@@ -40,7 +40,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
         );
         minors.push_str(&format!("gpu1/{path}/access {minor}\n"));
         let at = bed.path(&format!("driver/dev/nvidia-caps/nvidia-cap{minor}"));
-        fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(at.parent().expect("a directory")).expect("made");
         node(&at, 0o444);
     }
     write("nvidia-caps/mig-minors", &minors);
@@ -50,7 +50,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
     (0..MIG.len()).map(|index| described.mig_uuid(0, index)).collect()
 }
 
-/// What NVIDIA's generator writes of that machine, with names of all kinds.
+/// Return the spec that NVIDIA's generator writes for that machine, with names of all kinds.
 fn spec(machine: &Machine, uuids: &[String]) -> Value {
     let dev = |path: &str| json!({"path": format!("/dev/{path}"), "hostPath": machine.bed.path("driver/dev").join(path)});
     let cap = |minor: u32| dev(&format!("nvidia-caps/nvidia-cap{minor}"));
@@ -68,8 +68,8 @@ fn spec(machine: &Machine, uuids: &[String]) -> Value {
     json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}})
 }
 
-const WHOLE: &str = "a GPU that is divided is no device: its node alone, as NVIDIA's gives it, lets nothing compute";
-const OF_NOW: &str = "in mode jit-cdi nvidia.com/gpu=0:0 is the MIG device of now, so that nothing stale is taken";
+const WHOLE: &str = "a divided GPU is not a device: nothing can compute with its node alone, which NVIDIA's adds";
+const OF_NOW: &str = "in mode jit-cdi nvidia.com/gpu=0:0 is the driver's current MIG device, so that no stale spec is used";
 
 fn rows(uuids: &[String]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
@@ -131,21 +131,21 @@ fn mig_devices_are_had_as_from_nvidias_runtime() {
             let found = match (&theirs, &ours) {
                 (Ok(theirs), Ok(ours)) => differences(theirs, ours, live(theirs) || live(ours)),
                 (Err(_), Err(_)) => Vec::new(),
-                (Err(said), Ok(_)) => vec![format!("theirs alone refuses: {said}")],
-                (Ok(_), Err(said)) => vec![format!("ours alone refuses: {said}")],
+                (Err(said), Ok(_)) => vec![format!("only theirs refuses: {said}")],
+                (Ok(_), Err(said)) => vec![format!("only ours refuses: {said}")],
             };
             match why {
                 None if !found.is_empty() => wrong.push(format!("{mode} {:?}: {found:#?}", request.env)),
-                Some(why) if found.is_empty() => wrong.push(format!("{mode} {:?}: not apart any more: {why}", request.env)),
+                Some(why) if found.is_empty() => wrong.push(format!("{mode} {:?}: no longer different: {why}", request.env)),
                 Some(WHOLE) => {
-                    let said = ours.expect_err("it is no device");
+                    let said = ours.expect_err("a divided GPU is not a device");
                     assert!(said.contains("this machine's GPUs are runtime.nvidia.com/gpu=0:0"), "{said}");
                 }
                 _ => {}
             }
         }
     }
-    // Each has its own two capabilities, and no other's.
+    // Each MIG device has its own two capabilities, and none of another device.
     let nodes = |value: &str| {
         let config = machine.create(Whose::Ours, "jit-cdi", &visible(value)).expect("created");
         let all = config["linux"]["devices"].as_array().cloned().unwrap_or_default();

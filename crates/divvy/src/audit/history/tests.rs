@@ -32,7 +32,7 @@ fn node_object(value: Value) -> NodeObject {
     serde_json::from_value(value).expect("a node")
 }
 
-/// The outcome of these documents, each list of them a file.
+/// Return the outcome of these documents; each list is a file.
 fn replay(files: &[Vec<Value>]) -> Result<Outcome, Unusable> {
     let mut reader = Reader::default();
     let mut audit = Audit::new(Limits::default());
@@ -106,7 +106,7 @@ fn a_change_of_nothing_that_is_read_is_no_line() {
     assert_eq!(line(3, |pod| pod["metadata"]["labels"] = json!({"other": "label"})), None);
     let changed = line(4, |pod| pod["status"]["phase"] = json!("Failed")).expect("a change");
     assert!(changed.contains("\"type\":\"MODIFIED\",\"rv\":\"4\""), "{changed}");
-    // What happens between two lists is not known, so each list is whole.
+    // It is unknown what happens between two lists, so each list is complete.
     assert!(recorder.pod(1, Seen::ListBegins).is_some());
     let same = Seen::There(pod_object(pod("a", 4, |pod| pod["status"]["phase"] = json!("Failed"))));
     assert!(recorder.pod(1, same).expect("in a list").contains("ADDED"));
@@ -137,7 +137,7 @@ fn a_watch_that_could_not_go_on_is_a_gap_with_its_reason() {
     for seen in [Seen::ListBegins, Seen::There(pod_object(pod("a", 6, |_| ()))), Seen::ListEnds] {
         lines.extend(recorder.pod(1000, seen));
     }
-    // It went on where it was: no gap.
+    // The watch resumed where it was: no gap.
     lines.extend(recorder.pod(2000, Seen::Interrupted("the connection was lost".to_owned())));
     lines.extend(recorder.pod(3000, Seen::There(pod_object(pod("b", 7, |_| ())))));
     lines.extend(recorder.pod(4000, Seen::Interrupted("too old resource version".to_owned())));
@@ -202,7 +202,7 @@ fn kubectls_output_is_read() {
         json!({"kind": "Status", "status": "Failure", "message": "too old resource version"}),
     );
     let outcome = replay(&[vec![list(vec![node(1)])], gone.clone(), vec![]]).expect("readable");
-    // When its container ended is not known: kubectl tells no times.
+    // It is unknown when its container ended: kubectl's output has no times.
     assert_eq!(ids(&outcome), ["given-before-its-end-was-seen"]);
     let outcome = replay(&[vec![event("ADDED", a.clone()), broke]]).expect("readable");
     assert!(ids(&outcome).contains(&"history-gap"));

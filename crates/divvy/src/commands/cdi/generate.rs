@@ -1,10 +1,10 @@
-//! `divvy cdi generate`.
+//! `divvy cdi generate`: finds the machine's GPUs, and writes a spec of them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_agent::config;
+use divvy_agent as agent;
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::{Format, is_spec_file};
@@ -18,10 +18,10 @@ use super::{directory, say, tell_troubles, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
-/// Initialising a driver starts each of its GPUs.
+/// The time limit for the probe; initializing a driver starts each of its GPUs.
 const PATIENCE: Duration = Duration::from_secs(75);
 
-/// Makes the spec, and writes it.
+/// Generate the spec, and print it or write it to a file.
 pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
     args.driver_root = whole(&args.sys_root, &args.driver_root);
     args.dev_root = args.dev_root.map(|root| whole(&args.sys_root, &root));
@@ -44,7 +44,7 @@ pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
         .collect();
     refuse_conflict(&args.output, &names)?;
     if let Some(folder) = args.output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("the folder {} cannot be made", folder.display()))?;
+        std::fs::create_dir_all(folder).with_context(|| format!("the directory {} cannot be created", folder.display()))?;
     }
     write_whole(&args.output, &text, 0o644).with_context(|| format!("{} was not written", args.output.display()))?;
     say(&format!(
@@ -67,13 +67,13 @@ fn format(args: &CdiGenerateArgs) -> anyhow::Result<Format> {
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     anyhow::ensure!(
         is_spec_file(&name),
-        "--output {}: engines look only at files that end in .yaml or .json; name it so",
+        "--output {}: engines read only files whose names end in .yaml or .json; choose such a name",
         args.output.display()
     );
     let by_name = if name.ends_with(".json") { Format::Json } else { Format::Yaml };
     anyhow::ensure!(
         asked.is_none_or(|asked| asked == by_name),
-        "--output {} and --format say different things; leave --format away",
+        "--output {} and --format contradict each other; omit --format",
         args.output.display()
     );
     Ok(by_name)
@@ -85,7 +85,7 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
         CdiVendor::Auto if args.mode == CdiMode::Auto => detect(args, files)?,
         CdiVendor::Auto => CdiVendor::Nvidia,
         CdiVendor::Amd | CdiVendor::Intel if args.mode != CdiMode::Auto => {
-            anyhow::bail!("--mode is for --vendor nvidia: other vendors' machines have nothing of the kind")
+            anyhow::bail!("--mode is only for --vendor nvidia; omit --mode")
         }
         vendor => vendor,
     };
@@ -111,7 +111,7 @@ async fn generate(args: &CdiGenerateArgs, files: &Files) -> anyhow::Result<Gener
     }
     anyhow::ensure!(
         args.mode != CdiMode::Wsl || wsl::is_there(files),
-        "--mode wsl: there is no /dev/dxg, so this is not WSL 2; leave --mode away"
+        "--mode wsl: there is no /dev/dxg, so this is not WSL 2; omit --mode"
     );
     Ok(match vendor {
         CdiVendor::Amd => amd::generate(files, &options)?,
@@ -150,18 +150,19 @@ fn part(mode: CdiMode) -> Option<Part> {
     })
 }
 
-/// The path of divvy-hook, if the spec is to have it.
+/// Return the path of divvy-hook, if the spec is to contain the hook.
 fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
     let path = match (args.hooks, &args.hook_program) {
         (CdiHooks::None, None) => return Ok(None),
-        (CdiHooks::None, Some(path)) => anyhow::bail!("--hook-program {} is for --hooks minimal", path.display()),
+        (CdiHooks::None, Some(path)) => anyhow::bail!("--hook-program {} needs --hooks minimal; add it", path.display()),
         (CdiHooks::Minimal, Some(path)) => path.clone(),
         (CdiHooks::Minimal, None) => {
-            let own = std::env::current_exe().context("the own program cannot be found, to look for divvy-hook beside it")?;
+            let own = std::env::current_exe()
+                .context("this program's own path is unknown, so divvy-hook cannot be found next to it")?;
             let beside = own.with_file_name("divvy-hook");
             anyhow::ensure!(
                 beside.is_file(),
-                "--hooks minimal: there is no {}; every container with the spec would fail to start. Say where it is with --hook-program",
+                "--hooks minimal: there is no {}; every container with this spec would fail to start. Give the path of divvy-hook with --hook-program",
                 beside.display()
             );
             beside
@@ -169,18 +170,24 @@ fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
     };
     anyhow::ensure!(
         path.is_absolute(),
-        "--hook-program {}: container runtimes want the whole path",
+        "--hook-program {}: container runtimes need an absolute path",
         path.display()
     );
     let path = path.into_os_string().into_string();
-    path.map(Some)
-        .map_err(|path| anyhow::anyhow!("--hook-program {}: the path is not text, and a spec is", path.display()))
+    path.map(Some).map_err(|path| {
+        anyhow::anyhow!(
+            "--hook-program {}: a spec cannot contain this path, because it is not UTF-8 text",
+            path.display()
+        )
+    })
 }
 
-/// The vendor whose driver is there; a second one is told.
+/// Return the first vendor whose driver is present, and print a note if there are others.
 fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> {
-    let has_nvidia =
-        proc::loaded_driver(tree).is_some() || wsl::is_there(tree) || args.driver_root != "/" || args.nvml_library.is_some();
+    let has_nvidia = divvy_cdi::driver_version::loaded_driver(tree).is_some()
+        || wsl::is_there(tree)
+        || args.driver_root != "/"
+        || args.nvml_library.is_some();
     let found: Vec<(CdiVendor, &str)> = [
         (CdiVendor::Nvidia, "nvidia", has_nvidia),
         (CdiVendor::Amd, "amd", amd::is_there(tree)),
@@ -191,14 +198,14 @@ fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> 
     .collect();
     let Some(((vendor, name), rest)) = found.split_first() else {
         anyhow::bail!(
-            "no driver of a GPU is loaded on this machine (no /sys/module/nvidia, no AMD GPU in /sys/class/kfd, no Intel GPU in /sys/bus/pci): load it, \
-             or say where it is with --driver-root or --sys-root; --vendor says more of one of them"
+            "no GPU driver is loaded on this machine (no /sys/module/nvidia, no AMD GPU in /sys/class/kfd, no Intel GPU in /sys/bus/pci): load it, \
+             or give its place with --driver-root or --sys-root; with --vendor the error is more specific"
         );
     };
     if !rest.is_empty() {
         let others: Vec<&str> = rest.iter().map(|(_, name)| *name).collect();
         say(&format!(
-            "note: this is for {name}; there is {} too: --vendor",
+            "note: this spec is for {name}; for {}, add --vendor",
             others.join(" and ")
         ))?;
     }
@@ -212,7 +219,7 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
         CdiSource::Proc => false,
     };
     if args.mode != CdiMode::Nvml && wsl::is_there(files) {
-        // The files have no version there; the probe knows it.
+        // Under WSL no file has the driver's version; the probe knows it.
         let driver = match ask {
             true => Some(ask_probe(args).await?.driver),
             false => None,
@@ -224,7 +231,7 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
     }
     let snapshot = match ask_probe(args).await {
         Ok(snapshot) => snapshot,
-        // Where there is no driver at all, that is the better reason.
+        // If there is no driver at all, that is the better reason.
         Err(error) => {
             return match nvidia::generate(files, &[], None, options) {
                 Err(without @ (Error::NoDriver(_) | Error::NoRoot { .. })) => Err(without.into()),
@@ -255,25 +262,29 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
 async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
     let probe = match &args.probe {
         Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
-            config::Probe::Socket(socket) => Probe::Socket(socket),
-            config::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
+            agent::Probe::Socket(socket) => Probe::Socket(socket),
+            agent::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
         },
         None => {
-            let own = std::env::current_exe()
-                .context("the own program cannot be found, to look for divvy-probe beside it; give --probe")?;
+            let own = std::env::current_exe().context(
+                "this program's own path is unknown, so divvy-probe cannot be found next to it; give its path with --probe",
+            )?;
             Probe::Spawn(spawn(args, own.with_file_name("divvy-probe")))
         }
     };
     snapshot(&probe, PATIENCE).await.map_err(|Failure { code, text }| {
         let hint = match code {
-            Code::ProbeUnreachable => "; --probe says where divvy-probe is, --gpus-from proc does without",
-            _ => "; --gpus-from proc does without the driver's library",
+            Code::ProbeUnreachable => {
+                "; give the path of divvy-probe with --probe, or use --gpus-from proc, which does not need it"
+            }
+            _ => "; --gpus-from proc does not need the driver's library",
         };
-        anyhow::anyhow!("the driver was asked for its GPUs, and {text}{hint}")
+        anyhow::anyhow!("the driver could not be queried for its GPUs: {text}{hint}")
     })
 }
 
-/// A root of the machine as a whole path, as specs need it: a relative one is below the current directory, or below `--sys-root` where that is a copy.
+/// Return a root directory as an absolute path, as specs need it. A relative path is below the current directory, or, for a copy of another
+/// machine, below `--sys-root`.
 fn whole(sys_root: &Path, root: &str) -> String {
     let relative = !root.is_empty() && !root.starts_with('/');
     match relative {
@@ -300,7 +311,7 @@ fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
     }
 }
 
-/// Another file of the directory that has one of these devices would make both useless.
+/// Refuse to write if another file of the directory defines one of these devices, because engines would then use neither file's device.
 fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
     let folder = output
         .parent()
@@ -310,7 +321,7 @@ fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
     let found = match directory(folder, &shown, 0) {
         Ok((found, _)) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(anyhow::Error::new(error).context(format!("the folder {shown} cannot be read"))),
+        Err(error) => return Err(anyhow::Error::new(error).context(format!("the directory {shown} cannot be read"))),
     };
     let own = output.file_name().unwrap_or_default().to_string_lossy();
     for file in found.iter().filter(|file| file.path.rsplit('/').next() != Some(&own)) {
@@ -322,7 +333,7 @@ fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
             .find(|name| names.contains(name));
         if let Some(name) = twice {
             anyhow::bail!(
-                "{} has {name} already, and engines give out no device that two files of a directory have: remove that file, write to it \
+                "{} already defines {name}, and engines refuse a device that two files of a directory define: remove that file, write to it \
                  (-o {}), or use --vendor-name or --class. Nothing was written",
                 file.path,
                 file.path

@@ -1,4 +1,4 @@
-//! `divvy cdi list`.
+//! `divvy cdi list`: lists the devices of the machine's specs, with their states.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{conflicts, directory_below, ignored, say, tell_troubles};
 use crate::cli::cdi::{CdiListArgs, CdiListOutput};
 use crate::printer;
 
-/// What is there.
+/// The output of `divvy cdi list -o json`.
 #[derive(Debug, Serialize)]
 struct List {
     devices: Vec<Row>,
@@ -25,13 +25,13 @@ struct Row {
     file: String,
     /// `ok`, `conflict`, `hidden` or `stale`.
     state: &'static str,
-    /// Files of the same directory that have the device, too.
+    /// The other files of the same directory that define the device.
     #[serde(rename = "conflictsWith", skip_serializing_if = "Vec::is_empty")]
     conflicts_with: Vec<String>,
-    /// The file of a directory of higher priority that has it.
+    /// The file in a directory of higher priority that also defines the device.
     #[serde(rename = "hiddenBy", skip_serializing_if = "Option::is_none")]
     hidden_by: Option<String>,
-    /// In words.
+    /// The reasons for the state, as sentences.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     why: Vec<String>,
 }
@@ -39,13 +39,13 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct File {
     path: String,
-    /// Whether engines take it.
+    /// Whether engines accept the file.
     usable: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     problems: Vec<String>,
 }
 
-/// Lists. `Ok(false)`: `--strict`, and something is wrong.
+/// Print the list. `Ok(false)`: with `--strict`, there are problems.
 pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
     let (mut found, mut not_read) = (Vec::new(), Vec::new());
     for (priority, shown) in args.spec_dir.iter().enumerate() {
@@ -54,7 +54,7 @@ pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
                 found.extend(files);
                 not_read.extend(names);
             }
-            // Readers take it so, too.
+            // Engines also ignore a missing directory.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("the directory {shown} cannot be read")),
         }
@@ -112,11 +112,14 @@ fn row(device: &FoundDevice<'_>, stale: &BTreeMap<&str, Vec<String>>) -> Row {
     let (state, why) = match device {
         FoundDevice { conflicts_with, .. } if !conflicts_with.is_empty() => (
             "conflict",
-            conflicts_with.iter().map(|other| format!("{other} has it too")).collect(),
+            conflicts_with
+                .iter()
+                .map(|other| format!("{other} also defines it"))
+                .collect(),
         ),
         FoundDevice {
             hidden_by: Some(other), ..
-        } => ("hidden", vec![format!("{other} is taken")]),
+        } => ("hidden", vec![format!("{other} takes precedence")]),
         _ if !stale.is_empty() => ("stale", stale.to_vec()),
         _ => ("ok", Vec::new()),
     };

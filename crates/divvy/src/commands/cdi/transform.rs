@@ -1,4 +1,4 @@
-//! `divvy cdi transform`.
+//! `divvy cdi transform`: moves the paths of a spec below another root.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use super::{LARGEST_SPEC, read_bounded, say, standard_input, write_whole};
 use crate::cli::cdi::{CdiSide, CdiTransformArgs};
 use crate::printer;
 
-/// Reads a spec, moves its paths, and writes it.
+/// Read a spec, move its paths, and write it.
 pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     for (flag, path) in [("--from", &args.from), ("--to", &args.to)] {
         anyhow::ensure!(
             path.starts_with('/'),
-            "{flag} {path}: a whole path, which begins with /, is needed"
+            "{flag} {path}: write an absolute path, which starts with /"
         );
     }
     let shown = args.input.display();
@@ -39,12 +39,12 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     );
     if changed == 0 {
         say(&format!(
-            "warning: no path of {shown} is below {}: nothing was changed",
+            "warning: no path of {shown} is below {}, so nothing was changed",
             args.from
         ))?;
     }
     let named = |path: &Path| path.extension().is_some_and(|ending| ending == "json");
-    // In the form in which it came, unless the new file's name says another.
+    // Keep the input's format, unless the output file's name implies another.
     let is_json = match args.output == Path::new("-") {
         true => text.trim_start().starts_with('{'),
         false => named(&args.output),
@@ -56,7 +56,7 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     anyhow::ensure!(
         divvy_cdi::is_spec_file(&name),
-        "--output {}: engines look only at files that end in .yaml or .json; name it so",
+        "--output {}: engines read only files whose names end in .yaml or .json; choose such a name",
         args.output.display()
     );
     write_whole(&args.output, &text, 0o644).with_context(|| format!("{} was not written", args.output.display()))?;

@@ -1,4 +1,4 @@
-//! `divvy cdi validate`.
+//! `divvy cdi validate`: checks spec files, and prints the findings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, stan
 use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
 use crate::printer;
 
-/// What was found of one file.
+/// The result for one file.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Verdict {
@@ -21,7 +21,7 @@ struct Verdict {
     valid: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     cdi_version: Option<String>,
-    /// The oldest version that has all that the file uses.
+    /// The oldest CDI version that has all features that the file uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     least_version: Option<String>,
     devices: usize,
@@ -35,11 +35,11 @@ struct Finding {
     text: String,
 }
 
-/// Checks. `Ok(false)`: there are errors, or with `--strict` warnings.
+/// Check the files, and print the findings. `Ok(false)`: there are errors, or with `--strict` warnings.
 pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     let machine = Files::below(&args.sys_root);
     let mut verdicts = Vec::new();
-    // Each folder is a directory of specs for itself: files of one folder may conflict.
+    // Engines look for conflicts within one directory, so group the files by directory.
     let mut folders: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     for path in &args.files {
         let shown = path.display().to_string();
@@ -47,13 +47,13 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
             let text = Ok::<_, std::convert::Infallible>(standard_input()?);
             folders.entry(shown).or_default().push(Found::of("-", 0, text));
         } else if std::fs::metadata(path)
-            .with_context(|| format!("{shown} cannot be looked at"))?
+            .with_context(|| format!("{shown} cannot be read"))?
             .is_dir()
         {
             let (found, not_read) =
                 directory(path, &shown, 0).with_context(|| format!("the directory {shown} cannot be read"))?;
             if found.is_empty() && not_read.is_empty() {
-                say(&format!("warning: {shown} has no file that ends in .yaml or .json"))?;
+                say(&format!("warning: {shown} has no file whose name ends in .yaml or .json"))?;
             }
             folders.entry(shown).or_default().extend(found);
             verdicts.extend(not_read.iter().map(|path| verdict_of_ignored(path)));
@@ -93,7 +93,7 @@ fn verdict(file: &Found, conflicts: &[(String, Problem)], machine: &Files) -> Ve
         problems.extend(Stale::check(spec, machine).sentences().into_iter().map(|text| Problem {
             severity: Severity::Warning,
             field: "file".to_owned(),
-            text: format!("it is stale: {text}; make it again"),
+            text: format!("it is stale: {text}; generate it again"),
         }));
     }
     let spec = file.spec.as_ref().ok();

@@ -1,4 +1,4 @@
-//! Puts new texts in their places: each file whole or as it was, all of them or none.
+//! Writes the planned files: each file atomically, and all of them or none.
 
 use std::fs;
 use std::io;
@@ -11,14 +11,14 @@ use divvy_host::Root;
 
 use crate::commands::write_whole;
 
-/// A machine's tree.
+/// The directory tree of the machine to configure.
 pub(super) struct Place<'p> {
     pub(super) root: &'p Root<'p>,
     pub(super) folder: &'p Path,
 }
 
 impl Place<'_> {
-    /// Where a path of the machine is here: what is written through a link stays a link.
+    /// Return the local path of a path on the machine, with symbolic links resolved, so that a write replaces a link's target and not the link.
     fn real(&self, path: &str) -> PathBuf {
         let below = |path: &str| self.folder.join(path.trim_start_matches('/'));
         if let Some((real, _)) = self.root.resolve(path) {
@@ -59,7 +59,8 @@ impl Place<'_> {
     }
 }
 
-/// Makes a plan true. What was there before is written down before anything else, and forgotten after all else.
+/// Apply a plan. The record of the previous content is written before any other file, and removed after all others. If a write fails, the files
+/// that were already written are restored.
 pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow::Result<()> {
     let record = place.real(record_path);
     let record_before = fs::read_to_string(&record).ok();
@@ -68,7 +69,7 @@ pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow
         if let Some(folder) = record.parent() {
             fs::create_dir_all(folder).with_context(|| not_written(record_path))?;
         }
-        // It may hold a registry's password.
+        // The record may contain a registry's password.
         write_whole(&record, &text, 0o600).with_context(|| not_written(record_path))?;
     }
     for (index, edit) in plan.edits.iter().enumerate() {
@@ -78,13 +79,13 @@ pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow
         for done in plan.edits[..index].iter().rev() {
             place
                 .put(done, done.before.as_deref())
-                .with_context(|| format!("{} could not be put back as it was", done.path))?;
+                .with_context(|| format!("{} could not be restored", done.path))?;
         }
         match &record_before {
             Some(text) => write_whole(&record, text, 0o600),
             None => fs::remove_file(&record),
         }
-        .with_context(|| format!("{record_path} could not be put back as it was"))?;
+        .with_context(|| format!("{record_path} could not be restored"))?;
         return Err(error).with_context(|| not_written(&edit.path));
     }
     if plan.record.is_none() && record.exists() {
@@ -94,5 +95,7 @@ pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow
 }
 
 fn not_written(path: &str) -> String {
-    format!("{path} could not be written, and all is as it was; engines' files are root's: run this with sudo")
+    format!(
+        "{path} could not be written, and all files are unchanged; only root may change engines' files, so run this command with sudo"
+    )
 }

@@ -1,4 +1,4 @@
-//! What engines say of themselves.
+//! Queries to engines for their version and configuration.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -7,23 +7,24 @@ use anyhow::Context as _;
 use divvy_engines::Engine;
 use tokio::process::Command;
 
-/// A version is a line; a configuration is put together of files.
+/// The time limit to print a version.
 const VERSION: Duration = Duration::from_secs(5);
+/// The time limit to print a configuration, which the engine merges from several files.
 const CONFIGURATION: Duration = Duration::from_secs(30);
 
-/// What containerd says of its version; none where it says nothing.
+/// Return the output of `containerd --version`. `None` if it cannot be run.
 pub(super) async fn containerd_version(program: Option<&str>) -> Option<String> {
     said(program.unwrap_or("containerd"), &["--version"], VERSION).await.ok()
 }
 
-/// An engine's own view of its configuration, as TOML.
+/// Return an engine's dumped configuration, as TOML.
 pub(super) async fn configuration(engine: Engine, program: Option<&str>) -> anyhow::Result<String> {
     if engine != Engine::Crio {
         return said(program.unwrap_or("containerd"), &["config", "dump"], CONFIGURATION).await;
     }
     match said(program.unwrap_or("crio"), &["status", "config"], CONFIGURATION).await {
         Ok(text) => Ok(text),
-        // Before 1.29 it was a program of its own.
+        // CRI-O before 1.29 has a separate program for this.
         Err(error) => said("crio-status", &["config"], CONFIGURATION)
             .await
             .with_context(|| format!("{error:#}")),
@@ -33,7 +34,7 @@ pub(super) async fn configuration(engine: Engine, program: Option<&str>) -> anyh
 async fn said(program: &str, words: &[&str], longest: Duration) -> anyhow::Result<String> {
     let told = || {
         format!(
-            "`{program} {}` did not say how the engine is configured: is it there, and does it run? --config-source=file does without it",
+            "`{program} {}` did not print the engine's configuration; check that the program exists and that the engine runs, or use --config-source=file",
             words.join(" ")
         )
     };

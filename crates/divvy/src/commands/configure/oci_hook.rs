@@ -1,4 +1,4 @@
-//! The hook by which engines without runtimes of their own, old Podman above all, had a program run for all containers (`oci-hooks(5)`).
+//! The OCI hook file (`oci-hooks(5)`) with which engines that cannot configure runtimes, above all old Podman, run a program for all containers.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use crate::commands::{say, write_whole};
 use crate::printer;
 
-/// Where a hook's own programs are searched.
+/// The PATH of the hook.
 const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Prints the hook, or writes it.
+/// Print the OCI hook, or write it to a file.
 pub(super) fn write(program: &str, file: Option<&Path>, dry_run: bool) -> anyhow::Result<()> {
-    say("warning: hooks are of the past: engines have a runtime for this (--runtime), or devices by CDI")?;
+    say("warning: OCI hooks are obsolete; use a runtime (--runtime) or CDI devices instead")?;
     let text = serde_json::to_string_pretty(&hook(program))? + "\n";
     let Some(file) = file.filter(|_| !dry_run) else {
         return Ok(printer::print(&text)?);

@@ -1,4 +1,4 @@
-//! Has an engine read its files anew.
+//! Makes an engine reload its files.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use anyhow::Context as _;
 use divvy_engines::{Engine, Plan, Target};
 use tokio::process::Command;
 
-/// An engine that is not up again after this has a fault that its log tells.
+/// The time limit for a reload or restart. An engine that takes longer has a fault, which its log shows.
 const LONGEST: Duration = Duration::from_secs(90);
-/// How long systemd may take to say what runs.
+/// The time limit for `systemctl is-active`.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// The command that is needed.
+/// The systemctl command that makes the engine reload its files.
 pub(super) struct Step {
     verb: &'static str,
     unit: &'static str,
@@ -20,7 +20,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// For an engine whose files have changed.
+    /// Choose the command for an engine whose files have changed.
     pub(super) async fn of(engine: Engine, target: &Target, plan: &Plan, here: bool) -> Step {
         let units = engine.units();
         let mut unit = units[0];
@@ -32,37 +32,37 @@ impl Step {
                 }
             }
         }
-        // dockerd reads runtimes and the default again when it is told to; whether it does CDI is settled at its start.
+        // On a reload, dockerd reads the runtimes and the default runtime again. It reads the CDI setting only when it starts.
         let reload = matches!(target, Target::Docker { .. })
             && !plan
                 .edits
                 .iter()
                 .any(|edit| cdi(edit.before.as_deref()) != cdi(edit.after.as_deref()));
         let (verb, why) = match (engine, reload) {
-            (Engine::Docker, true) => ("reload", "containers go on running"),
+            (Engine::Docker, true) => ("reload", "containers keep running"),
             (Engine::Docker, false) => ("restart", "containers stop, unless live-restore is on"),
-            _ => ("restart", "pods go on running"),
+            _ => ("restart", "pods keep running"),
         };
         Step { verb, unit, why }
     }
 
-    /// As it is typed.
+    /// Return the command line.
     pub(super) fn words(&self) -> String {
         format!("systemctl {} {}", self.verb, self.unit)
     }
 
-    /// What it does to who runs.
+    /// Return the effect on running containers.
     pub(super) fn why(&self) -> &'static str {
         self.why
     }
 
-    /// Does it, within a time limit.
+    /// Run the command, within a time limit.
     pub(super) async fn run(&self) -> anyhow::Result<()> {
         let mut command = Command::new("systemctl");
         command.args([self.verb, self.unit]).kill_on_drop(true).stdin(Stdio::null());
         let told = || {
             format!(
-                "the files are written, but `{}` failed; see `journalctl -u {} -n 50`, or take the change back with --undo",
+                "the files are written, but `{}` failed; see `journalctl -u {} -n 50`, or undo the change with --undo",
                 self.words(),
                 self.unit
             )
@@ -80,7 +80,7 @@ impl Step {
     }
 }
 
-/// What a `daemon.json` says of CDI.
+/// Return `features.cdi` of a `daemon.json`, if it is set.
 fn cdi(text: Option<&str>) -> Option<bool> {
     let value: serde_json::Value = serde_json::from_str(text?).ok()?;
     value.get("features")?.get("cdi")?.as_bool()

@@ -1,4 +1,4 @@
-//! What changes, for people and for programs.
+//! The output about changes, as text for people and as JSON for programs.
 
 use divvy_engines::{Edit, Engine, Files, Plan, Target};
 use divvy_host::Root;
@@ -9,7 +9,7 @@ use crate::cli::configure::ConfigureArgs;
 use crate::commands::say;
 use crate::printer;
 
-/// `-o json`.
+/// The output of `divvy configure -o json` for one engine.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Shown {
@@ -62,7 +62,7 @@ fn action(edit: &Edit) -> &'static str {
     }
 }
 
-/// The diff of all files, in colours on a terminal.
+/// Print the diff of all files, colored as `--color` says.
 pub(super) fn diff(plan: &Plan) -> anyhow::Result<()> {
     for edit in &plan.edits {
         printer::print(&unified(edit, printer::coloured()))?;
@@ -70,7 +70,7 @@ pub(super) fn diff(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The new texts, as NVIDIA's tool prints them.
+/// Print the new files, as NVIDIA's tool does.
 pub(super) fn texts(root: &Root<'_>, target: &Target, plan: &Plan) -> anyhow::Result<()> {
     let mut paths = vec![target.written()];
     if let Target::Containerd { drop_in: Some(_), .. } = target {
@@ -124,7 +124,7 @@ fn unified(edit: &Edit, coloured: bool) -> String {
     out
 }
 
-/// What was done, and what the person should know.
+/// Print the notes, what was done to each file, and how pods select the runtime.
 pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: &Plan) -> anyhow::Result<()> {
     for note in &plan.notes {
         say(&format!("note: {note}"))?;
@@ -132,7 +132,7 @@ pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: 
     let name = engine.as_str();
     if plan.edits.is_empty() {
         say(&match args.undo {
-            true => format!("{name}: nothing to take out of {}", target.config()),
+            true => format!("{name}: nothing to remove from {}", target.config()),
             false => format!("{name}: already configured, nothing changed ({})", target.written()),
         })?;
         return Ok(());
@@ -143,8 +143,8 @@ pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: 
             ("create", true) => "would be written",
             ("remove", false) => "removed",
             ("remove", true) => "would be removed",
-            (_, false) if args.undo => "is as it was",
-            (_, true) if args.undo => "would be as it was",
+            (_, false) if args.undo => "restored",
+            (_, true) if args.undo => "would be restored",
             (_, false) => "changed",
             (_, true) => "would be changed",
         };
@@ -152,7 +152,7 @@ pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: 
     }
     if !args.undo && engine != Engine::Docker && !args.dry_run {
         say(&format!(
-            "pods ask for it by a RuntimeClass: divvy configure --runtime-class{} | kubectl apply -f -",
+            "pods select the runtime with a RuntimeClass: divvy configure --runtime-class{} | kubectl apply -f -",
             if args.runtime_name == "nvidia" {
                 String::new()
             } else {

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use super::http as question;
-use super::programs::too_long;
+use super::output::too_long;
 use crate::cli::AccessArgs;
 use crate::cli::doctor::DoctorArgs;
 use crate::commands::inspect::{access, say_left_out};

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use super::http;
-use super::programs::{output, too_long};
+use super::output::{output, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 

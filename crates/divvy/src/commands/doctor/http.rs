@@ -7,7 +7,7 @@ use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::programs::too_long;
+use super::output::too_long;
 
 /// The largest accepted body in bytes; `/metrics` of an extender with thousands of nodes is smaller.
 pub(super) const LARGEST: usize = 8 * 1024 * 1024;

@@ -4,30 +4,25 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use divvy_cdi::generate::{proc, wsl};
+use divvy_cdi::generate::wsl;
 use divvy_doctor::facts::Kind;
-use divvy_doctor::facts::programs::{Probed, Socket, last_line};
+use divvy_doctor::facts::programs::{Probed, Socket};
 use divvy_doctor::{Asked, Facts};
 use divvy_engines::Files;
 use divvy_host::Root;
 use divvy_oci::runtime::settings;
 use rustix::fs::OFlags;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
-use tokio::process::Command;
 
+use super::output::{output_of, too_long};
 use super::{cluster, engine};
 
 use crate::cli::doctor::DoctorArgs;
 
 /// The largest kernel log in bytes; the kernel keeps at most a few MiB.
 const LARGEST_LOG: usize = 16 * 1024 * 1024;
-
-/// The largest accepted output of a program in bytes.
-const LARGEST_OUTPUT: u64 = 16 * 1024 * 1024;
 
 /// The programs to query, found by the machine's files. The files are read beforehand, because reading can block, and all queries share one
 /// thread.
@@ -61,7 +56,7 @@ impl Places {
         };
         let mut urls = facts.extenders().into_iter().map(|extender| extender.url);
         Places {
-            driver: proc::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree),
+            driver: divvy_cdi::driver_version::loaded_driver(facts.tree).is_some() || wsl::is_there(facts.tree),
             containerd,
             sockets: facts.kubelet().map(|kubelet| socket_paths(facts, &kubelet.dir)),
             runtime: facts.program(&["divvy-runtime"]),
@@ -167,53 +162,6 @@ async fn within<T: Send + 'static>(limit: Duration, what: &str, ask: impl FnOnce
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => Asked::Failed(format!("{what}: {error}")),
         Err(_) => Asked::Failed(too_long(what, limit)),
-    }
-}
-
-pub(super) fn too_long(what: &str, limit: Duration) -> String {
-    format!("{what} did not answer within {} s", limit.as_secs())
-}
-
-/// Run a program with a time limit, and return its standard output if it succeeds.
-pub(super) async fn output_of(program: &Path, arguments: &[&str], limit: Duration) -> Asked<String> {
-    let shown = format!("{} {}", program.display(), arguments.join(" "));
-    let mut command = Command::new(program);
-    command.args(arguments);
-    match tokio::time::timeout(limit, output(command)).await {
-        Err(_) => Asked::Failed(too_long(&shown, limit)),
-        Ok(Err(error)) if error.kind() == ErrorKind::FileTooLarge => Asked::Failed(format!("{shown} {error}")),
-        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Asked::Absent(format!("there is no {}", program.display())),
-        // A program that could not be started is no evidence of a fault on the machine.
-        Ok(Err(error)) => Asked::Blocked(format!("{shown} could not be started: {error}")),
-        Ok(Ok(output)) if output.status.success() => Asked::Answer(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Ok(Ok(output)) => Asked::Failed(format!("{} ({}, {shown})", last_line(&output.stderr), output.status)),
-    }
-}
-
-/// Run a program, and return its output and exit status. A program that prints more than [`LARGEST_OUTPUT`] is killed.
-pub(super) async fn output(mut command: Command) -> std::io::Result<Output> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
-    let (printed, complained) = (child.stdout.take(), child.stderr.take());
-    let (stdout, stderr, status) = tokio::try_join!(all_of(printed), all_of(complained), child.wait())?;
-    Ok(Output { status, stdout, stderr })
-}
-
-async fn all_of(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    if let Some(from) = from {
-        from.take(LARGEST_OUTPUT + 1).read_to_end(&mut bytes).await?;
-    }
-    match u64::try_from(bytes.len()).is_ok_and(|length| length <= LARGEST_OUTPUT) {
-        true => Ok(bytes),
-        false => Err(std::io::Error::new(
-            ErrorKind::FileTooLarge,
-            format!("printed more than {} MiB", LARGEST_OUTPUT >> 20),
-        )),
     }
 }
 

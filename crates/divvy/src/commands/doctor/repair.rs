@@ -1,4 +1,4 @@
-//! `divvy doctor --fix`.
+//! `divvy doctor --fix`: makes the repairs that the failed checks offer.
 
 use std::path::Path;
 

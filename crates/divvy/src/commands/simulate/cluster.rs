@@ -1,4 +1,4 @@
-//! `divvy simulate --cluster` and `--cluster-dump`.
+//! `divvy simulate --cluster` and `--cluster-dump`: reads a cluster, and prints what would change in it.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -19,11 +19,11 @@ use crate::cli::simulate::{SimulateArgs, SimulateOutput};
 use crate::printer;
 use crate::simulate::cluster::{answer, text};
 
-/// Places the pods of a cluster anew under each policy, and says what would change.
+/// Place the pods of a cluster again under each policy, and print what would change.
 pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(
         args.output != SimulateOutput::Csv,
-        "-o csv has a line for each run of a trace; of a cluster there are a table and -o json"
+        "-o csv has a line for each run of a trace; for a cluster, use -o table or -o json"
     );
     let cluster = match &args.cluster_dump {
         Some(path) => {
@@ -91,7 +91,7 @@ fn read(path: &Path) -> anyhow::Result<Dump> {
     Ok(dump::read(&decompress("the dump", &packed)?)?)
 }
 
-/// Nodes and pods in the simulator's terms.
+/// The cluster's nodes and pods, in the simulator's types.
 #[derive(Default)]
 struct Found {
     nodes: Vec<ClusterNode>,
@@ -107,7 +107,7 @@ fn node(object: NodeObject) -> ClusterNode {
 
 fn pod(object: PodObject) -> Result<ClusterPod, String> {
     let mut pod = convert::pod(&object).map_err(|error| error.to_string())?;
-    // The ledger does not look at what each container was given, and that is more than the rest of the pod.
+    // The ledger does not read the containers' parts of an allocation, which take more memory than the rest of the pod.
     if let Held::Allocation(allocation) = &mut pod.held {
         allocation.containers.clear();
     }
@@ -120,7 +120,7 @@ fn pod(object: PodObject) -> Result<ClusterPod, String> {
 
 impl Found {
     fn cluster(self, unit: MemoryUnit) -> Cluster {
-        // The cluster's unit is what the agents publish; the flag is for clusters where none does.
+        // The agents publish the cluster's unit; the flag is for clusters whose agents do not.
         let published = self.nodes.iter().find_map(|node| match &node.node.inventory {
             Some(Ok(inventory)) => Some(inventory.unit),
             _ => None,

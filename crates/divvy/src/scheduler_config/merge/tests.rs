@@ -1,7 +1,7 @@
 use super::super::{API_VERSION, LOCAL_URL};
 use super::*;
 
-/// A file as the tutorials have it, of any version.
+/// A configuration from gpushare's tutorials, in any version.
 fn tutorial(version: &str) -> String {
     format!(
         "# the tutorial's\napiVersion: kubescheduler.config.k8s.io/{version}\nkind: KubeSchedulerConfiguration\n\
@@ -78,7 +78,7 @@ fn what_is_printed_for_a_new_cluster_and_what_is_merged_into_nothing_say_the_sam
     let again = merged(&fresh);
     assert_eq!(value(&again), serde_saphyr::from_str::<Value>(&fresh).expect("YAML"));
     let said: Vec<_> = again.notes.iter().filter(|note| !note.starts_with("kept")).collect();
-    assert_eq!(said, ["unchanged: it says already what Divvy needs"]);
+    assert_eq!(said, ["unchanged: the file already contains what Divvy needs"]);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn policy_files_of_old_tutorials_keep_their_extenders() {
     assert_eq!(file["extenders"][0].get("enableHttps"), None);
     assert_eq!(file["profiles"][0]["pluginConfig"][0]["args"]["hardPodAffinityWeight"], 10);
     assert!(
-        found.notes[0].contains("Kubernetes 1.23 took --policy-config-file"),
+        found.notes[0].contains("Kubernetes 1.23 removed --policy-config-file"),
         "{:?}",
         found.notes
     );
@@ -156,13 +156,13 @@ fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
     );
     refused(
         r#"{"kind":"Policy","predicates":[{"name":"PodFitsResources"}]}"#,
-        "take predicates out",
+        "remove predicates",
     );
     refused(
         r#"{"kind":"Policy","priorities":[{"name":"LeastRequestedPriority","weight":1}]}"#,
-        "take priorities out",
+        "remove priorities",
     );
-    // To turn off what is not there any more changes nothing.
+    // Disabling a plugin that no longer exists has no effect.
     let off = merged(&with(
         "v1beta1",
         "profiles: [{plugins: {score: {disabled: [{name: NodePreferAvoidPods}]}}}]\n",
@@ -185,14 +185,14 @@ fn other_files_are_named_for_what_they_are() {
     refused("", "not a list of fields");
     refused("a: 1", "without kind");
     refused("apiVersion: v1\nkind: Pod\n", "the file that its --config names");
-    refused("apiVersion: v1\nkind: ConfigMap\n", "under its data");
+    refused("apiVersion: v1\nkind: ConfigMap\n", "from its data");
     refused(
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n",
         "extraArgs",
     );
     refused(
         "apiVersion: kubescheduler.config.k8s.io/v2\nkind: KubeSchedulerConfiguration\n",
-        "known are",
+        "the known versions are",
     );
 }
 
@@ -205,7 +205,7 @@ fn an_extender_that_cannot_stay_beside_ours_is_named() {
     );
     let both =
         "\n- {urlPrefix: http://h/x, filterVerb: f, managedResources: [{name: aliyun.com/gpu-mem}, {name: example.com/x}]}";
-    refused(&with(both), "one extender only");
+    refused(&with(both), "only one extender");
     refused(&with(" yes"), "not a list");
 }
 
@@ -250,24 +250,24 @@ fn the_address_stays_unless_another_is_asked_for() {
         "http://10.0.0.9:32766/gpushare-scheduler"
     );
     for (address, why) in [
-        (Address::Flag, ": --extender-url says so"),
-        (Address::Cluster, ": the extender that is installed is there (--from-cluster)"),
+        (Address::Flag, ": from --extender-url"),
+        (Address::Cluster, ": the address of the installed extender (--from-cluster)"),
     ] {
         let other = Wanted { address, ..wanted() };
         let found = merge(&old, "old.yaml", &other).expect("it merges");
         assert_eq!(value(&found)["extenders"][0]["urlPrefix"], LOCAL_URL);
         let note = format!("changed: extenders[0].urlPrefix http://10.0.0.9:32766/gpushare-scheduler to {LOCAL_URL}{why}");
         assert!(found.notes.contains(&note), "{note}: {:?}", found.notes);
-        // Once more: it is there already, and who says so is named again.
+        // A second merge keeps the address, and names its source again.
         let kept = merge(&found.text, "new.yaml", &other).expect("it merges");
         let why = match address {
-            Address::Cluster => "the extender that is installed is there",
+            Address::Cluster => "it is the address of the installed extender",
             _ => "--extender-url changes it",
         };
         let note = format!("kept: extenders[0].urlPrefix {LOCAL_URL}; {why}");
         assert!(kept.notes.contains(&note), "{note}: {:?}", kept.notes);
     }
-    // An old entry at another path is Divvy's by its resource, and its address leads nowhere.
+    // An old entry with another URL path counts as Divvy's entry because of its resource, but its address is not kept.
     let nowhere = tutorial("v1").replace("/gpushare-scheduler", "/elsewhere");
     assert_eq!(value(&merged(&nowhere))["extenders"][0]["urlPrefix"], LOCAL_URL);
     let files =

@@ -1,24 +1,24 @@
-//! What gives pods to the second scheduler, so that no manifest changes: a policy that the API server decides by itself, or, where it has none, a
-//! webhook that the extender answers ([`divvy_extender::admission`]). Both by the same conditions.
+//! The object that assigns pods to the second scheduler, so that no manifest changes: a policy that the API server evaluates itself, or, on
+//! versions without such policies, a webhook that the extender answers ([`divvy_extender::admission`]). Both use the same conditions.
 
 use divvy_extender::admission::{DEFAULT_SCHEDULER, check_scheduler_name, path};
 
 use super::super::{Error, MANAGED};
 use super::Version;
 
-/// What gives pods to it, as it is chosen.
+/// The value of `--mutate-with`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MutateWith {
-    /// A MutatingAdmissionPolicy: from Kubernetes 1.36 on, in 1.34 and 1.35 behind flags of the API server
+    /// A MutatingAdmissionPolicy; Kubernetes 1.36 and later, 1.34 and 1.35 with flags of the API server
     Policy,
-    /// A MutatingWebhookConfiguration: the API server asks the extender, over TLS; on any version
+    /// A MutatingWebhookConfiguration: the API server calls the extender over TLS; any version of Kubernetes
     Webhook,
-    /// Nothing: schedulerName is written into the pods
+    /// Nothing: you set schedulerName in the pods
     None,
 }
 
 impl MutateWith {
-    /// What needs nothing that a closed control plane does not have.
+    /// Return the default for a version: the choice that needs no flags of the API server.
     pub fn of(version: Version) -> MutateWith {
         if version.minor >= POLICY_GA {
             MutateWith::Policy
@@ -28,24 +28,25 @@ impl MutateWith {
     }
 }
 
-/// MutatingAdmissionPolicy (KEP-3962): beta, and off.
+/// The minor version in which MutatingAdmissionPolicy (KEP-3962) is beta, and off by default.
 const POLICY_BETA: u32 = 34;
+/// The minor version in which MutatingAdmissionPolicy is stable.
 const POLICY_GA: u32 = 36;
-/// `matchConditions` of webhooks (KEP-3716): beta, and on; they cannot be switched off from 1.30 on.
+/// The minor version in which `matchConditions` of webhooks (KEP-3716) are beta, and on by default. They are stable from 1.30 on.
 const CONDITIONS: u32 = 28;
 
-/// What gives pods to it, with what it needs.
+/// The object that assigns pods, with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mutation {
-    /// [`MutateWith::Policy`]
+    /// A policy, see [`MutateWith::Policy`].
     Policy,
-    /// [`MutateWith::Webhook`]
+    /// A webhook, see [`MutateWith::Webhook`].
     Webhook(Webhook),
-    /// [`MutateWith::None`]
+    /// No object, see [`MutateWith::None`].
     None,
 }
 
-/// The extender, as the API server reaches it.
+/// The extender's Service and CA, with which the API server calls the extender.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Webhook {
     namespace: String,
@@ -55,36 +56,34 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// The extender at this address, with a certificate that this authority (base64 of PEM) has signed. The API server asks it for the name of its
-    /// Service and for no other; `server_name`: what kube-scheduler is told to ask for.
+    /// Check that the API server can call the extender at `url`. `ca` is the CA of its certificate, as base64 of PEM. The API server always expects
+    /// the name of the Service in the certificate, so a different `server_name` (which kube-scheduler expects) is an error.
     pub fn new(url: &str, server_name: Option<&str>, ca: &str) -> Result<Webhook, Error> {
         let wrong = |why: String| {
             Error::Webhook(format!(
-                "{why}. Take the extender that the chart installs, with TLS and a Service, by --from-cluster; where its certificates are in a \
-                 Secret of yours, give --extender-url https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret; or leave the webhook \
-                 out: --mutate-with none"
+                "{why}. Use the extender that the chart installs, with TLS and a Service, with --from-cluster; or, if you manage its certificates in a \
+                 Secret, add --extender-url https://NAME.NAMESPACE.svc:32766/gpushare-scheduler and --tls-secret; or omit the webhook \
+                 with --mutate-with none"
             ))
         };
         let rest = url.strip_prefix("https://").ok_or_else(|| {
             wrong(format!(
-                "the API server calls webhooks over TLS only, and the extender at {url} speaks plain HTTP"
+                "the API server calls webhooks only over TLS, and the extender at {url} speaks plain HTTP"
             ))
         })?;
         let authority = rest.split('/').next().unwrap_or_default();
         let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "443"));
-        let port: u16 = port
-            .parse()
-            .map_err(|_| wrong(format!("{url} has no port that could be read")))?;
+        let port: u16 = port.parse().map_err(|_| wrong(format!("{url} has no valid port")))?;
         let parts: Vec<&str> = host.split('.').collect();
         let [service, namespace, "svc", ..] = parts[..] else {
             return Err(wrong(format!(
-                "the API server reaches a webhook by a Service, and the host of {url} is not NAME.NAMESPACE.svc"
+                "the API server reaches a webhook through a Service, and the host of {url} is not NAME.NAMESPACE.svc"
             )));
         };
         let expected = format!("{service}.{namespace}.svc");
         if let Some(other) = server_name.filter(|name| *name != expected) {
             return Err(wrong(format!(
-                "the API server asks a webhook's certificate for the name {expected}, and --tls-server-name says that it has {other}"
+                "the API server expects a webhook's certificate for the name {expected}, and --tls-server-name names {other}"
             )));
         }
         Ok(Webhook {
@@ -97,7 +96,7 @@ impl Webhook {
 }
 
 impl Mutation {
-    /// The manifests; `{name}` is left in for the scheduler's name.
+    /// Return the manifests, in which `{name}` stands for the scheduler's name.
     pub(super) fn text(&self, version: Version, name: &str) -> Result<String, Error> {
         match self {
             Mutation::Policy => policy(version),
@@ -106,7 +105,7 @@ impl Mutation {
                 Ok(webhook.text(version, name))
             }
             Mutation::None => Ok(format!(
-                "# Nothing gives pods to it (--mutate-with none): write  schedulerName: {{name}}  into the pods (or their templates) that want {}.\n",
+                "# Nothing assigns pods to this scheduler (--mutate-with none): set  schedulerName: {{name}}  in the pods (or their templates) that request {}.\n",
                 MANAGED.join(" or ")
             )),
         }
@@ -119,9 +118,9 @@ fn policy(version: Version) -> Result<String, Error> {
         POLICY_BETA.. => (
             "v1beta1",
             format!(
-                "# On Kubernetes {version} this is beta and off: the API server needs\n#   --feature-gates=MutatingAdmissionPolicy=true \
-                 --runtime-config=admissionregistration.k8s.io/v1beta1=true\n# Where that cannot be set, kubectl says 'no matches for kind': there \
-                 --mutate-with webhook does the same.\n",
+                "# On Kubernetes {version} this is beta and off by default: the API server needs\n#   --feature-gates=MutatingAdmissionPolicy=true \
+                 --runtime-config=admissionregistration.k8s.io/v1beta1=true\n# Without these flags kubectl reports 'no matches for kind'; \
+                 use --mutate-with webhook then.\n",
             ),
         ),
         _ => return Err(Error::NoPolicy(version)),
@@ -136,25 +135,25 @@ impl Webhook {
     fn text(&self, version: Version, name: &str) -> String {
         let why = match version.minor {
             POLICY_GA.. => {
-                "Chosen by --mutate-with: a MutatingAdmissionPolicy does the same on this version, and needs no call.".to_owned()
+                "Chosen with --mutate-with: on this version a MutatingAdmissionPolicy does the same without a call.".to_owned()
             }
             POLICY_BETA.. => format!(
-                "A webhook, as MutatingAdmissionPolicy is beta on Kubernetes {version}, and off: it needs flags of the API server, which a closed \
-                 control plane\n# does not have. Where they are set: --mutate-with policy."
+                "A webhook, because MutatingAdmissionPolicy is beta and off by default on Kubernetes {version}. It needs flags of the API server, which a closed \
+                 control plane\n# does not have. If they are set, use --mutate-with policy."
             ),
-            _ => format!("A webhook, as Kubernetes {version} has no MutatingAdmissionPolicy that can be used."),
+            _ => format!("A webhook, because Kubernetes {version} has no usable MutatingAdmissionPolicy."),
         };
         let conditions = match version.minor {
             CONDITIONS.. => format!(
-                "  # The extender is asked about these pods only, and decides by the same rule.{}\n{}",
+                "  # The API server calls the extender only for these pods. The extender decides by the same rule.{}\n{}",
                 match version.minor {
                     30.. => "",
-                    _ => " Beta on this version, and on unless it was switched off.",
+                    _ => " Beta on this version, and enabled by default.",
                 },
                 conditions("  ")
             ),
             _ => format!(
-                "  # No matchConditions on Kubernetes {version} (from 1.28 on they are there): the extender is asked about every new pod, and decides.\n"
+                "  # Kubernetes {version} has no matchConditions (1.28 and later have): the API server calls the extender for every new pod.\n"
             ),
         };
         WEBHOOK
@@ -168,7 +167,7 @@ impl Webhook {
     }
 }
 
-/// Name and CEL expression of each condition: the rule of [`divvy_extender::admission`].
+/// Return the name and the CEL expression of each condition. Together they are the rule of [`divvy_extender::admission`].
 fn rules() -> [(&'static str, String); 3] {
     let wants: Vec<String> = MANAGED.iter().map(|name| format!("'{name}' in m")).collect();
     [
@@ -201,15 +200,15 @@ fn conditions(indent: &str) -> String {
 }
 
 const POLICY: &str = "\
-# Pods that want GPU memory and name no scheduler get this one, so that no manifest changes.
+# Assigns pods that request GPU memory and name no scheduler to this scheduler, so that no manifest changes.
 {remark}apiVersion: admissionregistration.k8s.io/{api}
 kind: MutatingAdmissionPolicy
 metadata:
   name: {name}
 spec:
-  # Fail: a pod that slipped through would be bound by the cluster's own scheduler, without a GPU.
+  # Fail, because the cluster's own scheduler would bind a pod that is not assigned, without a GPU.
   failurePolicy: Fail
-  # Again when another one has changed the pod.
+  # Call again if another admission plugin has changed the pod.
   reinvocationPolicy: IfNeeded
   matchConstraints:
     resourceRules:
@@ -231,11 +230,11 @@ spec:
 ";
 
 const WEBHOOK: &str = "\
-# Pods that want GPU memory and name no scheduler get this one, so that no manifest changes: the API server asks the extender.
+# Assigns pods that request GPU memory and name no scheduler to this scheduler, so that no manifest changes: the API server calls the extender.
 # {why}
-# The extender answers it only when it is started with --webhook (Helm: extender.webhook=true).
-# The control plane must reach port {port} of the extender's pods: some clouds need a firewall rule for that, and a network of pods that only nodes
-# know is not reached at all (then the extender's metrics have no request of verb mutate; write  schedulerName: {name}  into the pods instead).
+# The extender answers only if it is started with --webhook (Helm: extender.webhook=true).
+# The control plane must reach port {port} of the extender's pods. Some clouds need a firewall rule for this. If only nodes can reach the pod network,
+# the webhook does not work (the extender's metrics then show no request of verb mutate): set  schedulerName: {name}  in the pods instead.
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingWebhookConfiguration
 metadata:
@@ -249,15 +248,15 @@ webhooks:
       name: {service}
       port: {port}
       path: {path}
-    # The extender's authority, which lives for ten years. If its Secret is made anew, this must be, too.
+    # The extender's certificate authority, which is valid for ten years. If its Secret is created again, create this object again as well.
     caBundle: {ca}
-  # Ignore: no pod waits for an extender that is away. One that slips through is bound by the cluster's own scheduler without a GPU, and does not
-  # start: divvy why POD says so, and its owner makes it again when it is deleted.
+  # Ignore, so that no pod waits for an unavailable extender. The cluster's own scheduler then binds a GPU pod without a GPU, and the pod does not
+  # start. divvy why POD explains this. Delete the pod, and its owner creates it again.
   failurePolicy: Ignore
-  # Decided in less than a millisecond: what takes longer does not come.
+  # The extender decides in less than a millisecond; a slower answer will not arrive at all.
   timeoutSeconds: 3
   sideEffects: None
-  # Again when another one has changed the pod.
+  # Call again if another admission plugin has changed the pod.
   reinvocationPolicy: IfNeeded
   rules:
   - apiGroups: [\"\"]
@@ -265,7 +264,7 @@ webhooks:
     operations: [CREATE]
     resources: [pods]
     scope: Namespaced
-  # What a cluster needs to come up does not ask. A pod of kube-system that wants a GPU has to name its scheduler.
+  # Pods that the cluster needs to start are excluded. A pod in kube-system that requests GPU memory must name its scheduler.
   namespaceSelector:
     matchExpressions:
     - {key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system]}
@@ -360,11 +359,11 @@ mod tests {
             None,
             "not NAME.NAMESPACE.svc",
         );
-        check("https://e.n.svc:x/gpushare-scheduler", None, "no port");
+        check("https://e.n.svc:x/gpushare-scheduler", None, "no valid port");
         check(
             URL,
             Some("other"),
-            "asks a webhook's certificate for the name divvy-extender.divvy-system.svc",
+            "expects a webhook's certificate for the name divvy-extender.divvy-system.svc",
         );
         for (url, port) in [
             ("https://e.n.svc.cluster.local:9/gpushare-scheduler", 9),
@@ -383,7 +382,7 @@ mod tests {
         assert!(why.contains("--profile \"my.scheduler\""), "{why}");
     }
 
-    /// Each pod through the CEL that is printed, as the API server would, and through the extender.
+    /// Evaluate the printed CEL conditions for each pod, as the API server would, and compare them with the extender's answer.
     #[test]
     fn policy_and_webhook_and_extender_give_the_same_pods() {
         let mem = json!({"limits": {"aliyun.com/gpu-mem": "3"}});

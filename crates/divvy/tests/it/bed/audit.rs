@@ -1,5 +1,5 @@
-//! The audit of `divvy audit` over all that happened: every commit of the API server, and every container that ran, with the GPUs and the
-//! variables that it really had. What the agents publish of the GPUs is first held against the machines' description.
+//! The audit of `divvy audit` over the whole history: every commit of the API server, and every container that ran, with the GPUs and the
+//! environment variables that it really had. First, the agents' inventories are compared with the machine description.
 
 use divvy_audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
 use divvy_kube::convert;
@@ -9,7 +9,7 @@ use divvy_model::machine::Machines;
 use divvy_testbed::api::{Event, EventKind};
 use divvy_testbed::node::ContainerView;
 
-/// What the audit says of a history and of the containers that ran.
+/// Return the findings of the audit of a history and of the containers that ran.
 pub(super) fn audit<'a>(
     history: &[Event],
     runs: impl Iterator<Item = &'a (String, ContainerView)>,
@@ -53,12 +53,12 @@ pub(super) fn audit<'a>(
         audit.take(at, Fact::Report(report));
     }
     let mut outcome = audit.finish(None);
-    // When a container of a vanished pod had ended is not in the API server's history, and is known here.
+    // The API server's history does not show when a container of a vanished pod ended, but the bed knows it.
     outcome.findings.retain(|finding| finding.what.level() == Level::Fault);
     outcome
 }
 
-/// Panics if a node's inventory makes a GPU larger than it is, or one that is not there.
+/// Panic if a node's inventory has a GPU that is larger than the real one, or that does not exist.
 fn published(node: &divvy_model::Node, machines: &Machines) {
     let Some(Ok(inventory)) = &node.inventory else {
         return;
@@ -80,7 +80,7 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     }
 }
 
-/// Beginnings and ends in the order of time. An end comes first: a GPU that is handed over at one instant is used by one.
+/// Return starts and ends in chronological order. At the same instant, an end precedes a start, so that a handed-over GPU counts once.
 fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(i64, Report)> {
     let mut all = Vec::new();
     for (node, view) in runs {
@@ -115,7 +115,7 @@ fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(
     all.into_iter().map(|(at, report)| (at.as_millisecond(), report)).collect()
 }
 
-/// Of `/dev/nvidia0`, not of `/dev/nvidiactl`.
+/// Return the minor number in `/dev/nvidia0`. `None` for other nodes such as `/dev/nvidiactl`.
 fn minor(path: &str) -> Option<u32> {
     path.strip_prefix("/dev/nvidia")?.parse().ok()
 }

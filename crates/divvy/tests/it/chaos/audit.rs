@@ -1,4 +1,4 @@
-//! What must never be, looked for in ground truth: every commit of the API server, every container that ran. Nothing here asks Divvy.
+//! Checks of the invariants on ground truth: every commit of the API server, and every container that ran. Nothing here queries Divvy.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use divvy_testbed::node::{ContainerView, Node, NodeEvent};
 use serde_json::Value;
 use tokio::sync::broadcast::error::RecvError;
 
-/// MiB of a unit in every cluster here.
+/// The size of a unit in MiB, in every cluster here.
 const UNIT: u64 = 1024;
 
-/// A GPU as its machine is described.
+/// A GPU of the machine description.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
     pub(crate) node: String,
@@ -22,26 +22,26 @@ pub(crate) struct Gpu {
     pub(crate) units: u64,
 }
 
-/// A pod as its object said last.
+/// A pod, from its latest object.
 #[derive(Debug, Clone, Default)]
 struct PodFacts {
     name: String,
     node: Option<String>,
-    /// The annotation, as the commit that bound the pod had it.
+    /// The allocation annotation in the commit that bound the pod.
     text: Option<String>,
     allocation: Option<Allocation>,
-    /// Units by container.
+    /// The units by container.
     containers: BTreeMap<String, u64>,
-    /// The object is there and its containers have not all ended.
+    /// Whether the object exists and its containers have not all ended.
     live: bool,
 }
 
-/// A container's life, and what it had.
+/// A container's lifetime, and its GPU.
 #[derive(Debug, Clone)]
 struct Run {
     view: ContainerView,
     gpu: String,
-    /// Its pod's effective total in units.
+    /// The effective total of its pod, in units.
     units: u64,
 }
 
@@ -51,22 +51,22 @@ pub(crate) struct Audit {
     gpus: BTreeMap<String, Gpu>,
     seen: u64,
     pods: BTreeMap<String, PodFacts>,
-    /// By node and container id.
+    /// The containers, by node and container id.
     runs: BTreeMap<(String, String), Run>,
     pub(crate) violations: Vec<String>,
     pub(crate) started: u64,
-    /// Texts of PreStartContainer's refusals, and of pods refused for good.
+    /// The messages of refused PreStartContainer calls, and of permanently refused pods.
     pub(crate) refusals: Vec<String>,
 }
 
-/// Shared by the tasks that listen to the nodes.
+/// The state that is shared by the tasks that follow the nodes.
 pub(crate) type Shared = Arc<Mutex<Audit>>;
 
 pub(crate) fn lock(audit: &Shared) -> MutexGuard<'_, Audit> {
     audit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Follows what happens on a node until the node is gone.
+/// Follow the events of a node until the node is gone.
 pub(crate) fn follow(audit: &Shared, node: &Node) {
     let (audit, name, mut events) = (audit.clone(), node.name().to_owned(), node.events());
     tokio::spawn(async move {
@@ -80,7 +80,7 @@ pub(crate) fn follow(audit: &Shared, node: &Node) {
     });
 }
 
-/// A pod's effective units, by the words of the Kubernetes documentation and not by our formula: what can run at the same time.
+/// Return a pod's effective units, computed as the Kubernetes documentation describes it and not with our formula: the containers that can run at the same time.
 pub(crate) fn effective_units(pod: &Value) -> u64 {
     let units = |container: &Value| -> u64 {
         let amount = &container["resources"]["limits"][names::GPU_MEM];
@@ -103,7 +103,7 @@ pub(crate) fn effective_units(pod: &Value) -> u64 {
     peak.max(beside + list("containers").iter().map(units).sum::<u64>())
 }
 
-/// Whether all containers of a pod have ended for good, by its object.
+/// Report whether all containers of a pod have ended permanently, according to its object.
 pub(crate) fn ended(pod: &Value) -> bool {
     let status = &pod["status"];
     let running = ["initContainerStatuses", "containerStatuses"].iter().any(|key| {
@@ -154,7 +154,7 @@ impl Audit {
         }
     }
 
-    /// Takes in the commits since the last look; what is allocated must fit after each of them.
+    /// Process the commits since the last call. After each commit, the allocations must fit.
     pub(crate) fn catch_up(&mut self) {
         if self.api.revision() == self.seen {
             return;
@@ -222,7 +222,7 @@ impl Audit {
         }
     }
 
-    /// A new allocation is all of what the pod asks for, on one GPU of its node, for each container what it asks for.
+    /// Check that a new allocation matches the requests of the pod and of each container, on one GPU of its node.
     fn check_allocation(&mut self, revision: u64, pod: &PodFacts, units: u64) {
         let Some(allocation) = &pod.allocation else { return };
         let good = match allocation.gpus.as_slice() {
@@ -244,7 +244,7 @@ impl Audit {
         }
     }
 
-    /// MiB by GPU of the pods that are bound and have not ended.
+    /// Return the memory in MiB of bound pods that have not ended, by GPU.
     pub(crate) fn allocated(&self) -> BTreeMap<String, u64> {
         let mut sums: BTreeMap<String, u64> = BTreeMap::new();
         for pod in self.pods.values().filter(|pod| pod.live) {
@@ -258,7 +258,7 @@ impl Audit {
     fn node_event(&mut self, node: &str, event: NodeEvent) {
         match event {
             NodeEvent::ContainerStarted(view) => {
-                // Its pod's binding came before its start.
+                // The pod's binding precedes the container's start.
                 self.catch_up();
                 self.container_started(node, view);
             }
@@ -276,7 +276,7 @@ impl Audit {
         }
     }
 
-    /// What a container has is what its pod was allocated.
+    /// Check that a container has exactly the allocation of its pod.
     fn container_started(&mut self, node: &str, view: ContainerView) {
         self.started += 1;
         let who = format!("container {}/{} on {node}", view.pod, view.container);
@@ -331,7 +331,7 @@ impl Audit {
         self.runs.insert(id, Run { view, gpu, units });
     }
 
-    /// The containers that run on a node at this moment, from its runtime: pods together must fit on each GPU.
+    /// Check the containers that run on a node now, according to its runtime: their pods together must fit on each GPU.
     pub(crate) fn check_running(&mut self, containers: &[ContainerView]) {
         let mut by_gpu: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
         for view in containers.iter().filter(|view| view.is_running()) {
@@ -353,7 +353,7 @@ impl Audit {
         }
     }
 
-    /// All containers that ever ran: whenever one started, the pods with a running container fitted on its GPU.
+    /// Check all containers that ever ran: at each start, the pods with a running container must have fitted on the GPU.
     pub(crate) fn check_lives(&mut self) {
         let mut found = Vec::new();
         for run in self.runs.values() {

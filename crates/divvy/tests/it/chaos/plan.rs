@@ -1,11 +1,11 @@
-//! A sequence, drawn by its seed: the machines, and what is done to them. The same seed gives the same plan; what comes of it also
+//! A sequence, drawn from its seed: the machines, and the steps. The same seed gives the same plan; the outcome also
 //! depends on how the processes' steps interleave.
 
 use std::collections::BTreeMap;
 
 use divvy_testbed::builders::{PodBuilder, pod};
 
-/// Steps of a sequence, not counting those that start again what was stopped.
+/// The number of steps in a sequence, without the steps that restart stopped programs.
 const STEPS: usize = 44;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
@@ -25,7 +25,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// From `low` to `high`, both possible.
+    /// Draw a number from `low` to `high`, inclusive.
     pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
@@ -39,7 +39,7 @@ impl Dice {
     }
 }
 
-/// Whose requests a fault is about.
+/// The clients whose requests a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     Extender,
@@ -48,7 +48,7 @@ pub(super) enum Who {
     InProcess,
 }
 
-/// What a pod is like. Amounts are units.
+/// The shape of a pod. Amounts are in units.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Shape {
     Plain(u64),
@@ -62,17 +62,17 @@ pub(super) enum Shape {
         side: u64,
         app: u64,
     },
-    /// Ends only by SIGKILL, after this many seconds.
+    /// A pod that ends only by SIGKILL, after `grace_s` seconds.
     Stubborn {
         units: u64,
         grace_s: u64,
     },
-    /// Ends by itself, for good, after tenths of a second.
+    /// A pod that ends on its own after `tenths` tenths of a second, and does not restart.
     Job {
         units: u64,
         tenths: u64,
     },
-    /// Fails, and is started again and again.
+    /// A pod that fails, and is restarted again and again.
     Failing(u64),
 }
 
@@ -94,7 +94,7 @@ impl Shape {
     }
 
     fn draw(dice: &mut Dice) -> Shape {
-        // Small pods fill the gaps, large ones have to wait.
+        // Small pods fill the gaps, and large pods have to wait.
         let mut units = |most| {
             if dice.percent(50) {
                 dice.between(1, 4)
@@ -125,7 +125,7 @@ impl Shape {
     }
 }
 
-/// One thing that is done. Nodes and GPUs by position.
+/// A step. Nodes and GPUs are given by position.
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     Create {
@@ -138,7 +138,7 @@ pub(super) enum Op {
     ForceDelete {
         name: String,
     },
-    /// The name is used again, by force at once or as soon as it is free.
+    /// A new pod reuses the name, at once after a forced deletion, or as soon as the name is free.
     Replace {
         name: String,
         shape: Shape,
@@ -200,9 +200,9 @@ pub(super) enum Op {
         node: usize,
     },
     CutWatches,
-    /// And watches that are cut must list again.
+    /// Cuts watches such that they cannot resume, and must list again.
     Compact,
-    /// Caches grow old.
+    /// Delays watches, so that caches become stale.
     HoldWatches {
         ms: u64,
     },
@@ -211,7 +211,7 @@ pub(super) enum Op {
         code: u16,
         percent: u32,
         steps: usize,
-        /// And watches are cut, so that they must be taken up again meanwhile.
+        /// Whether watches are also cut, so that they must be resumed during the fault.
         cut: bool,
     },
     LoseBindingAnswers {
@@ -234,9 +234,9 @@ pub(super) struct Step {
 
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
-    /// Memory of each GPU in MiB, by node.
+    /// The memory of each GPU in MiB, by node.
     pub(super) nodes: Vec<Vec<u64>>,
-    /// Whether kubelets have the faults of Kubernetes 1.36.
+    /// Whether the kubelets have the bugs of Kubernetes 1.36.
     pub(super) kubelet_bugs: bool,
     pub(super) steps: Vec<Step>,
 }
@@ -254,7 +254,7 @@ impl Plan {
             .collect();
         let kubelet_bugs = dice.percent(50);
         let mut steps = Vec::new();
-        // What was stopped starts again some steps later, so that most of the time most of it runs.
+        // Stopped programs start again some steps later, so that most programs run most of the time.
         let mut later: Vec<(usize, Op)> = Vec::new();
         let mut shapes: BTreeMap<String, Shape> = BTreeMap::new();
         for at in 0..STEPS {
@@ -276,7 +276,7 @@ impl Plan {
                 (true, 45..=59) => Op::Delete { name },
                 (true, 60..=71) => Op::ForceDelete { name },
                 (true, _) => {
-                    // Most are replaced by their like, as a controller does.
+                    // Most pods are replaced by equal pods, as a controller does.
                     let shape = shapes.get(&name).copied().filter(|_| dice.percent(70)).unwrap_or(drawn);
                     Op::Replace {
                         name,
@@ -363,13 +363,13 @@ impl Plan {
         }
     }
 
-    /// The machine description.
+    /// Return the machine description.
     pub(super) fn machines(&self) -> String {
         let mut text = "v = 1\n".to_owned();
         for (position, gpus) in self.nodes.iter().enumerate() {
             text.push_str(&format!("[[node]]\nname = \"n{position}\"\n"));
             for (index, memory) in gpus.iter().enumerate() {
-                // Minor numbers that are not the index, as after a card was moved.
+                // Minor numbers that differ from the index, as after a GPU was moved to another slot.
                 let minor = gpus.len() - 1 - index;
                 text.push_str(&format!(
                     "[[node.gpu]]\nmodel = \"Tesla T4\"\nmemory_mib = {memory}\nminor = {minor}\n"

@@ -1,4 +1,4 @@
-//! What is still amiss when nothing fails any more: compared with the API server's objects, the runtime's containers and the files.
+//! Checks after all faults have ended: Divvy's state must agree with the API server's objects, the runtime's containers, and the files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Units by (node, index of the GPU), and the pods there.
+/// The units by (node, index of the GPU), and the pods there.
 pub(crate) type Count = BTreeMap<(String, u64), (u64, BTreeSet<String>)>;
 
-/// What the objects of the API say is taken: all allocations of pods that are bound and have not ended.
+/// Return the held memory according to the API's objects: all allocations of bound pods that have not ended.
 pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
     let mut count: Count = audit
         .gpus()
@@ -42,7 +42,7 @@ pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
     count
 }
 
-/// What the extender says is taken.
+/// Return the held memory according to the extender.
 pub(crate) async fn inspected(cluster: &Embedded) -> Result<Count, String> {
     let answer = cluster.ask_extender("GET", "/gpushare-scheduler/inspect", "").await;
     let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
@@ -58,7 +58,7 @@ pub(crate) async fn inspected(cluster: &Embedded) -> Result<Count, String> {
     Ok(count)
 }
 
-/// Lines of the extender's metrics that must say 0 and do not.
+/// Return the lines of the extender's metrics that should be 0 but are not.
 async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
     let answer = cluster.ask_extender("GET", "/metrics", "").await;
     let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
@@ -79,7 +79,7 @@ async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
     Ok(())
 }
 
-/// Every node offers every unit, every GPU is well, and nobody holds memory without a pod.
+/// Check that every node offers every unit, every GPU is healthy, and no memory is held without a pod.
 fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
     for machine in &cluster.machines().nodes {
         let node = cluster
@@ -115,7 +115,7 @@ fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
     Ok(())
 }
 
-/// Files of grants on a node: records as (pod UID, container), and names of CDI specs.
+/// Return the files of grants on a node: records as (pod UID, container), and names of CDI specs.
 pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
     let names = |folder: PathBuf| -> Vec<String> {
         let entries = std::fs::read_dir(&folder).into_iter().flatten();
@@ -137,7 +137,7 @@ pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(Strin
     (records.collect(), specs.collect())
 }
 
-/// Pods that run for ever run; what waits fits on no GPU. `failing` are the pods that are meant to fail again and again.
+/// Check that pods that never end run, and that waiting pods fit on no GPU. `failing`: the pods that fail again and again on purpose.
 fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) -> Result<(), String> {
     let taken = audit.allocated();
     let free: BTreeMap<&String, u64> = audit
@@ -201,7 +201,7 @@ fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) 
     Ok(())
 }
 
-/// The first thing that is amiss while pods are there.
+/// Return the first problem while pods exist.
 pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, failing: &BTreeSet<String>) -> Result<(), String> {
     let recount = {
         let mut audit = super::audit::lock(audit);
@@ -218,7 +218,7 @@ pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, fail
     Ok(())
 }
 
-/// What is left behind when all pods were deleted.
+/// Return what is left after all pods were deleted.
 pub(crate) async fn left_behind(cluster: &Embedded, audit: &super::audit::Shared) -> Result<(), String> {
     let pods = cluster.api().list("pods", "").expect("pods are a resource");
     if let Some(pod) = pods.first() {

@@ -1,4 +1,4 @@
-//! Plays a plan on a cluster of its own.
+//! Plays a plan on a new cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use super::audit::{self, Audit};
 use super::plan::{Op, Plan, Shape, Who};
 use super::quiet;
 
-/// How long it may take until all is well after the last fault.
+/// The time limit for the recovery after the last fault.
 const QUIET: Duration = Duration::from_secs(15);
-/// On a machine that others use, too, a process may be slow to start; what is waited for here is not what is tested.
+/// The time limit for other waits. On a busy machine a process may be slow to start, and these waits are not what is tested.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Containers that each sequence must have started to say anything.
+/// The number of containers that a sequence must have started to be meaningful.
 const LEAST_STARTED: u64 = 5;
-/// Faults that each sequence must have met.
+/// The number of faults that each sequence must have had.
 const LEAST_FAULTS: u64 = 6;
 
-/// What must have happened at least once in all sequences together.
+/// The events that must have happened at least once in all sequences together.
 pub(super) const SOMETIMES: &[&str] = &[
     "agent killed",
     "agent stopped",
@@ -57,13 +57,13 @@ struct Chaos {
     began: Instant,
     log: Vec<String>,
     counts: BTreeMap<&'static str, u64>,
-    /// Rules, and the step at which they end.
+    /// The active fault rules, and the step at which each ends.
     rules: Vec<(usize, RuleId, &'static str)>,
-    /// Pods to create when their name is free.
+    /// The pods to create as soon as their names are free.
     wanted: Vec<(String, Value)>,
     failing: BTreeSet<String>,
     extender_up: bool,
-    /// Since when.
+    /// For each node, the time since which its agent runs.
     agents_up: Vec<Option<Instant>>,
     lost: BTreeSet<(usize, usize)>,
 }
@@ -72,7 +72,7 @@ fn node_name(position: usize) -> String {
     format!("n{position}")
 }
 
-/// Plays the sequence of a seed; gives what happened how often, or a report.
+/// Play the sequence of a seed. Return the number of each kind of event, or a report of the failure.
 pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, String> {
     let plan = Plan::draw(seed);
     let mut chaos = match Chaos::start(seed, plan).await {
@@ -167,14 +167,14 @@ impl Chaos {
         audit::lock(&self.audit).check_lives();
         self.check().await?;
         self.look_for_panics()?;
-        // A run in which nothing happened says nothing.
+        // A run without events is meaningless.
         let faults: u64 = self.counts.values().sum();
         if containers < LEAST_STARTED || faults < LEAST_FAULTS {
             return Err(format!("only {containers} containers were started and {faults} faults met"));
         }
         self.counts.insert("containers started", containers);
         for (what, part) in [
-            ("start refused: memory held", "memory still held by"),
+            ("start refused: memory held", "memory is still held by"),
             ("start refused: GPU unavailable", "is allocated on GPU"),
             ("pod refused for good", "UnexpectedAdmissionError"),
         ] {
@@ -224,7 +224,7 @@ impl Chaos {
         }
     }
 
-    /// What must hold at every moment: the audit has found nothing, and no program ended by itself.
+    /// Check what must always hold: the audit has found nothing, and no program ended on its own.
     async fn check(&mut self) -> Result<(), String> {
         let mut audit = audit::lock(&self.audit);
         audit.catch_up();
@@ -234,7 +234,7 @@ impl Chaos {
                 .node(&node_name(position))
                 .map_err(|error| error.to_string())?
                 .containers();
-            // Their pods' commits came before them.
+            // The commits of their pods precede the containers.
             audit.catch_up();
             audit.check_running(&containers);
         }
@@ -282,7 +282,7 @@ impl Chaos {
         }
     }
 
-    /// A pod that has ended gives its name up, as to a controller that cleans up.
+    /// Delete an ended pod to free its name, as a controller does.
     fn create(&mut self, name: &str, shape: Shape) {
         if self
             .pods()
@@ -306,7 +306,7 @@ impl Chaos {
         }
     }
 
-    /// Whether it was there.
+    /// Return whether the pod existed.
     fn delete(&mut self, name: &str, grace_period_s: Option<i64>) -> bool {
         let options = DeleteOptions {
             grace_period_s,
@@ -358,7 +358,7 @@ impl Chaos {
                 if let Some(since) = self.agents_up[node].take() {
                     self.count("agent stopped");
                     let ended_well = self.cluster.stop_agent(&node_name(node)).await?;
-                    // A process that has only just begun does not know the signal yet and is ended by it.
+                    // A process that has just started has no handler for the signal yet, and would be killed by it.
                     if !ended_well && since.elapsed() > Duration::from_secs(1) {
                         return Err(std::io::Error::other(
                             "the agent did not end with status 0 within 2 s of SIGTERM",
@@ -481,7 +481,7 @@ impl Chaos {
                 self.faults().set_down(true);
                 self.later(ms, |faults| faults.set_down(false));
             }
-            // What is down already.
+            // The program is already down.
             Op::KillAgent { .. } | Op::KillExtender => {}
         }
         Ok(())
@@ -503,7 +503,7 @@ impl Chaos {
         Ok(())
     }
 
-    /// Started, and not waited for: it cannot be ready while the API server is away.
+    /// Start the program without waiting: it cannot become ready while the API server is down.
     async fn start_extender(&mut self) -> std::io::Result<()> {
         if !self.extender_up {
             if let Ok(Err(error)) = tokio::time::timeout(Duration::from_millis(300), self.cluster.start_extender()).await {
@@ -514,7 +514,7 @@ impl Chaos {
         Ok(())
     }
 
-    /// Whether the node's simulated driver took it; nobody listens while no probe runs.
+    /// Return whether the node's simulated driver accepted the change. Without a running probe, nothing listens.
     async fn driver(&self, node: usize, request: Value) -> bool {
         let name = node_name(node);
         let sent = self.cluster.driver(&name, request);
@@ -527,14 +527,14 @@ impl Chaos {
         };
         for probe in children(agent) {
             if let Some(pid) = i32::try_from(probe).ok().and_then(rustix::process::Pid::from_raw) {
-                // It may just have ended.
+                // The process may just have ended.
                 return Ok(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
             }
         }
         Ok(false)
     }
 
-    /// Everything runs again, and nothing fails any more.
+    /// End all faults, and start all programs again.
     async fn heal(&mut self) -> Result<(), String> {
         self.tell("heal".to_owned());
         self.end_rules(usize::MAX);
@@ -565,7 +565,7 @@ impl Chaos {
                 }
             }
         }
-        // A fault that was to end later has done so.
+        // Also end the faults that would end later.
         tokio::time::sleep(Duration::from_millis(100)).await;
         self.faults().clear();
         Ok(())
@@ -613,10 +613,10 @@ impl Chaos {
     }
 }
 
-/// The state letter and the parent of a process.
+/// Return the state letter and the parent PID of a process.
 fn stat(pid: u32) -> Option<(char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold anything.
+    // The name is in parentheses and may contain any characters.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }

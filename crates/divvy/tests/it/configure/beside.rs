@@ -1,7 +1,7 @@
-//! This program under the name `nvidia-ctk` beside NVIDIA's own: the same words, variables and files for both, each in a root of its own, and what
-//! is there afterwards compared by its meaning.
+//! This program under the name `nvidia-ctk` compared with NVIDIA's own: both get the same arguments, environment variables, and files, each in its own root
+//! directory, and the resulting files are compared by their meaning.
 //!
-//! `DIVVY_NVIDIA_CTK` names the folder with NVIDIA's programs (1.20.0; `.ci/run` builds them). Without it this says that it did nothing.
+//! `DIVVY_NVIDIA_CTK` names the directory with NVIDIA's programs (1.20.0; `.ci/run` builds them). Without it the tests are recorded as skipped.
 
 mod better;
 mod cases;
@@ -16,15 +16,15 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-/// Paths and texts.
+/// Files: their paths and texts.
 pub(super) type Tree = BTreeMap<String, String>;
-/// Paths and what the texts say.
+/// Files: their paths and the parsed values of their texts.
 pub(super) type Meanings = BTreeMap<String, Value>;
 
-/// Binds what programs need, and takes commands.
+/// The shell script that mounts what the programs need, and then runs commands.
 const ENTER: &str = "for at in $BIND; do mount --bind /$at $0/$at || exit; done; exec chroot $0 /bin/sh";
 
-/// A machine for one of the two programs: a folder that a shell has as its root, in a namespace of its own for mounts.
+/// A machine for one of the two programs: a directory that is the root directory of a shell in its own mount namespace.
 pub(super) struct Root {
     folder: tempfile::TempDir,
     shell: Child,
@@ -39,7 +39,7 @@ impl Drop for Root {
     }
 }
 
-/// What a run did.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) status: i32,
@@ -48,18 +48,18 @@ pub(super) struct Outcome {
     pub(super) files: Tree,
 }
 
-/// What is run.
+/// A command to run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Run {
     pub(super) files: Tree,
-    /// Programs in the PATH: shell scripts.
+    /// The programs in the PATH, which are shell scripts.
     pub(super) programs: Vec<(&'static str, String)>,
     pub(super) env: Vec<(&'static str, &'static str)>,
     pub(super) words: Vec<String>,
 }
 
 impl Root {
-    /// Both machines: theirs, ours. None, and the skip is recorded, where this cannot be done.
+    /// Make both machines: theirs, and ours. Return `None` and record the skip if this is not possible.
     pub(super) fn both() -> Option<(Root, Root)> {
         let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !divvy_skip::root("change the root directory of a program") {
@@ -110,7 +110,7 @@ impl Root {
         self.folder.path().join(path.trim_start_matches('/'))
     }
 
-    /// On a machine with these files and no others.
+    /// Run a command on a machine with only these files.
     pub(super) fn run(&mut self, run: &Run) -> Outcome {
         self.prepare(run);
         self.again(run)
@@ -133,7 +133,7 @@ impl Root {
         }
     }
 
-    /// On the machine as it is.
+    /// Run a command on the machine in its current state.
     pub(super) fn again(&mut self, run: &Run) -> Outcome {
         self.begin(run);
         self.end()
@@ -187,7 +187,7 @@ impl Root {
     }
 }
 
-/// What a file says. Arguments of Docker's runtime are written by NVIDIA's under a key that dockerd does not read, so they count as nothing.
+/// Parse a file. NVIDIA's tool writes arguments of Docker's runtime under a key that dockerd does not read, so they are ignored.
 pub(super) fn meaning(path: &str, text: &str) -> Value {
     if path.ends_with(".json") {
         let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
@@ -204,7 +204,7 @@ pub(super) fn meaning(path: &str, text: &str) -> Value {
     table.map_or_else(|_| text.into(), |table| serde_json::to_value(table).expect("a value"))
 }
 
-/// What is there, but for the record that `--undo` needs.
+/// Return all files except the record for `--undo`.
 pub(super) fn meanings(files: &Tree) -> Meanings {
     files
         .iter()
@@ -226,12 +226,12 @@ impl Run {
         self.words.iter().any(|given| given == word)
     }
 
-    /// The same with other files.
+    /// The same case with other files.
     fn with(&self, files: Tree) -> Run {
         Run { files, ..self.clone() }
     }
 
-    /// The same with another word in the place of one.
+    /// The same case with one argument replaced.
     fn instead(&self, word: &str, other: Option<&str>) -> Run {
         let mut run = self.clone();
         run.words = run
@@ -249,14 +249,14 @@ impl Run {
     }
 }
 
-/// What ours is to have done.
+/// The expected result of our program.
 #[derive(Debug)]
 pub(super) enum Expected {
     Refused,
     Files(Meanings),
 }
 
-/// Of both programs, and what was found.
+/// The results of both programs, and their differences.
 struct Compared {
     theirs: Root,
     ours: Root,
@@ -277,7 +277,7 @@ impl Compared {
         })
     }
 
-    /// Runs both, and ours a second time, which is to change nothing.
+    /// Run both programs, and ours a second time, which must change nothing.
     fn compare(&mut self, name: &str, run: &Run, better: Option<(&'static str, Expected)>) {
         for root in [&mut self.theirs, &mut self.ours] {
             root.prepare(run);

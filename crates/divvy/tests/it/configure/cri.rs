@@ -1,5 +1,5 @@
-//! A client of Kubernetes' container runtime interface, with as little of it as pods of one container need. The numbers of the fields are those of
-//! `k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`; what is not here is not sent, and skipped in answers.
+//! A minimal client of Kubernetes' container runtime interface (CRI), for pods with one container. The field numbers are those of
+//! `k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`. Missing fields are not sent, and are skipped in responses.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message;
 use tonic::transport::Channel;
 
-/// Longer than any call takes that goes well.
+/// The time limit of a call, longer than any successful call takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Message)]
@@ -29,7 +29,7 @@ pub(super) struct Mount {
     pub(super) host_path: String,
 }
 
-/// `NODE` is 2: the machine's own.
+/// The namespace mode `NODE` is 2: the machine's own namespace.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct NamespaceOption {
     #[prost(int32, tag = "1")]
@@ -144,7 +144,7 @@ struct CreateContainer {
     sandbox_config: Option<SandboxConfig>,
 }
 
-/// A request or an answer that is one id.
+/// A request or a response that contains one id.
 #[derive(Clone, PartialEq, Message)]
 struct Id {
     #[prost(string, tag = "1")]
@@ -186,19 +186,19 @@ struct StatusRequest {
     verbose: bool,
 }
 
-/// What the engine says of itself.
+/// The engine's status.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Status {
     #[prost(message, optional, tag = "1")]
     pub(super) status: Option<Conditions>,
-    /// Under `config` its effective configuration, as JSON.
+    /// The key `config` has the effective configuration, as JSON.
     #[prost(map = "string, string", tag = "2")]
     pub(super) info: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ContainerStatus {
-    /// `CONTAINER_EXITED` is 2.
+    /// The state; `CONTAINER_EXITED` is 2.
     #[prost(int32, tag = "3")]
     pub(super) state: i32,
     #[prost(int32, tag = "7")]
@@ -222,7 +222,7 @@ pub(super) struct Cri {
 }
 
 impl Cri {
-    /// None if nobody listens yet.
+    /// Connect. `None` if the engine does not listen yet.
     pub(super) fn connect(socket: &Path) -> Option<Cri> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -271,7 +271,7 @@ impl Cri {
         Ok(answer.id)
     }
 
-    /// Creates a container and starts it.
+    /// Create a container and start it.
     pub(super) fn start(
         &self,
         sandbox: &str,
@@ -294,7 +294,7 @@ impl Cri {
         Ok(answer.status.unwrap_or_default())
     }
 
-    /// Ends a pod and removes it with its containers.
+    /// Stop a pod, and remove it with its containers.
     pub(super) fn remove_sandbox(&self, id: &str) -> Result<(), String> {
         let id = Id { id: id.to_owned() };
         let _: Empty = self.call("/runtime.v1.RuntimeService/StopPodSandbox", id.clone())?;

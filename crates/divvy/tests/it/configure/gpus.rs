@@ -1,4 +1,4 @@
-//! `docker run --gpus`, by a dockerd that finds our program under the name of NVIDIA's hook.
+//! `docker run --gpus`, with a dockerd that finds our program under the name of NVIDIA's hook.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
@@ -13,8 +13,8 @@ const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndr
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-a\"\nminor = 1\n\
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-b\"\nminor = 0\n";
 
-/// A driver's root, the probe behind which it is simulated, settings that say nothing but where they are, and the folder that is dockerd's `PATH` first.
-/// False where no device nodes can be made.
+/// Make the root of a simulated driver, its probe, settings with only these paths, and the directory that is first in dockerd's `PATH`.
+/// Return false if device nodes cannot be created.
 fn machine(folder: &Path) -> bool {
     let at = |name: &str| folder.join(name).display().to_string();
     let write = |name: &str, text: &str, mode: u32| {
@@ -100,7 +100,7 @@ fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
         (&["--gpus", "all"][..], &["nvidia-uvm", "nvidia0", "nvidia1", "nvidiactl"][..]),
         (&["--gpus", "1"], &["nvidia-uvm", "nvidia1", "nvidiactl"]),
         (&["--gpus", "\"device=1\""], &["nvidia-uvm", "nvidia0", "nvidiactl"]),
-        // An image's own does not count, with the flag and without.
+        // The image's own environment variable is ignored, with the flag and without.
         (
             &["--gpus", "\"device=GPU-b\"", "--env", "NVIDIA_VISIBLE_DEVICES=all"],
             &["nvidia-uvm", "nvidia0", "nvidiactl"],
@@ -115,7 +115,7 @@ fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
     assert!(!wrong.status.success());
     assert!(stderr(&wrong).contains("this machine's GPUs are"), "{}", stderr(&wrong));
 
-    // In front of runc alone the hook does it, by NVIDIA's program.
+    // With plain runc, the hook calls NVIDIA's program.
     let output = docker.run(
         &["--runtime", "runc", "--gpus", "\"device=0,1\",\"capabilities=utility\""],
         "true",

@@ -1,7 +1,7 @@
-//! Pods on the containerds that are installed here, asked for as a kubelet asks, with GPUs through divvy-runtime and by containerd itself.
+//! Pods on the installed containerds, created as a kubelet does, with GPUs through divvy-runtime and through containerd's own CDI support.
 //!
-//! An engine lives in a folder of its own and in namespaces for mounts and processes: they end with the test, however that ends, and so does all
-//! that is in them.
+//! An engine runs in its own directory, and in its own mount and PID namespaces. They end with the test, however it ends, and so does everything
+//! in them.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -20,8 +20,8 @@ use super::real::{containerds, divvy_runtime, eventually};
 use super::went_well;
 use crate::cli::divvy;
 
-/// As a node of Kubernetes is configured, but for `native`, which needs no overlay file system, and for annotations of our own, which containerd does
-/// not hand to a runtime unless it is told to; those of CDI are told by `divvy configure --cdi`.
+/// The configuration of a Kubernetes node, except for the snapshotter `native`, which needs no overlay file system, and for our own annotations, which
+/// containerd passes to a runtime only if configured; `divvy configure --cdi` configures this for the CDI annotations.
 const V2: &str = "version = 2
 root = \"@/root\"
 state = \"@/state\"
@@ -69,15 +69,15 @@ state = '@/state'
       BinaryName = 'crun'
 ";
 
-/// crun refuses version 2 of cgroups beside version 1, which is what such a machine has here.
+/// The script that starts the engine. crun refuses a machine with cgroup v2 mounted next to v1, so the script unmounts v2.
 const START: &str =
     "mount -t tmpfs none /run || exit; ! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit
 exec \"$0\" --config \"$1\"";
 
 const IMAGE: &str = "divvy.test/image:1";
 
-/// An image from scratch in the form of `docker save`: a shell and a few programs of this machine; it sleeps where it is told nothing, as the
-/// container of a sandbox is.
+/// Make an image from scratch in the format of `docker save`: a shell and a few programs of this machine. Without a command it sleeps, as the
+/// container of a sandbox does.
 const PACK: &str = r#"set -e
 programs="/bin/sh /bin/ls /bin/cat /bin/sleep /usr/bin/tr"
 for file in $programs $(ldd $programs | grep -o '/[^ :]*' | sort -u); do mkdir -p "image$(dirname "$file")"; cp -L "$file" "image$file"; done
@@ -89,7 +89,7 @@ printf '[{"Config":"config.json","RepoTags":["divvy.test/image:1"],"Layers":["la
 tar -C packed -cf image.tar manifest.json config.json layer.tar
 "#;
 
-/// What a container sees of itself.
+/// The script with which a container prints what it sees.
 const LOOK: &str =
     "tr '\\0' '\\n' < /proc/self/environ; ls -ln --time-style=+ /dev; cat /proc/self/mountinfo; cat /usr/lib/libcuda.so.1
 for node in nvidia0 nvidiactl; do [ ! -e /dev/$node ] || ! echo x > /dev/$node || echo written to $node; done; true";
@@ -105,7 +105,7 @@ struct Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.stop();
-        // What runc would have removed; empty, since nothing of the engine's is left.
+        // The directories that runc would have removed; they are empty, because nothing of the engine is left.
         for controller in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
             let pods = controller.path().join(self.cgroup());
             for container in std::fs::read_dir(&pods).into_iter().flatten().flatten() {
@@ -117,15 +117,15 @@ impl Drop for Engine {
     }
 }
 
-/// What is asked for.
+/// The ways to request a GPU.
 #[derive(Clone, Copy, Default)]
 struct Ask<'a> {
     privileged: bool,
     env: Option<(&'a str, &'a str)>,
     annotation: Option<(&'a str, &'a str)>,
-    /// Where `/dev/null` is mounted.
+    /// The path at which `/dev/null` is mounted.
     mount: Option<&'a str>,
-    /// The kubelet's own way.
+    /// The CDI devices field of the CRI, as the kubelet uses it.
     cdi: Option<&'a str>,
 }
 
@@ -158,7 +158,7 @@ impl Engine {
         engine
     }
 
-    /// By itself, without a switch.
+    /// Report whether the engine supports CDI by default, without a switch.
     fn new_enough_for_cdi(&self) -> bool {
         divvy_engines::containerd::release(&self.version) >= Some((2, 0))
     }
@@ -172,7 +172,7 @@ impl Engine {
         format!("divvy-test{}", name.display())
     }
 
-    /// Its own programs before those of the PATH.
+    /// Return the PATH with the engine's own programs first.
     fn path(&self) -> std::ffi::OsString {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let own = self.program.parent().map(Path::to_owned);
@@ -184,7 +184,7 @@ impl Engine {
         self.stop();
         let log = std::fs::File::create(self.at("log")).expect("a log");
         let child = Command::new("setpriv")
-            // Should the test be killed.
+            // In case the test is killed.
             .args([
                 "--pdeathsig",
                 "KILL",
@@ -209,7 +209,7 @@ impl Engine {
         let mut running = Running(Some(child));
         let cri = eventually(&self.at("log"), || {
             assert!(matches!(running.child().try_wait(), Ok(None)), "it ended: {}", self.log());
-            // Its plugins come after its socket.
+            // The plugins are ready later than the socket.
             let cri = Cri::connect(&self.at("c.sock"))?;
             cri.status().ok().map(|_| cri)
         });
@@ -222,7 +222,7 @@ impl Engine {
             .output()
             .expect("ctr");
         went_well(&output);
-        // The CRI plugin hears of images from the rest of containerd.
+        // The CRI plugin learns of images from the rest of containerd.
         eventually(&self.at("log"), || (self.cri().has_image(IMAGE) == Ok(true)).then_some(()));
     }
 
@@ -240,7 +240,7 @@ impl Engine {
         std::fs::read_to_string(self.at("log")).unwrap_or_default()
     }
 
-    /// A pod's only container, until it has ended: what it printed, in lines that are the same for the same container.
+    /// Run a pod's only container until it has ended. Return its output, normalized so that equal containers print equal lines.
     fn run(&self, handler: &str, ask: Ask<'_>) -> Result<Vec<String>, String> {
         let number = self.pods.get();
         self.pods.set(number + 1);
@@ -316,7 +316,7 @@ impl Engine {
     }
 }
 
-/// Ended with all its children.
+/// A process that is ended with all its children.
 struct Running(Option<Child>);
 
 impl Running {
@@ -332,15 +332,15 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
-            // The first process of the namespace dies with `unshare`, and with it all others.
+            // The first process of the namespace ends with `unshare`, and all others end with the first.
             let _ended_already = child.kill();
             let _ended_already = child.wait();
         }
     }
 }
 
-/// Of a log as the CRI defines it (`TIME STREAM TAG TEXT`), without what differs between any two containers: ids, numbers of mounts and snapshots,
-/// how wide `ls` makes its columns.
+/// Normalize a log in the CRI format (`TIME STREAM TAG TEXT`): remove what differs between any two containers, such as ids, numbers of mounts and snapshots,
+/// and the width of `ls` columns.
 fn lines(log: &str) -> Vec<String> {
     let said = log.lines().filter_map(|line| {
         let (_time, rest) = line.split_once(' ')?;
@@ -348,7 +348,7 @@ fn lines(log: &str) -> Vec<String> {
     });
     let mut lines: Vec<String> = said
         .map(|line| {
-            // mountinfo begins with three numbers of the mount.
+            // A line of mountinfo starts with three numbers.
             let numbered = line.starts_with(|first: char| first.is_ascii_digit());
             let words = line.split_whitespace().skip(if numbered { 3 } else { 0 });
             let word = |word: &str| {
@@ -368,7 +368,7 @@ fn lines(log: &str) -> Vec<String> {
     lines
 }
 
-/// What of `more` is not in `less`, counted.
+/// Return the lines of `more` that are not in `less`, with multiplicity.
 fn beyond(more: &[String], less: &[String]) -> Vec<String> {
     let mut left: BTreeMap<&str, usize> = BTreeMap::new();
     for line in less {
@@ -384,7 +384,7 @@ fn beyond(more: &[String], less: &[String]) -> Vec<String> {
     new.cloned().collect()
 }
 
-/// Of a GPU whose nodes are `/dev/null` and `/dev/zero`.
+/// Return the spec of a GPU whose device nodes are `/dev/null` and `/dev/zero`.
 fn spec(library: &Path) -> Value {
     json!({
         "cdiVersion": "0.5.0",
@@ -398,7 +398,7 @@ fn spec(library: &Path) -> Value {
     })
 }
 
-/// What a container with that GPU has and one without has not, in the order of sorting, but for the file system at the end of the mount.
+/// Return the additional lines of a container with that GPU, sorted, without the file system at the end of the mount's line.
 const GPU: [&str; 7] = [
     "NVIDIA_VISIBLE_DEVICES=void",
     "OF_THE_SPEC=1",
@@ -409,7 +409,7 @@ const GPU: [&str; 7] = [
     "written to nvidiactl",
 ];
 
-/// The lines of the GPU, and its mount.
+/// Return the lines of the GPU, and its mount.
 fn has_the_gpu_and_nothing_else(with: &[String], without: &[String], what: &str) {
     let (mounts, other): (Vec<String>, Vec<String>) = beyond(with, without).into_iter().partition(|line| line.contains(" - "));
     assert_eq!(other, GPU, "{what}");
@@ -423,7 +423,7 @@ fn has_the_gpu_and_nothing_else(with: &[String], without: &[String], what: &str)
     assert_eq!(beyond(without, with), Vec::<String>::new(), "{what}: it lost something");
 }
 
-/// The wrapper that containerd calls, since containerd hands no variables on.
+/// Make the wrapper that containerd calls, because containerd does not pass environment variables on.
 fn write_runtime(engine: &Engine) {
     let script = format!(
         "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH={} exec {} \"$@\"\n",
@@ -440,7 +440,7 @@ fn write_runtime(engine: &Engine) {
     std::fs::set_permissions(engine.at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// NVIDIA's file, with other first lines and another mode.
+/// Return NVIDIA's settings file, with other first lines and another mode.
 fn settings(engine: &Engine, low_level: &str, first: &str, mode: &str, cdi: &str) {
     let text = format!(
         "{first}\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\n\
@@ -460,7 +460,7 @@ fn a_pod_of_containerd_has_the_gpu_that_it_asks_for_whoever_puts_it_in() {
     }
     for program in containerds() {
         let mut engine = Engine::new(program);
-        // As it is before anybody has heard of GPUs: what a container has then is what all others are held against.
+        // The state without GPUs: all other containers are compared with the container of this state.
         engine.start();
         let without: Vec<(&str, Vec<String>)> = ["runc", "crun"]
             .into_iter()
@@ -517,14 +517,14 @@ fn says_that_it_has_the_runtime(engine: &Engine) {
     for key in ["runtimeType", "snapshotter"] {
         assert_eq!(runtimes["nvidia"].get(key), runtimes["runc"].get(key), "{key}");
     }
-    // runc's, and those of CDI, which a containerd hands to no runtime by itself.
+    // With runc's annotations, and the CDI annotations, which containerd does not pass to a runtime by default.
     assert_eq!(
         runtimes["nvidia"]["ContainerAnnotations"],
         json!(["nvidia.cdi.k8s.io/*", "cdi.k8s.io/*"])
     );
 }
 
-/// With the configured engine, in front of this runtime; `without` is what a container has that asks for nothing and was there before us.
+/// Check the configured engine with this OCI runtime. `without`: the output of a container without a GPU before the configuration.
 fn pods(engine: &Engine, low_level: &str, without: &[String]) {
     let run = |handler: &str, ask: Ask<'_>, what: &str| {
         let ran = engine.run(handler, ask);
@@ -562,7 +562,7 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         what("the variable alone gives nothing")
     );
 
-    // Where containerd does CDI itself both do it, and the container is none the worse.
+    // If containerd also does CDI, both apply the spec, and this does no harm.
     let ours = run("nvidia", annotated("cdi.k8s.io/test"), "annotation");
     has_the_gpu_and_nothing_else(&ours, without, &what("by annotation"));
     settings(
@@ -605,7 +605,7 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         what("by a mount, which is there itself, too")
     );
 
-    // The node's agent has described the pod's grant; whatever the pod says, it gets that.
+    // The node's agent has written the grant's spec, and the pod gets exactly that, whatever it requests.
     settings(engine, low_level, "", "divvy", "");
     let pod = engine.pods.get();
     let name = "0123456789abcdef0123456789abcdef";

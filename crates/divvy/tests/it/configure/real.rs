@@ -1,5 +1,5 @@
-//! Engines that are installed here, started on private folders with what was written for them. An engine that is not here is skipped:
-//! containerd of the PATH and of `~/.cache/divvy-cluster`, dockerd of the PATH.
+//! Installed engines, started on private directories with the configuration that was written for them. A missing engine is skipped:
+//! containerd from the PATH and from `~/.cache/divvy-cluster`, dockerd from the PATH.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{V2, went_well};
 use crate::cli::{divvy, stderr};
 
-/// Programs of this name: in the PATH, and those that the real cluster was built of.
+/// Return the programs with this name: in the PATH, and in the cache of the end-to-end cluster.
 pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&path)
@@ -34,7 +34,7 @@ pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Every containerd of this machine. Empty, and the skip is recorded, where there is none.
+/// Return every containerd of this machine. If there is none, record the skip and return an empty list.
 pub(super) fn containerds() -> Vec<PathBuf> {
     let all = programs("containerd");
     if all.is_empty() {
@@ -43,12 +43,12 @@ pub(super) fn containerds() -> Vec<PathBuf> {
     all
 }
 
-/// Ended with the test, however that ends.
+/// A process that ends with the test, however the test ends.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SIGTERM, so that it ends its own children.
+        // Send SIGTERM, so that the process ends its own children.
         if let Ok(pid) = i32::try_from(self.0.id())
             && let Some(pid) = rustix::process::Pid::from_raw(pid)
         {
@@ -63,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-/// Until the engine answers; its log when it does not.
+/// Wait until the engine answers. The error is its log.
 pub(super) fn eventually<T>(log: &Path, mut what: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -88,7 +88,7 @@ fn dump(program: &Path, config: &str) -> toml::Table {
     toml::from_str(&String::from_utf8(output.stdout).expect("text")).expect("TOML")
 }
 
-/// containerd's own view of its CRI plugin, whatever the version.
+/// Return the configuration of containerd's CRI plugin as containerd dumps it, for any version.
 fn cri(dumped: &toml::Table) -> &toml::Table {
     let plugins = dumped["plugins"].as_table().expect("plugins");
     let section = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"]
@@ -191,7 +191,7 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
             at("t.sock")
         );
         std::fs::write(at("config.toml"), text).expect("written");
-        // Not the default: this is where runc's table would be missing.
+        // Without the default runtime: in this case runc's table would be missing.
         let args = [
             "configure",
             "containerd",
@@ -260,14 +260,14 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
     containers_get_what_they_ask_for(&docker);
 }
 
-/// A dockerd of its own below a folder, by its `daemon.json`; ended with the test.
+/// A private dockerd below a directory, configured by its `daemon.json`; it ends with the test.
 pub(super) struct Docker {
     folder: PathBuf,
     _running: Running,
 }
 
 impl Docker {
-    /// None, and the skip is recorded, where it does not start.
+    /// Start it. Return `None` and record the skip if it does not start.
     pub(super) fn start(folder: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
         if !divvy_skip::root("start dockerd") {
             return None;
@@ -312,7 +312,7 @@ impl Docker {
         });
         if ended {
             let log = std::fs::read_to_string(at("log")).unwrap_or_default();
-            // A container without the rights for mounts and networks; a file that dockerd refuses would be told otherwise.
+            // Probably the test runs in a container without permission for mounts and networks. A refused daemon.json would give the error below.
             assert!(!log.contains("unable to configure the Docker daemon"), "{log}");
             let last = log.lines().last().unwrap_or_default();
             divvy_skip::skipped(format_args!("dockerd does not start here: {last}"));
@@ -337,7 +337,7 @@ impl Docker {
         self.asked().expect("it answers")
     }
 
-    /// Makes an image from scratch: a shell and `ls` of this machine. False, and the skip is recorded, where no container of it runs.
+    /// Make an image from scratch with this machine's shell and `ls`. Return false and record the skip if no container of it runs.
     pub(super) fn image(&self) -> bool {
         if programs("docker").is_empty() {
             divvy_skip::skipped("no container was run: docker is not in the PATH (Debian: docker.io)");
@@ -369,7 +369,7 @@ impl Docker {
             .expect("it runs")
     }
 
-    /// `docker run` with these flags.
+    /// Run `docker run` with these flags.
     pub(super) fn run(&self, flags: &[&str], script: &str) -> Output {
         let mut args = vec!["run", "--rm", "--network", "none", "--ulimit", "nofile=512:512"];
         args.extend(flags);
@@ -382,7 +382,7 @@ pub(super) fn divvy_runtime() -> PathBuf {
     built("divvy-runtime", "divvy-runtime")
 }
 
-/// A program of another crate, built if it is not there.
+/// Return a program of another crate, and build it if it does not exist.
 pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name(file);
     if !program.exists() {
@@ -394,7 +394,7 @@ pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     program
 }
 
-/// `divvy-runtime` with a GPU that is `/dev/null`, as a program without arguments of its own.
+/// Make a program that runs `divvy-runtime` with a GPU that is `/dev/null`.
 fn runtime_with_a_gpu(folder: &Path) {
     let at = |name: &str| folder.join(name).display().to_string();
     let program = divvy_runtime();

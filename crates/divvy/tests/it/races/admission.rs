@@ -1,4 +1,4 @@
-//! R1 to R4: which pod the kubelet admits when, and how often it asks.
+//! R1 to R4 (docs/compatibility/races.md): the order in which the kubelet admits pods, and how often it calls the plugin.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use divvy_testbed::node::AdmissionOrder;
 
 use crate::bed::Bed;
 
-/// Nodes whose kubelet collects pods for so long and admits them in random order.
+/// Make nodes whose kubelet collects pods for this time, and admits them in random order.
 async fn shuffled(nodes: &[&[u64]], window: u64) -> Bed {
     let window = Duration::from_millis(window);
     Bed::with(nodes, |spec| spec.admission = AdmissionOrder::Shuffled { window }).await
 }
 
-/// Whether all ids that the kubelet gave to a pod lie on its GPU. Nothing depends on it; it tells in which order pods were
+/// Report whether all device ids that the kubelet allocated to a pod are on its GPU. Nothing depends on this, but it shows in which order pods were
 /// admitted.
 fn steered_right(bed: &Bed, uid: &str, name: &str) -> bool {
     let gpu = bed.allocation(name).expect("an allocation").gpus[0].uuid.clone();
@@ -78,7 +78,7 @@ async fn r02_a_container_as_large_as_another_pod_takes_nothing_of_it() {
     let bed = shuffled(&[&[4, 4]], 150).await;
     for round in 0..3 {
         let [two, all_of_two, one] = ["two", "all-of-two", "one"].map(|name| format!("{name}-{round}"));
-        // Containers of 1 and 2 beside a pod of 2 and a pod of 1.
+        // A pod with containers of 1 and 2 units, a pod of 2 units, and a pod of 1 unit.
         bed.create(&pod(&two).gpu_mem(1).container("second", 2));
         bed.create(&pod(&all_of_two).gpu_mem(2));
         bed.create(&pod(&one).gpu_mem(1));
@@ -106,7 +106,7 @@ async fn r02_a_container_as_large_as_another_pod_takes_nothing_of_it() {
 
 #[tokio::test]
 async fn r03_an_init_container_whose_ids_come_back_leaves_the_app_container_its_gpu() {
-    // The sizes of the exhaustive model's scenarios: init 4 and app 1 beside 3 and 1; init 2 and app 2 beside 2.
+    // The sizes from the exhaustive model's scenarios: init 4 and app 1 with pods of 3 and 1; init 2 and app 2 with a pod of 2.
     for (gpus, init, app, others) in [([4, 4], 4, 1, &[3, 1][..]), ([2, 2], 2, 2, &[2][..])] {
         let bed = shuffled(&[&gpus], 150).await;
         let uid = bed.create(&pod("with-init").init("i", init).gpu_mem(app));

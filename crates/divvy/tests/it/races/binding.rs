@@ -1,4 +1,4 @@
-//! R8 to R10, R19 and R20: how a pod comes to its allocation, or does not.
+//! R8 to R10, R19, and R20 (docs/compatibility/races.md): how a pod gets its allocation, or does not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::bed::Bed;
 
-/// The extender's Bindings.
+/// Return the Bindings that the extender has sent.
 fn bindings() -> Match {
     Match::any().verb("create").resource("pods/binding").client("extender")
 }
@@ -37,7 +37,7 @@ async fn r08_a_bind_that_failed_leaves_no_annotation_and_no_booking() {
         bed.delete(&name);
         bed.gone(&name).await;
     }
-    // A pod whose bind never succeeds books nothing once it is gone. That it had no annotation meanwhile is in the audit.
+    // A pod whose bind never succeeds holds no memory once it is gone. The audit checks that it had no annotation meanwhile.
     let rule = bed.api().faults().add(Rule::new(bindings(), refuse(500)));
     bed.create(&pod("never").gpu_mem(4));
     bed.event("never", "FailedScheduling", "Internal error occurred").await;
@@ -60,7 +60,7 @@ async fn r09_a_bind_whose_answer_was_lost_is_not_written_again() {
     let annotations = bed.pod("a")["metadata"]["annotations"].clone();
     let node = bed.pod("a")["spec"]["nodeName"].as_str().expect("bound").to_owned();
     let other = if node == "n1" { "n2" } else { "n1" };
-    // kube-scheduler asks again, also another extender that knows nothing of it.
+    // kube-scheduler repeats the bind, even at another extender that does not know of it.
     for restarted in [false, true] {
         if restarted {
             bed.cluster.kill_extender().await.expect("killed");
@@ -88,7 +88,7 @@ async fn r09_a_bind_whose_outcome_cannot_be_learned_keeps_its_booking_until_it_c
     faults.add(Rule::new(reads, refuse(503)));
     let uid = bed.create_by_hand(&pod("a").gpu_mem(3));
     let error = bed.bind_known("a", &uid, "n1").await;
-    assert!(error.contains("whether it was bound is not known"), "{error}");
+    assert!(error.contains("it is not known whether the pod is bound"), "{error}");
     assert!(bed.is_bound("a"), "the API server did it");
     let allocation = bed.allocation("a");
     let other = bed.create_by_hand(&pod("b").gpu_mem(3));
@@ -107,7 +107,7 @@ async fn r10_of_two_binds_in_flight_for_the_last_room_one_succeeds() {
     let latency = Effect::Latency(Duration::from_millis(250));
     bed.api().faults().add(Rule::new(bindings(), latency));
     let [a, b, c] = ["a", "b", "c"].map(|name| bed.create_by_hand(&pod(name).gpu_mem(3)));
-    // Two pods of three fit on n1, one per GPU.
+    // Two of three pods fit on n1, one per GPU.
     let answers = tokio::join!(bed.bind("a", &a, "n1"), bed.bind("b", &b, "n1"), bed.bind("c", &c, "n1"));
     let answers = [("a", answers.0), ("b", answers.1), ("c", answers.2)];
     let (bound, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|(_, error)| error.is_empty());
@@ -125,7 +125,7 @@ async fn r10_of_two_binds_in_flight_for_the_last_room_one_succeeds() {
     for (name, _) in &bound {
         bed.running(name).await;
     }
-    // One pod to two nodes at once: one wins, and the other booking is let go.
+    // One pod is bound to two nodes at once: one bind wins, and the other reservation is released.
     let uid = if *late == "a" {
         &a
     } else if *late == "b" {
@@ -159,7 +159,7 @@ async fn r19_no_clock_is_compared() {
             Timestamp::now().saturating_add(skew).expect("a time")
         })
     };
-    // While the first pod is admitted the two others come; the kubelet then sorts them by their creation.
+    // The two other pods arrive while the first is admitted; the kubelet then sorts them by creation time.
     let bed = Bed::at(&[&[4, 4]], clock, |spec| spec.timings.allocate = Duration::from_millis(500)).await;
     let (day, years) = (86_400, 86_400 * 3650);
     bed.create(&pod("first").gpu_mem(1));
@@ -167,7 +167,7 @@ async fn r19_no_clock_is_compared() {
     let mut uids = Vec::new();
     for (name, seconds, assumed) in [("future", years, "1"), ("past", -day, "9223372036854775807")] {
         skew.store(seconds, Ordering::Relaxed);
-        // What a user writes before the bind does not count, whatever it says.
+        // An annotation that a user writes before the bind is ignored.
         let forged = pod(name)
             .gpu_mem(3)
             .annotation(names::ALIYUN_ASSUME_TIME, assumed)
@@ -176,7 +176,7 @@ async fn r19_no_clock_is_compared() {
         uids.push(bed.create(&forged));
         bed.bound(name).await;
         assert_ne!(bed.pod(name)["metadata"]["annotations"][names::ALIYUN_ASSUME_TIME], assumed);
-        // Nor does what is written after it.
+        // An annotation that is written after the bind is ignored as well.
         let patch = json!({"metadata": {"annotations": {names::ALIYUN_ASSUME_TIME: assumed}}});
         let patched = bed.api().patch("pods", "default", name, PatchKind::Merge, &patch);
         patched.expect("nothing forbids it here");
@@ -185,11 +185,11 @@ async fn r19_no_clock_is_compared() {
         bed.running(name).await;
     }
     assert_ne!(bed.gpu_of("future"), bed.gpu_of("past"));
-    // The pod of the past was admitted first though it was bound last: the kubelet's guess went to the other's GPU.
+    // The pod with the older creation time was admitted first although it was bound last, so the kubelet's ids are on the other pod's GPU.
     let gpu = bed.allocation("past").expect("an allocation").gpus[0].uuid.clone();
     let ids = bed.ids("n1", &uids[1]);
     assert!(ids["main"].iter().all(|id| !id.starts_with(&gpu)), "{ids:?}");
-    // Deleted a day ago, or in ten years: gone when its container has ended.
+    // With a deletion time a day ago or in ten years, the pod is gone when its container has ended.
     bed.delete("past");
     skew.store(years, Ordering::Relaxed);
     bed.delete("future");
@@ -205,7 +205,7 @@ async fn r20_a_pod_that_came_past_the_extender_is_refused_in_words_and_harms_nob
     let binding = json!({"metadata": {"name": "foreign", "uid": foreign}, "target": {"kind": "Node", "name": "n1"}});
     bed.api().create("pods/binding", binding).expect("bound by another scheduler");
     for name in ["named", "foreign"] {
-        let part = "was bound to this node without an allocation (no annotation divvy.dev/allocation): the Divvy extender was not in its path";
+        let part = "was bound to this node without an allocation (it has no annotation divvy.dev/allocation), so no GPU memory is reserved for it";
         let refused = bed.start_refused(name, part).await;
         assert!(
             refused.contains("does not set spec.nodeName itself; then delete the pod"),
@@ -218,7 +218,7 @@ async fn r20_a_pod_that_came_past_the_extender_is_refused_in_words_and_harms_nob
             "{status}"
         );
     }
-    // Others are not disturbed, and get all that is free by the node's sum.
+    // Other pods are not affected, and can use all memory that is free in the node's sum.
     bed.create(&pod("honest").gpu_mem(2));
     bed.running("honest").await;
     bed.stays("nothing of them runs", Duration::from_millis(300), |bed| {

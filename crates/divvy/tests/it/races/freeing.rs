@@ -1,4 +1,4 @@
-//! R5 to R7: when memory is free again, and for whom.
+//! R5 to R7 (docs/compatibility/races.md): when memory is free again, and for which pod.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -33,7 +33,7 @@ async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletio
         "{why}"
     );
     bed.until("the old container to end", async |bed: &Bed| {
-        // In this order: bound first, and still running after that, is too early.
+        // Check in this order: if the new pod is bound and the old container runs after that, the bind was too early.
         let bound = bed.is_bound("newcomer");
         match bed.runs(&old, "main") {
             true if bound => panic!("bound while the old container ran"),
@@ -66,15 +66,15 @@ async fn force_delete(version: CgroupVersion) {
     bed.running("old").await;
     let newcomer = bed.create(&pod("newcomer").gpu_mem(3));
     bed.unschedulable("newcomer", "").await;
-    // An extender that starts now is quicker than the agent's word of what is held: the object is gone, so the API has room.
+    // An extender that starts now is faster than the agent's report of the hold: the object is gone, so the API shows free memory.
     let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
     let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
     bed.force_delete("old");
     bed.cluster.restart_extender().await.expect("restarted");
     bed.bound("newcomer").await;
-    let text = bed.start_refused("newcomer", "memory still held by").await;
-    let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free: memory still held by default/old \
-                    (deleted, container still running): 3072 MiB. It starts by itself once they have ended";
+    let text = bed.start_refused("newcomer", "memory is still held by").await;
+    let expected = "pod default/newcomer needs 3072 MiB of GPU 0, where 1024 MiB of 4096 MiB are free; memory is still held by default/old \
+                    (deleted, container still running): 3072 MiB. The container starts automatically once they have ended";
     assert!(text.contains(expected), "{text}");
     bed.api().faults().remove(unsaid);
     bed.until("the inventory to say what is held", async |bed: &Bed| {
@@ -87,10 +87,10 @@ async fn force_delete(version: CgroupVersion) {
     bed.event(
         "old",
         "MemoryHeldWithoutPod",
-        "the memory is given again when they have ended",
+        "the memory becomes available when they have ended",
     )
     .await;
-    // The extender reads it: what comes now is not even bound.
+    // The extender reads the report, and does not even bind a new pod.
     bed.create(&pod("late").gpu_mem(1));
     bed.unschedulable("late", "").await;
     bed.restart_agent("n1").await;
@@ -115,7 +115,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     let first = bed.create_by_hand(&stubborn("s-0", 3, 4));
     assert_eq!(bed.bind("s-0", &first, "n1").await, "");
     bed.running("s-0").await;
-    // The extender hears of neither the deletion nor the creation.
+    // The extender receives neither the deletion nor the creation.
     bed.api().faults().hold_watches(true);
     bed.force_delete("s-0");
     let second = bed.create_by_hand(&pod("s-0").gpu_mem(3));
@@ -127,7 +127,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
         error.contains("default/s-0"),
         "the old one counts until it is known to be gone: {error}"
     );
-    // And when it has heard of both it waits for what the agent says of the old one's container.
+    // When it has received both, it waits for the agent's report about the old pod's container.
     let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
     let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
     bed.api().faults().hold_watches(false);
@@ -139,7 +139,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
         },
     )
     .await;
-    // One that knows of neither binds it; the agent knows better.
+    // An extender that knows of neither binds the pod, and the agent refuses its start.
     bed.cluster.restart_extender().await.expect("restarted");
     bed.until("the new pod to be bound", async |bed: &Bed| {
         match bed.bind("s-0", &second, "n1").await.as_str() {
@@ -151,7 +151,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     let error = bed.bind("s-0", &first, "n1").await;
     let expected = format!("The pod s-0 in ns default's uid is {second}, and it's not equal with expected {first}");
     assert_eq!(error, expected);
-    let text = bed.start_refused("s-0", "memory still held by").await;
+    let text = bed.start_refused("s-0", "memory is still held by").await;
     assert!(text.contains("default/s-0 (deleted, container still running)"), "{text}");
     assert!(bed.runs(&first, "main") && !bed.runs(&second, "main"));
     bed.api().faults().remove(unsaid);
@@ -163,7 +163,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
 #[tokio::test]
 async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_name() {
     let bed = Bed::with(&[&[4]], |spec| {
-        // As often before the agent has cleared up after the old pod as after it.
+        // In half of the cases before the agent has cleaned up after the old pod, in the other half after that.
         spec.timings.start_retry.first = Duration::from_millis(5);
         spec.timings.start_retry.max = Duration::from_millis(5);
     })
@@ -181,7 +181,7 @@ async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_nam
             grants => Err(format!("{grants:?}")),
         })
         .await;
-        // The same ids give the same name: the old pod's end leaves the new one's spec alone.
+        // The same device ids give the same grant name, so the old pod's end must not remove the new pod's spec.
         assert_eq!(bed.specs("n1").len(), 1, "round {round}");
         match round % 5 {
             0 => bed.delete("s-0"),
@@ -193,7 +193,7 @@ async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_nam
     bed.end().await;
 }
 
-/// Nothing happens in this cluster but what the test does: no event comes to the aid of a pod that was refused too early.
+/// A cluster in which only the test causes events, so no unrelated event helps a pod that was refused too early.
 #[tokio::test]
 async fn a_waiting_pod_gets_what_is_freed_though_the_extender_may_hear_of_it_after_the_scheduler() {
     let bed = Bed::new(&[&[4]]).await;
@@ -203,7 +203,7 @@ async fn a_waiting_pod_gets_what_is_freed_though_the_extender_may_hear_of_it_aft
         let name = format!("p-{round}");
         bed.create(&pod(&name).gpu_mem(3));
         bed.unschedulable(&name, "").await;
-        // Its back-off is over when it is tried again: it is tried at once.
+        // The back-off of the pod is over at its next try, so it is tried immediately.
         tokio::time::sleep(Duration::from_millis(120)).await;
         bed.delete(&format!("p-{}", round - 1));
         bed.running(&name).await;

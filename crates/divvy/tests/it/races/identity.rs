@@ -1,4 +1,4 @@
-//! R15 to R18: what the agent knows of a container when it is to start, and what it has forgotten.
+//! R15 to R18 (docs/compatibility/races.md): what the agent knows about a container before its start, and what it has forgotten.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -97,7 +97,7 @@ async fn r16_an_agent_killed_between_allocate_and_pre_start_starts_the_pod_when_
     bed.end().await;
 }
 
-/// A kubelet that lets plugins come first after its start, as far as these tests need it.
+/// A kubelet that waits for plugins after its start, as far as these tests need it.
 const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
     bed.admitted("n1", &uid, 1).await;
     cut.waited_for(&bed).await;
     bed.node("n1").stop_kubelet(true).await;
-    // The agent learns of the pod; who asked is gone.
+    // The agent learns of the pod, but the kubelet's call has already ended.
     cut.heal(&bed);
     assert_eq!(bed.ever_ran(&uid), 0);
     bed.node("n1").start_kubelet().await.expect("started");
@@ -157,7 +157,7 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
     bed.end().await;
 }
 
-/// What every monitoring tool does.
+/// Lists the pod resources, as every monitoring tool does.
 async fn list_pod_resources(bed: &Bed) {
     let socket = bed.node("n1").paths().pod_resources_socket();
     let connector = tower::service_fn(move |_| {
@@ -170,7 +170,7 @@ async fn list_pod_resources(bed: &Bed) {
     client.list(ListPodResourcesRequest {}).await.expect("a list");
 }
 
-/// A node whose kubelet has bug B1, and slow calls, which widen its window.
+/// A node whose kubelet has bug B1, and slow calls, which make the bug more likely.
 async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     Bed::with(&[gpus], |spec| {
         spec.timings.allocate = Duration::from_millis(700);
@@ -185,8 +185,8 @@ async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     .await
 }
 
-/// Admits `a`, and lets the kubelet forget meanwhile that it does so; `a` runs then. `short` asks for so many units, ends in
-/// the middle, and gives its ids back.
+/// Admit `a`, let the kubelet forget the admission in progress, and wait until `a` runs. A short pod that requests `short` units ends in
+/// the middle, and releases its device ids.
 async fn admit_and_forget(bed: &Bed, name: &str, short: u64) -> String {
     let ending = format!("short-{name}");
     bed.create(&pod(&ending).gpu_mem(short).once().args(&["sleep", "0.35"]));

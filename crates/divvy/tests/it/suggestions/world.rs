@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Value, json};
 
-/// Nodes, the pods on them, and the pod that waits.
+/// A random cluster: nodes, the pods on them, and the pod that waits.
 #[derive(Debug, Clone)]
 pub(super) struct World {
     pub(super) nodes: Vec<Value>,
@@ -18,11 +18,11 @@ pub(super) struct World {
 
 const GIB: u64 = 1024;
 
-/// A node before its pods are there.
+/// A node before its pods are placed.
 #[derive(Debug, Clone)]
 struct Draft {
     node: Value,
-    /// UUID, GiB left, whether it is well.
+    /// The GPUs: UUID, free memory in GiB, whether the GPU is healthy.
     gpus: Vec<(String, u64, bool)>,
     tenants: Vec<Tenant>,
 }
@@ -206,7 +206,7 @@ fn asking() -> impl Strategy<Value = Value> {
                 "spec": {"schedulerName": "default-scheduler", "containers": [container], "priority": 0},
                 "status": {"phase": "Pending"}});
             if priority == 1 {
-                // More important than some pods, and not allowed to evict them.
+                // A higher priority than some pods, but without preemption.
                 pod["spec"]["preemptionPolicy"] = json!("Never");
                 pod["spec"]["priority"] = json!(5);
             }
@@ -251,7 +251,7 @@ fn asking() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Any world.
+/// Return a proptest strategy for arbitrary worlds.
 pub(super) fn any() -> impl Strategy<Value = World> {
     (proptest::collection::vec(draft(), 1..5), asking()).prop_map(|(drafts, asking)| {
         let mut world = World {
@@ -297,14 +297,14 @@ impl World {
         }
     }
 
-    /// Whether a scheduling gate keeps every scheduler from the pod.
+    /// Report whether the pod has a scheduling gate, so that no scheduler considers it.
     pub(super) fn is_gated(&self) -> bool {
         self.asking["spec"]["schedulingGates"]
             .as_array()
             .is_some_and(|gates| !gates.is_empty())
     }
 
-    /// Carries a change out on the objects.
+    /// Apply a change to the objects.
     pub(super) fn carry_out(&mut self, change: &Change) {
         let node = |nodes: &mut Vec<Value>, name: &str, alter: &dyn Fn(&mut Value)| {
             let found = nodes.iter_mut().find(|node| node["metadata"]["name"] == name);
@@ -365,19 +365,19 @@ impl World {
         }
     }
 
-    /// Makes the objects; the pod that waits comes last.
+    /// Create the objects; the waiting pod is the last.
     pub(super) fn create(&self, api: &ApiServer) {
         for (name, value, policy) in [("five", 5, "Never"), ("ten", 10, "PreemptLowerPriority")] {
             let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
                 "preemptionPolicy": policy});
-            // The server of an earlier world has it.
+            // The server still has the object of an earlier world.
             let _ = api.create("priorityclasses.scheduling.k8s.io", class);
         }
         for node in &self.nodes {
             api.create("nodes", node.clone()).expect("it is made");
         }
         for namespace in &self.namespaces {
-            // Some are there from the start.
+            // Some objects exist from the start.
             let _ = api.create("namespaces", namespace.clone());
         }
         for pod in &self.pods {
@@ -401,7 +401,7 @@ impl World {
         api.create("pods", new(&self.asking)).expect("it is made");
     }
 
-    /// Carries a change out on the server. What a pod asks for is changed in a new pod.
+    /// Apply a change on the server. A change of a pod's request creates a new pod.
     pub(super) fn carry_out_on(&self, api: &ApiServer, change: &Change) {
         let now = DeleteOptions {
             grace_period_s: Some(0),
@@ -432,7 +432,7 @@ impl World {
         }
     }
 
-    /// All that was made and is there, with the resource of each.
+    /// Return all created objects that exist, with the resource of each.
     pub(super) fn objects(&self, api: &ApiServer) -> Vec<(&'static str, Value)> {
         let all = |resource: &'static str| {
             let listed = ["", "default", "other"].map(|namespace| api.list(resource, namespace).unwrap_or_default());
@@ -445,7 +445,7 @@ impl World {
     }
 }
 
-/// A pod as it is written: without what the API server adds.
+/// Return a pod's manifest without the fields that the API server adds.
 fn new(pod: &Value) -> Value {
     let mut pod = pod.clone();
     let class = match pod["spec"]["priority"].as_i64() {

@@ -90,18 +90,18 @@ fn each_refusal_has_the_kubelets_text() {
 fn what_a_container_holds_is_not_allocated_again() {
     let mut books = two();
     allocate(&mut books, "p", 1);
-    // A container that is made again while the plugin is up, after a reboot for example.
+    // A container is created again while the plugin is up, for example after a reboot.
     assert!(matches!(begin(&mut books, "p", 1), Ok(Next::Nothing)));
-    // A restart of the kubelet with the container running, plugin not back yet.
+    // The kubelet restarts while the container is running, and the plugin has not registered again.
     let held = books.holders().clone();
     let mut restored = DeviceBooks::restore(Bugs::default(), 0, held, [R.to_owned()]);
     let mut begin = |running| restored.begin(holder("p"), 1, true, running, &mut Seed::new(1));
     assert!(matches!(begin(true), Ok(Next::Nothing)));
     assert_eq!(
-        begin(false).expect_err("none healthy"),
+        begin(false).expect_err("no healthy device"),
         DeviceError::NoneHealthy(R.to_owned())
     );
-    assert_eq!(restored.pre_start(&holder("p")), Ok(None), "options are not known");
+    assert_eq!(restored.pre_start(&holder("p")), Ok(None), "the options are unknown");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn preferences_are_intersected_cut_and_filled() {
     ] {
         let mut books = books(&all);
         let Ok(Next::Ask { request, available }) = begin(&mut books, "p", wanted) else {
-            panic!("not asked")
+            panic!("the plugin is not called")
         };
         assert_eq!(available.len(), 6);
         let answer: Vec<String> = answer.into_iter().map(str::to_owned).collect();
@@ -125,7 +125,7 @@ fn preferences_are_intersected_cut_and_filled() {
     }
     let mut books = books(&all);
     let Ok(Next::Ask { request, .. }) = begin(&mut books, "p", 2) else {
-        panic!("not asked")
+        panic!("the plugin is not called")
     };
     let wished: Vec<String> = ["1", "2", "3"].map(str::to_owned).to_vec();
     let taken = books.preferred(request, &wished, &mut Seed::new(1)).expect("preferred").taken;

@@ -1,4 +1,4 @@
-//! What a play does to a cluster.
+//! The actions of a play on a cluster.
 
 use std::io;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::{Cluster, Machine};
 
-/// What became of pods that came and went.
+/// How many guest pods were created, and how many of them ran.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::scenario) struct Guests {
     pub(in crate::scenario) created: u64,
-    /// Were seen running before they were deleted.
+    /// Pods that were seen running before they were deleted.
     pub(in crate::scenario) ran: u64,
 }
 
-/// Pods that come and go while something else happens.
+/// A background task that creates and deletes pods while the play does something else.
 #[derive(Debug)]
 pub(in crate::scenario) struct Load {
     token: CancellationToken,
@@ -33,7 +33,7 @@ pub(in crate::scenario) struct Load {
 }
 
 impl Load {
-    /// Ends it.
+    /// Stop the task and return its counts.
     pub(in crate::scenario) async fn finish(self) -> Result<Guests, Stop> {
         self.token.cancel();
         let made = self.task.await.map_err(io::Error::other)?;
@@ -42,7 +42,7 @@ impl Load {
 }
 
 impl<C: Cluster> Play<'_, C> {
-    /// Lets a machine's node join and waits until it offers all that the machine has. Gives the node's name.
+    /// Let a machine's node join, wait until it offers everything that the machine has, and return the node's name.
     pub(in crate::scenario) async fn ready(&mut self, machine: Machine) -> Result<String, Stop> {
         let missing = || io::Error::new(io::ErrorKind::NotFound, format!("this cluster has no node like {machine:?}"));
         let node = self.cluster.node_of(machine).ok_or_else(missing)?;
@@ -51,7 +51,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(node)
     }
 
-    /// Clears what an interrupted play left, of pods and of cordons.
+    /// Remove the pods and cordons that an interrupted play left behind.
     pub async fn begin(&mut self) -> Result<(), Stop> {
         for node in self.nodes().await? {
             if node.spec.unschedulable {
@@ -61,14 +61,14 @@ impl<C: Cluster> Play<'_, C> {
         self.clear().await
     }
 
-    /// Creates a pod without a word.
+    /// Create a pod without telling the listener.
     pub(in crate::scenario) async fn create_quietly(&self, pod: &PodBuilder) -> Result<(), Stop> {
         create(&self.cluster.client(), &pod.build())
             .await
             .map_err(|source| stop_api("a pod could not be created".to_owned(), source))
     }
 
-    /// Deletes a pod without a word, and waits until it is gone.
+    /// Delete a pod without telling the listener, and wait until it is gone.
     pub(in crate::scenario) async fn delete_quietly(&self, name: &str) -> Result<(), Stop> {
         let pods = self.pods(NAMESPACE);
         let deleted = pods.delete(name, &DeleteParams::default()).await;
@@ -83,7 +83,7 @@ impl<C: Cluster> Play<'_, C> {
         .await
     }
 
-    /// Creates a Deployment of such pods.
+    /// Create a Deployment with this pod as its template.
     pub(in crate::scenario) async fn create_deployment(
         &mut self,
         name: &str,
@@ -142,7 +142,7 @@ impl<C: Cluster> Play<'_, C> {
         self.step(what, node, "", Vec::new())
     }
 
-    /// Evicts the play's pods on a node, as `kubectl drain` does. How many.
+    /// Evict the play's pods from a node, as `kubectl drain` does, and return how many there were.
     pub(in crate::scenario) async fn evict_all(&mut self, node: &str) -> Result<usize, Stop> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client(), NAMESPACE);
         let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
@@ -159,7 +159,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(found.items.len())
     }
 
-    /// Pods of this size on a node, one after another, each deleted when it runs or after a while, until [`Load::finish`].
+    /// Create pods of this size on a node, one after another, until [`Load::finish`]. Each is deleted once it runs, or after 10 s.
     pub(in crate::scenario) fn come_and_go(&self, node: &str, units: u64) -> Load {
         let token = CancellationToken::new();
         let (own, client, node) = (token.clone(), self.cluster.client(), node.to_owned());
@@ -170,7 +170,7 @@ impl<C: Cluster> Play<'_, C> {
                 let name = format!("guest-{}", guests.created);
                 create(&client, &pod(&name).gpu_mem(units).grace_seconds(1).select(&node).build()).await?;
                 guests.created += 1;
-                // The one that is under way at the end gets its time, too.
+                // A pod that is still starting at the end gets this time as well.
                 for _ in 0..200 {
                     let found = pods.get(&name).await?;
                     let runs = found.status.and_then(|status| status.phase).as_deref() == Some("Running");
@@ -187,7 +187,7 @@ impl<C: Cluster> Play<'_, C> {
         Load { token, task }
     }
 
-    /// Deletes every Deployment and pod of the play; waits until they are gone, and nothing is held or kept of them.
+    /// Delete every Deployment and pod of the play. Wait until they are gone, no memory is held, and no grant file is left.
     pub(in crate::scenario) async fn clear(&mut self) -> Result<(), Stop> {
         let every = ListParams::default();
         let deployments = self.deployments();
@@ -205,7 +205,7 @@ impl<C: Cluster> Play<'_, C> {
             }
             Ok(match left.len() {
                 0 => Ok(()),
-                count => Err(format!("{count} pods are there")),
+                count => Err(format!("{count} pods are left")),
             })
         })
         .await?;
@@ -232,7 +232,7 @@ async fn create(client: &Client, manifest: &Value) -> kube::Result<()> {
     pods.create(&PostParams::default(), &pod).await.map(drop)
 }
 
-/// Units of shared GPU memory as a node's status offers them.
+/// Return the units of shared GPU memory that a node's status offers, or "none".
 pub(super) fn offered(node: &objects::NodeObject) -> String {
     let status = node.status.clone().unwrap_or_default();
     let units = status.allocatable.get(names::GPU_MEM);

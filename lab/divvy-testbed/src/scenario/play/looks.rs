@@ -1,4 +1,4 @@
-//! What a play looks at, and waits for.
+//! The states that a play reads and waits for.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::scenario::{Cluster, Report};
 use crate::story::Event;
 
-/// How one pod's program followed another's.
+/// How the program of a pod followed the program of another pod on the same memory.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::scenario) struct HandedOver {
-    /// Both ran at one moment.
+    /// Both programs ran at the same moment.
     pub(in crate::scenario) overlap: bool,
-    /// The new one's pod was bound while the old one ran.
+    /// The new pod was bound while the old program was running.
     pub(in crate::scenario) early: bool,
-    /// From the end of the old one to the start of the new one, as seen from outside.
+    /// The time from the end of the old program to the start of the new one, as an observer outside sees it.
     pub(in crate::scenario) gap: Duration,
 }
 
-/// Pod UID, container, and what it reports.
+/// A pod UID, a container name, and the container's report.
 pub(in crate::scenario) type Seen = (String, String, Report);
 
 impl<C: Cluster> Play<'_, C> {
@@ -41,7 +41,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(found.map_err(|source| stop_api("list of nodes".to_owned(), source))?.items)
     }
 
-    /// A node's address, as tables print it.
+    /// Return a node's internal address, as tables print it.
     pub(in crate::scenario) async fn address(&self, node: &str) -> Result<String, Stop> {
         let nodes = self.nodes().await?;
         let found = nodes.into_iter().find(|object| object.metadata.name.as_deref() == Some(node));
@@ -50,7 +50,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(internal.map(|address| address.address).unwrap_or_default())
     }
 
-    /// Waits until a node's status offers this many units, and the inventory is there.
+    /// Wait until a node's status offers this many units.
     pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), Stop> {
         let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
         self.eventually(&format!("node {node} to offer {units} units"), async |_| {
@@ -63,7 +63,7 @@ impl<C: Cluster> Play<'_, C> {
         .await
     }
 
-    /// Waits until `kubectl inspect gpushare` says that so many units of a node are allocated; it is a check.
+    /// Wait until `kubectl inspect gpushare` reports this many allocated units on a node, and check the result.
     pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), Stop> {
         let line = format!("{units}/");
         let holds = |output: &str| {
@@ -81,7 +81,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(())
     }
 
-    /// Waits until `divvy why` says all of this about a pod; shows it. Each part is a check.
+    /// Wait until the answer of `divvy why` about a pod contains every part, and show the answer. Each part is a check.
     pub(in crate::scenario) async fn why(&mut self, name: &str, parts: &[&str]) -> Result<(), Stop> {
         let holds = |output: &str| parts.iter().all(|part| output.contains(part));
         let output = self.until_said(&["why", name], holds).await?;
@@ -95,7 +95,7 @@ impl<C: Cluster> Play<'_, C> {
         Ok(())
     }
 
-    /// What `divvy` prints with these arguments, once it is as it should be; else the last.
+    /// Run `divvy` with these arguments until `holds` accepts its output, or until the time is up. Return the last output.
     async fn until_said(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Stop> {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
@@ -108,7 +108,7 @@ impl<C: Cluster> Play<'_, C> {
         }
     }
 
-    /// Waits until the scheduler refuses a pod in words that contain `part`, and tells them.
+    /// Wait until the scheduler refuses a pod with a message that contains `part`, and tell the listener.
     pub(in crate::scenario) async fn refused(&mut self, name: &str, part: &str) -> Result<(), Stop> {
         let message = self
             .eventually(&format!("pod {name} to be refused with {part:?}"), async |play| {
@@ -137,7 +137,7 @@ impl<C: Cluster> Play<'_, C> {
         self.step(&phase.to_lowercase(), &format!("{NAMESPACE}/{name}"), &why, Vec::new())
     }
 
-    /// Waits for an event about a pod, and tells it.
+    /// Wait for an event about a pod, and tell the listener.
     pub(in crate::scenario) async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
         let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
         let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
@@ -163,7 +163,7 @@ impl<C: Cluster> Play<'_, C> {
         )
     }
 
-    /// Waits until a Deployment has so many pods, and so many of them are ready.
+    /// Wait until a Deployment has `all` pods, of which `ready` are ready.
     pub(in crate::scenario) async fn replicas(&mut self, name: &str, all: i32, ready: i32) -> Result<(), Stop> {
         let deployments = self.deployments();
         self.eventually(&format!("{ready} of {all} replicas of {name} to be ready"), async |_| {
@@ -176,7 +176,7 @@ impl<C: Cluster> Play<'_, C> {
             Ok(if is == (all, ready) {
                 Ok(())
             } else {
-                Err(format!("{} of {} are", is.1, is.0))
+                Err(format!("{} of {} are ready", is.1, is.0))
             })
         })
         .await?;
@@ -188,7 +188,7 @@ impl<C: Cluster> Play<'_, C> {
         )
     }
 
-    /// What every running app container reports.
+    /// Return the report of every running app container.
     pub(in crate::scenario) async fn reports(&self) -> Result<Vec<Seen>, Stop> {
         let mut found = Vec::new();
         for pod in self.all_pods().await? {
@@ -203,29 +203,29 @@ impl<C: Cluster> Play<'_, C> {
         Ok(found)
     }
 
-    /// Checks that each of these still runs, in the container that it ran in.
+    /// Check that each of these programs still runs in the same container.
     pub(in crate::scenario) async fn unmoved(&mut self, before: &[Seen]) -> Result<(), Stop> {
         for (uid, container, then) in before {
             let now = self.cluster.report(uid, container).await?;
             if now.as_ref() != Some(then) {
-                self.check(false, "every container runs on as it was", || {
+                self.check(false, "every container kept running unchanged", || {
                     format!("{then:?}, then {now:?}")
                 })?;
                 return Ok(());
             }
         }
-        let text = format!("every container runs on as it was ({})", before.len());
-        self.check(!before.is_empty(), &text, || "there was none".to_owned())
+        let text = format!("every container kept running unchanged ({})", before.len());
+        self.check(!before.is_empty(), &text, || "no container was running".to_owned())
             .map(drop)
     }
 
-    /// Watches until the new pod's program runs.
+    /// Watch the old and the new program until the new one runs.
     pub(in crate::scenario) async fn hand_over(&mut self, old_uid: &str, new: &str) -> Result<HandedOver, Stop> {
         let new_uid = self.uid(new).await?;
         let mut ended = None;
         let mut early = false;
         self.eventually(&format!("the program of pod {new} to run"), async |play| {
-            // In this order: the new one seen bound or running first, and the old one still running after that, is an overlap.
+            // The order of reads matters: if the new pod is seen bound or running first and the old program still runs afterwards, they overlap.
             let bound = play.get(NAMESPACE, new).await?.spec.node_name.is_some();
             let new_runs = play
                 .cluster
@@ -247,13 +247,16 @@ impl<C: Cluster> Play<'_, C> {
                     early,
                     gap: ended.map(|ended| ended.elapsed()).unwrap_or_default(),
                 }),
-                false => Err(format!("the old program {}", if old_runs { "runs" } else { "has ended" })),
+                false => Err(format!(
+                    "the old program {}",
+                    if old_runs { "is running" } else { "has ended" }
+                )),
             })
         })
         .await
     }
 
-    /// A figure that the play measured.
+    /// Tell the listener a figure that the play measured.
     pub(in crate::scenario) fn measured(&mut self, text: &str) -> Result<(), Stop> {
         self.step("measured", text, "", Vec::new())
     }

@@ -1,4 +1,4 @@
-//! `divvy doctor --cluster` as its user types it: on a cluster that is well, and on one with a fault.
+//! The scene about `divvy doctor --cluster` as a user types it: on a healthy cluster, and on one with a fault.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use crate::builders::pod;
 use crate::scenario::{Cluster, End, Part, Play, Stop};
 use crate::story::Event;
 
-/// What it said: its exit status, and of each check its status and what was found.
+/// The answer of `divvy doctor`: its exit status, and for each check its status and finding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Said {
     status: Option<i32>,
@@ -19,7 +19,7 @@ struct Said {
 }
 
 impl Said {
-    /// The checks that found something wrong.
+    /// Return the ids of the checks that found a problem.
     fn fired(&self) -> Vec<&str> {
         let wrong = |status: &str| ["WARN", "FAIL"].contains(&status);
         let checks = self.checks.iter().filter(|(_, (status, _))| wrong(status));
@@ -47,7 +47,9 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
     let output = play.cluster.divvy(&words).output().await?;
     let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Stop::Io(io::Error::other(format!("divvy doctor printed no report: {error}; {said}")))
+        Stop::Io(io::Error::other(format!(
+            "divvy doctor did not print a report: {error}; {said}"
+        )))
     })?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().into_iter().flatten();
@@ -59,11 +61,11 @@ async fn asked<C: Cluster>(play: &Play<'_, C>) -> Result<Said, Stop> {
     })
 }
 
-/// Waits until these checks alone find something wrong, and shows what is printed of it.
+/// Wait until exactly these checks find a problem, and show their output.
 async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) -> Result<Said, Stop> {
     let what = match ids {
-        [] => "doctor to find nothing wrong".to_owned(),
-        ids => format!("doctor to find what {} is about, and nothing else", ids.join(", ")),
+        [] => "doctor to find no problem".to_owned(),
+        ids => format!("doctor to find the problem of {}, and no other", ids.join(", ")),
     };
     let said = play
         .eventually(&what, async |play| {
@@ -85,23 +87,23 @@ async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) ->
     }
     play.check(
         said.status == Some(status),
-        &format!("doctor ends with status {status}"),
+        &format!("doctor exits with status {status}"),
         || format!("{said:?}"),
     )?;
     Ok(said)
 }
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("divvy doctor looks at a cluster that is well").await?;
+    play.scene("divvy doctor checks a healthy cluster").await?;
     let (node, _) = one_runs(play, "one").await?;
     let said = fires(play, &[], 0).await?;
     let silent = said.checks.iter().find(|(_, (_, found))| found.is_empty());
     play.check(
         silent.is_none(),
-        "every check says what it found, or why it does not apply",
+        "every check reports a finding or the reason why it does not apply",
         || format!("{silent:?}"),
     )?;
-    // What Divvy's chart brings is not there where its programs are processes of the host.
+    // If Divvy's programs are processes of the host, the objects of Divvy's chart are missing.
     let of_chart: &[&str] = if play.cluster.agents_are_pods() {
         &["K04", "K07", "K08"]
     } else {
@@ -118,13 +120,13 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     let called = said.found("K12").to_owned();
     play.check(
         called.contains("filter calls") && !called.contains(" 0 filter calls"),
-        "the extender that was asked is the one that kube-scheduler calls",
+        "kube-scheduler calls the extender that doctor queried",
         || called.clone(),
     )?;
 
     play.scene("A pod sets NVIDIA_VISIBLE_DEVICES itself").await?;
     let greedy = pod("greedy").env(names::VISIBLE_DEVICES, "all").select(&node);
-    play.create(&greedy, "asks for no GPU, and has NVIDIA_VISIBLE_DEVICES=all")
+    play.create(&greedy, "asks for no GPU, and sets NVIDIA_VISIBLE_DEVICES=all")
         .await?;
     let said = fires(play, &["K14"], 1).await?;
     let found = said.found("K14").to_owned();
@@ -138,13 +140,13 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     fires(play, &["K12"], 2).await?;
     play.cluster.start(Part::Extender).await?;
     play.step("started", "the extender", "", Vec::new())?;
-    // Which nobody has called yet: pods that were placed before show that it was.
+    // kube-scheduler has not called the new extender yet. The pods that were placed earlier prove that it called the previous one.
     fires(play, &[], 0).await?;
 
     play.scene("The agent of a node is stopped").await?;
     play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "", Vec::new())?;
-    // A pod of a DaemonSet is stopped by taking the label from its node, and K07 finds that.
+    // The agent, a pod of a DaemonSet, is stopped by removing the label from its node. K07 finds that.
     let of_it: &[&str] = if play.cluster.agents_are_pods() {
         &["K03", "K07"]
     } else {

@@ -1,4 +1,4 @@
-//! The driver's files in containers.
+//! The scene about the driver's files in containers.
 
 use std::io;
 
@@ -10,22 +10,23 @@ use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
 const SPEC: &str = "/etc/cdi/nvidia.json";
-/// What the simulated driver says of its version; its files are on every node.
+/// The driver version that the simulated driver reports. The files of this version are on every node.
 const LOADED: &str = "550.54.15";
-/// Another one.
+/// Another driver version, which is installed but not loaded.
 const OTHER: &str = "560.35.03";
 
-/// Where containers find a library.
+/// Return the path at which containers find a library.
 fn in_container(version: &str) -> String {
     format!("/usr/lib/x86_64-linux-gnu/libcuda.so.{version}")
 }
 
-/// On the node. A driver keeps it elsewhere; here is a folder that every node has for itself.
+/// Return the path of a library on the node. A real driver keeps it elsewhere; `/etc/cdi` is a directory that every node has for itself.
 fn on_node(version: &str) -> String {
     format!("/etc/cdi/libcuda.so.{version}")
 }
 
-/// What `nvidia-ctk cdi generate` writes for a driver, shortened: GPUs by UUID, the libraries for all of them.
+/// Return a shortened form of the CDI spec that `nvidia-ctk cdi generate` writes for a driver: the GPUs by UUID, and the libraries for all
+/// of them.
 fn spec_of(version: &str, uuids: &[String]) -> String {
     let devices = uuids.iter().enumerate().map(|(index, uuid)| {
         let nodes = [json!({"path": format!("/dev/nvidia{index}")})];
@@ -48,7 +49,7 @@ fn spec_of(version: &str, uuids: &[String]) -> String {
 }
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The libraries of the driver that is loaded are in containers, whatever the CDI spec in /etc/cdi names")
+    play.scene("Containers get the libraries of the loaded driver, whichever version the CDI spec in /etc/cdi names")
         .await?;
     let node = play.ready(Machine::Mixed).await?;
     let uuids = uuids(play, &node).await?;
@@ -73,20 +74,20 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     let trouble = inventory(play, &node).await?.driver_trouble;
     play.check(
         trouble.is_none(),
-        "the node's inventory has nothing to say of its driver",
+        "the node's inventory reports no trouble with its driver",
         || format!("{trouble:?}"),
     )?;
     play.cluster.place(&node, &on_node(OTHER), None)?;
     Ok(())
 }
 
-/// The libraries of the driver that is loaded, and none of the other one.
+/// Check that a container has the libraries of the loaded driver and none of the other version.
 fn has_loaded<C: Cluster>(play: &mut Play<'_, C>, name: &str, report: &Report) -> Result<(), Stop> {
     let mounts = &report.mounts;
     let other = mounts.iter().any(|path| path.contains(OTHER));
     play.check(
         mounts.contains(&in_container(LOADED)) && !other,
-        &format!("{name} has the library of driver {LOADED}, which is loaded, and of no other"),
+        &format!("{name} has the library of the loaded driver {LOADED} and of no other version"),
         || format!("{report:?}"),
     )
     .map(drop)
@@ -95,7 +96,7 @@ fn has_loaded<C: Cluster>(play: &mut Play<'_, C>, name: &str, report: &Report) -
 async fn runs<C: Cluster>(play: &mut Play<'_, C>, name: &str, node: &str) -> Result<Report, Stop> {
     play.create(&pod(name).gpu_mem(3).select(node), "asks for 3 GiB").await?;
     let (_, reports) = play.started("default", name).await?;
-    // The T4, being the smallest that fits.
+    // GPU 2, the T4, is the smallest GPU that fits.
     check_own_gpu(play, name, &reports, 2)?;
     Ok(reports.into_iter().next().unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! Nodes and control planes that go away.
+//! Scenes in which nodes and control planes go away.
 
 use std::time::Duration;
 
@@ -9,18 +9,20 @@ use crate::builders::pod;
 use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
 
-/// Long enough that watches have ended, back-offs have grown, and the extender's lease is over.
+/// Long enough for watches to end, back-offs to grow, and the extender's lease to expire.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The API server is away for 30 s; pods run on").await?;
+    play.scene("The API server is down for 30 s; pods keep running").await?;
     let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::ApiServer, End::Killed).await?;
     play.step("killed", "the API server", "kill -9", Vec::new())?;
     tokio::time::sleep(OUTAGE).await;
     for (uid, container, then) in &before {
         let now = play.cluster.report(uid, container).await?;
-        play.check(now.as_ref() == Some(then), "one runs on without it", || format!("{now:?}"))?;
+        play.check(now.as_ref() == Some(then), "pod one keeps running without it", || {
+            format!("{now:?}")
+        })?;
     }
     play.cluster.start(Part::ApiServer).await?;
     play.step("started", "the API server", "", Vec::new())?;
@@ -34,7 +36,7 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
     ))?;
     play.unmoved(&before).await?;
     play.used(&node, 8).await?;
-    // Who does not follow the pods any more does not know that this memory is free.
+    // An extender that no longer watches the pods does not learn that this memory is free.
     play.delete_quietly("one").await?;
     play.create(&pod("three").gpu_mem(11).select(&node), "asks for 11 GiB: all but pod two's")
         .await?;
@@ -43,10 +45,15 @@ pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Resul
 }
 
 pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A node reboots; its kubelet is back before the agent").await?;
+    play.scene("A node reboots; its kubelet starts before the agent").await?;
     let (node, _) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
-    play.step("rebooted", &node, "no process, no cgroups, another boot id", Vec::new())?;
+    play.step(
+        "rebooted",
+        &node,
+        "its processes and cgroups are gone, and its boot id is new",
+        Vec::new(),
+    )?;
     play.cluster.start(Part::Runtime(&node)).await?;
     play.cluster.start(Part::Kubelet(&node)).await?;
     play.phase("bare", "Failed").await?;
@@ -57,17 +64,17 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     let (_, reports) = play.started("default", "replacement").await?;
     check_own_gpu(play, "replacement", &reports, 0)?;
     if play.cluster.agents_are_pods() {
-        // Then it always is so: the kubelet admits its pods before any of them can run.
+        // An agent that is a pod always comes after its kubelet, which admits its pods before any of them can run.
         return Ok(());
     }
     play.clear().await?;
 
-    play.scene("The node reboots; the agent is there first").await?;
+    play.scene("The node reboots; the agent starts before the kubelet").await?;
     let (_, before) = one_runs(play, "bare").await?;
     play.cluster.power_off(&node).await?;
     play.step("rebooted", &node, "", Vec::new())?;
     play.cluster.start(Part::Agent(&node)).await?;
-    // It has looked at its GPUs, and waits for the kubelet's socket.
+    // By now the agent has read its GPUs and is waiting for the kubelet's socket.
     tokio::time::sleep(Duration::from_secs(1)).await;
     play.cluster.start(Part::Runtime(&node)).await?;
     play.cluster.start(Part::Kubelet(&node)).await?;
@@ -83,14 +90,15 @@ pub(super) async fn node_reboots<C: Cluster>(play: &mut Play<'_, C>) -> Result<(
     check_own_gpu(play, "bare", std::slice::from_ref(&report), 0)?;
     play.check(
         (&report.env, &report.devices, &report.mounts) == (&then.env, &then.devices, &then.mounts),
-        "it has what it had before",
+        "its environment, devices and mounts are the same as before",
         || format!("{then:?}, then {report:?}"),
     )?;
     play.used(&node, 3).await
 }
 
 pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A node is drained; its pods move to the other, and back").await?;
+    play.scene("A node is drained; its pods move to another node, and the node is used again")
+        .await?;
     let laptop = play.ready(Machine::Laptop).await?;
     let mixed = play.ready(Machine::Mixed).await?;
     play.cordon(&mixed, true).await?;
@@ -101,7 +109,7 @@ pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
     play.cordon(&mixed, false).await?;
     play.cordon(&laptop, true).await?;
     let moved = play.evict_all(&laptop).await?;
-    play.check(moved == 3, "three pods are evicted", || moved.to_string())?;
+    play.check(moved == 3, "three pods were evicted", || moved.to_string())?;
     play.replicas("web", 3, 3).await?;
     play.used(&laptop, 0).await?;
     play.used(&mixed, 15).await?;
@@ -113,7 +121,7 @@ pub(super) async fn drained<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
 }
 
 pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Every program of Divvy is replaced while pods come and go")
+    play.scene("Every program of Divvy is replaced while pods are created and deleted")
         .await?;
     let (node, before) = one_runs(play, "steady").await?;
     for number in 0..3 {
@@ -124,15 +132,12 @@ pub(super) async fn rolling_update<C: Cluster>(play: &mut Play<'_, C>) -> Result
     let load = play.come_and_go(&node, 2);
     let began = Instant::now();
     play.cluster.roll().await?;
-    play.measured(&format!(
-        "{} ms until every program is a new one",
-        began.elapsed().as_millis()
-    ))?;
+    play.measured(&format!("{} ms until every program is replaced", began.elapsed().as_millis()))?;
     let guests = load.finish().await?;
     play.check(
         guests.ran > 0,
         &format!(
-            "{} of {} pods that came and went meanwhile were seen running",
+            "{} of {} pods that were created meanwhile were seen running",
             guests.ran, guests.created
         ),
         || format!("{guests:?}"),

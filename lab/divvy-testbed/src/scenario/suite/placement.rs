@@ -1,4 +1,4 @@
-//! Which node, which GPU, and who has to go for a pod that matters more.
+//! Scenes about the choice of node and GPU, and about the pods that are evicted for a more important one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 const PACKED: usize = 4;
 
 pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Small pods that could go anywhere stay together, and leave the others whole")
+    play.scene("Small pods that fit anywhere are packed together, and leave the other GPUs empty")
         .await?;
     for machine in [Machine::Laptop, Machine::Mixed] {
         play.ready(machine).await?;
@@ -19,7 +19,7 @@ pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     let mut on: BTreeSet<(String, String)> = BTreeSet::new();
     for number in 0..PACKED {
         let name = format!("packed-{number}");
-        // By CPU kube-scheduler alone would have them in turns: it prefers the node with the most left.
+        // By CPU, kube-scheduler on its own would alternate between the nodes: it prefers the node with the most CPU left.
         let manifest = pod(&name).gpu_mem(3).limit("cpu", "200m");
         play.create(&manifest, "asks for 3 GiB and 200m CPU, and names no node")
             .await?;
@@ -32,10 +32,10 @@ pub(super) async fn packed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     let prefers = said.contains("Policy divvy prefers node") && said.contains("SLOT PRESSURE");
     play.check(
         prefers,
-        "`why --placement` says which node the policy prefers, and the terms",
+        "`why --placement` says which node the policy prefers, and names the terms",
         || said.clone(),
     )?;
-    // Where other scenes were played before, the extender has learnt from their pods, and may think another place better after one more.
+    // If other scenes were played before, the extender has learned from their pods and may prefer another GPU after the next pod.
     if !play.cluster.agents_are_pods() {
         play.check(on.len() == 1, &format!("all {PACKED} are on one GPU"), || format!("{on:?}"))?;
     }
@@ -47,9 +47,9 @@ fn index(reports: &[Report]) -> String {
     index.cloned().unwrap_or_default()
 }
 
-/// The node of two A100 and a T4; the laptop has a GeForce of 16 GiB.
+/// The chosen GPUs are those of the mixed node, which has two A100 and a T4. The laptop has a GeForce with 16 GiB.
 pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Pods say which GPU they take, by product and by size, and which they prefer")
+    play.scene("Pods choose their GPU by product, memory size, and preference")
         .await?;
     play.ready(Machine::Laptop).await?;
     let mixed = play.ready(Machine::Mixed).await?;
@@ -84,9 +84,9 @@ pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Sto
     .await
 }
 
-/// The mixed node's A100 have NVLinks to each other; its T4 has none.
+/// On the mixed node, the two A100 are connected by NVLink; the T4 has no NVLink.
 pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A pod's memory lies on two GPUs: those that are connected best, and it sees both and no other")
+    play.scene("A pod's memory is on two GPUs: the best connected pair; the pod sees these two and no other GPU")
         .await?;
     let mixed = play.ready(Machine::Mixed).await?;
     let on_two = |name: &str, units: u64| pod(name).gpu_mem(units).grace_seconds(1).annotation(names::GPUS, "2");
@@ -104,7 +104,7 @@ pub(super) async fn several<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
     )
     .await?;
     play.refused("no-two", "fewer than 2 GPUs of a product like T4").await?;
-    play.delete("default", "pair", "as its owner wishes").await?;
+    play.delete("default", "pair", "to make room").await?;
     sees_both(play, "larger", &mixed, 62).await
 }
 
@@ -127,17 +127,17 @@ async fn sees_both<C: Cluster>(play: &mut Play<'_, C>, name: &str, mixed: &str, 
     let units = units.to_string();
     play.check(
         told == [Some("0,1"), Some(&units), Some("40")],
-        "it is told both indices and its memory on both",
+        "its variables name both indices and its memory on both GPUs",
         || format!("{told:?}"),
     )?;
     Ok(())
 }
 
-/// A class of every cluster, whose pods may evict ordinary ones.
+/// A PriorityClass that every cluster has and whose pods may preempt ordinary pods.
 const URGENT: &str = "system-cluster-critical";
 
 pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A pod of high priority needs one GPU: exactly those go that make room on one")
+    play.scene("A pod of high priority needs room on one GPU: only pods of that GPU are evicted")
         .await?;
     let node = play.ready(Machine::Mixed).await?;
     let mut on: BTreeMap<String, (String, PodObject, Vec<Report>)> = BTreeMap::new();
@@ -154,9 +154,10 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
     let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}");
     play.create(&pod("urgent").gpu_mem(30).select(&node).priority_class(URGENT), &text)
         .await?;
-    // As a ReplicaSet makes it in place of a victim. By sums it fits beside the urgent pod: 10 GiB on the T4, and 10 of what the victims leave.
+    // A ReplicaSet would create this pod in place of a victim. By the node's total it fits next to the urgent pod: 10 GiB are free on the T4, and
+    // 10 GiB of what the victims leave.
     let replacement = pod("replacement").gpu_mem(20).grace_seconds(1).select(&node);
-    play.create(&replacement, "asks for 20 GiB, as its victims did").await?;
+    play.create(&replacement, "asks for 20 GiB, as the evicted pods did").await?;
     let (_, reports) = play.started("default", "urgent").await?;
     play.refused("replacement", "Insufficient GPU Memory in one device").await?;
     let gpu = index(&reports);
@@ -171,7 +172,7 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         let uid = before.metadata.uid.clone().unwrap_or_default();
         let stays = left.get(name).is_some_and(|pod| pod.metadata.uid.as_ref() == Some(&uid));
         let expected = *index != gpu;
-        let what = if expected { "is left alone" } else { "was evicted" };
+        let what = if expected { "is not evicted" } else { "was evicted" };
         play.check(
             stays == expected,
             &format!("{name} on GPU {index} {what}; urgent is on GPU {gpu}"),
@@ -180,30 +181,28 @@ pub(super) async fn preempted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         if expected {
             let now = play.cluster.report(&uid, "main").await?;
             let same = now.as_ref().map(|report| &report.id) == reports.first().map(|report| &report.id);
-            play.check(same, &format!("{name}'s container has run on all the time"), || {
-                format!("{now:?}")
-            })?;
+            play.check(same, &format!("{name}'s container kept running"), || format!("{now:?}"))?;
         }
     }
     play.clear().await?;
     by_sums_there_is_room(play, &node).await
 }
 
-/// kube-scheduler's preemption finds nobody to evict where the sum is enough: `why` says so, and who is in the way.
+/// kube-scheduler's preemption evicts no pod when the node's total is large enough. `why` must say so and name the pods in the way.
 async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
     for name in ["low-0", "low-1"] {
         let manifest = pod(name).gpu_mem(25).grace_seconds(1).select(node);
         play.create(&manifest, "asks for 25 GiB").await?;
         play.started("default", name).await?;
     }
-    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}; 45 are free in all");
+    let text = format!("asks for 30 GiB, with priorityClassName: {URGENT}; 45 GiB are free on the node in total");
     play.create(&pod("urgent").gpu_mem(30).select(node).priority_class(URGENT), &text)
         .await?;
     play.refused("urgent", "Insufficient GPU Memory in one device").await?;
     play.why(
         "urgent",
         &[
-            "kube-scheduler evicts nobody",
+            "kube-scheduler evicts no pod",
             "45 units",
             "kubectl delete pod -n default low-",
         ],
@@ -211,11 +210,11 @@ async fn by_sums_there_is_room<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
     .await?;
     for name in ["low-0", "low-1"] {
         let deleted = play.get("default", name).await?.metadata.deletion_timestamp.is_some();
-        play.check(!deleted, &format!("{name} is left alone"), || {
+        play.check(!deleted, &format!("{name} is not evicted"), || {
             "it is being deleted".to_owned()
         })?;
     }
-    play.delete("default", "low-0", "as `why` says").await?;
+    play.delete("default", "low-0", "as `why` suggests").await?;
     play.started("default", "urgent").await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Pods of every kind.
+//! Scenes about pods of every kind.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
 pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A pod asks for more than any GPU has, another for more than is free")
+    play.scene("A pod asks for more memory than any GPU has, another for more than is free")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     let mixed = play.ready(Machine::Mixed).await?;
@@ -19,7 +19,7 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
             .await?;
         play.started("default", name).await?;
     }
-    // kube-scheduler alone, which knows sums, would bind it.
+    // kube-scheduler on its own knows only the node's total, and would bind the pod.
     let text = format!(
         "asks for 41 GiB: the GPUs of node {mixed} have {} in all, none more than 40",
         Machine::Mixed.units()
@@ -43,7 +43,7 @@ pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
 }
 
 pub(super) async fn several_containers<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("Containers of one pod, an init container and a sidecar share the pod's GPU")
+    play.scene("The containers of one pod, with an init container and a sidecar, share the pod's GPU")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     let manifest = pod("several").select(&node).init("init", 4).sidecar("side", 2);
@@ -70,7 +70,7 @@ pub(super) async fn several_containers<C: Cluster>(play: &mut Play<'_, C>) -> Re
 }
 
 pub(super) async fn deployment<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A Deployment, scaled up past what fits, and down").await?;
+    play.scene("A Deployment is scaled up beyond what fits, then down").await?;
     let node = play.ready(Machine::Laptop).await?;
     play.create_deployment("web", 2, &pod("web").gpu_mem(5).select(&node)).await?;
     play.replicas("web", 2, 2).await?;
@@ -84,7 +84,7 @@ pub(super) async fn deployment<C: Cluster>(play: &mut Play<'_, C>) -> Result<(),
 }
 
 pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("A pod names its node itself: it is not started on memory that nobody gave it")
+    play.scene("A pod sets spec.nodeName itself: it is not started on memory that was not allocated to it")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     play.create(
@@ -95,20 +95,20 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
     play.event("direct", "NoAllocation", "without an allocation").await?;
     play.why(
         "direct",
-        &["without an allocation: Divvy's extender was not asked", "kubectl delete pod"],
+        &["without an allocation: Divvy's extender was not called", "kubectl delete pod"],
     )
     .await?;
     let uid = play.uid("direct").await?;
     let report = play.cluster.report(&uid, "main").await?;
-    play.check(report.is_none(), "its container has not begun", || format!("{report:?}"))?;
+    play.check(report.is_none(), "its container has not started", || format!("{report:?}"))?;
     Ok(())
 }
 
-/// Of each kind.
+/// The number of pods that are timed, of each kind.
 const TIMED: usize = 20;
 
 pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("How long a pod takes from its creation until it runs, with a GPU and without, in turn")
+    play.scene("The time from a pod's creation until it runs, alternating between pods with and without a GPU")
         .await?;
     let node = play.ready(Machine::Laptop).await?;
     let mut times = [Vec::new(), Vec::new()];
@@ -184,11 +184,15 @@ pub(super) async fn many<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     }
     play.check(
         used.values().all(|(used, has)| used <= has),
-        &format!("no GPU has more than it has: {}", shares(&used)),
+        &format!("no GPU holds more units than it has: {}", shares(&used)),
         || shares(&used),
     )?;
     let sum: u64 = used.values().map(|(used, _)| used).sum();
-    play.check(sum == 2 * MANY as u64, "all of it is on some GPU", || shares(&used))?;
+    play.check(
+        sum == 2 * MANY as u64,
+        "the GPUs hold all units that the pods asked for",
+        || shares(&used),
+    )?;
     Ok(())
 }
 
@@ -199,7 +203,7 @@ fn shares(used: &BTreeMap<(String, u64), (u64, u64)>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Whether this is the device node of a GPU, and not of the driver.
+/// Report whether a path is the device node of a GPU, not one of the driver's own device nodes.
 pub(in crate::scenario) fn is_gpu(path: &str) -> bool {
     let index = path.strip_prefix("/dev/nvidia");
     index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))

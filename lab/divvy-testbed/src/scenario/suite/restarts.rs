@@ -1,4 +1,4 @@
-//! Programs that end and come back; pods run on.
+//! Scenes in which programs end and come back while pods keep running.
 
 use divvy_model::names;
 use tokio::time::Instant;
@@ -11,7 +11,7 @@ use crate::scenario::{Cluster, End, Part, Play, Stop};
 const WAYS: [(End, &str); 2] = [(End::Stopped, "SIGTERM"), (End::Killed, "kill -9")];
 
 pub(super) async fn agent<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The agent is stopped, and killed; pods run on").await?;
+    play.scene("The agent is stopped, then killed; pods keep running").await?;
     let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::Agent(&node), End::Stopped).await?;
     play.step("stopped", &format!("the agent of {node}"), "SIGTERM", Vec::new())?;
@@ -38,7 +38,7 @@ pub(super) async fn agent<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop
 }
 
 pub(super) async fn kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The kubelet is restarted, and killed; pods run on, the agent registers again")
+    play.scene("The kubelet is restarted, then killed; pods keep running, and the agent registers again")
         .await?;
     let (node, before) = one_runs(play, "one").await?;
     let grants = play.cluster.grants(&node)?;
@@ -46,7 +46,7 @@ pub(super) async fn kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
         play.cluster.stop(Part::Kubelet(&node), end).await?;
         play.cluster.start(Part::Kubelet(&node)).await?;
         play.step("restarted", &format!("the kubelet of {node}"), how, Vec::new())?;
-        // A pod that starts says more than the node's status, which may still be the old one.
+        // A pod that starts proves more than the node's status, which may still be from before the restart.
         let name = format!("after-{number}");
         play.create(&pod(&name).gpu_mem(2).select(&node), "asks for 2 GiB").await?;
         let (_, reports) = play.started("default", &name).await?;
@@ -57,14 +57,14 @@ pub(super) async fn kubelet<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
     let after = play.cluster.grants(&node)?;
     play.check(
         grants.iter().all(|file| after.contains(file)),
-        "what was granted before is granted still",
+        "every earlier grant still exists",
         || format!("{grants:?}, then {after:?}"),
     )?;
     Ok(())
 }
 
 pub(super) async fn runtime<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("containerd is restarted, and killed; pods run on").await?;
+    play.scene("containerd is restarted, then killed; pods keep running").await?;
     let (node, before) = one_runs(play, "one").await?;
     for (number, (end, how)) in WAYS.into_iter().enumerate() {
         play.cluster.stop(Part::Runtime(&node), end).await?;
@@ -80,7 +80,7 @@ pub(super) async fn runtime<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), St
 }
 
 pub(super) async fn extender<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The extender is killed; pods wait, and nothing is bound past it")
+    play.scene("The extender is killed; pods wait, and no pod is bound without it")
         .await?;
     let (node, before) = one_runs(play, "one").await?;
     play.cluster.stop(Part::Extender, End::Killed).await?;
@@ -96,7 +96,7 @@ pub(super) async fn extender<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), S
     play.measured(&format!("{} ms until the extender answers", began.elapsed().as_millis()))?;
     play.started("default", "meanwhile").await?;
     play.measured(&format!(
-        "{} ms from the extender's start until the pod that waited runs",
+        "{} ms from the extender's start until the waiting pod runs",
         began.elapsed().as_millis()
     ))?;
     play.unmoved(&before).await?;
@@ -113,7 +113,7 @@ pub(super) async fn scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
         .await?;
     let began = Instant::now();
     play.cluster.start(Part::Scheduler).await?;
-    // The two never fit together beside pod one: it is the scheduler's order that decides which of them runs.
+    // The two pods never fit together next to pod `one`. The scheduler's order decides which of them runs.
     let first = play
         .eventually("one of the two pods to be bound", async |play| {
             for name in ["two", "three"] {
@@ -121,11 +121,11 @@ pub(super) async fn scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), 
                     return Ok(Ok(name));
                 }
             }
-            Ok(Err("neither is".to_owned()))
+            Ok(Err("neither is bound".to_owned()))
         })
         .await?;
     play.measured(&format!(
-        "{} ms from the scheduler's start until a pod that waited is bound",
+        "{} ms from the scheduler's start until a waiting pod is bound",
         began.elapsed().as_millis()
     ))?;
     play.started("default", first).await?;

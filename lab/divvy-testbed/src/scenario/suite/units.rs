@@ -1,4 +1,4 @@
-//! The operator changes `--memory-unit` while pods run.
+//! The scene in which the operator changes `--memory-unit` while pods run.
 
 use k8s_openapi::api::core::v1::Event;
 use kube::api::{Api, ListParams};
@@ -12,10 +12,10 @@ use crate::scenario::tour::check_own_gpu;
 use crate::scenario::{Cluster, Play, Stop};
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    play.scene("The memory unit is made smaller, and larger again, while pods run")
+    play.scene("The memory unit is made smaller, then larger again, while pods run")
         .await?;
     let played = both_ways(play).await;
-    // The next scene counts in GiB.
+    // The next scene expects units of 1 GiB.
     play.cluster.change_unit(MemoryUnit::GIB).await?;
     played
 }
@@ -82,7 +82,7 @@ async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.delete_quietly("rest").await?;
     play.create(
         &pod("eight").gpu_mem(8).select(&node),
-        "asks for 8 GiB: what the last one left",
+        "asks for 8 GiB: what the deleted pod left",
     )
     .await?;
     play.started("default", "eight").await?;
@@ -90,7 +90,7 @@ async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
 
     stop(recorder).await?;
     let (output, errors, ok) = play.said(&["audit", &history.display().to_string()]).await?;
-    play.check(ok, "divvy audit finds nothing in the history of all this", || {
+    play.check(ok, "divvy audit finds no problem in the recorded history", || {
         format!("{output}{errors}")
     })?;
     Ok(())
@@ -102,10 +102,10 @@ async fn changed<C: Cluster>(play: &mut Play<'_, C>, unit: MemoryUnit, node: &st
     play.offers(node, units).await
 }
 
-/// Nobody accuses a pod of anything.
+/// Check that neither `divvy audit` nor an event reports a problem with a pod.
 async fn is_well<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     let (output, errors, ok) = play.said(&["audit"]).await?;
-    play.check(ok, "divvy audit finds nothing", || format!("{output}{errors}"))?;
+    play.check(ok, "divvy audit finds no problem", || format!("{output}{errors}"))?;
     let pods: Vec<Option<String>> = play.all_pods().await?.into_iter().map(|pod| pod.metadata.uid).collect();
     let events: Api<Event> = Api::namespaced(play.cluster.client(), "default");
     let told = events.list(&ListParams::default()).await;
@@ -114,11 +114,11 @@ async fn is_well<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
         source: Box::new(source),
     })?;
     let accused = told.items.into_iter().find(|event| {
-        // Until the extender has heard from a node's new agent it refuses that node.
+        // The extender refuses a node until it has heard from the node's new agent.
         let warns = event.type_.as_deref() == Some("Warning") && event.reason.as_deref() != Some("FailedScheduling");
         warns && pods.contains(&event.involved_object.uid)
     });
-    play.check(accused.is_none(), "no event warns of one of the pods", || {
+    play.check(accused.is_none(), "no Warning event is about one of the pods", || {
         format!("{accused:?}")
     })?;
     Ok(())

@@ -65,7 +65,7 @@ fn a_pod_fits_where_the_sums_allow_it() {
     );
 }
 
-/// A pod with something for every filter to refuse, without the first so many of these.
+/// Return a pod that every filter refuses, except the first `without` filters.
 fn troubled(without: usize) -> (cases::Cluster, Pod) {
     let tolerations = [
         json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}),
@@ -100,7 +100,7 @@ fn troubled(without: usize) -> (cases::Cluster, Pod) {
     };
     let holder = json!({"containers": [{"name": "c", "image": "i", "ports": [{"hostPort": 80, "containerPort": 80}]}]});
     let cluster = cases::Cluster::default().node("n", "node=n").with(close);
-    // A domain with no pod, where nothing fits either.
+    // A domain without a pod, in which the pod does not fit either.
     let cluster = cluster
         .holds("n", cases::pod("", "app=web", holder))
         .node("other", "node=other")

@@ -8,7 +8,7 @@ use super::*;
 
 const FITS: &str = "";
 
-/// A term about the label `service` with one of these values.
+/// Return a term about the label `service` with one of these values.
 fn term(key: &str, values: &[&str], more: Value) -> Value {
     let mut whole = json!({"topologyKey": key,
         "labelSelector": {"matchExpressions": [{"key": "service", "operator": "In", "values": values}]}});
@@ -39,7 +39,7 @@ fn in_namespace(mut pod: Pod, namespace: &str) -> Pod {
     pod
 }
 
-/// Two nodes of one region, each a zone, and one node without either.
+/// Return two nodes of one region, each in its own zone, and one node without either label.
 fn nodes() -> Cluster {
     Cluster::default()
         .node("n1", "region=r1,zone=z1")
@@ -91,7 +91,7 @@ fn a_pod_is_placed_where_all_its_terms_have_pods_in_the_same_domain() {
         let cluster = bound.iter().fold(nodes(), |cluster, (node, of)| cluster.has(node, of));
         cluster.check(&near("", &terms), &expected, case);
     }
-    // A pod has to match all terms to count for any.
+    // A pod must match all terms to count for any of them.
     let both = term(
         "region",
         &["web"],
@@ -152,7 +152,7 @@ fn a_pod_is_kept_off_the_domains_of_pods_whose_anti_affinity_means_it() {
     cluster.check(&pod("p", "service=db", json!({})), &[FITS; 3], "not meant");
     let other = in_namespace(pod("p", "service=web", json!({})), "elsewhere");
     cluster.check(&other, &[FITS; 3], "in another namespace");
-    // The pod's own rules are named first, its affinity before its anti-affinity.
+    // The reasons of the pod's own rules come first, its affinity before its anti-affinity.
     let terms = json!([term("zone", &["web"], json!(null))]);
     let both = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
         "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}});
@@ -213,7 +213,7 @@ fn a_term_means_its_own_namespace_or_those_that_it_lists_and_selects() {
             &expected,
             &more.to_string(),
         );
-        // What the pod's terms mean of others, others' terms mean of it.
+        // The same applies in reverse: terms of other pods about this pod.
         let mut shy = nodes();
         shy.namespaces.clone_from(&cluster.namespaces);
         let shy = shy.holds("n1", away("", &[term("zone", &["web"], more.clone())]));
@@ -237,7 +237,8 @@ fn a_namespace_selector_does_not_mean_the_own_namespace_too() {
     cluster.check(&pod, &[FITS, AFFINITY, AFFINITY], "it is");
 }
 
-/// The lister knows no such namespace: it is not in the list that a pod's own selector is turned into, and has no labels when others' selectors look.
+/// The lister does not know the namespace: it is not in the list into which a pod's own selector is turned, and it has no labels for the
+/// selectors of other pods.
 #[test]
 fn a_namespace_that_is_not_known_is_in_no_selector_of_the_pods_own_but_the_empty_one() {
     let lost = in_namespace(pod("p", "service=web", json!({})), "unknown");

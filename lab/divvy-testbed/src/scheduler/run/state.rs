@@ -1,4 +1,4 @@
-//! What the loop knows of the cluster, and which pods a change wakes.
+//! The loop's knowledge of the cluster, and the pods that a change wakes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ impl Loop {
         }
     }
 
-    /// The cluster as it is now, pods on their way included.
+    /// Return the current cluster, including pods on their way to a node.
     pub(super) fn cluster(&self) -> Cluster<'_> {
         let placed = self.bound.values().chain(self.assumed.values());
         Cluster {
@@ -115,7 +115,7 @@ impl Loop {
     }
 }
 
-/// Takes a change into a map of what is read of each object; whether the map changed.
+/// Apply a change to a map of the values read from each object. Report whether the map changed.
 fn take_in<K: Resource, V: PartialEq>(known: &mut BTreeMap<String, V>, change: Change<K>, read: impl Fn(&K) -> V) -> bool {
     match change {
         Change::Apply(object) => {

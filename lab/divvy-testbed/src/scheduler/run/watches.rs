@@ -1,4 +1,4 @@
-//! What the loop watches: pods, nodes and namespaces, each a list and then its changes.
+//! The loop's watches of pods, nodes, and namespaces: for each kind a list, then its changes.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use kube::runtime::watcher;
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 
-/// A change of one object, or of all.
+/// A change of one object or of all objects.
 pub(super) enum Change<K> {
     Apply(Box<K>),
-    /// By the key.
+    /// The object with this key is gone.
     Delete(String),
-    /// All objects by their keys; others are gone.
+    /// All objects by key; any others are gone.
     List(BTreeMap<String, K>),
 }
 
-/// What came of a watch.
+/// The result of a watch.
 pub(super) enum Seen {
     Pods(Change<Pod>),
     Nodes(Change<Node>),
     Namespaces(Change<Namespace>),
-    /// A part of a list that is not whole yet.
+    /// A part of a list that is not complete yet.
     Part,
     Failed(watcher::Error),
 }
 
-/// One watch: collects a list until it is whole.
+/// A watch that collects a list until it is complete.
 struct Watch<K> {
     events: BoxStream<'static, watcher::Result<watcher::Event<K>>>,
     key: fn(&K) -> String,
@@ -53,7 +53,7 @@ where
         match self.events.next().await {
             Some(Ok(event)) => self.take(event).map_or(Seen::Part, seen),
             Some(Err(error)) => Seen::Failed(error),
-            // A watch has no end.
+            // A watch does not end.
             None => std::future::pending().await,
         }
     }
@@ -93,7 +93,7 @@ impl Watches {
         }
     }
 
-    /// What comes next. Nothing is lost when it is dropped.
+    /// Return the next result. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Seen {
         tokio::select! {
             biased;
@@ -103,7 +103,7 @@ impl Watches {
         }
     }
 
-    /// Every list has been whole once.
+    /// Report whether every list has been complete once.
     pub(super) fn known(&self) -> bool {
         self.pods.known && self.nodes.known && self.namespaces.known
     }

@@ -1,4 +1,4 @@
-//! What the loop writes: bindings, conditions, nominations, evictions and events. Each request runs beside the loop.
+//! The loop's writes: bindings, conditions, nominations, evictions, and events. Each request runs in a separate task.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{BindResult, Loop, uid_of};
 use crate::node::events::Note;
 
 impl Loop {
-    /// Has the pod bound, by the extender if it is its business.
+    /// Bind the pod, through the extender if the extender handles it.
     pub(super) fn bind(&self, pod: Arc<Pod>, node: String) {
         let (client, binds, token) = (self.client.clone(), self.binds.clone(), self.token.clone());
         let extender = self.extender.clone().filter(|extender| extender.is_interested(&pod));
@@ -27,14 +27,14 @@ impl Loop {
                     Some(extender) => extender.bind(&namespace, &name, &uid, &node).await,
                     None => bind_directly(client, &namespace, &name, &uid, &node).await,
                 };
-                // The loop is gone only when everything ends.
+                // The receiver is gone only when the whole scheduler ends.
                 let _ = binds.send(BindResult { pod, node, result });
             };
             let _ = token.run_until_cancelled(work).await;
         });
     }
 
-    /// Deletes a victim.
+    /// Delete a victim.
     pub(super) fn evict(&self, victim: &Pod, preemptor: &Pod, node: &str) {
         self.note(
             victim,
@@ -54,17 +54,17 @@ impl Loop {
         let token = self.token.clone();
         self.tasks.spawn(async move {
             if let Some(Err(error)) = token.run_until_cancelled(api.delete(&name, &params)).await {
-                tracing::warn!(%error, name, "a victim was not deleted");
+                tracing::warn!(%error, name, "could not delete a victim");
             }
         });
     }
 
-    /// Promises the node to the pod.
+    /// Nominate the node for the pod.
     pub(super) fn nominate(&self, pod: &Pod, node: &str) {
         self.write_status(pod, &serde_json::json!({"nominatedNodeName": node}));
     }
 
-    /// Says in the condition PodScheduled why the pod has no node, unless it says so already.
+    /// Write the reason why the pod has no node into the condition PodScheduled, unless it is already there.
     pub(super) fn write_condition(&self, pod: &Pod, reason: &str, message: String) {
         let known = pod
             .status
@@ -104,12 +104,12 @@ impl Loop {
             let params = PatchParams::default();
             let patch = Patch::Merge(patch);
             if let Some(Err(error)) = token.run_until_cancelled(api.patch_status(&name, &params, &patch)).await {
-                tracing::warn!(%error, name, "the pod's status was not written");
+                tracing::warn!(%error, name, "could not write the pod's status");
             }
         });
     }
 
-    /// Writes an event about the pod.
+    /// Write an event about the pod.
     pub(super) fn note(&self, pod: &Pod, warning: bool, reason: &str, message: String) {
         self.recorder.note(Note {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! Cases of upstream's `plugins/podtopologyspread/filtering_test.go`, by the names that they have there where they have one.
+//! Cases of upstream's `plugins/podtopologyspread/filtering_test.go`, with upstream's names where they have one.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn spread(constraints: &[Value]) -> k8s_openapi::api::core::v1::Pod {
     pod("p", "foo", json!({"topologySpreadConstraints": constraints}))
 }
 
-/// Two zones of two nodes, with that many pods `foo` on each.
+/// Return two zones of two nodes each, with these numbers of pods `foo` on the nodes.
 fn zones(counts: [usize; 4]) -> Cluster {
     let nodes = [
         ("node-a", "zone1"),
@@ -121,9 +121,9 @@ fn a_node_without_a_topology_key_gets_no_pod_and_counts_for_no_constraint() {
     let (zone, rack) = (constraint(1, "zone", json!(null)), constraint(1, "rack", json!(null)));
     cluster.check(&spread(std::slice::from_ref(&zone)), &[SKEW, FITS, NO_LABEL], "zones");
     cluster.check(&spread(std::slice::from_ref(&rack)), &[FITS, FITS, FITS], "racks as 1/1");
-    // With both, the rack of node-c is none: else its pod would be one, and 1/1 would let node-b have another.
+    // With both constraints, node-c's rack does not count. Otherwise its pod would count, and 1/1 would allow another pod on node-b.
     let two = cluster.has("node-b", "foo");
-    two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 alone");
+    two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 and no others");
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn with_fewer_domains_than_min_domains_the_fewest_are_none() {
         ),
         ("domains > minDomains, all fit", json!({"minDomains": 2}), [FITS; 3]),
         ("as many", json!({"minDomains": 3}), [FITS; 3]),
-        ("not said", json!(null), [FITS; 3]),
+        ("not set", json!(null), [FITS; 3]),
     ] {
         cluster.check(&spread(&[constraint(2, "node", more)]), &expected, case);
     }

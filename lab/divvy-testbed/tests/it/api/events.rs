@@ -1,4 +1,4 @@
-//! `divvy-kube`'s events, as an API server keeps them.
+//! `divvy-kube`'s events, as an API server stores them.
 
 use divvy_kube::events::{Events, Note, node_reference};
 use divvy_testbed::api::ApiServer;
@@ -17,7 +17,7 @@ async fn publish(events: &Events, texts: impl IntoIterator<Item = String>) {
     }
 }
 
-/// Texts, and how often each was told.
+/// Return the events' texts with their counts.
 fn told(api: &ApiServer) -> Vec<(String, u64)> {
     let events = api.list("events", "default").expect("listed");
     let mut told: Vec<(String, u64)> = events

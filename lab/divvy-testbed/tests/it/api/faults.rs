@@ -1,4 +1,4 @@
-//! Faults on request, as clients feel them.
+//! Faults on request, from the clients' point of view.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::*;
 fn broken<T: std::fmt::Debug>(result: kube::Result<T>) -> String {
     match result {
         Err(kube::Error::Service(why)) => why.to_string(),
-        other => panic!("a broken connection was expected, and not {other:?}"),
+        other => panic!("expected a broken connection, got {other:?}"),
     }
 }
 

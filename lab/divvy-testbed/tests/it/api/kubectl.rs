@@ -1,4 +1,4 @@
-//! What a real kubectl asked (recorded by `examples/record_kubectl.rs`) is answered as it was then.
+//! Replay the requests of a real kubectl (recorded by `examples/record_kubectl.rs`) and compare the answers with the recorded ones.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn recording(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The cluster that the commands were recorded on, without what they did.
+/// Return the cluster on which the commands were recorded, before the commands.
 fn cluster() -> ApiServer {
     let api = server();
     api.create(
@@ -30,7 +30,7 @@ fn cluster() -> ApiServer {
     api
 }
 
-/// Plays the requests of one command; gives the last answer that was not discovery.
+/// Replay the requests of one command. Return the last response that was not discovery.
 async fn replay(api: &ApiServer, name: &str) -> Value {
     let recording = recording(name);
     assert_eq!(
@@ -49,7 +49,7 @@ async fn replay(api: &ApiServer, name: &str) -> Value {
         let text = |field: &str| recorded[field].as_str().unwrap_or("");
         let mut path = text("path").to_owned();
         if path.contains("watch=true") {
-            // The revision is another run's; the answer has no end of its own.
+            // The revision belongs to another run, and the response does not end on its own.
             let (head, tail) = path.split_once("resourceVersion=").unwrap();
             let tail = tail.trim_start_matches(|c: char| c.is_ascii_digit());
             path = format!("{head}resourceVersion={}{tail}&timeoutSeconds=1", api.revision())
@@ -65,7 +65,7 @@ async fn replay(api: &ApiServer, name: &str) -> Value {
     last
 }
 
-/// The cells of the columns that are printed without `-o wide`, and with it.
+/// Return the cells of the columns that are printed without `-o wide`, or with it.
 fn printed(table: &Value, wide: bool) -> Vec<Vec<String>> {
     assert_eq!(table["kind"], "Table");
     let columns = table["columnDefinitions"].as_array().unwrap();
@@ -171,7 +171,7 @@ async fn describe_finds_the_pod_and_its_events() {
     }
 }
 
-/// kubectl debug ends in a panic over a 404 without details.
+/// `kubectl debug` panics on a 404 without details.
 #[tokio::test(start_paused = true)]
 async fn what_needs_a_real_container_is_refused_as_simulated() {
     let api = cluster();
@@ -197,7 +197,7 @@ async fn what_needs_a_real_container_is_refused_as_simulated() {
         let (code, status) = request(&api, method, &missing, &[], &Value::Null).await;
         assert_eq!((code, &status["reason"]), (404, &json!("NotFound")), "{what}: {status}");
     }
-    // kubectl logs -f asks again after each refusal.
+    // `kubectl logs -f` repeats its request after each refusal.
     let log = "/api/v1/namespaces/default/pods/first/log?follow=true";
     let (code, text) = request(&api, "GET", log, &[], &Value::Null).await;
     assert_eq!(code, 200);

@@ -1,4 +1,4 @@
-//! Create, update, patch and delete of objects in general.
+//! Create, update, patch, and delete of objects in general.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
@@ -84,7 +84,7 @@ async fn an_update_from_an_old_version_is_a_conflict() {
         "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again"
     );
 
-    // The same through a patch that carries a version, and one that carries a uid.
+    // The same through a patch with a version, and through one with a uid.
     for patch in [
         json!({"metadata": {"resourceVersion": first.resource_version()}, "data": {"n": "3"}}),
         json!({"metadata": {"uid": "11111111-0000-4000-8000-000000000000"}, "data": {"n": "3"}}),
@@ -226,7 +226,7 @@ async fn deletion_heeds_preconditions_and_finalizers() {
     let pending = maps.delete("a", &with(&uid, made.resource_version())).await.unwrap();
     assert!(
         pending.left().unwrap().metadata.deletion_timestamp.is_some(),
-        "it waits for its finalizer"
+        "the object waits for its finalizer"
     );
     let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     maps.patch("a", &PatchParams::default(), &release).await.unwrap();
@@ -237,7 +237,7 @@ async fn deletion_heeds_preconditions_and_finalizers() {
         .unwrap();
     assert!(
         maps.delete("b", &DeleteParams::default()).await.unwrap().is_right(),
-        "gone at once: a Status"
+        "removed at once: a Status"
     );
 }
 
@@ -299,7 +299,10 @@ async fn namespaces_must_exist_and_take_their_content_along() {
         ..Default::default()
     };
     api.delete("pods", "ns", "p", &now).unwrap();
-    assert!(api.get("namespaces", "", "ns").is_err(), "it went with its last pod");
+    assert!(
+        api.get("namespaces", "", "ns").is_err(),
+        "the namespace was removed with its last pod"
+    );
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Pods: creation, Binding, what may change, and how they end.
+//! Pods: creation, Binding, allowed changes, and deletion.
 
 use divvy_testbed::api::{EventKind, PatchKind};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
@@ -130,7 +130,11 @@ async fn a_binding_is_refused_when_the_pod_is_not_what_it_was() {
         assert!(answer.0 == code && answer.2.contains(words), "{body}: {answer:?}");
     }
     assert_eq!(refusal(bind(&api, "absent", &binding("absent", "n1")).await).0, 404);
-    assert_eq!(api.get("pods", "default", "p").unwrap(), made, "nothing came of all that");
+    assert_eq!(
+        api.get("pods", "default", "p").unwrap(),
+        made,
+        "the refused requests changed nothing"
+    );
 
     bind(&api, "p", &binding("p", "n1")).await.unwrap();
     let again = refusal(bind(&api, "p", &binding("p", "n2")).await);
@@ -190,7 +194,7 @@ async fn a_bound_pod_stays_until_its_kubelet_lets_it_go() {
     let stored = api.get("pods", "default", "p").unwrap();
     assert_eq!(stored["metadata"]["deletionTimestamp"], "2026-11-21T10:00:30Z");
 
-    // Asked again: no change; asked with less time: shorter, counted from the first asking; never longer.
+    // Repeating a deletion changes nothing. A smaller grace period shortens it, counted from the first request. It never gets longer.
     let before = api.revision();
     pods(&api).delete("p", &DeleteParams::default()).await.unwrap();
     pods(&api)
@@ -205,7 +209,7 @@ async fn a_bound_pod_stays_until_its_kubelet_lets_it_go() {
     let stored = api.get("pods", "default", "p").unwrap();
     assert_eq!(stored["metadata"]["deletionTimestamp"], "2026-11-21T10:00:10Z");
 
-    // The kubelet still reports, then ends it, and only the one it means.
+    // The kubelet still reports, then removes the pod, but only the one with this UID.
     let status = json!({"status": {"phase": "Succeeded"}});
     pods(&api)
         .patch_status("p", &PatchParams::default(), &Patch::Merge(&status))
@@ -391,7 +395,7 @@ async fn a_pods_priority_is_that_of_its_class() {
     );
 }
 
-/// As a real API server's Priority admission; DESIGN does not say so, and a pod of ours was refused there.
+/// A real API server's Priority admission refused a pod of this repository's tests in this way.
 #[tokio::test]
 async fn a_pod_does_not_choose_its_own_priority_or_preemption() {
     let api = ApiServer::new(Options::default());

@@ -1,4 +1,4 @@
-//! The server on a real port: connections, tokens, kubeconfig, and what ends with it.
+//! The server on a real port: connections, tokens, kubeconfig, and what ends with the server.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ async fn without_the_token_nothing_is_told() {
             assert!(code == 200 || answer["reason"] == "Unauthorized");
         }
     }
-    // kubectl sends no token over plain HTTP: its kubeconfig has it in the server's path.
+    // kubectl sends no token over plain HTTP, so its kubeconfig has the token in the server's path.
     for (path, expected) in [
         ("/t/s3cret/api/v1/pods", 200),
         ("/t/s3cret~someone/version", 200),

@@ -1,4 +1,4 @@
-//! What a scheduler reads: it comes back as it was written, and changes only where a real API server lets it.
+//! The fields that a scheduler reads: they come back as written, and change only where a real API server allows it.
 
 use divvy_testbed::api::PatchKind;
 use futures::StreamExt as _;
@@ -45,7 +45,7 @@ async fn what_the_filters_read_of_a_pod_comes_back_as_it_was_written() {
     for (field, part) in constrained().as_object().unwrap() {
         let found = &stored["spec"][field];
         match field.as_str() {
-            // Two more are added to each pod.
+            // The server adds two more tolerations to each pod.
             "tolerations" => assert_eq!(found[0], part[0]),
             _ => assert_eq!(found, part, "{field}"),
         }

@@ -1,4 +1,4 @@
-//! What users may do, what the API server tells of them, and how they reach Services.
+//! The rights of users, the API server's reviews of users, and the way in which users reach Services.
 
 use divvy_testbed::api::{Listening, Right};
 use http::StatusCode;
@@ -69,7 +69,7 @@ async fn a_limited_user_may_do_what_it_is_granted_and_is_refused_the_rest_in_ups
         assert_ne!(
             as_user(&api, "bob", "GET", path, &Value::Null).await.0,
             403,
-            "nobody limited bob: {path}"
+            "bob has no limits: {path}"
         );
     }
 }
@@ -93,7 +93,7 @@ async fn reviews_tell_whose_a_token_is_and_what_a_user_may_do() {
     assert_eq!(
         as_user(&api, "old", "GET", NAMESPACED, &Value::Null).await.0,
         401,
-        "it is nobody's"
+        "the token is not valid"
     );
     for (attributes, allowed) in [
         (
@@ -129,7 +129,7 @@ async fn reviews_tell_whose_a_token_is_and_what_a_user_may_do() {
     assert_eq!(answer["status"]["userInfo"]["username"], "ann");
 }
 
-/// A server on a port, a Service `ml/web` at an address of its own, and the address of the API server's.
+/// Return a server on a port, the listener of a Service `ml/web`, and the address of the API server.
 async fn with_a_service() -> (ApiServer, TcpListener, Listening) {
     let (api, backend) = (with_a_limited_user(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     api.reach("ml", "web", backend.local_addr().unwrap());
@@ -142,7 +142,7 @@ async fn with_a_service() -> (ApiServer, TcpListener, Listening) {
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(stream.read_u8().await.expect("the head goes on"));
+        head.push(stream.read_u8().await.expect("the head continues"));
     }
     String::from_utf8(head).unwrap()
 }
@@ -197,7 +197,7 @@ async fn an_upgraded_connection_carries_bytes_until_one_side_ends() {
         assert_eq!(&found, text);
     }
     drop(service);
-    assert_eq!(user.read(&mut [0; 1]).await.unwrap_or(0), 0, "the other side is gone");
+    assert_eq!(user.read(&mut [0; 1]).await.unwrap_or(0), 0, "the other side has closed");
 }
 
 #[tokio::test]

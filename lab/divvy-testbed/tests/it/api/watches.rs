@@ -1,4 +1,4 @@
-//! Watches: raw streams, and kube-rs watchers and reflectors over them. On a paused clock: nothing here waits for real time.
+//! Watches: raw streams, and kube-rs watchers and reflectors. The clock is paused, so no test waits for real time.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Lines {
         }
     }
 
-    /// The next event; `None` at the end of the stream.
+    /// Return the next event, or `None` at the end of the stream.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -44,7 +44,7 @@ impl Lines {
         }
     }
 
-    /// `ADDED p`, …; bookmarks with their revision.
+    /// Return the next event as text: `ADDED p`, …; a bookmark with its revision.
     async fn told(&mut self) -> String {
         let Some(event) = self.next().await else { return "end".into() };
         let object = &event["object"];
@@ -137,7 +137,7 @@ async fn a_quiet_watch_has_bookmarks_and_ends_at_its_timeout() {
     assert_eq!(
         lines.told().await,
         format!("BOOKMARK {revision}"),
-        "it moves on although no pod changed"
+        "the revision advances although no pod changed"
     );
     assert_eq!(lines.told().await, format!("BOOKMARK {revision}"));
     assert_eq!(lines.told().await, "end");
@@ -197,14 +197,14 @@ async fn tables_are_watched_row_by_row() {
     assert_eq!(table["rows"][0]["object"]["metadata"]["name"], "a");
 }
 
-/// Runs a reflector until the test ends; gives its store.
+/// Run a reflector until the test ends. Return its store.
 fn reflect<K>(stream: impl Stream<Item = watcher::Result<Event<K>>> + Send + 'static) -> reflector::Store<K>
 where
     K: kube::Resource + Clone + std::fmt::Debug + Send + Sync + 'static,
     K::DynamicType: Eq + std::hash::Hash + Clone + Default + Send + Sync,
 {
     let (reader, writer) = reflector::store();
-    // Errors are the stream's to recover from.
+    // The stream recovers from its errors on its own.
     tokio::spawn(stream.default_backoff().reflect(writer).for_each(|_| std::future::ready(())));
     reader
 }
@@ -234,12 +234,12 @@ async fn reflectors_stay_true_through_cuts_compaction_and_an_api_server_that_is_
         api.create("pods", pod("b")).unwrap();
         eventually("after a cut", || names(&store) == ["a", "b"]).await;
 
-        // While the watch is down its place in history is forgotten: 410, and a new list.
+        // While the watch is down, its position in the history is forgotten: it gets 410 and lists again.
         api.faults().set_down(true);
         api.create("pods", pod("c")).unwrap();
         api.delete("pods", "default", "a", &Default::default()).unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(names(&store), ["a", "b"], "nothing is heard of a server that is down");
+        assert_eq!(names(&store), ["a", "b"], "a server that is down sends nothing");
         api.faults().compact();
         api.faults().set_down(false);
         eventually("after compaction", || names(&store) == ["b", "c"]).await;
@@ -247,7 +247,7 @@ async fn reflectors_stay_true_through_cuts_compaction_and_an_api_server_that_is_
         api.faults().hold_watches(true);
         api.create("pods", pod("d")).unwrap();
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert_eq!(names(&store), ["b", "c"], "held watches tell nothing");
+        assert_eq!(names(&store), ["b", "c"], "held watches deliver nothing");
         api.faults().hold_watches(false);
         eventually("after the hold", || names(&store) == ["b", "c", "d"]).await;
     }

@@ -1,4 +1,4 @@
-//! Registration, the calls of admission, and refusals.
+//! Registration, the calls during admission, and rejections.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ async fn a_registration_is_checked_and_dialled_back() {
         error.message(),
         "failed to get device plugin options: rpc error: code = Internal desc = not yet"
     );
-    // The kubelet keeps nothing of all that, and a new try works.
+    // The kubelet keeps nothing of the failed registrations, and a new one works.
     plugin.register().await.unwrap();
     bed.resource_is(2, 2).await;
     assert_eq!(plugin.count(|call| *call == Call::ListAndWatch), 1);
@@ -106,7 +106,7 @@ async fn calls_come_per_container_in_order_and_what_the_plugin_prefers_is_given(
         ["preferred", "allocate", "preferred", "allocate", "prestart", "prestart"]
     );
     let Call::Allocate(a) = &calls[1] else { panic!() };
-    assert_eq!(set(a), set(&ids(2)), "what was preferred is what is given");
+    assert_eq!(set(a), set(&ids(2)), "the preferred ids are allocated");
     let Call::Preferred {
         available,
         must_include,
@@ -117,7 +117,7 @@ async fn calls_come_per_container_in_order_and_what_the_plugin_prefers_is_given(
     };
     assert_eq!((available.len(), must_include.len(), *size), (6, 0, 3));
     assert!(available.iter().all(|id| !a.contains(id)));
-    // Eight were preferred: three of those that are free are taken.
+    // Eight ids were preferred: three of the free ones among them are taken.
     let Call::Allocate(b) = &calls[3] else { panic!() };
     assert!(b.len() == 3 && set(b).is_disjoint(&set(a)), "{b:?}");
     let (Call::PreStart(first), Call::PreStart(second)) = (&calls[4], &calls[5]) else {
@@ -166,7 +166,7 @@ async fn init_containers_leave_their_ids_to_those_that_follow() {
         panic!("{calls:#?}")
     };
     assert!(none.is_empty() && none_of_b.is_empty());
-    // The sidecar got one of the init container's without a word; the other one came as must_include.
+    // The sidecar got one of the init container's ids without a call; the other one was in must_include.
     assert!(s.len() == 1 && set(s).is_subset(&set(i)));
     let left: BTreeSet<String> = set(i).difference(&set(s)).cloned().collect();
     assert_eq!(set(must_include), left);
@@ -216,7 +216,7 @@ async fn during_allocate_the_pod_is_known_without_ids_and_later_pods_are_not() {
         (error.code(), error.message()),
         (Code::Unknown, "pod second in namespace default not found")
     );
-    // Admission is serial: nothing is asked for the second one yet.
+    // Admission is serial, so no call has been made for the second pod yet.
     assert_eq!(plugin.count(|call| matches!(call, Call::Preferred { .. })), 1);
     plugin.change(|state| state.hold_allocate = None);
     hold.notify_one();
@@ -286,12 +286,12 @@ async fn a_refusal_at_admission_is_final_and_says_why() {
     let cpu = json!({"containers": [{"name": "a", "image": "t:1", "resources": {"limits": {"cpu": "17"}}}]});
     let text = "Node didn't have enough resource: cpu, requested: 17000, used: 0, capacity: 16000";
     rejected("cpu", cpu, "OutOfcpu", text).await;
-    // A resource that nobody here looks after is not the kubelet's business.
+    // The kubelet ignores a resource that no plugin here manages.
     let foreign =
         json!({"containers": [{"name": "a", "image": "t:1", "args": ["run"], "resources": {"limits": {"x.example/y": "1"}}}]});
     bed.create("foreign", foreign);
     bed.ready("foreign").await;
-    // Nothing was tried again.
+    // Nothing was retried.
     assert_eq!(plugin.count(|call| matches!(call, Call::Allocate(_))), 2);
 }
 
@@ -323,7 +323,7 @@ async fn a_plugin_that_is_gone_leaves_capacity_for_the_grace_period() {
     plugin.die();
     bed.resource_is(3, 0).await;
     bed.resource_is(0, 0).await;
-    assert!(bed.container(&uid, "a").unwrap().is_running(), "pods run on");
+    assert!(bed.container(&uid, "a").unwrap().is_running(), "pods keep running");
     plugin.serve();
     plugin.register().await.unwrap();
     bed.resource_is(3, 3).await;

@@ -1,4 +1,4 @@
-//! What containers get, and starts that fail.
+//! The contents of containers, and failed starts.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn write_library(bed: &Bed) {
     std::fs::write(folder.join("libcuda.so"), "").unwrap();
 }
 
-/// As runc, which makes the mounts; CDI takes any path.
+/// Like runc, which makes the mounts; CDI accepts any path.
 #[tokio::test]
 async fn a_mount_of_a_file_that_the_node_has_not_keeps_the_container_from_starting() {
     let (bed, plugin) = Bed::with_plugin(4).await;
@@ -106,7 +106,7 @@ async fn an_unresolvable_cdi_name_is_tried_again_until_its_file_is_there() {
     write_library(&bed);
     write_grant(&bed);
     bed.ready("p").await;
-    // Each try began with PreStartContainer; Allocate was called once.
+    // Each attempt began with PreStartContainer; Allocate was called once.
     let calls = plugin.take_calls();
     assert!(calls.iter().filter(|call| matches!(call, Call::PreStart(_))).count() >= 2);
     assert_eq!(calls.iter().filter(|call| matches!(call, Call::Allocate(_))).count(), 1);

@@ -1,4 +1,4 @@
-//! Deletion, and what shows of containers in the cgroup tree.
+//! Deletion, and the appearance of containers in the cgroup tree.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ fn populated(bed: &Bed, cgroup: &str) -> Option<bool> {
     Some(text.contains("populated 1"))
 }
 
-/// `kubectl describe node` reads it.
+/// `kubectl describe node` reads the Lease.
 #[tokio::test]
 async fn a_node_has_a_lease() {
     let bed = Bed::new().await;
@@ -54,7 +54,7 @@ async fn cgroups_show_what_runs_on_every_level() {
     assert_eq!(procs, format!("{}\n", a.pid));
     let of_pid = bed.node.paths().sys_root.join(format!("proc/{}/cgroup", a.pid));
     assert_eq!(std::fs::read_to_string(&of_pid).unwrap(), format!("0::/{}\n", a.cgroup));
-    // The container and the sandbox.
+    // The container's cgroup and the sandbox's cgroup.
     let children = std::fs::read_dir(root.join(&pod))
         .unwrap()
         .flatten()
@@ -103,7 +103,7 @@ async fn a_graceful_deletion_waits_for_the_containers() {
     let pod = bed.api.get("pods", "default", "p").unwrap();
     assert!(pod["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(pod["status"]["phase"], "Running", "not terminal while a container runs");
-    // Its ids are not given again before it has ended.
+    // The container's ids are not allocated again before it has ended.
     bed.create("next", json!({"containers": [container("a", 2)]}));
     bed.phase("next", "Failed").await;
     bed.gone("p").await;
@@ -120,7 +120,7 @@ async fn a_graceful_deletion_waits_for_the_containers() {
         last.object["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"],
         137
     );
-    assert!(bed.container(&uid, "a").is_none(), "forgotten with the pod");
+    assert!(bed.container(&uid, "a").is_none(), "the container is forgotten with the pod");
     bed.create("after", json!({"containers": [container("a", 2)]}));
     bed.ready("after").await;
     assert_eq!(plugin.count(|call| matches!(call, Call::Allocate(_))), 2);
@@ -137,7 +137,7 @@ async fn a_force_deleted_pod_is_gone_while_its_container_lives() {
     bed.gone("p").await;
     let pod = format!("kubepods/besteffort/pod{uid}");
     assert!(bed.container(&uid, "a").unwrap().is_running());
-    // To the kubelet its ids are free: the next pod gets them while the process still runs.
+    // The kubelet considers the container's ids free: the next pod gets them while the process is still running.
     let next = bed.create("p", json!({"containers": [container("a", 2)]}));
     bed.ready("p").await;
     assert_ne!(next, uid);
@@ -168,7 +168,7 @@ async fn a_force_deleted_pods_containers_get_the_kubelets_own_grace_period_whate
         uids.push((name, bed.create(name, spec)));
         bed.ready(name).await;
     }
-    // Also when a graceful deletion is under way.
+    // The same holds while a graceful deletion is in progress.
     bed.delete("leaving", None);
     let leaving = uids[3].1.clone();
     eventually("the end of b", || !bed.container(&leaving, "b").unwrap().is_running()).await;

@@ -1,4 +1,4 @@
-//! A device plugin that records what the kubelet asks.
+//! A device plugin that records the kubelet's calls.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,22 +36,22 @@ pub(crate) enum Call {
     PreStart(Vec<String>),
 }
 
-/// What the plugin does; changed by tests as they go.
+/// The plugin's behavior, which tests change as they go.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) calls: Vec<Call>,
     pub(crate) no_pre_start: bool,
     pub(crate) no_preferred: bool,
     pub(crate) options_error: Option<Status>,
-    /// Answers of GetPreferredAllocation, first to last; then the first ids that are available, must_include before.
+    /// The responses of GetPreferredAllocation, in order; after the last one, the first available ids, with must_include first.
     pub(crate) preferred: Vec<Vec<String>>,
     pub(crate) allocate_error: Option<Status>,
     pub(crate) empty_allocate: bool,
-    /// PreStartContainer's errors, first to last; then it succeeds.
+    /// The errors of PreStartContainer, in order; after the last one, it succeeds.
     pub(crate) pre_start_errors: Vec<Status>,
-    /// PreStartContainer does not answer.
+    /// Whether PreStartContainer never answers.
     pub(crate) hang_pre_start: bool,
-    /// Allocate waits for this.
+    /// The notification for which Allocate waits.
     pub(crate) hold_allocate: Option<Arc<Notify>>,
     pub(crate) response: ContainerAllocateResponse,
 }
@@ -84,7 +84,7 @@ pub(crate) fn ids(count: usize) -> Vec<String> {
 }
 
 impl TestPlugin {
-    /// Serves and registers as `RESOURCE` with ids `u0`, `u1`, ….
+    /// Serve and register as `RESOURCE` with the ids `u0`, `u1`, ….
     pub(crate) async fn start(node: &Node, count: usize) -> TestPlugin {
         let mut plugin = TestPlugin::serving(node, "test.sock", count);
         plugin.register().await.unwrap();
@@ -92,7 +92,7 @@ impl TestPlugin {
         plugin
     }
 
-    /// Serves without registering.
+    /// Serve without registering.
     pub(crate) fn serving(node: &Node, endpoint: &str, count: usize) -> TestPlugin {
         let response = ContainerAllocateResponse {
             envs: BTreeMap::from([
@@ -116,7 +116,7 @@ impl TestPlugin {
         plugin
     }
 
-    /// Listens, on a new socket.
+    /// Listen on a new socket.
     pub(crate) fn serve(&mut self) {
         let path = self.directory.join(&self.endpoint);
         let _ = std::fs::remove_file(&path);
@@ -159,16 +159,16 @@ impl TestPlugin {
         RegistrationClient::new(channel).register(request).await.map(|_| ())
     }
 
-    /// Sends another list.
+    /// Send another device list.
     pub(crate) fn set_devices(&self, devices: Vec<Device>) {
         self.devices.send_replace(devices);
     }
 
-    /// Ends every stream: what a plugin's death looks like to the kubelet.
+    /// End every stream, which the kubelet sees as the plugin's death.
     pub(crate) fn die(&mut self) {
         self.stop = None;
         let devices = self.devices.borrow().clone();
-        // Streams end when their sender is gone.
+        // Streams end when their sender is dropped.
         self.devices = watch::Sender::new(devices);
     }
 
@@ -176,7 +176,7 @@ impl TestPlugin {
         change(&mut self.state.lock().unwrap());
     }
 
-    /// Calls since the last time, without Options and ListAndWatch.
+    /// Return the calls since the last time, without Options and ListAndWatch.
     pub(crate) fn take_calls(&self) -> Vec<Call> {
         let mut calls = std::mem::take(&mut self.state.lock().unwrap().calls);
         calls.retain(|call| !matches!(call, Call::Options | Call::ListAndWatch));

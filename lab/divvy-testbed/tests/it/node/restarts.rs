@@ -29,9 +29,9 @@ async fn containers_survive_a_restart_of_the_kubelet() {
         bed.node.stop_kubelet(hard).await;
         assert!(directory.join("test.sock").exists());
         bed.node.start_kubelet().await.unwrap();
-        assert!(!directory.join("test.sock").exists(), "sockets are wiped");
+        assert!(!directory.join("test.sock").exists(), "the kubelet removes the sockets");
         assert!(directory.join("a-file").exists() && directory.join("kubelet.sock").exists());
-        // The resource is known, and has nothing until the plugin is back.
+        // The resource is known, but has no device until the plugin is back.
         bed.resource_is(0, 0).await;
         assert_eq!(bed.node.device_manager().holders, held);
         plugin.serve();
@@ -39,7 +39,7 @@ async fn containers_survive_a_restart_of_the_kubelet() {
         bed.resource_is(3, 3).await;
         let after = bed.container(&uid, "a").unwrap();
         assert_eq!((after.id, after.attempt), (before.id, 0));
-        assert_eq!(plugin.take_calls(), [], "no call for a container that runs");
+        assert_eq!(plugin.take_calls(), [], "no call for a running container");
         // Another pod gets other ids.
         bed.create("q", json!({"containers": [container("a", 2)]}));
         bed.ready("q").await;
@@ -77,7 +77,7 @@ async fn pre_start_is_skipped_until_the_plugin_is_back() {
     })
     .await;
     let view = bed.container(&uid, "a").unwrap();
-    assert_eq!(view.env["FROM_PLUGIN"], "1", "the cached answer is used again");
+    assert_eq!(view.env["FROM_PLUGIN"], "1", "the cached response is used again");
     assert_eq!(plugin.take_calls(), []);
     plugin.serve();
     plugin.register().await.unwrap();
@@ -143,7 +143,7 @@ async fn after_a_reboot_pods_come_before_their_plugin() {
     );
     assert!(
         pod["status"]["containerStatuses"].is_null(),
-        "nothing is said any more of containers that ran before the reboot: {}",
+        "the status no longer lists containers that ran before the reboot: {}",
         pod["status"]
     );
     let pod = bed
@@ -203,7 +203,7 @@ async fn the_plugin_directory_can_be_replaced() {
     assert_eq!(bed.node.device_manager().holders.len(), 1);
 }
 
-/// B1: a podresources List during Allocate, when a pod has just ended, gives ids out twice.
+/// B1: if a pod has just ended, a podresources List during Allocate makes the kubelet allocate ids twice.
 #[tokio::test]
 async fn ids_are_handed_out_twice_only_with_the_bug() {
     for bug in [false, true] {
@@ -222,7 +222,7 @@ async fn ids_are_handed_out_twice_only_with_the_bug() {
         plugin.change(|state| state.hold_allocate = Some(hold.clone()));
         let one = bed.create("one", json!({"containers": [container("a", 2)]}));
         eventually("Allocate", || plugin.count(|call| matches!(call, Call::Allocate(_))) == 2).await;
-        // The kubelet's loop is held up, its pod workers are not.
+        // The kubelet's main loop is blocked, but its pod workers are not.
         bed.phase("ends", "Succeeded").await;
         let socket = bed.node.paths().pod_resources_socket();
         let connector = tower::service_fn(move |_| {

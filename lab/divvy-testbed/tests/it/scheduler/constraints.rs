@@ -1,8 +1,8 @@
-//! What keeps pods off nodes beside sums: taints, affinity, spread, ports and gates, and who goes for a pod then.
+//! Constraints other than sums that keep pods off nodes: taints, affinity, spread, ports, and gates; and the pods evicted for such a pod.
 
 use super::*;
 
-/// Three nodes: n1 and n2 in zone a, n3 in zone b; n1 is tainted.
+/// Create three nodes: n1 and n2 in zone a, n3 in zone b; n1 is tainted.
 fn zones(api: &ApiServer) {
     for (name, zone) in [("n1", "a"), ("n2", "a"), ("n3", "b")] {
         node(api, name, 16);
@@ -13,7 +13,7 @@ fn zones(api: &ApiServer) {
     api.patch("nodes", "", "n1", PatchKind::Merge, &taint).unwrap();
 }
 
-/// A pod with the label `app`, and whatever else its spec has.
+/// Create a pod with the label `app` and further fields of its spec.
 fn constrained(api: &ApiServer, name: &str, app: &str, spec: &Value) {
     let mut pod =
         json!({"metadata": {"name": name, "labels": {"app": app}}, "spec": {"containers": [{"name": "a", "image": "t:1"}]}});
@@ -82,7 +82,7 @@ async fn taints_and_node_affinity_say_where_a_pod_may_go() {
         refused(&api, "torn", "Unschedulable").await,
         "0/3 nodes are available: pod affinity terms conflict."
     );
-    // The node changes, and both that wait for it are tried again.
+    // The node changes, and both pods that wait for it are tried again.
     let labels = json!({"metadata": {"labels": {"zone": "d"}}, "spec": {"taints": null}});
     api.patch("nodes", "", "n1", PatchKind::Merge, &labels).unwrap();
     assert_eq!(
@@ -105,7 +105,7 @@ async fn pods_spread_over_zones_and_a_pod_that_ends_makes_room() {
     }
     zones.sort();
     assert_eq!(zones, ["n2", "n3"], "one in each zone");
-    // One more in zone b, past the constraint.
+    // One more pod in zone b bypasses the constraint.
     constrained(&api, "web-3", "web", &json!({"nodeSelector": {"zone": "b"}}));
     bound(&api, "web-3").await;
     let cordon = json!({"spec": {"unschedulable": true}});
@@ -128,7 +128,7 @@ async fn a_pod_waits_for_pods_that_it_wants_to_be_near_and_is_woken_by_them() {
     let none = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 node(s) didn't match pod affinity rules.";
     constrained(&api, "friend", "", &terms("podAffinity", "zone", "db", &json!(null)));
     assert_eq!(refused(&api, "friend", "Unschedulable").await, none);
-    // A pod comes.
+    // A matching pod is created.
     constrained(&api, "db", "db", &json!({"nodeSelector": {"zone": "b"}}));
     assert_eq!(node_of(&api, "friend").await, "n3");
     // A bound pod gets the label.
@@ -144,7 +144,7 @@ async fn a_namespace_that_gets_the_label_wakes_a_pod_that_waits_for_pods_there()
     let api = api();
     zones(&api);
     api.create("namespaces", json!({"metadata": {"name": "data"}})).unwrap();
-    // Bound from the start: it wakes nobody.
+    // The pod is bound from the start, so it wakes no other pod.
     let db = json!({"metadata": {"name": "db", "namespace": "data", "labels": {"app": "db"}},
         "spec": {"nodeName": "n2", "containers": [{"name": "a", "image": "t:1"}]}});
     api.create("pods", db).unwrap();
@@ -172,7 +172,11 @@ async fn anti_affinity_and_host_ports_keep_pods_apart_on_both_sides() {
     constrained(&api, "shy", "", &shy);
     bound(&api, "shy").await;
     constrained(&api, "web", "web", &json!(null));
-    assert_eq!(node_of(&api, "web").await, "n3", "zone a has a pod that is shy of it");
+    assert_eq!(
+        node_of(&api, "web").await,
+        "n3",
+        "zone a has a pod whose anti-affinity excludes it"
+    );
     constrained(&api, "second", "", &terms("podAntiAffinity", "zone", "web", &json!(null)));
     assert_eq!(node_of(&api, "second").await, "n2");
     constrained(&api, "late", "web", &json!({"nodeSelector": {"zone": "a"}}));
@@ -209,7 +213,7 @@ async fn a_gated_pod_is_left_alone_until_its_last_gate_is_gone() {
     );
     let one_less = json!({"spec": {"schedulingGates": [{"name": "two"}]}});
     api.patch("pods", "default", "gated", PatchKind::Merge, &one_less).unwrap();
-    // One that came later is placed before.
+    // A pod that was created later is placed earlier.
     constrained(&api, "open", "", &json!(null));
     bound(&api, "open").await;
     let gated = api.get("pods", "default", "gated").unwrap();
@@ -248,7 +252,7 @@ async fn a_pod_evicts_who_is_in_the_way_of_its_ports_and_its_anti_affinity_unles
     }
     constrained(&api, "gentle", "", &with(b.clone(), "gentle"));
     refused(&api, "gentle", "Unschedulable").await;
-    // A pod that is refused after it shows that the gentle one had its chance.
+    // The refusal of a pod behind it in the queue shows that the gentle pod had its chance.
     constrained(&api, "later", "", &with(b.clone(), ""));
     refused(&api, "later", "Unschedulable").await;
     let gentle = api.get("pods", "default", "gentle").unwrap();

@@ -1,4 +1,4 @@
-//! Where ours is to end otherwise than NVIDIA's: why, and exactly how, worked out from what NVIDIA's does to other files or with other words.
+//! The intended differences from NVIDIA's tool: the reason, and the exact result, derived from what NVIDIA's tool does with other files or arguments.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ const OTHERS: &str = "/etc/containerd/conf.d/10-mine.toml";
 const OWN: &str = "/etc/containerd/conf.d/99-nvidia.toml";
 const OF_CRIO: &str = "/etc/crio/crio.conf.d/10-crio.conf";
 
-/// Puts all of one value into another, table by table.
+/// Merge one value into another, table by table.
 fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -26,7 +26,7 @@ fn file(path: &str, text: &str) -> Tree {
     Tree::from([(path.to_owned(), text.to_owned())])
 }
 
-/// The file that is written beside the engine's own.
+/// Return the drop-in file that is written next to the engine's own file.
 fn drop_in(meanings: &Meanings, run: &Run) -> Value {
     let given = run
         .words
@@ -37,7 +37,7 @@ fn drop_in(meanings: &Meanings, run: &Run) -> Value {
     paths.iter().find_map(|path| meanings.get(*path)).cloned().unwrap_or_default()
 }
 
-/// The main file with what NVIDIA's would write beside it.
+/// Return the main file merged with the drop-in that NVIDIA's tool would write.
 fn all_in_one(theirs: &mut Root, own: &str, run: &Run, main: &str) -> Meanings {
     let beside = theirs.run(&run.instead(NO_DROP_IN, None).with(file(own, main)));
     let mut files = meanings(&run.files);
@@ -47,7 +47,7 @@ fn all_in_one(theirs: &mut Root, own: &str, run: &Run, main: &str) -> Meanings {
         merge(main, &written);
         return files;
     }
-    // Its section is the whole of the main file's, with the runtime.
+    // The drop-in has the main file's whole section, with the runtime added.
     if main.get("version").is_some()
         && let Some(written) = written.as_object_mut()
     {
@@ -65,7 +65,7 @@ fn all_in_one(theirs: &mut Root, own: &str, run: &Run, main: &str) -> Meanings {
     files
 }
 
-/// A person's own options of the runtime stay, below what is written of it.
+/// A user's own options of the runtime stay, unless they are written.
 fn own_options(files: &mut Meanings, path: &str, pointer: &str, options: &Value) {
     let Some(runtime) = files.get_mut(path).and_then(|file| file.pointer_mut(pointer)) else {
         return;
@@ -193,7 +193,7 @@ fn containerd(theirs: &mut Root, own: &str, input: &str, run: &Run) -> Option<(&
                 Expected::Files(files),
             )
         }
-        // Both refuse it.
+        // Both programs refuse it.
         _ if without && theirs.run(run).status != 0 => return None,
         _ if without => (
             "without a drop-in the runtime is in the main file",
@@ -252,7 +252,7 @@ fn crio(theirs: &mut Root, own: &str, input: &str, run: &Run) -> Option<(&'stati
             ("runtimes of CRI-O's drop-ins are copied from, too", Expected::Files(files))
         }
         "missing" | "empty" | "our drop-in with something else" if without => return None,
-        // Both refuse it.
+        // Both programs refuse it.
         _ if without && theirs.run(run).status != 0 => return None,
         _ if without => {
             let mut files = all_in_one(theirs, own, run, &main);

@@ -1,4 +1,4 @@
-//! Engines' files as they are found, and what NVIDIA's tool is told.
+//! Engines' files as they are found in practice, and the arguments of NVIDIA's tool.
 
 use super::Tree;
 
@@ -6,7 +6,7 @@ pub(super) const DOCKER: &str = "/etc/docker/daemon.json";
 pub(super) const CONTAINERD: &str = "/etc/containerd/config.toml";
 pub(super) const CRIO: &str = "/etc/crio/crio.conf";
 
-/// The files of a machine before, by name; a text without a path is the engine's own file.
+/// The initial files of a machine, by name; a text without a path is the engine's own file.
 pub(super) type Input = (&'static str, &'static [(&'static str, &'static str)]);
 
 pub(super) const OF_DOCKER: &[Input] = &[
@@ -425,14 +425,14 @@ pub(super) fn tree(own: &str, input: &Input) -> Tree {
     input.1.iter().map(|(at, text)| (path(at), (*text).to_owned())).collect()
 }
 
-/// Told for every input.
+/// The arguments for every input.
 pub(super) const WORDS: &[&str] = &[
     "",
     "--set-as-default --cdi.enabled",
     "--nvidia-runtime-name=gpu --nvidia-runtime-path=/opt/gpu",
 ];
 
-/// Told besides for every input of containerd and CRI-O.
+/// More arguments for every input of containerd and CRI-O.
 pub(super) const WITH_DROP_INS: &[&str] = &[
     "--drop-in-config=",
     "--drop-in-config=/etc/other.d/gpu.toml --nvidia-set-as-default",

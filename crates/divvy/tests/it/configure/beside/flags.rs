@@ -1,9 +1,9 @@
-//! Words and variables: what is taken, what is refused, what is printed.
+//! Arguments and environment variables: what is accepted, refused, and printed.
 
 use super::cases::{self, CONTAINERD, CRIO, DOCKER, Input, OF_CONTAINERD, OF_CRIO, OF_DOCKER};
 use super::{Compared, Expected, Meanings, Run, Tree, meaning, meanings};
 
-/// Behind `runtime configure`, for Docker unless they say otherwise. All of these mean the same to both.
+/// Arguments after `runtime configure`, for Docker unless they name another engine. All of them mean the same to both programs.
 const WORDS: &[&str] = &[
     "",
     "--runtime docker",
@@ -91,7 +91,7 @@ const WORDS: &[&str] = &[
     "-q",
 ];
 
-/// Whole command lines that mean the same to both, whatever they print.
+/// Whole command lines that mean the same to both programs, although the output may differ.
 const COMMANDS: &[&str] = &[
     "",
     "--help",
@@ -183,7 +183,7 @@ fn words_and_variables_mean_what_they_mean_to_nvidia_s_tool() {
     compared.end();
 }
 
-/// All of a tree's files, as one would see them printed one behind the other.
+/// Return the concatenated texts of all files of a tree.
 fn printed(files: &Tree, paths: &[&str]) -> String {
     paths
         .iter()
@@ -254,7 +254,7 @@ fn a_dry_run_prints_what_would_be_written_as_nvidia_s_tool_does() {
     compared.end();
 }
 
-/// What a containerd of 1.6 and one of 2.x say of themselves, cut short.
+/// The dumped configuration of containerd 1.6 and 2.x, shortened.
 const DUMP_V2: &str = "disabled_plugins = []\nimports = [\"/etc/containerd/config.toml\", \"/etc/containerd/conf.d/99-nvidia.toml\"]\nversion = 2\n\
     [plugins]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_selinux = false\n  sandbox_image = \"dumped:1\"\n  \
     [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n    default_runtime_name = \"nvidia\"\n    \
@@ -269,7 +269,7 @@ const DUMP_V3: &str = "version = 3\nimports = []\n[plugins.'io.containerd.cri.v1
 const STATUS: &str = "[crio]\n  root = \"/r\"\n  [crio.runtime]\n    default_runtime = \"crun\"\n    [crio.runtime.runtimes.crun]\n      \
     runtime_path = \"/usr/bin/crun\"\n      monitor_path = \"/said\"\n";
 
-/// A program that prints a text for exactly these words.
+/// Return a program that prints a text for exactly these arguments.
 fn stub(words: &str, text: &str) -> String {
     format!("#!/bin/sh\n[ \"$*\" = '{words}' ] || exit 3\n/usr/bin/cat << 'END'\n{text}END\n")
 }
@@ -319,7 +319,7 @@ fn what_an_engine_says_itself_is_taken_as_by_nvidia_s_tool() {
             }
         }
     }
-    // The program is the one that was named.
+    // The flag's program is run, not another one.
     let run = Run {
         programs: vec![("other", stub("config dump", DUMP_V2))],
         ..Run::of(
@@ -331,7 +331,7 @@ fn what_an_engine_says_itself_is_taken_as_by_nvidia_s_tool() {
     compared.end();
 }
 
-/// What NVIDIA's writes is too little for a containerd 1.x, whose CRI plugin does not start without its default runtime.
+/// NVIDIA's text is not enough for containerd 1.x, whose CRI plugin does not start without its default runtime.
 #[test]
 fn where_an_old_containerd_reads_it_its_default_runtime_is_written_too() {
     let Some(mut compared) = Compared::new() else { return };

@@ -1,4 +1,4 @@
-//! `nvidia-ctk config`: the runtime's settings shown and changed.
+//! `nvidia-ctk config`: showing and changing the runtime's settings.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::{Compared, Run, Tree, meaning};
 
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// Behind `config`, with a file of a person and without one.
+/// Arguments after `config`, with a user's file and without a file.
 const WORDS: &[&str] = &[
     "",
     "--in-place",
@@ -54,7 +54,7 @@ const WORDS: &[&str] = &[
 
 const MINE: &str = "# mine\ndisable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\" # why\nlog-level = \"debug\"\n";
 
-/// What is said; a table without anything in it says nothing.
+/// Return the settings without empty tables, which mean nothing.
 fn said(path: &str, text: &str) -> Value {
     fn without_empty(value: &mut Value) {
         if let Some(object) = value.as_object_mut() {
@@ -67,7 +67,7 @@ fn said(path: &str, text: &str) -> Value {
     value
 }
 
-/// Where ours is otherwise on purpose; it refuses then, or does what NVIDIA's does not.
+/// Intended differences: our program refuses, or does more than NVIDIA's tool.
 fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
     Some(match words {
         "--set supported-driver-capabilities=compute:utility" => {

@@ -1,5 +1,5 @@
-//! What other pods mean for the pod that waits: affinity, anti-affinity and topology spread, as kube-scheduler's plugins InterPodAffinity and
-//! PodTopologySpread decide.
+//! What other pods mean for the waiting pod: affinity, anti-affinity, and topology spread, as kube-scheduler's plugins
+//! InterPodAffinity and PodTopologySpread decide.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{Labels, Obstacle, Site};
 /// The other pods, as far as they matter to one question.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    /// Topology key and value → a pod there whose anti-affinity keeps the asking pod away.
+    /// Topology key and value → a pod there whose anti-affinity keeps the waiting pod away.
     avoided: BTreeMap<(String, String), Option<String>>,
     affinity: Option<Affinity>,
-    /// Topology key and value → a pod there that the asking pod keeps away from.
+    /// Topology key and value → a pod there from which the waiting pod's anti-affinity keeps it away.
     avoids: BTreeMap<(String, String), Option<String>>,
     spread: Vec<Spread>,
 }
@@ -24,9 +24,9 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct Affinity {
     keys: Vec<String>,
-    /// Topology key and value of pods that match all terms.
+    /// Topology key and value → the number of pods there that match all terms.
     there: BTreeMap<(String, String), usize>,
-    /// The pod matches its own terms: the first of a group may go anywhere.
+    /// Whether the pod matches its own terms: then the first pod of a group may go anywhere.
     itself: bool,
 }
 
@@ -39,7 +39,7 @@ struct Spread {
     itself: i64,
 }
 
-/// Labels of namespaces, if they could be read.
+/// The labels of the namespaces; `None` if they could not be read.
 type Namespaces<'a> = Option<&'a BTreeMap<String, Labels>>;
 
 impl Peers {
@@ -113,7 +113,7 @@ impl Peers {
         });
     }
 
-    /// Adds what keeps the pod from a node.
+    /// Add the obstacles on a node.
     pub(crate) fn obstacles(&self, site: &Site, found: &mut Vec<Obstacle>) {
         let places = || site.labels.iter().map(|(key, value)| (key.clone(), value.clone()));
         if !self.avoided.is_empty()
@@ -165,7 +165,7 @@ impl Spread {
     }
 }
 
-/// How many pods of a constraint's selector there are in each of its domains.
+/// Count the pods that a constraint's selector matches in each of its domains.
 fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spread {
     let (snapshot, wants) = (question.snapshot, &*question.wants);
     let mut selector = constraint.label_selector.clone();
@@ -218,7 +218,7 @@ fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spr
     }
 }
 
-/// Whether a term of one pod matches another pod, both as (namespace, labels).
+/// Report whether a term of one pod matches another pod; both pods are (namespace, labels).
 fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels), namespaces: Namespaces<'_>) -> bool {
     let Some(selector) = &term.label_selector else {
         return false;

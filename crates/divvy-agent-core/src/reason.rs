@@ -1,0 +1,115 @@
+//! Why a container may not start, and the classes of disagreement that reconciliation reports.
+
+/// Why a start was refused, for metrics and events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The checkpoint cannot be read, or does not contain these ids.
+    Identity,
+    /// Two live pods have exactly these ids, or the ids belong to the grant of another pod that has not ended.
+    DoubleHandout,
+    /// The agent has not seen the pod's object.
+    UnknownPod,
+    /// The pod has no readable allocation.
+    NoAllocation,
+    /// The allocated GPU is missing, failed, or lost.
+    GpuUnavailable,
+    /// Other containers still hold the memory.
+    MemoryHeld,
+}
+
+impl Reason {
+    /// The value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Reason::Identity => "identity",
+            Reason::DoubleHandout => "double-handout",
+            Reason::UnknownPod => "unknown-pod",
+            Reason::NoAllocation => "no-allocation",
+            Reason::GpuUnavailable => "gpu-unavailable",
+            Reason::MemoryHeld => "memory-held",
+        }
+    }
+}
+
+/// A class of disagreement. `divvy_agent_reconcile_total` counts each occurrence, and each pod gets one event per class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// A pod that requests memory is bound here without a readable allocation.
+    NoAllocation,
+    /// A pod's GPU is missing or failed.
+    GpuUnavailable,
+    /// A running container had no record. The record was restored from the spec, or from checkpoint and allocation.
+    RecordRebuilt,
+    /// A record had no spec, or the spec had other content. The spec was written.
+    SpecRebuilt,
+    /// A spec belonged to no record. The spec was removed.
+    SpecOrphan,
+    /// A record whose pod has ended was removed: the ordinary end of a grant.
+    GrantEnded,
+    /// A container is running although its pod's object is gone or has ended.
+    HeldWithoutPod,
+    /// A running container is not in the kubelet's checkpoint, so it cannot be restarted.
+    CheckpointLost,
+    /// Two live pods have a device id in common.
+    DoubleHandout,
+    /// The grants of live pods exceed a GPU's capacity, because the GPU's size or the reserve changed.
+    Overcommitted,
+    /// A pod's process runs on a GPU that Divvy did not grant to the pod.
+    NotGranted,
+    /// A pod's processes use more of a GPU's memory than was granted.
+    MemoryExceeded,
+}
+
+impl Class {
+    /// Every class. The metrics start with all of them at zero.
+    pub const ALL: [Class; 12] = [
+        Class::NoAllocation,
+        Class::GpuUnavailable,
+        Class::RecordRebuilt,
+        Class::SpecRebuilt,
+        Class::SpecOrphan,
+        Class::GrantEnded,
+        Class::HeldWithoutPod,
+        Class::CheckpointLost,
+        Class::DoubleHandout,
+        Class::Overcommitted,
+        Class::NotGranted,
+        Class::MemoryExceeded,
+    ];
+
+    /// The value of the metric's label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "no-allocation",
+            Class::GpuUnavailable => "gpu-unavailable",
+            Class::RecordRebuilt => "record-rebuilt",
+            Class::SpecRebuilt => "spec-rebuilt",
+            Class::SpecOrphan => "spec-orphan",
+            Class::GrantEnded => "grant-ended",
+            Class::HeldWithoutPod => "held-without-pod",
+            Class::CheckpointLost => "checkpoint-lost",
+            Class::DoubleHandout => "double-handout",
+            Class::Overcommitted => "overcommitted",
+            Class::NotGranted => "not-granted",
+            Class::MemoryExceeded => "memory-exceeded",
+        }
+    }
+
+    /// The event's reason.
+    pub fn event_reason(self) -> &'static str {
+        match self {
+            Class::NoAllocation => "NoAllocation",
+            Class::GpuUnavailable => "GpuUnavailable",
+            Class::RecordRebuilt => "GrantRebuilt",
+            Class::SpecRebuilt => "SpecRebuilt",
+            Class::SpecOrphan => "SpecOrphan",
+            Class::GrantEnded => "GrantEnded",
+            Class::HeldWithoutPod => "MemoryHeldWithoutPod",
+            Class::CheckpointLost => "CheckpointLost",
+            Class::DoubleHandout => "DoubleHandout",
+            Class::Overcommitted => "Overcommitted",
+            Class::NotGranted => "GpuNotGranted",
+            Class::MemoryExceeded => "GpuMemoryExceeded",
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a check found: its severity, its text, and the repairs that it proposes.
+
+use serde::Serialize;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Good to know. Nothing fails because of it.
+    Info,
+    /// Something will fail, or is slower or less safe than it seems.
+    Warning,
+    /// Containers get no GPU, or the wrong one.
+    Error,
+}
+
+/// The links of the chain from the driver to the pods, in that order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// The GPU, the kernel module, NVML.
+    Driver,
+    /// Device nodes.
+    Nodes,
+    /// The driver's libraries.
+    Libraries,
+    /// CDI specs.
+    Cdi,
+    /// The container engine and its configuration.
+    Engine,
+    /// The kubelet and the device plugins that are registered with it.
+    Kubelet,
+    /// Nodes, scheduler, extender.
+    Cluster,
+    /// Pods.
+    Pods,
+}
+
+impl Group {
+    /// Return the heading of this group in the report.
+    pub fn title(self) -> &'static str {
+        match self {
+            Group::Driver => "Driver",
+            Group::Nodes => "Device nodes",
+            Group::Libraries => "Driver libraries",
+            Group::Cdi => "CDI specs",
+            Group::Engine => "Container engine",
+            Group::Kubelet => "Kubelet",
+            Group::Cluster => "Cluster",
+            Group::Pods => "Pods",
+        }
+    }
+}
+
+/// Where the facts of a check come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// This machine's files and programs.
+    Node,
+    /// The API server.
+    Cluster,
+    /// The machine or the API server: one of the two is enough.
+    Either,
+}
+
+/// The result of a check. `Ok`: the check passes, and this text says what was found.
+pub type Verdict = Result<String, Stop>;
+
+/// Why a check does not pass: a finding, not applicable, or not checkable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// A finding with the severity of the check.
+    Problem(Finding),
+    /// A finding with a lower severity than that of the check.
+    Milder(Severity, Finding),
+    /// The check does not apply here, or the user did not request it. The text is the reason.
+    Skip(String),
+    /// The check applies, but its facts could not be read. The text is the reason, such as a missing permission or a program that did not answer.
+    Blind(String),
+}
+
+/// A description of a problem, in the three parts that the report prints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// What was found.
+    pub found: String,
+    /// Why it matters, with the error message that users see.
+    pub why: String,
+    /// What to type next.
+    pub fix: String,
+    /// The repairs that `--fix` makes, empty where a person has to decide.
+    pub repairs: Vec<Repair>,
+}
+
+/// A repair that is safe to make without asking the user.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase", tag = "do")]
+pub enum Repair {
+    /// Create a directory.
+    Folder {
+        /// The path of the directory.
+        path: String,
+    },
+    /// Create a symbolic link.
+    Link {
+        /// The path of the link.
+        path: String,
+        /// The target that the link contains.
+        target: String,
+    },
+    /// Generate a CDI spec again.
+    Spec {
+        /// The path of the spec file.
+        path: String,
+        /// The vendor: `nvidia`, `amd`, or `intel`.
+        vendor: String,
+        /// The root directory of the driver's files.
+        driver_root: String,
+    },
+}
+
+/// Return a finding with the severity of the check.
+pub(crate) fn problem(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
+    Err(Stop::Problem(Finding {
+        found: found.into(),
+        why: why.into(),
+        fix: fix.into(),
+        repairs: Vec::new(),
+    }))
+}
+
+/// Return a finding with this lower severity.
+pub(crate) fn milder(severity: Severity, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
+    match problem(found, why, fix) {
+        Err(Stop::Problem(finding)) => Err(Stop::Milder(severity, finding)),
+        other => other,
+    }
+}
+
+/// Add the repairs to a finding. A verdict without a finding is returned unchanged.
+pub(crate) fn repaired_by(verdict: Verdict, repairs: Vec<Repair>) -> Verdict {
+    match verdict {
+        Err(Stop::Problem(finding)) => Err(Stop::Problem(Finding { repairs, ..finding })),
+        Err(Stop::Milder(severity, finding)) => Err(Stop::Milder(severity, Finding { repairs, ..finding })),
+        other => other,
+    }
+}
+
+/// Return [`Stop::Skip`]: the check does not apply.
+pub(crate) fn skip<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Skip(reason.into()))
+}
+
+/// Return [`Stop::Blind`]: the facts could not be read.
+pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Blind(reason.into()))
+}
+
+/// Return the number with its noun: `1 node`, `2 nodes`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
