@@ -10,7 +10,9 @@ mod image;
 mod krew;
 #[cfg(test)]
 mod named;
+mod prose;
 mod purity;
+mod quick;
 mod skips;
 mod suite;
 
@@ -31,7 +33,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
-  purity            fail if a crate that must be pure can do I/O
+  quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
+  prose             fail on words that .ci/words lists, and on references to files that do not exist
+  purity            fail if a crate that must be pure can do I/O, or if files import each other in a circle
   codegen           generate crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   change nothing; fail if the generated files are out of date";
 
@@ -73,6 +77,8 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
             purity::check()?;
             cycles::check()?;
         }
+        ["prose"] => prose::check()?,
+        ["quick"] => quick::run()?,
         ["codegen"] => codegen::write()?,
         ["codegen", "--check"] => codegen::check()?,
         ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,

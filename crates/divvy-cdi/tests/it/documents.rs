@@ -159,7 +159,7 @@ fn what_readers_let_pass_though_the_standard_does_not_is_a_warning() {
         (with("0.3.0", &format!("v/{long}"), DEVICE, ""), "kind: a vendor has at most"),
         (
             with("0.6.0", "v/c", DEVICE, r#","annotations":{"a b":"c"}"#),
-            "annotations[\"a b\"]: a key is as in Kubernetes",
+            "annotations[\"a b\"]: a key must follow Kubernetes",
         ),
         (
             with_edits(r#"{"deviceNodes":[{"path":"dev/a"}]}"#),

@@ -80,7 +80,7 @@ fn as_client(data: &Data, common_name: &str, alternative: Option<&str>) -> rustl
 #[tokio::test]
 async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     let api = cluster();
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let path = |name: &str| folder.path().join(name);
     // A CA that also signs certificates for others: another program maintains its files.
     let data = made(time_s());

@@ -114,7 +114,7 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
 async fn a_process_is_named_after_the_pod_in_whose_cgroup_it_runs() {
     let machine = Machine::new(TWO);
     let proc = machine.path("root/proc/7");
-    std::fs::create_dir_all(&proc).expect("folder");
+    std::fs::create_dir_all(&proc).expect("directory");
     std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;

@@ -99,7 +99,7 @@ async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
         ),
     ];
     for (name, hostile, code) in cases {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("directory");
         let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).expect("listen");
         std::thread::spawn(move || {

@@ -90,7 +90,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     pub(crate) fn new(description: &str) -> Machine {
-        let dir = tempfile::tempdir().expect("folder");
+        let dir = tempfile::tempdir().expect("directory");
         std::fs::write(dir.path().join("machine.toml"), description).expect("description");
         Machine { dir, extra: Vec::new() }
     }

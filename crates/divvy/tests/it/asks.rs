@@ -117,7 +117,7 @@ async fn cluster() -> Cluster {
     ] {
         api.create("pods", pod).expect("a pod");
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let address: SocketAddr = free.expect("a port");
     let explainer = start(&api, &listening, &folder, address);

@@ -43,7 +43,7 @@ fn status(output: &Output) -> i32 {
 
 #[tokio::test]
 async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_told() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = cluster(folder.path()).await;
     let audit = async |args: &[&str]| beside(&[&["audit", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     api.create("pods", pod("a", 0, 10)).expect("a pod");
@@ -156,7 +156,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
         ),
     ];
     for (name, nodes, pods, expected, verdict, said) in cases {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let api = ApiServer::new(Options::default());
         for node in nodes {
             api.create("nodes", node).expect("a node");
@@ -197,7 +197,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
 
 #[tokio::test]
 async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
     let output = beside(&["audit", "record", "--kubeconfig", &kubeconfig, "-", "--for", "1s"], &[]).await;
     assert_eq!(status(&output), 0, "{}", stderr(&output));
@@ -244,7 +244,7 @@ async fn until_lines(log: &Path, part: &str, count: usize) {
 
 #[tokio::test]
 async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = cluster(folder.path()).await;
     let log = folder.path().join("day.log");
     let audit = || divvy(&["audit", &log.display().to_string()], &[]);
@@ -302,7 +302,7 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
 
 #[tokio::test]
 async fn what_containers_said_is_held_against_the_log_by_time() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let write = |name: &str, lines: &[Value]| {
         let path = folder.path().join(name);
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();

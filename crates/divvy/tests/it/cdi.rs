@@ -14,7 +14,7 @@ struct Tree(tempfile::TempDir);
 
 impl Tree {
     fn of(machine: &Machine) -> Tree {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         machine.write_below(folder.path()).expect("laid out");
         Tree(folder)
     }
@@ -25,7 +25,7 @@ impl Tree {
 
     fn write(&self, path: &str, text: &str) {
         let at = PathBuf::from(self.at(path));
-        std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+        std::fs::create_dir_all(at.parent().expect("a directory")).expect("made");
         std::fs::write(at, text).expect("written");
     }
 
@@ -176,7 +176,7 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 #[test]
 fn a_relative_root_is_the_folder_that_it_names() {
     // On this machine, a relative root is below the current directory.
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     std::fs::create_dir_all(folder.path().join("fr/driver-root")).expect("made");
     let of_this = |root: &str| {
         let mut command = command(

@@ -50,11 +50,11 @@ impl Bed {
     /// Return `None` and record the skip if the machine cannot be made.
     fn new() -> Option<Bed> {
         let programs_of_nvidia = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let root = folder.path().join("driver");
         let write = |path: &str, bytes: &[u8]| {
             let path = root.join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             fs::write(path, bytes).expect("written");
         };
         for stem in [
@@ -148,7 +148,7 @@ impl Bed {
             ("nvidia-caps-imex-channels/channel3", 516, 3),
         ] {
             let path = root.join("dev").join(node);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             let mode = if node == "nvidia1" { "660" } else { "666" };
             let (major, minor) = (i32::to_string(&major), i32::to_string(&minor));
             let made = Command::new("mknod")
@@ -416,7 +416,7 @@ fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     let proc = PathBuf::from(bed.at("proc"));
     let write = |path: &str, text: &str| {
         let path = proc.join(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
         fs::write(path, text).expect("written");
     };
     let mut minors = String::from("config 1\nmonitor 2\n");
@@ -644,10 +644,10 @@ fn specs_that_are_there_have_the_devices_that_nvidias_program_finds_in_them() {
     }
     let mut wrong = Vec::new();
     for (files, why) in &rows {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         for (name, text) in files {
             let path = folder.path().join(name);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             fs::write(path, text).expect("written");
         }
         let dirs = ["0", "1"].map(|name| folder.path().join(name).display().to_string());

@@ -90,7 +90,7 @@ fn every_help_teaches_by_example() {
 
 /// Run the program under the name of a plugin, as kubectl does.
 fn as_plugin(name: &str, args: &[&str]) -> Output {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let link = folder.path().join(name);
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
     Command::new(link).args(args).output().expect("it runs")
@@ -141,7 +141,7 @@ fn every_name_of_the_program_tells_its_version() {
 
 #[tokio::test]
 async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_version() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let version = async |args: &[&str]| beside(&[&["version", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     let bare = stdout(&version(&[]).await);
@@ -176,7 +176,7 @@ async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_v
 
 #[test]
 fn what_is_wrong_is_named_with_what_to_type_instead() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).expect("written");
@@ -285,7 +285,7 @@ async fn gpushares_cluster(folder: &Path) -> (ApiServer, Listening, String) {
 
 #[tokio::test]
 async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let table = "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
                  node-a  10.0.0.1   8/16                   3/16                                       11/32\n\
@@ -332,7 +332,7 @@ async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
 
 #[tokio::test]
 async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let why = async |args: &[&str]| beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     let runs = stdout(&why(&["train-0"]).await);
@@ -358,7 +358,7 @@ async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
 
 #[tokio::test]
 async fn names_and_paths_are_printed_as_kubectl_prints_them() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let printed = async |args: &[&str]| {
         let output = beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
@@ -411,7 +411,7 @@ async fn names_and_paths_are_printed_as_kubectl_prints_them() {
 
 #[tokio::test]
 async fn colours_come_when_they_are_asked_for_and_not_into_a_pipe() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
     let pod = json!({"metadata": {"name": "big", "namespace": "default"}, "spec": {"containers": [container]}});
@@ -551,7 +551,7 @@ impl Running {
 #[tokio::test]
 async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with_the_pod() {
     use divvy_testbed::api::{DeleteOptions, PatchKind};
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
     for name in ["big", "other"] {
@@ -591,7 +591,7 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
 #[tokio::test]
 async fn a_table_that_is_watched_is_printed_anew_when_it_changes() {
     use divvy_testbed::api::DeleteOptions;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
     let mut table = Running::start(&["inspect", "gpushare", "-w", "--no-headers", "--kubeconfig", &kubeconfig]);
     table.until("11/32").await;

@@ -49,7 +49,7 @@ async fn tab(words: &[&str], env: &[(&str, &str)]) -> Output {
 
 #[tokio::test]
 async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offered() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
     let at = ["divvy", "why", "--kubeconfig", &kubeconfig];
     let cases: &[(&[&str], &[&str])] = &[
@@ -75,7 +75,7 @@ async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offere
 
 #[tokio::test]
 async fn kubectl_is_given_the_names_too() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
     let link = folder.path().join("kubectl_complete-divvy");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
@@ -109,7 +109,7 @@ async fn where_no_cluster_answers_a_tab_says_nothing_and_does_not_wait_long() {
 
 #[tokio::test]
 async fn no_more_names_are_offered_than_anybody_reads() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = cluster(folder.path()).await;
     for i in 0..600 {
         api.create("nodes", json!({"metadata": {"name": format!("many-{i:04}")}}))
@@ -130,7 +130,7 @@ async fn no_more_names_are_offered_than_anybody_reads() {
 #[test]
 fn bash_takes_the_script() {
     let script = stdout(&command(&["completions", "bash"], &[]).output().expect("it runs"));
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("divvy")).expect("linked");
     let line = format!(
         "{script}\nCOMP_WORDS=(divvy wh); COMP_CWORD=1; COMP_TYPE=9; _clap_complete_divvy divvy wh divvy; echo \"${{COMPREPLY[@]}}\""

@@ -21,10 +21,10 @@ struct Machine(tempfile::TempDir);
 
 impl Machine {
     fn of(files: &[(&str, &str)]) -> Machine {
-        let machine = Machine(tempfile::tempdir().expect("a folder"));
+        let machine = Machine(tempfile::tempdir().expect("a directory"));
         for (path, text) in files {
             let at = machine.at(path);
-            std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+            std::fs::create_dir_all(at.parent().expect("a directory")).expect("made");
             std::fs::write(at, text).expect("written");
         }
         machine
@@ -48,7 +48,7 @@ impl Machine {
         let mut found = Vec::new();
         let mut folders = vec![self.0.path().to_owned()];
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).expect("a folder") {
+            for entry in std::fs::read_dir(folder).expect("a directory") {
                 let path = entry.expect("an entry").path();
                 if path.is_dir() {
                     folders.push(path);
@@ -222,7 +222,7 @@ fn all_engines_of_a_machine_are_found() {
 
 /// Run this program under the name of NVIDIA's tool.
 fn nvidia_ctk(args: &[&str]) -> Output {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let program = folder.path().join("nvidia-ctk");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &program).expect("linked");
     Command::new(program)

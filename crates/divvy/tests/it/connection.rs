@@ -62,7 +62,7 @@ fn kubeconfig(folder: &std::path::Path, first: u16, second: u16) -> String {
 
 #[tokio::test]
 async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     // SERVER stands for the address of the second server.
     let cases: &[(&[&str], bool, &[&str])] = &[
         (&[], false, &["authorization: bearer of-anna"]),
@@ -108,7 +108,7 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
 
 #[tokio::test]
 async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     // The port is closed again.
     let port = listener().await.1;
     let path = kubeconfig(folder.path(), port, port);
@@ -131,7 +131,7 @@ async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from(
 
 #[tokio::test]
 async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_says() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (silent, port) = listener().await;
     let path = kubeconfig(folder.path(), port, port);
     let args = ["why", "--kubeconfig", &path, "--request-timeout", "1"];
@@ -157,7 +157,7 @@ async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_sa
 
 #[tokio::test]
 async fn what_a_kubeconfig_does_not_have_is_said_with_what_it_has() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let path = kubeconfig(folder.path(), 1, 1);
     for (flags, expected) in [
         (&["--context", "two"][..], "it has no context \"two\", only: one"),

@@ -56,7 +56,7 @@ impl Bed {
             divvy_skip::skipped("no mount namespace can be made: that takes root");
             return None;
         }
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("nvidia-ctk")).expect("linked");
         Some(Bed {
             folder,
@@ -70,7 +70,7 @@ impl Bed {
         let _ = fs::remove_dir_all(at("machine"));
         let write = |path: &str, text: &str| {
             let path = at("machine").join(path);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             fs::write(path, text).expect("written");
         };
         write("devices", machine.devices);
@@ -280,7 +280,7 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
 /// A hook is called in the image's directory and with its environment variables.
 #[test]
 fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let at = |name: &str| folder.path().join(name);
     let program = at("nvidia-ctk");
     let divvy = Path::new(env!("CARGO_BIN_EXE_divvy"));

@@ -39,7 +39,7 @@ fn processes_of(base: &Path) -> Vec<String> {
 }
 
 fn files_of(base: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(base).expect("the folder").filter_map(Result::ok);
+    let entries = std::fs::read_dir(base).expect("the directory").filter_map(Result::ok);
     entries
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect()
@@ -63,7 +63,7 @@ fn signal(child: &Child, signal: Signal) {
 
 #[test]
 fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     let output = demo(base.path(), &["-o", "json"]).output().expect("it runs");
     assert!(output.status.success(), "{}", text(&output));
     let mut checks = 0;
@@ -82,7 +82,7 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
 
 #[test]
 fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     let nodes = base.path().join("nodes.toml");
     let other = divvy_testbed::scenario::BUILT_IN.replace("memory_mib = 16384\n", "memory_mib = 16384\nminor = 3\n");
     std::fs::write(&nodes, other).expect("written");
@@ -102,7 +102,7 @@ fn a_step_that_does_not_come_out_makes_the_status_non_zero() {
 
 #[test]
 fn other_machines_come_up_as_their_file_says() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     let nodes = base.path().join("nodes.toml");
     let description = "v = 1\n[[node]]\nname = \"dgx\"\naddress = \"10.1.2.3\"\n".to_owned()
         + &"[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
@@ -118,7 +118,7 @@ fn other_machines_come_up_as_their_file_says() {
 /// Nodes register some time after they were started; with more nodes it takes longer.
 #[test]
 fn the_table_comes_when_every_node_of_the_file_offers_its_gpus() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     let nodes = base.path().join("nodes.toml");
     let node =
         |number: usize| format!("[[node]]\nname = \"n{number}\"\n[[node.gpu]]\nmodel = \"Tesla T4\"\nmemory_mib = 15360\n");
@@ -133,7 +133,7 @@ fn the_table_comes_when_every_node_of_the_file_offers_its_gpus() {
 
 #[test]
 fn wrong_arguments_are_refused_before_anything_starts() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     let nodes = base.path().join("nodes.toml");
     std::fs::write(&nodes, "v = 1\n[[node]]\nname = \"a\"\nmemory = 3\n").expect("written");
     let nodes = nodes.display().to_string();
@@ -152,7 +152,7 @@ fn wrong_arguments_are_refused_before_anything_starts() {
 #[test]
 fn an_interrupt_at_any_moment_leaves_no_process_and_no_file() {
     for after in [5, 60, 150, 300, 500, 800, 1500] {
-        let base = tempfile::tempdir().expect("a folder");
+        let base = tempfile::tempdir().expect("a directory");
         let mut child = demo(base.path(), &[])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -168,7 +168,7 @@ fn an_interrupt_at_any_moment_leaves_no_process_and_no_file() {
 
 #[test]
 fn after_a_kill_the_children_end_and_the_next_start_cleans_up() {
-    let base = tempfile::tempdir().expect("a folder");
+    let base = tempfile::tempdir().expect("a directory");
     for after in [150, 400, 1200] {
         let mut child = demo(base.path(), &[])
             .stdout(Stdio::null())

@@ -12,7 +12,7 @@ use crate::cli::{beside, divvy, stderr, stdout};
 use divvy_testkit::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     machine.write_below(folder.path()).expect("laid out");
     folder
 }
@@ -94,7 +94,7 @@ fn a_probe_that_hangs_is_a_finding_and_holds_nothing_up() {
 
 #[test]
 fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let missing = folder.path().join("none").display().to_string();
     let output = divvy(
         &["doctor", "--cluster", "--kubeconfig", &missing, "--only", "K01,K16,D01"],
@@ -156,7 +156,7 @@ async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static st
 
 #[tokio::test]
 async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let kubeconfig = serve(folder.path(), Vec::new(), &["nodes", "pods", "daemonsets", "runtimeclasses"]).await;
     let output = beside(&["doctor", "--cluster", "--kubeconfig", &kubeconfig], &[]).await;
     let text = stdout(&output);
@@ -178,7 +178,7 @@ async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right(
 
 #[tokio::test]
 async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let kubeconfig = serve(folder.path(), Vec::new(), &["daemonsets"]).await;
     let args = [
         "doctor",
@@ -206,7 +206,7 @@ async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
 
 #[tokio::test]
 async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let extender = json!({"metadata": {"name": "e-1", "namespace": "divvy-system",
         "labels": {"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"}},
         "spec": {"containers": []}, "status": {"phase": "Running"}});
@@ -222,7 +222,7 @@ async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
 
 #[test]
 fn a_log_is_explained() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let log = folder.path().join("log");
     std::fs::write(&log, b"\xff\nFailed to initialize NVML: Driver/library version mismatch\n").expect("written");
     let log = log.display().to_string();
@@ -237,7 +237,7 @@ fn a_log_is_explained() {
 /// A log that cannot be read has a different status than a log without a known error text.
 #[test]
 fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let missing = folder.path().join("nosuchfile").display().to_string();
     for path in [missing, folder.path().display().to_string()] {
         let output = divvy(&["doctor", "--explain", &path], &[]);

@@ -103,7 +103,7 @@ fn whole() -> Machine {
 }
 
 fn laid_out(machine: &Machine) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     machine.write_below(folder.path()).expect("laid out");
     folder
 }
@@ -113,7 +113,7 @@ fn plain_files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a folder") {
+        for entry in fs::read_dir(folder).expect("a directory") {
             let entry = entry.expect("an entry");
             let kind = entry.file_type().expect("its kind");
             match kind.is_dir() {
@@ -208,7 +208,7 @@ fn nothing_outside_of_a_copied_machine_is_read() {
     if !divvy_skip::program("strace", "strace") {
         return;
     }
-    let outside = tempfile::tempdir().expect("a folder");
+    let outside = tempfile::tempdir().expect("a directory");
     let secret = outside.path().join("secret-of-the-host");
     fs::create_dir_all(&secret).expect("made");
     fs::write(secret.join("nvidia.json"), "{}").expect("written");
@@ -278,7 +278,7 @@ fn no_reader_opens(root: &Path, secret: &Path, what: &str) {
 
 #[test]
 fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let specs = folder.path().join("cdi");
     fs::create_dir(&specs).expect("made");
     fifo(&specs.join("pipe.json"));
@@ -306,7 +306,7 @@ fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
 
 #[test]
 fn a_pipe_that_is_named_for_a_file_is_refused_and_one_of_a_shell_is_read() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let pipe = folder.path().join("config.toml");
     fifo(&pipe);
     let shown = pipe.display().to_string();
@@ -347,7 +347,7 @@ fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
         text.push_str("# a comment\n");
     }
     text.push_str("- name: \"1\"\n  containerEdits: {env: [A=b]}\n");
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let file = folder.path().join("long.yaml");
     fs::write(&file, text).expect("written");
     for words in [
@@ -366,7 +366,7 @@ fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
 
 #[test]
 fn a_log_without_an_end_of_line_is_read_in_little_memory() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let log = folder.path().join("log");
     sparse(&log);
     let shown = log.display().to_string();
@@ -398,7 +398,7 @@ fn an_extender_that_accepts_and_never_answers_is_a_finding() {
 /// A kubeconfig can be a pipe, and its credentials can come from a program.
 #[test]
 fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let server = format!("http://{}", listener.local_addr().expect("an address"));
     let kubeconfig = |name: &str, user: &str| {
@@ -442,7 +442,7 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
 /// The machine's settings, its log, Docker's socket, and a runtime that prints without end: on the machine itself, with a private `/etc`.
 #[test]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     for name in ["upper/nvidia-container-runtime", "work", "bin"] {
         fs::create_dir_all(folder.path().join(name)).expect("made");
     }

@@ -15,7 +15,7 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
 
 /// Run a command on a cluster of these objects. Return its exit status and output.
 async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
@@ -307,7 +307,7 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
 
 /// An API server whose user may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
 async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");

@@ -183,7 +183,7 @@ async fn server(folder: &Path) -> (ApiServer, divvy_testbed::api::Listening) {
 
 #[tokio::test]
 async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let (api, _listening) = server(folder.path()).await;
     let mut replicas = pair(&api, folder.path()).await;
     let mut dice = Dice(7);

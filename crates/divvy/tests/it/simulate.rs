@@ -13,7 +13,7 @@ struct Files(tempfile::TempDir);
 
 impl Files {
     fn new() -> Files {
-        let files = Files(tempfile::tempdir().expect("a folder"));
+        let files = Files(tempfile::tempdir().expect("a directory"));
         files.write("nodes.csv", &nodes(0..30));
         files.write("pods.csv", &pods(0..180));
         files
@@ -116,7 +116,7 @@ fn the_same_input_gives_the_same_output_to_the_byte_whatever_the_number_of_jobs(
         assert!(output.status.success(), "{}", stderr(&output));
         let mut text = stdout(&output);
         let mut names: Vec<_> = fs::read_dir(&report)
-            .expect("a folder")
+            .expect("a directory")
             .map(|entry| entry.expect("a file").path())
             .collect();
         names.sort();
@@ -333,7 +333,7 @@ fn dump(objects: &[(&'static str, Value)]) -> String {
 
 #[test]
 fn what_if_says_what_would_change_in_a_saved_cluster() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let path = folder.path().join("cluster.json");
     fs::write(&path, dump(&cluster())).expect("written");
     let path = path.display().to_string();
@@ -377,7 +377,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
 
 #[tokio::test]
 async fn what_if_reads_the_cluster_itself_as_well() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let objects = cluster();
     let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
     let path = folder.path().join("cluster.json");

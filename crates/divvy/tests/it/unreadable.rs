@@ -70,7 +70,7 @@ async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_
         ),
         pod("no-list", json!({"nodeName": "good", "containers": 7})),
     ];
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let kubeconfig = serve(folder.path(), nodes, pods).await;
     // `divvy doctor` reads other fields: a spec may be missing, and it parses quantities itself.
     let all = [

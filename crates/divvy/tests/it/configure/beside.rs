@@ -71,7 +71,7 @@ impl Root {
     }
 
     fn of(program: &Path) -> Root {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
         let mut bind = String::new();
         for name in ["usr", "bin", "sbin", "lib", "lib64", "dev"] {
@@ -123,7 +123,7 @@ impl Root {
         }
         for (path, text) in &run.files {
             let at = self.at(path);
-            std::fs::create_dir_all(at.parent().expect("a folder")).expect("made");
+            std::fs::create_dir_all(at.parent().expect("a directory")).expect("made");
             std::fs::write(at, text).expect("written");
         }
         for (name, script) in &run.programs {
@@ -174,7 +174,7 @@ impl Root {
     }
 
     fn collect(&self, folder: &str, files: &mut Tree) {
-        for entry in std::fs::read_dir(self.at(folder)).expect("a folder") {
+        for entry in std::fs::read_dir(self.at(folder)).expect("a directory") {
             let entry = entry.expect("an entry");
             let path = format!("{folder}/{}", entry.file_name().display());
             match entry.file_type().expect("a type").is_dir() {

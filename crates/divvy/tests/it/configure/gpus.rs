@@ -59,7 +59,7 @@ fn machine(folder: &Path) -> bool {
 
 #[test]
 fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let at = |name: &str| folder.path().join(name).display().to_string();
     if !machine(folder.path()) {
         return divvy_skip::skipped("no device node can be made: that takes root");

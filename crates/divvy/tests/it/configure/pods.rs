@@ -133,7 +133,7 @@ impl Engine {
     fn new(program: PathBuf) -> Engine {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let engine = Engine {
-            folder: tempfile::tempdir().expect("a folder"),
+            folder: tempfile::tempdir().expect("a directory"),
             version: String::from_utf8_lossy(&version.stdout).trim().to_owned(),
             program,
             running: None,

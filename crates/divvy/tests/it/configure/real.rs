@@ -119,7 +119,7 @@ fn containerd_says_itself_that_it_has_the_runtime() {
                 continue;
             }
             for drop_in in [None, Some("")] {
-                let folder = tempfile::tempdir().expect("a folder");
+                let folder = tempfile::tempdir().expect("a directory");
                 let config = folder.path().join("config.toml").display().to_string();
                 if let Some(text) = text {
                     std::fs::write(&config, text).expect("written");
@@ -181,7 +181,7 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
     for program in containerds() {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name).display().to_string();
         let text = format!(
             "version = 2\nroot = \"{}\"\nstate = \"{}\"\n[grpc]\n  address = \"{}\"\n[ttrpc]\n  address = \"{}\"\n",
@@ -230,7 +230,7 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
 
 #[test]
 fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("a directory");
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(
         at("daemon.json"),

@@ -1,0 +1,184 @@
+//! `cargo xtask prose`: comments, texts, and documents use plain words, and refer only to files that exist.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use regex::Regex;
+
+/// The words to avoid, each with better ones.
+const WORDS: &str = ".ci/words";
+
+/// Paths that are not checked: recorded or generated text, and the list of words itself.
+const SKIPPED: [&str; 7] = [
+    "/gen/",
+    "/tests/data/",
+    "/healthy/",
+    "Cargo.lock",
+    "LICENSE",
+    "proptest-regressions",
+    WORDS,
+];
+
+/// A word to avoid.
+struct Rule {
+    pattern: Regex,
+    advice: String,
+}
+
+/// Fail on a word to avoid, or on a reference to a file that does not exist.
+pub(crate) fn check() -> Result<()> {
+    let rules = rules(&fs::read_to_string(WORDS).with_context(|| format!("{WORDS} cannot be read"))?)?;
+    let files = Command::new("git")
+        .args(["ls-files"])
+        .output()
+        .context("git could not be run")?;
+    let files = String::from_utf8(files.stdout)?;
+    let mut found = String::new();
+    for file in files.lines().filter(|file| !SKIPPED.iter().any(|part| file.contains(part))) {
+        let kind = Path::new(file).extension().and_then(|kind| kind.to_str()).unwrap_or_default();
+        if !matches!(kind, "rs" | "md" | "sh" | "toml" | "yaml" | "tpl" | "txt" | "") {
+            continue;
+        }
+        // A file that is not text, or that was removed and not committed yet, has no prose.
+        let Ok(text) = fs::read_to_string(file) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            let prose = if kind == "rs" { prose_of(line) } else { line.to_owned() };
+            let mut complain = |what: String| {
+                let _ = writeln!(found, "{file}:{}: {what}", number + 1);
+            };
+            for rule in &rules {
+                if let Some(word) = rule.pattern.find(&prose) {
+                    complain(format!("{:?}; better: {}", word.as_str().trim(), rule.advice));
+                }
+            }
+            for path in references(&prose, Path::new(file)) {
+                if !path.0 {
+                    complain(format!("there is no {}", path.1));
+                }
+            }
+        }
+    }
+    ensure!(found.is_empty(), "plain words ({WORDS}) and references:\n{found}");
+    Ok(())
+}
+
+fn rules(text: &str) -> Result<Vec<Rule>> {
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (pattern, advice) = line
+                .split_once('\t')
+                .with_context(|| format!("{WORDS}: {line:?} needs a tab between the pattern and the advice"))?;
+            Ok(Rule {
+                pattern: Regex::new(pattern).with_context(|| format!("{WORDS}: {pattern}"))?,
+                advice: advice.to_owned(),
+            })
+        })
+        .collect()
+}
+
+/// Return the comment and the texts of a line of Rust, without the names of variables in format strings.
+fn prose_of(line: &str) -> String {
+    let (mut prose, mut inside, mut escaped) = (String::new(), false, false);
+    let mut braces = 0_u32;
+    let mut chars = line.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if inside => escaped = true,
+            '"' => {
+                inside = !inside;
+                prose.push(' ');
+            }
+            '/' if !inside && line[at..].starts_with("//") => {
+                prose.push_str(&line[at..]);
+                break;
+            }
+            '{' if inside => braces += 1,
+            '}' if inside => braces = braces.saturating_sub(1),
+            c if inside && braces == 0 => prose.push(c),
+            _ => {}
+        }
+    }
+    prose
+}
+
+/// Return the files that a line refers to, and whether each exists: paths from the repository's root, and relative links of Markdown.
+fn references(prose: &str, file: &Path) -> Vec<(bool, String)> {
+    let mut found = Vec::new();
+    for part in prose.split(|c: char| c.is_whitespace() || "`()[]<>\"',;|".contains(c)) {
+        let path = part.split(['#', ':']).next().unwrap_or_default().trim_end_matches('.');
+        let is_ours = [
+            "docs/",
+            "crates/",
+            "lab/",
+            "xtask/",
+            "e2e/",
+            "examples/",
+            "deploy/",
+            "../shared",
+        ]
+        .iter()
+        .any(|folder| path.starts_with(folder));
+        let is_plain = path.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+        if is_ours
+            && is_plain
+            && (path.ends_with(".md") || path.ends_with(".rs") || path.ends_with(".sh") || path.ends_with(".yaml"))
+        {
+            let here = file.parent().is_some_and(|folder| folder.join(path).exists());
+            let of_crate = file
+                .ancestors()
+                .any(|folder| folder.join("Cargo.toml").exists() && folder.join(path).exists());
+            found.push((here || of_crate || Path::new(path).exists(), path.to_owned()));
+        }
+    }
+    for unwanted in ["DESIGN.md", "research/"] {
+        if prose.contains(unwanted) && !prose.contains("/research/") {
+            found.push((false, unwanted.to_owned()));
+        }
+    }
+    if file.extension().is_some_and(|kind| kind == "md") {
+        let links = prose.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for link in links.filter(|link| !link.is_empty() && !link.contains("://") && !link.starts_with("mailto:")) {
+            let target = file.parent().unwrap_or(Path::new("")).join(link);
+            found.push((target.exists(), link.to_owned()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prose_is_comments_and_texts_without_placeholders() {
+        for (line, prose) in [
+            (r#"let folder = f("a {folder} b \" c"); // d"#, " a  b  c // d"),
+            ("let folder = 1;", ""),
+            ("/// A folder.", "/// A folder."),
+        ] {
+            let squeezed: Vec<&str> = prose_of(line).leak().split_whitespace().collect();
+            assert_eq!(squeezed, prose.split_whitespace().collect::<Vec<_>>(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_word_to_avoid_is_found_with_its_advice() {
+        let rules = rules("# comment\n\\banew\\b\tagain\n").expect("rules");
+        assert!(rules[0].pattern.is_match("printed anew") && !rules[0].pattern.is_match("renew"));
+        assert_eq!(rules[0].advice, "again");
+    }
+
+    #[test]
+    fn only_references_to_files_that_do_not_exist_are_wrong() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let readme = root.join("../README.md");
+        let wrong = |text: &str| references(text, &readme).into_iter().any(|(exists, _)| !exists);
+        assert!(!wrong("see `docs/pods.md` and [this](docs/pods.md#several-gpus)"));
+        assert!(wrong("see docs/no-such.md") && wrong("[that](docs/no-such.md)") && wrong("DESIGN.md section 8"));
+    }
+}
