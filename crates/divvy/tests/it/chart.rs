@@ -55,13 +55,13 @@ fn helm() -> Option<PathBuf> {
 #[track_caller]
 fn render(chosen: &[Value]) -> Option<Result<String, String>> {
     let helm = helm()?;
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(&helm);
     command.arg("template").arg("divvy").arg(root().join("deploy/helm/divvy"));
     command.args(["--namespace", "divvy-system", "--kube-version", "1.36.0"]);
     for (number, values) in chosen.iter().enumerate() {
         // JSON is YAML, too.
-        let file = folder.path().join(format!("{number}.yaml"));
+        let file = directory.path().join(format!("{number}.yaml"));
         std::fs::write(&file, values.to_string()).expect("written");
         command.arg("--values").arg(file);
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{default_objects, parse, with};
 
-/// A policy: the variables in their order, and for each validation what must hold and what is said where it does not.
+/// An admission policy: its variables in their order, and for each validation its expression, its `messageExpression` if any, and its `message`.
 struct Policy {
     env: Arc<cel::Env>,
     variables: Vec<(String, cel::Program)>,
@@ -28,7 +28,8 @@ impl Policy {
             .find(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == name)
             .expect("the policy");
         let mut env = cel::Env::stdlib();
-        env.add_extension(cel::extensions::strings).expect("Kubernetes has it, too");
+        env.add_extension(cel::extensions::strings)
+            .expect("Kubernetes has these functions, too");
         let env = Arc::new(env);
         let program = |text: &Value| env.compile(text.as_str().expect("text")).expect("CEL");
         let list = |field: &str| policy["spec"][field].as_array().cloned().unwrap_or_default();
@@ -54,8 +55,8 @@ impl Policy {
         }
     }
 
-    /// What is said against an object that this user creates; nothing if it may come. As in the API server, `variables` are evaluated when they are
-    /// needed, so one that has an error is absent here.
+    /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by it. Empty: the policy allows the
+    /// request.
     fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
         let mut context = cel::Context::with_env(self.env.clone());
         let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
@@ -92,7 +93,7 @@ impl Policy {
         });
         let told = failed.map(
             |(_, told, otherwise)| match told.as_ref().map(|told| told.execute(&context)) {
-                // Longer ones are not shown (apiserver's `validating/message.go`: 5 KiB).
+                // The API server does not use longer messages (apiserver's `validating/message.go`: 5 KiB).
                 Some(Ok(cel::Value::String(text))) if text.len() <= 5 << 10 => text.to_string(),
                 _ => otherwise.clone(),
             },
@@ -106,7 +107,8 @@ fn pod(annotations: &Value, units: Option<u64>) -> Value {
     json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
 }
 
-/// `3Gi` is 3,221,225,472 units to Kubernetes. Whoever writes it means 3, and is told so; a pod that is there already may still change its status.
+/// For Kubernetes, `3Gi` is 3,221,225,472 units. A user who writes `3Gi` means 3 units, and the message says so. The status of a pod that exists
+/// already may still change.
 #[test]
 fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
     for (unit, cases) in [
@@ -155,7 +157,7 @@ fn rules(annotations: &Value) -> Result<Option<GpuRules>, divvy_model::Error> {
     GpuRules::from_annotations(&annotations)
 }
 
-/// What the extender says of the same pod.
+/// Report whether the extender can read the rules of the same pod.
 fn is_read(annotations: &Value, units: u64) -> bool {
     let container = ContainerRequest {
         name: "main".to_owned(),
@@ -217,10 +219,10 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         assert_eq!(refusals.is_empty(), is_read(&annotations, 4), "{key} {shown}: {refusals:?}");
         assert!(refusals.iter().all(|text| text.len() < 1_500), "{key} {shown}");
         let_through += usize::from(refusals.is_empty());
-        // Nor does it come by a pod that asks for nothing.
+        // The same holds for a pod that requests no memory.
         let idle = policy.refusals(&pod(&annotations, None), &Value::Null, "anybody");
         assert!(idle == refusals || key.ends_with("gpus"), "{key} {shown}: {idle:?}");
-        // What was there before a limit was may stay: else its owner could not change anything of the pod.
+        // A value that is older than the limit may stay. Otherwise, the owner could not change anything in the pod.
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
@@ -233,7 +235,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
     insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
 }
 
-/// Who has the policies reads the one, who has not the other: by an event, or from `kubectl divvy why`.
+/// In a cluster with the policies, a user reads the policy's message; in another one, the extender's, in an event or from `kubectl divvy why`.
 #[test]
 fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
     let policy = Policy::of_chart("divvy-request");

@@ -152,7 +152,7 @@ fn the_extender_may_read_its_own_secret_and_lease_and_no_others() {
     assert!(DEFAULT.contains("- --tls-server-name=divvy-extender.divvy-system.svc\n"));
 }
 
-/// Every user can connect to it.
+/// Every user can connect to the explainer.
 #[test]
 fn the_explainer_may_change_nothing_but_its_configmap_and_every_user_reaches_nothing_else() {
     let objects = default_objects();
@@ -280,7 +280,7 @@ fn every_value_that_a_template_names_is_in_values_yaml() {
     assert!(named.len() > 50, "{}", named.len());
 }
 
-/// Texts say `(Helm: extender.loopback=true)`.
+/// Texts name values as in `(Helm: extender.loopback=true)`.
 #[test]
 fn every_value_that_a_text_of_a_program_names_is_in_values_yaml() {
     fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -332,7 +332,7 @@ fn the_schema_knows_every_value_and_no_other() {
         };
         let values = values.as_object().expect("a map");
         for key in properties.keys().filter(|key| *key != "global") {
-            // Of lists and free maps the schema knows more than the defaults have.
+            // The schema also describes keys of lists and free maps, which the defaults do not contain.
             let known = values.contains_key(key) || at.ends_with(".resources");
             assert!(known, "{at}.{key} is not in values.yaml");
         }
