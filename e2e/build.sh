@@ -16,13 +16,14 @@ module() {
     etcd) echo etcd go.etcd.io/etcd/server/v3 "$ETCD_VERSION" ;;
     runc) echo runc github.com/opencontainers/runc "$RUNC_VERSION" ;;
     containerd | containerd-shim-runc-v2 | ctr) echo containerd github.com/containerd/containerd/v2 "$CONTAINERD_VERSION" ;;
+    helm) echo helm helm.sh/helm/v3 "$HELM_VERSION" ;;
     kube*) echo kubernetes k8s.io/kubernetes "$KUBERNETES_VERSION" ;;
     *) die "no program is named $1; known: $PROGRAMS images" ;;
   esac
 }
 
 # If a version changed only in a go.mod file, the programs would have other versions than the name of their directory says.
-for p in etcd runc containerd kubelet; do
+for p in etcd runc containerd helm kubelet; do
   read -r folder path version < <(module $p)
   grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$folder/go.mod" ||
     die "versions.env wants $path $version, go/$folder/go.mod has $(grep -oE "$path v[^ ]+" "$here/go/$folder/go.mod" | head -1)"
@@ -65,7 +66,7 @@ began=$SECONDS number=0
 go_ready= # the directories whose modules have been downloaded
 need_module() { # DIRECTORY MODULE
   [[ " $go_ready " != *" $1 "* ]] || return 0
-  need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc and etcd"
+  need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc, etcd, and Helm"
   local text
   text=$(cd "$here/go/$1" && go mod download "$2" 2>&1) ||
     skip "go could not download $2; it needs a module proxy (GOPROXY=$(go env GOPROXY)) and go at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")
@@ -137,6 +138,7 @@ for name in "${missing[@]}"; do
     containerd | containerd-shim-runc-v2 | ctr)
       build "$name" "github.com/containerd/containerd/v2/cmd/$name" 0 "no_btrfs no_zfs no_aufs no_devmapper" \
         "-X github.com/containerd/containerd/v2/version.Version=$CONTAINERD_VERSION" ;;
+    helm) build helm helm.sh/helm/v3/cmd/helm 0 "" "-X helm.sh/helm/v3/internal/version.version=$HELM_VERSION" ;;
     images) build_images ;;
     *) build "$name" "k8s.io/kubernetes/cmd/$name" 0 "" "$stamp" ;;
   esac

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Divvy on the running cluster as a user does: the image, and the objects that `divvy manifests` prints, with service accounts and RBAC.
+# Installs Divvy on the running cluster as a user does: the image, and the objects of the Helm chart, with service accounts and RBAC.
 #   install.sh up      install Divvy. Needs a cluster with AUTHORIZATION=RBAC SERVICE_ACCOUNTS=1. DIVVY_BIN: the directory with divvy and
 #                      libdivvy_nvml_sim.so; IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
 #   install.sh check   check what only an installation has: forged annotations, what an agent may write, a second scheduler, memory.
@@ -15,7 +15,6 @@ alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; run cargo xtask cl
 
 extender_port=$((PORT_BASE + 5))
 service=https://$SERVICE_HOST:$extender_port
-manifests() { "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" 2> /dev/null; }
 scheduler() { # EXTENDER_URL
   stop kube-scheduler
   EXTENDER_URL=$1 "$CLUSTER_ROOT/up.sh" > /dev/null
@@ -84,10 +83,11 @@ up() {
   for node in $(known_nodes); do
     [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || kube label node "$node" gpushare=true --overwrite > /dev/null
   done
-  # Do not use a pipe: an error of `divvy manifests` must end this script.
-  manifests > "$CLUSTER_DIR/install.objects.yaml" || "$DIVVY_BIN/divvy" manifests --values "$CLUSTER_DIR/install.yaml" > /dev/null
+  # Do not use a pipe: an error of Helm must end this script. `is_installed` looks for the file's final name.
+  chart --values "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/install.objects.new" || die "Helm did not render the chart"
+  mv "$CLUSTER_DIR/install.objects.new" "$CLUSTER_DIR/install.objects.yaml"
   kube apply -f "$CLUSTER_DIR/install.objects.yaml" > /dev/null
-  say "applied: $(grep -c '^kind: ' "$CLUSTER_DIR/install.objects.yaml") objects of divvy manifests"
+  say "applied: $(grep -c '^kind: ' "$CLUSTER_DIR/install.objects.yaml") objects of the chart"
   for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender deployment/divvy-explainer; do
     wait_for "$what ready" 60 - kube rollout status -n $NAMESPACE $what --timeout=1s
   done
@@ -138,7 +138,7 @@ check_all() {
 
 with_driver_spec() { # auto or off: agent.driverSpec
   sed "s|^agent:|&\n  driverSpec: \"$1\"|" "$CLUSTER_DIR/install.yaml" > "$CLUSTER_DIR/driver.yaml"
-  "$DIVVY" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml" 2> /dev/null
+  chart --values "$CLUSTER_DIR/driver.yaml" > "$CLUSTER_DIR/driver.objects.yaml"
   kube apply -f "$CLUSTER_DIR/driver.objects.yaml" > /dev/null
   kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=90s > /dev/null
 }

@@ -34,7 +34,7 @@ API_HOST=$NETWORK.0.1
 SERVICE_HOST=10.0.0.$((PORT_BASE / 1000 % 56 + 100))   # the address of the extender's Service if Divvy is installed; also an address of the bridge
 PAUSE_IMAGE=divvy.test/pause:1
 PROBE_IMAGE=divvy.test/probe:1
-PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl"
+PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl helm"
 LOGS=$CLUSTER_DIR/logs
 API_PORT=$((PORT_BASE + 2))
 CGROUP_PREFIX=divvy-test-$PORT_BASE   # so that two clusters can run side by side
@@ -181,6 +181,11 @@ has_units() { # NODE: report whether the node offers units
 
 # ---- Divvy after install.sh: its programs run in pods
 NAMESPACE=divvy-system
+# The objects of the chart in this repository. Helm is $HELM, else the helm on the PATH, else the one that build.sh built.
+chart() { # ARGUMENT OF HELM...
+  "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template divvy "$CLUSTER_ROOT/../deploy/helm/divvy" \
+    --namespace $NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
+}
 is_installed() { [ -e "$CLUSTER_DIR/install.objects.yaml" ]; }
 pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes in pods of this cluster
   local file

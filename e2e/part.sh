@@ -112,7 +112,7 @@ change_unit() {
     # shellcheck disable=SC1091
     . "$CLUSTER_DIR/divvy.settings"
     # Change the unit as a user does. Both programs are replaced at the same time.
-    "$DIVVY_BIN/divvy" manifests --namespace $NAMESPACE --values "$CLUSTER_DIR/install.yaml" --set "memoryUnit=$1" 2> /dev/null | kube apply -f - > /dev/null
+    chart --values "$CLUSTER_DIR/install.yaml" --set "memoryUnit=$1" | kube apply -f - > /dev/null
     for node in daemonset/divvy-agent deployment/divvy-extender; do
       kube rollout status -n $NAMESPACE $node --timeout=120s > /dev/null
     done

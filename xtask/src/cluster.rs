@@ -19,7 +19,7 @@ usage: cargo xtask cluster COMMAND
   divvy --down              stop Divvy
   install [--image FILE] [--no-check]
                             install Divvy as a user does, instead of `divvy`: the image (built if none is named) and the objects of
-                            `divvy manifests`; check what only an installation has. Needs `up --rbac --service-accounts`
+                            the Helm chart; check what only an installation has. Needs `up --rbac --service-accounts`
   install --down            remove the installation
   install --uninstall       remove it as a user does, with `divvy uninstall`, and check that nothing is left (six minutes)
   kubectl ARGS...           run the cluster's kubectl, with Divvy's plugins: kubectl inspect gpushare

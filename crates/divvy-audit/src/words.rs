@@ -169,7 +169,7 @@ impl What {
                 )
             }
             What::AllocationChanged { who, .. } | What::AllocatedUnbound { who } => format!(
-                "find who wrote it (kubectl get pod -n {} {} -o yaml --show-managed-fields), install the admission policies (divvy manifests), and replace the pod: {}",
+                "find who wrote it (kubectl get pod -n {} {} -o yaml --show-managed-fields), install the admission policies (Helm: policies.enabled=true), and replace the pod: {}",
                 who.pod.namespace,
                 who.pod.name,
                 delete(&who.pod)

@@ -404,7 +404,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
         );
         answer
             .notes
-            .push("To install it: divvy manifests | kubectl apply -f -. If it is installed, see what its pods wait for: kubectl describe pod".to_owned());
+            .push("To install it, in Divvy's source tree: helm install divvy deploy/helm/divvy -n divvy-system --create-namespace. If it is installed, see what its pods wait for: kubectl describe pod".to_owned());
     }
 }
 
@@ -534,7 +534,7 @@ fn beside(answer: &mut Answer, question: &Question<'_>) {
     if pod.node.is_none() && matches!(pod.held, Held::Allocation(_) | Held::Legacy(_)) {
         answer.notes.push(
             "The pod has an allocation although it has no node. That has no effect: its binding replaces it. The admission policies refuse such \
-             pods (divvy manifests)."
+             pods (Helm: policies.enabled=true)."
                 .to_owned(),
         );
     }

@@ -88,7 +88,6 @@ pub enum Command {
     Why(WhyArgs),
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
-    Manifests(ManifestsArgs),
     Uninstall(uninstall::UninstallArgs),
     /// Describe GPUs to container engines (CDI): generate specs, list devices, validate specs
     #[command(subcommand)]
@@ -522,37 +521,6 @@ pub enum Shell {
     Zsh,
     /// Fish
     Fish,
-}
-
-/// Print the objects that install Divvy into a cluster: its Helm chart, rendered without Helm
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  kubectl create namespace divvy-system
-  divvy manifests | kubectl apply -f -
-  divvy manifests --set memoryUnit=256MiB,agent.reserveMemory=512MiB > divvy.yaml
-  divvy manifests --values my-values.yaml --set image.repository=registry.example/divvy
-  divvy manifests --set extender.loopback=true --set 'extender.nodeSelector.node-role\\.kubernetes\\.io/control-plane='
-  divvy manifests --show-values  what can be chosen, with comments
-
-Objects go to standard output, what is left to do and to look at to standard error. The objects are, \
-byte for byte, those of `helm template` for the same chart and values.")]
-pub struct ManifestsArgs {
-    /// Choose values: KEY=VALUE, several with commas; may be given several times
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub set: Vec<String>,
-    /// Choose values in a YAML file; may be given several times, --set wins
-    #[arg(short = 'f', long, value_name = "FILE")]
-    pub values: Vec<PathBuf>,
-    /// The namespace of agents and extender
-    #[arg(short, long, value_name = "NAME", default_value = "divvy-system")]
-    pub namespace: String,
-    /// The beginning of the objects' names
-    #[arg(long, value_name = "NAME", default_value = "divvy")]
-    pub name: String,
-    /// Print what can be chosen, and what holds when nothing is
-    #[arg(long, conflicts_with_all = ["set", "values", "namespace", "name"])]
-    pub show_values: bool,
 }
 
 /// Run a cluster in one process with simulated GPUs, and play a scenario on it

@@ -10,7 +10,6 @@ pub mod demo;
 pub mod doctor;
 pub mod hook;
 pub mod inspect;
-pub mod manifests;
 mod progress;
 pub mod runtime_config;
 pub mod scheduler_config;
@@ -45,7 +44,6 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::NvidiaSystem(command) => system::run(command).map(|()| true),
         Command::Simulate(args) => simulate::run(*args).await.map(|()| true),
         Command::Uninstall(args) => uninstall::run(args).await.map(|()| true),
-        Command::Manifests(args) => manifests::run(&args).map(|()| true),
         #[cfg(feature = "completions")]
         Command::Completions(args) => completions::run(&args).map(|()| true),
         #[cfg(not(feature = "completions"))]

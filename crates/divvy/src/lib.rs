@@ -7,7 +7,6 @@
 //! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
 //! - [`simulate`]: runs of the simulator, with their tables and reports
 //! - [`scheduler_config`]: kube-scheduler's configuration for the extender, as text
-//! - [`manifests`]: the Helm chart, rendered without Helm
 //! - [`version`]: the versions of Divvy's programs in a cluster
 //! - [`uninstall`]: the objects of Divvy in a cluster, and the plan to remove them
 //! - [`printer`]: the only writer to standard output
@@ -19,7 +18,6 @@ pub mod cli;
 pub mod commands;
 pub mod inspect;
 pub mod jsonpath;
-pub mod manifests;
 pub mod printer;
 pub mod scheduler_config;
 pub mod simulate;

@@ -144,21 +144,24 @@ fn units_that_another_plugin_serves_are_left_alone() {
 /// The directories in the plan are those that the chart mounts.
 #[test]
 fn the_folders_are_those_of_the_charts_daemon_set() {
-    let chart = crate::manifests::Chart::embedded().expect("the chart");
-    let release = crate::manifests::Release {
-        name: "divvy".to_owned(),
-        namespace: "divvy-system".to_owned(),
+    let objects = |text: &str| -> Vec<Value> {
+        let documents = text.split("\n---\n").skip(1);
+        documents
+            .map(|document| serde_saphyr::from_str(document).expect("YAML"))
+            .collect()
     };
-    let set = crate::manifests::values::set("gpuNodes.kubeletDir=/var/lib/k0s/kubelet,gpuNodes.cdiDir=/run/cdi").expect("values");
-    let rendered = crate::manifests::render(&chart, &release, &[set]).expect("objects");
-    let documents = rendered.objects.split("\n---\n");
-    let objects: Vec<Value> = documents.filter_map(|text| serde_saphyr::from_str(text).ok()).collect();
-    let found: Vec<Folders> = objects.iter().filter_map(Folders::of).collect();
+    let command = |objects: &[Value]| objects.iter().find_map(Folders::of).map(|folders| folders.command());
+    let text = include_str!("../../../../deploy/divvy.yaml");
+    // As with gpuNodes.kubeletDir=/var/lib/k0s/kubelet and gpuNodes.cdiDir=/run/cdi.
+    let others = text
+        .replace("/var/lib/kubelet", "/var/lib/k0s/kubelet")
+        .replace("/var/run/cdi", "/run/cdi");
     assert_eq!(
-        found.first().map(Folders::command).as_deref(),
-        Some("rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*"),
-        "{found:?}"
+        command(&objects(&others)).as_deref(),
+        Some("rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*")
     );
+    let objects = objects(text);
+    assert_eq!(command(&objects), Some(Folders::default().command()));
     // Every object of the chart is of a kind that the command looks for.
     for object in &objects {
         let kind = object["kind"].as_str().unwrap_or_default();

@@ -11,20 +11,12 @@ use divvy_testbed::programs::Program;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::cli::{beside, divvy, stderr, stdout};
+use crate::chart::default_objects;
+use crate::cli::{beside, stderr, stdout};
 use crate::cluster::programs;
 
 const EXPLAINER: &str = "system:serviceaccount:divvy-system:divvy-explainer";
 const ANN: &str = "ann";
-
-/// The objects of `divvy manifests`.
-fn chart(flags: &[&str]) -> Vec<Value> {
-    let output = divvy(&[&["manifests"], flags].concat(), &[]);
-    let text = stdout(&output);
-    text.split("\n---\n")
-        .map(|document| serde_saphyr::from_str(document).expect("an object"))
-        .collect()
-}
 
 /// The permissions that the chart's roles grant to a ServiceAccount or a group.
 fn rights_of(objects: &[Value], subject: &str) -> Vec<Right> {
@@ -87,7 +79,7 @@ struct Cluster {
 async fn cluster() -> Cluster {
     let api = ApiServer::new(Options::default());
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let objects = chart(&[]);
+    let objects = default_objects();
     for namespace in ["divvy-system", "ml", "other"] {
         api.create("namespaces", json!({"metadata": {"name": namespace}}))
             .expect("a namespace");

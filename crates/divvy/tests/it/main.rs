@@ -7,6 +7,7 @@ mod bed;
 mod cdi;
 mod cdi_peer;
 mod chaos;
+mod chart;
 mod cli;
 mod cluster;
 mod completions;

@@ -57,7 +57,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
         &text,
         &[
             "no node of the cluster offers any aliyun.com/gpu-mem: Divvy's agent is not installed, or it is not ready",
-            "divvy manifests | kubectl apply -f -",
+            "helm install divvy deploy/helm/divvy -n divvy-system --create-namespace",
         ],
     );
     assert!(!text.contains("CDI"), "{text}");

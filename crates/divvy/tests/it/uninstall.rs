@@ -8,7 +8,8 @@ use divvy_testbed::builders::pod;
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
-use crate::cli::{beside, divvy, stderr, stdout};
+use crate::chart;
+use crate::cli::{beside, stderr, stdout};
 
 fn resource(kind: Kind) -> String {
     match kind.group {
@@ -17,15 +18,16 @@ fn resource(kind: Kind) -> String {
     }
 }
 
-/// What `divvy manifests` prints, on the API server; its kinds that this one does not have are left out.
+/// Create the chart's objects, with a RuntimeClass, on the API server. Its kinds that this API server does not have are left out.
 fn install(api: &ApiServer) -> usize {
     api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
         .expect("a namespace");
-    let output = divvy(&["manifests", "--set", "runtimeClass.enabled=true"], &[]);
-    let text = stdout(&output);
+    let mut all = chart::default_objects();
+    // With runtimeClass.enabled=true the chart has this one, too.
+    let metadata = json!({"name": "nvidia", "labels": all[0]["metadata"]["labels"]});
+    all.push(json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": "nvidia"}));
     let mut made = 0;
-    for document in text.split("\n---\n") {
-        let object: Value = serde_saphyr::from_str(document).expect("an object");
+    for object in all {
         let kind = KINDS
             .into_iter()
             .find(|kind| object["kind"] == kind.kind)

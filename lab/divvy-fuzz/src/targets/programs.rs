@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use divvy::audit::history::{Document, Reader};
 use divvy::audit::read;
 use divvy::audit::text::{self as audit_text, Scope};
-use divvy::manifests::{self, Chart, Release};
 use divvy::scheduler_config::merge::{Address, Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
 use divvy_agent::Settings;
@@ -25,7 +24,6 @@ use serde_json::Value;
 use super::{Target, text};
 
 pub(crate) fn targets() -> Vec<Target> {
-    let chart = Chart::embedded().expect("the chart");
     vec![
         Target::new("the agent's configuration", agent, &[AGENT]),
         Target::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
@@ -48,15 +46,6 @@ pub(crate) fn targets() -> Vec<Target> {
         ),
         Target::new("a trace and an order", trace, &[TRACE]),
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
-        Target::new(
-            "the chart's values",
-            move |bytes| values(&chart, bytes),
-            &[
-                "agent.reserveMemory=512MiB,extender.replicas=1\nagent:\n  reserveMemory: 1GiB\n",
-                "agent.extraArgs={--a,--b}\n{}",
-            ],
-        )
-        .refusing(&["a.b={c,d}\n{}"]),
         Target::new("the GPUs that somebody calls unhealthy", unhealthy, &["0,2", " 1 "]),
         Target {
             accepted: vec![allocate(), held()],
@@ -319,28 +308,6 @@ fn scheduler(bytes: &[u8]) -> bool {
         "{}",
         merged.text
     );
-    true
-}
-
-/// The first line is `--set`, the rest `--values`. Rule: the rendered manifests are valid YAML.
-fn values(chart: &Chart, bytes: &[u8]) -> bool {
-    let Some((set, file)) = text(bytes).and_then(|text| text.split_once('\n')) else {
-        return false;
-    };
-    let Ok(set) = manifests::values::set(set) else { return false };
-    let Ok(file) = manifests::values::parse(file) else {
-        return false;
-    };
-    let release = Release {
-        name: "divvy".to_owned(),
-        namespace: "divvy-system".to_owned(),
-    };
-    let Ok(rendered) = manifests::render(chart, &release, &[file, set]) else {
-        return false;
-    };
-    for document in rendered.objects.split("\n---\n") {
-        let _: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
-    }
     true
 }
 

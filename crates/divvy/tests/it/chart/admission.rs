@@ -7,9 +7,9 @@ use divvy_model::limits::{ALLOCATION_BYTES, DEVICE_TEXT_BYTES, INVENTORY_BYTES, 
 use divvy_model::{ContainerKind, ContainerRequest, GpuRules, PodRequest, quantity_value};
 use serde_json::{Value, json};
 
-use super::{Chart, Release, render};
+use super::{default_objects, parse, with};
 
-/// A policy: the variables in their order, and for each validation what must hold and what is said where it does not.
+/// An admission policy: its variables in their order, and for each validation its expression, its `messageExpression` if any, and its `message`.
 struct Policy {
     env: Arc<cel::Env>,
     variables: Vec<(String, cel::Program)>,
@@ -17,24 +17,19 @@ struct Policy {
 }
 
 impl Policy {
+    /// Return a policy of the chart's default values.
     fn of_chart(name: &str) -> Policy {
-        Policy::of_chart_with(name, &json!({}))
+        Policy::of(&default_objects(), name)
     }
 
-    fn of_chart_with(name: &str, values: &Value) -> Policy {
-        let release = Release {
-            name: "divvy".into(),
-            namespace: "divvy-system".into(),
-        };
-        let chosen = json!({"policies": {"gpushareAccounts": ["gpushare"]}});
-        let rendered = render(&Chart::embedded().expect("a chart"), &release, &[chosen, values.clone()]).expect("manifests");
-        let documents = rendered.objects.split("\n---\n").map(|text| text.trim_start_matches("---\n"));
-        let mut objects = documents.map(|text| serde_saphyr::from_str::<Value>(text).expect("YAML"));
+    fn of(objects: &[Value], name: &str) -> Policy {
         let policy = objects
+            .iter()
             .find(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == name)
             .expect("the policy");
         let mut env = cel::Env::stdlib();
-        env.add_extension(cel::extensions::strings).expect("Kubernetes has it, too");
+        env.add_extension(cel::extensions::strings)
+            .expect("Kubernetes has these functions, too");
         let env = Arc::new(env);
         let program = |text: &Value| env.compile(text.as_str().expect("text")).expect("CEL");
         let list = |field: &str| policy["spec"][field].as_array().cloned().unwrap_or_default();
@@ -60,8 +55,8 @@ impl Policy {
         }
     }
 
-    /// What is said against an object that this user creates; nothing if it may come. As in the API server, `variables` are evaluated when they are
-    /// needed, so one that has an error is absent here.
+    /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by it. Empty: the policy allows the
+    /// request.
     fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
         let mut context = cel::Context::with_env(self.env.clone());
         let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
@@ -98,7 +93,7 @@ impl Policy {
         });
         let told = failed.map(
             |(_, told, otherwise)| match told.as_ref().map(|told| told.execute(&context)) {
-                // Longer ones are not shown (apiserver's `validating/message.go`: 5 KiB).
+                // The API server does not use longer messages (apiserver's `validating/message.go`: 5 KiB).
                 Some(Ok(cel::Value::String(text))) if text.len() <= 5 << 10 => text.to_string(),
                 _ => otherwise.clone(),
             },
@@ -112,40 +107,48 @@ fn pod(annotations: &Value, units: Option<u64>) -> Value {
     json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
 }
 
-/// `3Gi` is 3,221,225,472 units to Kubernetes. Whoever writes it means 3, and is told so; a pod that is there already may still change its status.
+/// For Kubernetes, `3Gi` is 3,221,225,472 units. A user who writes `3Gi` means 3 units, and the message says so. The status of a pod that exists
+/// already may still change.
 #[test]
 fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
-    let told = |unit: &str, amount: &str, old: &Value| {
-        let policy = Policy::of_chart_with("divvy-request", &json!({"memoryUnit": unit}));
-        let mut pod = pod(&json!({}), Some(0));
-        pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!(amount);
-        policy.refusals(&pod, old, "ann")
-    };
-    for (unit, amount, write) in [
-        ("GiB", "3Gi", Some(3)),
-        ("GiB", "3G", Some(3)),
-        ("GiB", "512Mi", Some(1)),
-        ("GiB", "1500Mi", Some(2)),
-        ("MiB", "3Gi", Some(3072)),
-        ("256MiB", "3Gi", Some(12)),
-        ("GiB", "3", None),
-        ("MiB", "16384", None),
-        // As the API server writes 4000.
-        ("MiB", "4k", None),
+    for (unit, cases) in [
+        (
+            "GiB",
+            &[
+                ("3Gi", Some(3)),
+                ("3G", Some(3)),
+                ("512Mi", Some(1)),
+                ("1500Mi", Some(2)),
+                ("3", None),
+            ][..],
+        ),
+        // `4k` is how the API server writes 4000.
+        ("MiB", &[("3Gi", Some(3072)), ("16384", None), ("4k", None)]),
+        ("256MiB", &[("3Gi", Some(12))]),
     ] {
-        let expected: Vec<String> = write
-            .map(|write| {
-                format!(
-                    "aliyun.com/gpu-mem: \"{amount}\" was found; it is a number of units of {unit} and takes no suffix: write {write}"
-                )
-            })
-            .into_iter()
-            .collect();
-        assert_eq!(told(unit, amount, &Value::Null), expected, "{unit}, {amount}");
-        assert!(
-            told(unit, amount, &json!({"metadata": {"name": "p"}})).is_empty(),
-            "{unit}, {amount}"
-        );
+        let objects = match unit {
+            "GiB" => default_objects(),
+            unit => match with(&[json!({"memoryUnit": unit})]) {
+                Some(text) => parse(&text),
+                None => return,
+            },
+        };
+        let policy = Policy::of(&objects, "divvy-request");
+        for (amount, write) in cases {
+            let mut pod = pod(&json!({}), Some(0));
+            pod["spec"]["containers"][0]["resources"]["limits"]["aliyun.com/gpu-mem"] = json!(amount);
+            let expected: Vec<String> = write
+                .map(|write| {
+                    format!(
+                        "aliyun.com/gpu-mem: \"{amount}\" was found; it is a number of units of {unit} and takes no suffix: write {write}"
+                    )
+                })
+                .into_iter()
+                .collect();
+            let told = |old: &Value| policy.refusals(&pod, old, "ann");
+            assert_eq!(told(&Value::Null), expected, "{unit}, {amount}");
+            assert!(told(&json!({"metadata": {"name": "p"}})).is_empty(), "{unit}, {amount}");
+        }
     }
 }
 
@@ -154,7 +157,7 @@ fn rules(annotations: &Value) -> Result<Option<GpuRules>, divvy_model::Error> {
     GpuRules::from_annotations(&annotations)
 }
 
-/// What the extender says of the same pod.
+/// Report whether the extender can read the rules of the same pod.
 fn is_read(annotations: &Value, units: u64) -> bool {
     let container = ContainerRequest {
         name: "main".to_owned(),
@@ -216,10 +219,10 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         assert_eq!(refusals.is_empty(), is_read(&annotations, 4), "{key} {shown}: {refusals:?}");
         assert!(refusals.iter().all(|text| text.len() < 1_500), "{key} {shown}");
         let_through += usize::from(refusals.is_empty());
-        // Nor does it come by a pod that asks for nothing.
+        // The same holds for a pod that requests no memory.
         let idle = policy.refusals(&pod(&annotations, None), &Value::Null, "anybody");
         assert!(idle == refusals || key.ends_with("gpus"), "{key} {shown}: {idle:?}");
-        // What was there before a limit was may stay: else its owner could not change anything of the pod.
+        // A value that is older than the limit may stay. Otherwise, the owner could not change anything in the pod.
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
@@ -232,7 +235,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
     insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
 }
 
-/// Who has the policies reads the one, who has not the other: by an event, or from `kubectl divvy why`.
+/// In a cluster with the policies, a user reads the policy's message; in another one, the extender's, in an event or from `kubectl divvy why`.
 #[test]
 fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
     let policy = Policy::of_chart("divvy-request");
@@ -257,12 +260,14 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
 
 #[test]
 fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
-    let key = "scheduler.framework.gpushare.allocation";
-    let policy = Policy::of_chart("divvy-allocation");
-    for (bytes, expected) in [(ALLOCATION_BYTES, true), (ALLOCATION_BYTES + 1, false)] {
-        let pod = pod(&json!({key: " ".repeat(bytes)}), Some(4));
-        let refusals = policy.refusals(&pod, &Value::Null, "gpushare");
-        assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+    if let Some(text) = with(&[json!({"policies": {"gpushareAccounts": ["gpushare"]}})]) {
+        let key = "scheduler.framework.gpushare.allocation";
+        let policy = Policy::of(&parse(&text), "divvy-allocation");
+        for (bytes, expected) in [(ALLOCATION_BYTES, true), (ALLOCATION_BYTES + 1, false)] {
+            let pod = pod(&json!({key: " ".repeat(bytes)}), Some(4));
+            let refusals = policy.refusals(&pod, &Value::Null, "gpushare");
+            assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
+        }
     }
     let policy = Policy::of_chart("divvy-inventory");
     for (bytes, expected) in [(INVENTORY_BYTES, true), (INVENTORY_BYTES + 1, false)] {

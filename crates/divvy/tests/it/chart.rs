@@ -1,0 +1,86 @@
+//! The objects of the Helm chart, and what its admission policies refuse.
+//!
+//! `deploy/divvy.yaml` holds the objects with default values, as Helm rendered them (`deploy/helm/render.sh --check` in `.ci/run` proves it). Tests
+//! that need other values run Helm through [`with`], and are skipped where there is none.
+
+mod admission;
+mod events;
+mod objects;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// `deploy/divvy.yaml`: the objects with default values.
+pub(crate) const DEFAULT: &str = include_str!("../../../../deploy/divvy.yaml");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Parse what Helm rendered, in its order.
+pub(crate) fn parse(text: &str) -> Vec<Value> {
+    let documents = text.split("---\n# Source: ").skip(1);
+    documents
+        .map(|document| serde_saphyr::from_str(&format!("# {document}")).expect("YAML"))
+        .collect()
+}
+
+/// The objects with default values.
+pub(crate) fn default_objects() -> Vec<Value> {
+    parse(DEFAULT)
+}
+
+/// Return `$HELM`, else `target/helm-v3.19.0/helm`, else `helm` if it is on the PATH. `None`, and the skip is recorded, without any of them.
+#[track_caller]
+fn helm() -> Option<PathBuf> {
+    let chosen = std::env::var_os("HELM").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let built = root().join("target/helm-v3.19.0/helm");
+    let found = chosen
+        .into_iter()
+        .chain([built, PathBuf::from("helm")])
+        .find(|program| Command::new(program).arg("version").output().is_ok());
+    if found.is_none() {
+        divvy_skip::skipped(
+            "Helm is neither $HELM nor in target/helm-v3.19.0 nor on the PATH; build it: e2e/build.sh helm, or \
+             GOBIN=$PWD/target/helm-v3.19.0 go install helm.sh/helm/v3/cmd/helm@v3.19.0",
+        );
+    }
+    found
+}
+
+/// Render the chart with these values, of which later ones win, and return the text or Helm's refusal. `None`, and the skip is recorded, where there
+/// is no Helm.
+#[track_caller]
+fn render(chosen: &[Value]) -> Option<Result<String, String>> {
+    let helm = helm()?;
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(&helm);
+    command.arg("template").arg("divvy").arg(root().join("deploy/helm/divvy"));
+    command.args(["--namespace", "divvy-system", "--kube-version", "1.36.0"]);
+    for (number, values) in chosen.iter().enumerate() {
+        // JSON is YAML, too.
+        let file = directory.path().join(format!("{number}.yaml"));
+        std::fs::write(&file, values.to_string()).expect("written");
+        command.arg("--values").arg(file);
+    }
+    let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", helm.display()));
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    Some(match output.status.success() {
+        true => Ok(text(output.stdout)),
+        false => Err(text(output.stderr)),
+    })
+}
+
+/// Render the chart with these values and return the text. `None`, and the skip is recorded, where there is no Helm.
+#[track_caller]
+pub(crate) fn with(chosen: &[Value]) -> Option<String> {
+    render(chosen).map(|rendered| rendered.unwrap_or_else(|error| panic!("{chosen:?}: {error}")))
+}
+
+/// Return why Helm refuses these values. `None`, and the skip is recorded, where there is no Helm.
+#[track_caller]
+fn refusal(chosen: &[Value]) -> Option<String> {
+    render(chosen).map(|rendered| rendered.map_or_else(|error| error, |_| panic!("{chosen:?} are not refused")))
+}
