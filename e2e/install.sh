@@ -34,7 +34,7 @@ extender:
   service: {clusterIP: $SERVICE_HOST}
   # The certificate is renewed every 20 s, so that it changes during the checks.
   tls: {lifetime: 30s}
-  # second.sh also assigns pods to a second scheduler with the webhook.
+  # second_scheduler.sh also assigns pods to a second scheduler with the webhook.
   webhook: true
   extraEnv: *api
 explainer: {extraEnv: *api}
@@ -119,8 +119,8 @@ check_all() {
   [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy is not installed on this cluster; run cargo xtask cluster install"
   # shellcheck source=play.sh
   . "$CLUSTER_ROOT/play.sh"
-  # shellcheck source=second.sh
-  . "$CLUSTER_ROOT/second.sh"
+  # shellcheck source=second_scheduler.sh
+  . "$CLUSTER_ROOT/second_scheduler.sh"
   two_pods
   libraries
   forged

@@ -151,7 +151,7 @@ fn plan(args: &[&str]) -> Result<Plan> {
             ..Plan::default()
         }),
         "restart" if !rest.is_empty() => Ok(Plan {
-            script: "part.sh",
+            script: "program.sh",
             args: owned(args),
             ..Plan::default()
         }),
@@ -319,7 +319,7 @@ mod tests {
             "down.sh",
             "status.sh",
             "build.sh",
-            "part.sh",
+            "program.sh",
             "enter.sh",
             "divvy.sh",
             "install.sh",

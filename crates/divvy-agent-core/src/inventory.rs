@@ -4,7 +4,7 @@ use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, short
 use divvy_model::{Held, Inventory, MiB};
 
 use super::Core;
-use super::driver::Trouble;
+use super::driver_spec::Trouble;
 
 impl Core {
     /// Return the node annotation `divvy.dev/inventory`. It is written before the first Register call and patched when it changes.

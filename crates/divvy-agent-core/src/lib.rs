@@ -13,7 +13,7 @@ mod allocate;
 mod booked;
 mod booking;
 mod devices;
-pub mod driver;
+pub mod driver_spec;
 mod inventory;
 mod prestart;
 mod project;
@@ -186,7 +186,7 @@ pub struct Core {
     held: BTreeMap<String, MiB>,
     leaving: bool,
     /// Why containers get none of the driver's libraries, or the wrong ones.
-    driver_trouble: Option<driver::Trouble>,
+    driver_trouble: Option<driver_spec::Trouble>,
     registered: bool,
     /// Events that were already posted, by class and pod.
     reported: BTreeSet<(Class, String)>,

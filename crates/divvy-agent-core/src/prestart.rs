@@ -9,7 +9,7 @@ use divvy_model::{GrantRecord, Health, MiB, names};
 
 use super::booked::booked;
 use super::booking::Booking;
-use super::driver::Trouble;
+use super::driver_spec::Trouble;
 use super::reason::Reason;
 use super::{Action, Core, Facts, Handout, Key, NodeFiles};
 

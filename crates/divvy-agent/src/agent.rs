@@ -18,12 +18,12 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
-use crate::driver::{DriverSpec, Looked, Said};
+use crate::driver_spec::{DriverSpec, Looked, Said};
 use crate::files::FileError;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
 use crate::pending_event::PendingEvent;
-use crate::ready::Readiness;
+use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
 

@@ -229,7 +229,10 @@ mod tests {
         for (text, expected) in [
             ("nodename = \"n\"", "unknown field `nodename`"),
             ("memory-unit = \"GB\"", "memory unit: \"GB\" is not a unit"),
-            ("reserve-memory = \"-1\"", "amount of memory: \"-1\" is not an amount of memory"),
+            (
+                "reserve-memory = \"-1\"",
+                "amount of memory: \"-1\" is not an amount of memory",
+            ),
             ("device-list-strategy = \"x\"", "expected one of `auto`, `cdi`, `envvar`"),
             ("driver-spec = \"on\"", "expected `auto` or `off`"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),

@@ -14,9 +14,9 @@ use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
 use crate::args::{DeviceListStrategy, DriverSpecMode};
-use crate::driver::DriverSpec;
+use crate::driver_spec::DriverSpec;
 use crate::plugin::AgentPlugin;
-use crate::registered::{self, Registration};
+use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 use divvy_agent_core::{Core, Resource, Settings};
@@ -245,7 +245,7 @@ async fn serve(
         plugins.push((plugin, settings, status));
     }
     let before = Writing::of(&config.device_plugin_dir());
-    tokio::spawn(registered::follow(
+    tokio::spawn(registration::follow(
         agent.clone(),
         config.device_plugin_dir(),
         before,

@@ -6,7 +6,7 @@
 //! - [`Problem`]: what is wrong with a spec, by field and rule
 //! - [`QualifiedName`], [`annotations`]: how a container requests devices
 //! - [`Registry`]: all specs of a machine, with their priorities, conflicts, and the order of edits
-//! - [`driver`]: the spec of a node's NVIDIA driver, and what that spec depends on
+//! - [`driver_spec`]: the spec of a node's NVIDIA driver, and what that spec depends on
 //! - [`stale`]: whether a spec was made for the driver that is loaded
 //! - [`moved`]: moves the paths of a spec from one root to another
 //! - [`generate`]: makes a spec from a machine's files and GPUs
@@ -18,7 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod annotations;
-pub mod driver;
+pub mod driver_spec;
 pub mod driver_version;
 pub mod generate;
 mod grant;

@@ -23,10 +23,10 @@ pub mod answer;
 mod bind;
 mod binding;
 mod filter;
+mod overcommit;
 mod preempt;
 mod prioritize;
 mod sweep;
-mod twice;
 
 use std::collections::{BTreeMap, BTreeSet};
 

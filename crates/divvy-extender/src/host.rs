@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::core::{Core, Placement, Timing};
 use crate::metrics::Metrics;
-use crate::second_look::SecondLook;
+use crate::recheck::SecondLook;
 use crate::shared::{Leadership, Limits, Shared};
 use crate::tls::Current;
 

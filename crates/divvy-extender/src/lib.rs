@@ -24,7 +24,7 @@ pub mod http;
 pub mod index;
 mod lease;
 mod metrics;
-mod second_look;
+mod recheck;
 mod shared;
 pub mod tls;
 

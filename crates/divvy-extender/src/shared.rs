@@ -4,7 +4,7 @@ use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Tick
 use crate::forward::Forward;
 use crate::lease;
 use crate::metrics::Metrics;
-use crate::second_look::SecondLook;
+use crate::recheck::SecondLook;
 use crate::tls::Current;
 use bytes::Bytes;
 use divvy_kube::convert::ReadPod;

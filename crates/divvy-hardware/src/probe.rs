@@ -13,7 +13,7 @@
 //!
 //! Exit status: 0 for a requested end, 1 for a failure, 2 for a wrong command line, 70 if a driver call hung.
 
-mod driver;
+mod driver_files;
 mod hub;
 mod options;
 mod owner;
@@ -145,7 +145,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         env!("CARGO_PKG_VERSION"),
         options.listen.display()
     ));
-    let driver = Arc::new(driver::Driver {
+    let driver = Arc::new(driver_files::Driver {
         sys_root: options.sys_root.clone(),
         nvidia: nvidia_options(options),
     });

@@ -9,7 +9,7 @@
 mod line;
 
 use divvy_cdi::Spec;
-use divvy_cdi::driver::{Basis, Place};
+use divvy_cdi::driver_spec::{Basis, Place};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

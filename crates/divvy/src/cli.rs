@@ -28,8 +28,8 @@ use crate::commands::completions::cluster as completions;
 use crate::inspect::sort::SortBy;
 use crate::printer::Color;
 use crate::scheduler_config::distribution::Distribution;
-use crate::scheduler_config::second::Version;
-use crate::scheduler_config::second::mutation::MutateWith;
+use crate::scheduler_config::second_scheduler::Version;
+use crate::scheduler_config::second_scheduler::mutation::MutateWith;
 use output::{Output, OutputParser};
 
 /// Share GPUs between pods on Kubernetes

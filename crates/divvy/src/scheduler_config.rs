@@ -1,6 +1,6 @@
 //! The configuration that makes kube-scheduler call Divvy's extender, as text: a whole file, an existing file with Divvy's entry
 //! ([`merge`]), the steps for each distribution ([`distribution`]), a second scheduler for control
-//! planes that cannot be changed ([`second`]), and the check that the scheduler calls the extender ([`check`]).
+//! planes that cannot be changed ([`second_scheduler`]), and the check that the scheduler calls the extender ([`check`]).
 //!
 //! Facts are from kube-scheduler 1.36 (`pkg/scheduler/extender.go`, `apis/config/validation`, `cmd/kube-scheduler/app/options`).
 
@@ -9,7 +9,7 @@ mod convert;
 pub mod distribution;
 pub mod installed;
 pub mod merge;
-pub mod second;
+pub mod second_scheduler;
 
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ pub enum Error {
         "Kubernetes {0} has no usable MutatingAdmissionPolicy (beta from 1.34 on, behind flags of the API server; enabled from 1.36 on); write \
          --mutate-with webhook, or --mutate-with none and set schedulerName in the pods"
     )]
-    NoPolicy(second::Version),
+    NoPolicy(second_scheduler::Version),
     /// The text is not a version of Kubernetes.
     #[error("{0:?} is not a version of Kubernetes; write, for example, 1.36.3")]
     Version(String),

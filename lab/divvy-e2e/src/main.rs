@@ -2,8 +2,8 @@
 
 #![forbid(unsafe_code)]
 
-mod leg;
 mod real;
+mod suite_run;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -78,7 +78,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let leg = leg::Leg {
+    let leg = suite_run::Leg {
         churn: Churn {
             time: Duration::from_secs(args.churn),
             seed: args.seed,

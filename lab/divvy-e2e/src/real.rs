@@ -1,6 +1,6 @@
 //! A real Kubernetes on this machine, started by `e2e/up.sh`, with Divvy installed.
 //!
-//! `e2e/part.sh` stops and starts programs. The reports of containers are read from the kubelet's log files. Whether containers run is read
+//! `e2e/program.sh` stops and starts programs. The reports of containers are read from the kubelet's log files. Whether containers run is read
 //! from the kernel (their cgroups and processes), not from any component under test.
 
 mod cgroups;
@@ -13,8 +13,8 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::Machines;
-use divvy_testbed::driver;
 use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
+use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
 
@@ -61,7 +61,7 @@ impl Real {
     }
 
     async fn part(&self, args: &[&str]) -> io::Result<()> {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/part.sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/program.sh");
         let output = Command::new("bash")
             .arg(script)
             .args(args)
@@ -74,7 +74,7 @@ impl Real {
             return Ok(());
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(io::Error::other(format!("part.sh {}: {said}", args.join(" "))))
+        Err(io::Error::other(format!("program.sh {}: {said}", args.join(" "))))
     }
 }
 
@@ -157,7 +157,7 @@ impl Cluster for Real {
     }
 
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
-        driver::place(&self.folder.join(node), path, text)
+        simulated_driver::place(&self.folder.join(node), path, text)
     }
 
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
@@ -205,8 +205,8 @@ impl Cluster for Real {
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let node = self.folder.join(node);
-        let mut names = driver::names(&node.join("var/lib/kubelet/plugins/divvy.dev/grants"))?;
-        names.extend(driver::grant_specs(&node.join("run/cdi"))?);
+        let mut names = simulated_driver::names(&node.join("var/lib/kubelet/plugins/divvy.dev/grants"))?;
+        names.extend(simulated_driver::grant_specs(&node.join("run/cdi"))?);
         Ok(names)
     }
 

@@ -17,12 +17,12 @@ use tokio::time::Instant;
 
 use crate::api::{ApiServer, Clock, Listening, Options};
 use crate::controllers::Controllers;
-use crate::driver;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
 use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness, mounts_of_drivers};
 use crate::scheduler::{Scheduler, SchedulerConfig};
+use crate::simulated_driver;
 
 /// The settings of a cluster.
 #[derive(Debug, Clone)]
@@ -191,7 +191,7 @@ impl Embedded {
         tune(&mut spec);
         let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
         if self.settings.drivers && !machine.gpus.is_empty() {
-            driver::install(&node.paths().sys_root, &machine.driver)?;
+            simulated_driver::install(&node.paths().sys_root, &machine.driver)?;
         }
         self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
         if machine.gpus.is_empty() {
@@ -349,7 +349,7 @@ impl Embedded {
 
     /// Send a request to the control socket of a node's simulated NVML library.
     pub async fn driver(&self, node: &str, request: serde_json::Value) -> io::Result<()> {
-        driver::ask(&self.nvml(node), &request).await
+        simulated_driver::ask(&self.nvml(node), &request).await
     }
 
     fn nvml(&self, node: &str) -> PathBuf {
@@ -463,7 +463,7 @@ impl Cluster for Embedded {
     }
 
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
-        driver::place(&self.node(node)?.paths().sys_root, path, text)
+        simulated_driver::place(&self.node(node)?.paths().sys_root, path, text)
     }
 
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
@@ -561,8 +561,8 @@ impl Cluster for Embedded {
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let paths = self.node(node)?.paths();
-        let mut found = driver::names(&self.folder(node).join("state/grants"))?;
-        found.extend(driver::grant_specs(&paths.cdi_dir)?);
+        let mut found = simulated_driver::names(&self.folder(node).join("state/grants"))?;
+        found.extend(simulated_driver::grant_specs(&paths.cdi_dir)?);
         Ok(found)
     }
 

@@ -4,7 +4,7 @@
 //! - [`node`]: a node: the kubelet's device manager on real Unix sockets, and a container runtime that resolves CDI names
 //! - [`scheduler`]: a scheduler loop that speaks the extender protocol as kube-scheduler does
 //! - [`controllers`]: the parts of kube-controller-manager that the scenarios need
-//! - [`driver`]: a machine's simulated driver
+//! - [`simulated_driver`]: a machine's simulated driver
 //! - [`programs`]: the real agent, probe, and extender as child processes
 //! - [`embedded`]: the cluster that combines all of these
 //! - [`scenario`]: the scenarios that are played on a cluster, embedded or real; [`story`]: the events that they report
@@ -18,11 +18,11 @@
 pub mod api;
 pub mod builders;
 pub mod controllers;
-pub mod driver;
 pub mod embedded;
 pub mod node;
 pub mod programs;
 pub mod root;
 pub mod scenario;
 pub mod scheduler;
+pub mod simulated_driver;
 pub mod story;

@@ -19,7 +19,7 @@ use divvy_model::machine::Machines;
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::driver;
+use crate::simulated_driver;
 
 pub use churn::Churn;
 pub use machines::{BUILT_IN, Machine};
@@ -65,10 +65,10 @@ impl Fault {
         let lost = |lost| json!({"op": "lost", "gpu": gpu, "lost": lost});
         match self {
             Fault::Dies { xid } => {
-                driver::ask(nvml, &json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
-                driver::ask(nvml, &lost(true)).await
+                simulated_driver::ask(nvml, &json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
+                simulated_driver::ask(nvml, &lost(true)).await
             }
-            Fault::Recovers => driver::ask(nvml, &lost(false)).await,
+            Fault::Recovers => simulated_driver::ask(nvml, &lost(false)).await,
         }
     }
 }

@@ -4,7 +4,7 @@ mod amounts;
 mod bounds;
 mod calls;
 mod devices;
-mod driver;
+mod driver_spec;
 mod lists;
 mod multi_gpu;
 mod node;

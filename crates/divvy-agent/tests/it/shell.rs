@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
-use divvy_cdi::driver::{self, Basis};
+use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};

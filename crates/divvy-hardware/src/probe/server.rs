@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::low_level;
 
-use super::driver::Driver;
+use super::driver_files::Driver;
 use super::hub::Hub;
 use super::owner::{self, Job, Question};
 use super::{log, peer_uid, spawn};

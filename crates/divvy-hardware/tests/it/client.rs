@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use divvy_cdi::Format;
-use divvy_cdi::driver::{Basis, Place};
+use divvy_cdi::driver_spec::{Basis, Place};
 use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
 use divvy_hardware::protocol::DriverQuestion;
 use divvy_hardware::{Code, GpuFacts, Snapshot, xid_is_fatal};

@@ -1,8 +1,8 @@
 //! `divvy configure`: reads an engine's files, computes the change, and shows it or makes it.
 
 mod apply;
-mod asked;
 mod oci_hook;
+mod queries;
 mod restart;
 mod show;
 
@@ -110,7 +110,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     if let Some(version) = &wanted.containerd {
         engines::containerd::release(version).with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?;
     } else if here && engine == Engine::Containerd {
-        wanted.containerd = asked::containerd_version(args.executable_path.as_deref()).await;
+        wanted.containerd = queries::containerd_version(args.executable_path.as_deref()).await;
         let release = wanted.containerd.as_deref().and_then(engines::containerd::release);
         // NVIDIA's tool writes the same text for all versions. We also write what containerd 1.x needs, but only to the file that this
         // containerd reads: other files belong to another containerd, such as that of a Kubernetes distribution.
@@ -138,7 +138,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
                     here,
                     "the engine of another machine cannot be queried; omit --config-source=command"
                 );
-                wish.said = Some(asked::configuration(engine, args.executable_path.as_deref()).await?);
+                wish.said = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
             }
             let mut plan = engines::configure(root, &target, &wish, record.as_ref())?;
             plan.notes.extend(notes(root, engine, &wish, &wanted)?);

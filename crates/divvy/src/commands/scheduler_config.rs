@@ -19,8 +19,8 @@ use crate::scheduler_config::check::{Verdict, has_room, no_room, not_called, pod
 use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::installed::{authority, installed, secret_name};
 use crate::scheduler_config::merge::{Address, Wanted, merge};
-use crate::scheduler_config::second::mutation::{MutateWith, Mutation, Webhook};
-use crate::scheduler_config::second::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
+use crate::scheduler_config::second_scheduler::mutation::{MutateWith, Mutation, Webhook};
+use crate::scheduler_config::second_scheduler::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
 use divvy_program::Unclear;
 

@@ -5,7 +5,7 @@ use divvy_host::plain_line;
 use divvy_model::{Node, Pod, names};
 use serde_json::{Value, json};
 
-use crate::sums::sums;
+use crate::node_sums::sums;
 
 /// The state of the check's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use divvy_testbed::driver;
 use divvy_testbed::scenario::mounts_of_drivers;
+use divvy_testbed::simulated_driver;
 
 /// The report of the newest start of a container.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,13 +24,13 @@ pub(super) struct Printed {
 /// Read `/var/log/pods/NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log` below a node's directory. The container's id is part of the name of the
 /// link `/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log` to this file.
 pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<Option<Printed>> {
-    let Some(pod) = driver::names(&node.join("var/log/pods"))?
+    let Some(pod) = simulated_driver::names(&node.join("var/log/pods"))?
         .into_iter()
         .find(|name| name.ends_with(&format!("_{pod_uid}")))
     else {
         return Ok(None);
     };
-    let attempts = driver::names(&node.join("var/log/pods").join(&pod).join(container))?;
+    let attempts = simulated_driver::names(&node.join("var/log/pods").join(&pod).join(container))?;
     let attempts = attempts
         .iter()
         .filter_map(|name| name.strip_suffix(".log")?.parse::<u64>().ok());
@@ -39,7 +39,7 @@ pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<
     };
     let target = format!("{pod}/{container}/{attempt}.log");
     let links = node.join("var/log/containers");
-    let id = driver::names(&links)?.into_iter().find_map(|link| {
+    let id = simulated_driver::names(&links)?.into_iter().find_map(|link| {
         let to = std::fs::read_link(links.join(&link)).ok()?;
         let id = link.strip_suffix(".log")?.rsplit_once('-')?.1.to_owned();
         to.to_string_lossy().ends_with(&target).then_some(id)

@@ -10,7 +10,7 @@ use divvy::cli::{Cli, arguments, usage_status};
 use divvy::inspect::{table, view::view};
 use divvy::scheduler_config::check::{Verdict, unclear, verdict};
 use divvy::scheduler_config::installed::{authority, installed};
-use divvy::scheduler_config::second::Version;
+use divvy::scheduler_config::second_scheduler::Version;
 use divvy::simulate::dump;
 use divvy::why::{self, Style};
 use divvy_doctor::facts::programs::Docker;

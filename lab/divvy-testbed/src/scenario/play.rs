@@ -1,7 +1,7 @@
 //! The steps of every scenario: create, wait, read the state, and tell the listener.
 
-mod acts;
-mod looks;
+mod actions;
+mod reads;
 
 use std::io;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::{Cluster, Report};
 use crate::builders::{PodBuilder, pod};
 use crate::story::{Event, Listener, Told};
 
-pub(super) use looks::Seen;
+pub(super) use reads::Seen;
 
 /// How long to wait for a required result. The limit is generous because only a failing play waits until the end.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use divvy_kube::objects::{NodeObject, PodObject};
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
-use super::acts::offered;
+use super::actions::offered;
 use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::scenario::{Cluster, Report};
 use crate::story::Event;

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use divvy_cdi::driver::{self, Basis};
+use divvy_cdi::driver_spec::{self, Basis};
 use divvy_host::Files;
 
 use crate::nvidia;
@@ -30,7 +30,7 @@ impl Driver {
         DriverFiles {
             basis,
             looked_at: root.display().to_string(),
-            missing: driver::missing(&tree, &question.paths),
+            missing: driver_spec::missing(&tree, &question.paths),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The agent's own CDI spec of the driver: gathers the facts for [`driver`](divvy_agent_core::driver) and carries out its verdict.
+//! The agent's own CDI spec of the driver: gathers the facts for [`driver_spec`](divvy_agent_core::driver_spec) and carries out its verdict.
 //!
 //! The probe checks the driver's files, because it can see the machine's root directory. The agent cannot: it talks to the API server and
 //! therefore runs without that access. This code runs with each reconciliation.
@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use divvy_cdi::Format;
-use divvy_cdi::driver::Place;
+use divvy_cdi::driver_spec::Place;
 use divvy_cdi::stale;
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
 use divvy_hardware::{Code, Failure};
 use divvy_model::{Gpu, Health, MigDevice};
 
 use crate::store::{DriverSpecs, Stamp, Store};
-use divvy_agent_core::driver::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
+use divvy_agent_core::driver_spec::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
 
 /// The most bytes of paths in one question, which must fit into one line of the probe's protocol.
 const MOST_PATHS: usize = 256 * 1024;

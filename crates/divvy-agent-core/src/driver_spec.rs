@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use divvy_cdi::NVIDIA_KIND;
-pub use divvy_cdi::driver::{Basis, RootState};
+pub use divvy_cdi::driver_spec::{Basis, RootState};
 
 /// A spec of [`NVIDIA_KIND`] that is not the agent's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

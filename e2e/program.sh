@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Stops and starts single programs of the cluster: kube-apiserver, kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
-#   part.sh stop NAME...           send SIGTERM, and SIGKILL after 10 s; the program stays stopped. A program that has already ended is ignored.
-#   part.sh kill NAME...           kill -9, like a crash
-#   part.sh start NAME...          start the programs that do not run; wait until programs of Kubernetes and what they need answer
-#   part.sh restart [-9] NAME...   restart the programs in order; settings in the environment apply, so
-#                                  `EXTENDER_URL=... part.sh restart kube-scheduler` changes the extender
-#   part.sh power-off NODE         lose everything in the node's memory: processes, sandboxes, /run, cgroups; the boot id changes.
+#   program.sh stop NAME...           send SIGTERM, and SIGKILL after 10 s; the program stays stopped. A program that has already ended is ignored.
+#   program.sh kill NAME...           kill -9, like a crash
+#   program.sh start NAME...          start the programs that do not run; wait until programs of Kubernetes and what they need answer
+#   program.sh restart [-9] NAME...   restart the programs in order; settings in the environment apply, so
+#                                  `EXTENDER_URL=... program.sh restart kube-scheduler` changes the extender
+#   program.sh power-off NODE         lose everything in the node's memory: processes, sandboxes, /run, cgroups; the boot id changes.
 #                                  Agent, kubelet, and containerd stay stopped until they are started.
-#   part.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
-#   part.sh roll                   replace every program of Divvy: one agent after the other, then the extender
+#   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
+#   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
 # kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
 set -euo pipefail
@@ -16,7 +16,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: part.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 

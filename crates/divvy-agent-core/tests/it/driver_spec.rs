@@ -1,4 +1,4 @@
-use divvy_agent_core::driver::{Attempt, Basis, Own, RootState, Seen, SpecFile, Step, Verdict, decide};
+use divvy_agent_core::driver_spec::{Attempt, Basis, Own, RootState, Seen, SpecFile, Step, Verdict, decide};
 use divvy_cdi::generate::nvidia::{Gpu, Mig};
 
 const OLD: &str = "550.54.15";
