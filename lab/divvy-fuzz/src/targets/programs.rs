@@ -57,7 +57,7 @@ pub(crate) fn targets() -> Vec<Target> {
             ],
         )
         .refusing(&["a.b={c,d}\n{}"]),
-        Target::new("the GPUs that somebody calls unhealthy", unhealthy, &["0,2", " 1 "]),
+        Target::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
         Target {
             accepted: vec![allocate(), held()],
             ..Target::new("the kubelet's messages", messages, &[])
