@@ -24,9 +24,9 @@ module() {
 
 # If a version changed only in a go.mod file, the programs would have other versions than the name of their directory says.
 for p in etcd runc containerd helm kubelet; do
-  read -r folder path version < <(module $p)
-  grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$folder/go.mod" ||
-    die "versions.env wants $path $version, go/$folder/go.mod has $(grep -oE "$path v[^ ]+" "$here/go/$folder/go.mod" | head -1)"
+  read -r directory path version < <(module $p)
+  grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$directory/go.mod" ||
+    die "versions.env wants $path $version, go/$directory/go.mod has $(grep -oE "$path v[^ ]+" "$here/go/$directory/go.mod" | head -1)"
 done
 staging=v0.${KUBERNETES_VERSION#v1.}
 if grep -E '^[[:space:]]*k8s.io/[a-z-]+ => ' "$here/go/kubernetes/go.mod" | grep -v " $staging$"; then
@@ -76,13 +76,13 @@ need_module() { # DIRECTORY MODULE
 
 # build NAME PACKAGE CGO TAGS LDFLAGS
 build() {
-  local name=$1 package=$2 cgo=$3 tags=$4 ldflags=$5 start=$SECONDS folder path version pid
+  local name=$1 package=$2 cgo=$3 tags=$4 ldflags=$5 start=$SECONDS directory path version pid
   present "$name" && return 0
-  read -r folder path version < <(module "$name")
-  need_module "$folder" "$path"
+  read -r directory path version < <(module "$name")
+  need_module "$directory" "$path"
   number=$((number + 1))
   echo "[$number/${#missing[@]}] $name $version ..."
-  (cd "$here/go/$folder" && CGO_ENABLED=$cgo nice go build -trimpath -tags "$tags" -ldflags "-s -w $ldflags" -o "$CLUSTER_BIN/$name.new" "$package") \
+  (cd "$here/go/$directory" && CGO_ENABLED=$cgo nice go build -trimpath -tags "$tags" -ldflags "-s -w $ldflags" -o "$CLUSTER_BIN/$name.new" "$package") \
     > "$CLUSTER_BIN/.$name.log" 2>&1 9>&- & pid=$!
   while kill -0 $pid 2> /dev/null; do
     sleep 1

@@ -32,14 +32,14 @@ ip link del "$BRIDGE" 2> /dev/null
 
 sleep 0.2
 find /sys/fs/cgroup -depth -type d -path "*/$CGROUP_PREFIX-n[0-9]*" -exec rmdir {} + 2>/dev/null
-for folder in /sys/fs/cgroup/*/k8s.io; do [ -d "$folder" ] && find "$folder" -depth -type d -exec rmdir {} + 2>/dev/null; done
+for directory in /sys/fs/cgroup/*/k8s.io; do [ -d "$directory" ] && find "$directory" -depth -type d -exec rmdir {} + 2>/dev/null; done
 while read -r key value; do
   [ "$(cat "/proc/sys/$key")" = "$value" ] || echo "$value" > "/proc/sys/$key"
 done < <(cat "$CLUSTER_DIR/sysctl.saved" 2>/dev/null)
 # Removing a directory that is a mount point in another mount namespace unmounts it there, so do not do it while another test cluster runs.
 others=$(grep -lzs '^DIVVY_TEST_CLUSTER=' /proc/[0-9]*/environ | head -1)
-if [ -e "$CLUSTER_DIR/made-folders" ] && [ -z "$others" ]; then
-  sort -ru "$CLUSTER_DIR/made-folders" | while read -r folder; do rmdir "$folder" 2>/dev/null; done
+if [ -e "$CLUSTER_DIR/made-directories" ] && [ -z "$others" ]; then
+  sort -ru "$CLUSTER_DIR/made-directories" | while read -r directory; do rmdir "$directory" 2>/dev/null; done
 fi
 if [ "${1:-}" = --keep-logs ]; then
   find "$CLUSTER_DIR" -mindepth 1 -maxdepth 1 ! -name logs -exec rm -rf --one-file-system {} +
@@ -57,7 +57,7 @@ for mountinfo in /proc/[0-9]*/mountinfo; do   # containers do not carry the mark
   pid=${mountinfo#/proc/}; pid=${pid%/mountinfo}
   if grep -qsF "$CLUSTER_DIR/n" "$mountinfo"; then left+=("mounts of the cluster in process $pid: $(tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c1-80)"); fi
 done
-while read -r folder; do left+=("cgroup $folder"); done < <(find /sys/fs/cgroup -type d -name "$CGROUP_PREFIX-n[0-9]*" 2> /dev/null)
+while read -r directory; do left+=("cgroup $directory"); done < <(find /sys/fs/cgroup -type d -name "$CGROUP_PREFIX-n[0-9]*" 2> /dev/null)
 [ ! -e "/sys/class/net/$BRIDGE" ] || left+=("network bridge $BRIDGE")
 [ "${1:-}" = --keep-logs ] || [ ! -e "$CLUSTER_DIR" ] || left+=("directory $CLUSTER_DIR")
 if [ ${#left[@]} -gt 0 ]; then

@@ -110,22 +110,22 @@ start kube-scheduler kube-scheduler --config=scheduler.yaml --authentication-kub
 
 # ---- nodes
 node_up() { # NODE INDEX
-  local node=$1 index=$2 dir=$CLUSTER_DIR/$1 folder
+  local node=$1 index=$2 dir=$CLUSTER_DIR/$1 directory
   mkdir -p "$dir"/{containerd.d,cni/bin,cni/net.d,nri/plugins,nri/conf.d,sysctl,dev}
-  for folder in $NODE_FOLDERS; do
-    mkdir -p "$dir$folder"
+  for directory in $NODE_DIRECTORIES; do
+    mkdir -p "$dir$directory"
     # A bind mount needs an existing target. down.sh removes the directories that are created here.
-    local part=$folder missing=()
+    local part=$directory missing=()
     while [ ! -e "$part" ]; do missing+=("$part"); part=$(dirname "$part"); done
-    [ ${#missing[@]} -eq 0 ] || { mkdir -p "$folder"; printf '%s\n' "${missing[@]}" >> made-folders; }
+    [ ${#missing[@]} -eq 0 ] || { mkdir -p "$directory"; printf '%s\n' "${missing[@]}" >> made-directories; }
   done
 
   # The holder only keeps the mount namespace alive. All other processes of the node join it.
   # shellcheck disable=SC2016
   start "$node.holder" unshare -m --propagation private bash -c '
     set -e
-    dir=$1 folders=$2 sysctls=$3
-    for f in $folders; do mount --bind "$dir$f" "$f"; done
+    dir=$1 directories=$2 sysctls=$3
+    for f in $directories; do mount --bind "$dir$f" "$f"; done
     for s in $sysctls; do
       file=$dir/sysctl/${s//\//.}; cat "/proc/sys/$s" > "$file"; mount --bind "$file" "/proc/sys/$s"
     done
@@ -137,7 +137,7 @@ node_up() { # NODE INDEX
     mount --move "$dir/dev" /dev
     mount --make-rshared /
     touch "$dir/mounted"
-    exec sleep infinity' holder "$dir" "$NODE_FOLDERS" "$NODE_SYSCTLS"
+    exec sleep infinity' holder "$dir" "$NODE_DIRECTORIES" "$NODE_SYSCTLS"
   wait_for "$node: namespace" 10 "$node.holder" test -e "$dir/mounted"
 
   install -m 755 "$CLUSTER_ROOT/templates/cni.sh" "$dir/cni/bin/bridge-of-$BRIDGE"

@@ -168,8 +168,8 @@ pub struct Summary {
 #[derive(Debug)]
 struct Tracked {
     pod: Pod,
-    /// What the pod was bound with, if that differs from what it holds now. It stays counted, whatever is written to the pod
-    /// later.
+    /// What the pod was bound with, if that differs from what it holds now. It still counts after later changes to the
+    /// pod.
     bound_with: Option<Held>,
     /// A digest of what each container was granted; the rest of the allocation is compared directly.
     containers: u64,

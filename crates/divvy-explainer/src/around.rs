@@ -1,4 +1,4 @@
-//! What `divvy why` reads beside nodes and pods: namespaces, the agent's node selector, volume claims.
+//! What `divvy why` reads in addition to nodes and pods: namespaces, the agent's node selector, volume claims.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// Run beside kube-scheduler: choose the node and the GPU of each pod
+/// Run alongside kube-scheduler: choose the node and the GPU of each pod
 #[derive(Debug, clap::Parser)]
 #[command(name = "divvy-extender", version)]
 struct Cli {

@@ -158,7 +158,7 @@ impl<'t> Root<'t> {
         }
     }
 
-    /// Return the metadata of `folder/name` without following a link. `folder` must not contain links.
+    /// Return the metadata of the entry `name` of a directory, without following a link. The directory's path must not contain links.
     pub fn look(&self, folder: &str, name: &str) -> Option<Entry> {
         self.tree.look(&format!("{}{}/{name}", self.at, folder.trim_end_matches('/')))
     }

@@ -1,4 +1,4 @@
-//! A fast hash for tables whose order nobody observes.
+//! A fast hash for tables whose order does not matter.
 
 use std::hash::Hasher;
 

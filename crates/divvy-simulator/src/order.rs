@@ -63,7 +63,7 @@ impl Order {
 
     /// Generate an order by the published procedure (`simulator.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator),
     /// with other random numbers: the list in random order, each pod once; then pods drawn from it until the next one would
-    /// exceed `percent` of the cluster's GPU capacity. If the list by itself exceeds it, its last pods are dropped. The nodes are
+    /// exceed `percent` of the cluster's GPU capacity. If the list exceeds it even without repeats, its last pods are dropped. The nodes are
     /// also in random order.
     pub fn shuffled(trace: &Trace, seed: u64, percent: u32) -> Order {
         let mut random = Random::new(seed);

@@ -25,7 +25,7 @@ async fn main() -> Result<()> {
     let folder = own
         .parent()
         .and_then(Path::parent)
-        .context("this program lies in no target folder")?;
+        .context("this program is not in a target directory of cargo")?;
     let given = std::env::args_os().nth(1).map(std::path::PathBuf::from);
     let programs = Programs::beside(&given.as_deref().unwrap_or(folder).join("divvy"))?;
     for (name, path) in [

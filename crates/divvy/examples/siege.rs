@@ -377,7 +377,10 @@ fn main() -> Result<()> {
     let mut chosen: Vec<String> = std::env::args().skip(1).collect();
     let mut programs = None;
     if let Some(at) = chosen.iter().position(|arg| arg == "--programs") {
-        ensure!(at + 1 < chosen.len(), "--programs needs a folder with divvy and divvy-agent");
+        ensure!(
+            at + 1 < chosen.len(),
+            "--programs needs a directory with divvy and divvy-agent"
+        );
         programs = Some(PathBuf::from(chosen.remove(at + 1)));
         chosen.remove(at);
     }
@@ -388,7 +391,7 @@ fn main() -> Result<()> {
             let folder = own
                 .parent()
                 .and_then(Path::parent)
-                .context("this program lies in no target folder")?;
+                .context("this program is not in a target directory of cargo")?;
             folder.to_owned()
         }
     };

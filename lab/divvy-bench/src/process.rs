@@ -42,7 +42,7 @@ fn lines(file: &Path) -> impl Iterator<Item = String> {
     lines.into_iter().flatten().map_while(Result::ok)
 }
 
-/// Run a program to its end. Its output goes to files in `folder`, so the program never waits for a reader.
+/// Run a program to its end. Its output goes to files in the given directory, so the program never waits for a reader.
 pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended> {
     let (output, errors) = (folder.join("stdout"), folder.join("stderr"));
     command

@@ -1,7 +1,7 @@
 //! The only way to skip a test.
 //!
 //! libtest reports a test that returns early as passed and hides its output. Therefore a test that cannot run on this machine calls
-//! [`skipped`], or one of the checks that call it ([`folder`], [`root`], [`program`]), and then returns:
+//! [`skipped`], or a check of this crate that calls it, such as [`program`], and then returns:
 //!
 //! ```no_run
 //! # fn test() {

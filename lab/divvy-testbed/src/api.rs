@@ -3,7 +3,7 @@
 //! The clients are real: kube-rs in this process ([`ApiServer::client`]), and kube-rs or kubectl in other processes over a port of the
 //! loopback address ([`ApiServer::listen`]). The server imitates those parts of kube-apiserver 1.36 that such clients can observe:
 //!
-//! - one revision for all commits; conflicts through optimistic locking; no commit for an update that changes nothing
+//! - one revision for all commits; conflicts when an update names an old revision; no commit for an update that changes nothing
 //! - lists, and watches with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, streaming lists, and
 //!   410 after a compaction
 //! - create, update, patch (merge, strategic, JSON, apply), delete, deletecollection, dry run; preconditions
@@ -214,7 +214,7 @@ impl ApiServer {
         &self.0.endpoints
     }
 
-    /// Return the user to whom a token belongs, or `None` if it is not valid.
+    /// Return the user of a token, or `None` if it is not valid.
     pub(crate) fn user_of(&self, bearer: &str) -> Option<String> {
         if self.rights().is_revoked(bearer) {
             return None;

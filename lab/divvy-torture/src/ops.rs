@@ -108,7 +108,7 @@ pub enum Op {
     },
     /// The graceful deletion of a pod is requested.
     Delete { pod: u8 },
-    /// A pod's object is removed at once, whatever its containers do.
+    /// A pod's object is removed at once, even while its containers run.
     ForceDelete { pod: u8 },
     /// A pod is force-deleted and created again under the same name (StatefulSet).
     Recreate { pod: u8 },

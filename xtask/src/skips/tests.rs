@@ -87,7 +87,7 @@ fn uncounted(text: &str) -> Vec<String> {
         }
         let variable = ["NVIDIA_CTK", "CDI_SCHEMA", "OPENB", "TOOLKIT"].map(|name| format!("(\"DIVVY_{name}\""));
         if line.contains("env::var") && variable.iter().any(|variable| line.contains(variable)) {
-            complain("a directory that may be missing; call divvy_skip::folder");
+            complain("a directory that may be missing; call the check of divvy_skip that takes the variable");
         }
         if line.contains("is_root()") {
             complain("a test that only root can run; call divvy_skip::root");
@@ -100,9 +100,9 @@ fn uncounted(text: &str) -> Vec<String> {
 fn the_ways_to_skip_that_nobody_would_count_are_recognised() {
     for text in [
         "eprintln!(\"SKIPPED: it needs strace\");",
-        "println!(\n    \"skipped: no folder\"",
+        "println!(\n    \"skipped: no directory\"",
         "#[ignore = \"slow\"]\nfn test() {}",
-        "let Some(folder) = std::env::var_os(\"DIVVY_OPENB\") else { return };",
+        "let Some(path) = std::env::var_os(\"DIVVY_OPENB\") else { return };",
         "if !rustix::process::geteuid().is_root() {",
     ] {
         assert_eq!(uncounted(text).len(), 1, "{text}");

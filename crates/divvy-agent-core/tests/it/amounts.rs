@@ -64,7 +64,7 @@ fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
         );
     }
     check(edited(simple("p", 0, 3), |allocation| share(allocation, 4096)), Ok(()));
-    // Each container by itself has enough memory, but together they have more than they book.
+    // Each container has no more memory than the pod books, but the two together have more.
     let two = || pod("p", 0, &[("a", App, 3), ("b", App, 3)]);
     check(two(), Ok(()));
     check(

@@ -80,7 +80,7 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                         json!(DriverFiles {
                             basis: Basis::look(&tree, "/", &question.version, &question.gpus),
                             looked_at: "/".to_owned(),
-                            missing: driver::missing(&tree, &question.paths),
+                            missing: driver_spec::missing(&tree, &question.paths),
                         })
                     }
                     Some("driverSpec") => {

@@ -151,7 +151,7 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
     }
     insta::assert_snapshot!(text);
     let coloured = Report::of(&facts, &checks).print(Style { coloured: true, ..style });
-    assert_eq!(text.lines().count(), coloured.lines().count(), "colours have no width");
+    assert_eq!(text.lines().count(), coloured.lines().count(), "color codes have no width");
 }
 
 /// The extender counts calls from its own start. Pods with an allocation show that it was called before.

@@ -30,7 +30,7 @@ pub(crate) fn configure(
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
     let merge = at.merge.unwrap_or(Merge::Sections);
-    // With `anew`, the drop-in is replaced and may even be invalid, so it is not read.
+    // A drop-in that is about to be replaced is not read: it may even be invalid.
     let known = After {
         files,
         edits: at

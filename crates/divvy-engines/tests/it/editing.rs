@@ -437,7 +437,7 @@ fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
         let files = tree([(file, imports), (drop_in, "= =")]);
         let (after, _) = there_and_back(&files, &target, &anew);
         assert!(target.read(&after).expect("read").runtimes.contains_key("nvidia"));
-        // Without `anew`, divvy cannot know who wrote the broken drop-in.
+        // Without permission to replace the drop-in, divvy refuses: it cannot know which program wrote the broken file.
         let error = configure(&files, &target, &wish(), None).expect_err("refused");
         assert!(matches!(error, Error::Syntax { .. }), "{error}");
     }

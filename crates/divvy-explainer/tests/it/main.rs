@@ -51,7 +51,7 @@ async fn explainer() -> Explainer {
     };
     for pod in [
         pod("mine").namespace("ml").gpu_mem(8).build(),
-        holds("neighbour", "ml"),
+        holds("neighbor", "ml"),
         holds("stranger", "other"),
     ] {
         api.create("pods", pod).expect("a legal pod");
@@ -61,7 +61,7 @@ async fn explainer() -> Explainer {
         json!({"metadata": {"name": "divvy", "namespace": "kube-public"}, "data": {"service": "a/b:c"}}),
     )
     .expect("a ConfigMap");
-    for user in ["nobody", "teammate"] {
+    for user in ["limited", "teammate"] {
         api.rights().limit(user);
     }
     for (user, right) in [
@@ -162,13 +162,13 @@ async fn a_user_who_may_get_the_pod_is_answered_with_the_names_that_the_user_may
     for (token, status, words, hidden) in [
         ("", 401, "the request has no token of the user", &[][..]),
         ("viewer-gone", 401, "the API server does not accept the token", &[]),
-        ("nobody", 403, "nobody may not get pod ml/mine", &[]),
+        ("limited", 403, "limited may not get pod ml/mine", &[]),
         ("outsider", 403, "outsider may not get pod ml/mine", &[]),
         (
             "getter",
             200,
             "Other pods are shown without their names",
-            &["neighbour", "stranger"],
+            &["neighbor", "stranger"],
         ),
         ("member", 200, own, &["stranger"]),
         // A user whose rights come from a group.
@@ -236,7 +236,7 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
     plain.write_all(request.as_bytes()).await.expect("sent");
     let mut text = String::new();
     plain.read_to_string(&mut text).await.expect("read");
-    assert!(text.starts_with("HTTP/1.1 404") && !text.contains("neighbour"), "{text}");
+    assert!(text.starts_with("HTTP/1.1 404") && !text.contains("neighbor"), "{text}");
 }
 
 #[tokio::test]
@@ -357,7 +357,7 @@ async fn within_a_tunnel_several_questions_are_answered_and_there_are_few_tunnel
     let refused = tunnel(&explainer).await.expect_err("one too many");
     assert!(refused.contains("503"), "{refused}");
     let mut one = tunnels.pop().expect("one");
-    for (user, status) in [("member", 200), ("nobody", 403), ("member", 200)] {
+    for (user, status) in [("member", 200), ("limited", 403), ("member", 200)] {
         let (found, body) = ask_with(&mut one, "/why/ml/mine", Some(&format!("Bearer {user}"))).await;
         assert_eq!(found, status, "{body}");
     }

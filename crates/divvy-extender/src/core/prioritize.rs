@@ -87,7 +87,7 @@ mod tests {
         check(&[Some(7), Some(7), Some(7)], Some(1), &[5, 10, 5]);
         check(&[Some(0), Some(100), Some(50), Some(19)], Some(0), &[10, 0, 2, 4]);
         check(&[Some(-3), None, Some(-1)], Some(0), &[10, 0, 0]);
-        // A node with a reservation is best whatever it costs; an estimated cost may be lower than that of the best node.
+        // A node with a reservation is the best at any cost. An estimated cost may be lower than the cost of the best node.
         check(&[Some(0), Some(10), Some(5)], Some(1), &[5, 10, 2]);
         check(&[None, None], Some(1), &[0, 10]);
         check(&[Some(i64::MIN), Some(i64::MAX), Some(0)], Some(0), &[10, 0, 2]);

@@ -1,4 +1,4 @@
-//! The most that one pod or node can cost the extender, whatever it contains: kept bytes, bytes of answers, and work while the core is locked.
+//! The most that one pod or node can cost the extender, for any content: kept bytes, bytes of answers, and work while the core is locked.
 
 use divvy_extender::core::Core;
 use divvy_kube::convert;

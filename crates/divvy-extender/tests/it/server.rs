@@ -611,7 +611,7 @@ async fn the_program_listens_serves_and_stops() {
     ended.expect("no panic").expect("no error");
     assert!(
         tokio::net::TcpStream::connect(address).await.is_err(),
-        "nobody listens any more"
+        "the server no longer listens"
     );
 
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -439,8 +439,8 @@ impl World {
         prop_assert_eq!(self.core.under_way(), 0, "every bind ended");
         prop_assert!(self.asked.is_empty(), "every caller was answered");
         let ledger = self.core.index().ledger();
-        prop_assert_eq!(ledger.reservations().count(), 0, "nothing is reserved for ever");
-        prop_assert_eq!(ledger.departed().count(), 0, "nothing is kept for ever");
+        prop_assert_eq!(ledger.reservations().count(), 0, "no reservation stays forever");
+        prop_assert_eq!(ledger.departed().count(), 0, "no departed pod stays forever");
         let held = self.held();
         for view in ledger.nodes() {
             let gpus = view.state().expect("nodes stay").gpus.len();

@@ -78,13 +78,13 @@ mod tests {
 
     #[test]
     fn another_root_than_the_hosts_is_searched_alone_and_its_driver_container_too() {
-        let root = tempfile::tempdir().expect("folder");
+        let root = tempfile::tempdir().expect("directory");
         let files = [
             root.path().join("usr/lib64").join(SONAME),
             root.path().join("run/nvidia/driver/usr/lib/x86_64-linux-gnu").join(SONAME),
         ];
         for file in &files {
-            std::fs::create_dir_all(file.parent().expect("folder")).expect("folder");
+            std::fs::create_dir_all(file.parent().expect("directory")).expect("directory");
             std::fs::write(file, "").expect("file");
         }
         let mut options = Options {

@@ -30,7 +30,7 @@ pub(crate) fn sim_library() -> &'static Path {
         if built.is_none_or(|built| newest(&sources) > built) {
             let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
             cargo.args(["build", "--quiet", "-p", "divvy-nvml-sim", "--target-dir"]);
-            cargo.arg(profile.parent().expect("target folder"));
+            cargo.arg(profile.parent().expect("cargo's target directory"));
             if profile.ends_with("release") {
                 cargo.arg("--release");
             }

@@ -216,7 +216,7 @@ fn grant(name: &str, uid: &str, container: &str) -> Value {
     json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": [device]})
 }
 
-/// On a node whose container engine does not support CDI, a container starts only with its allocation, whatever its image requests.
+/// On a node whose container engine does not support CDI, a container starts only with its allocation. The image's own request does not count.
 #[test]
 fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
     let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");

@@ -44,7 +44,7 @@ fn victims(ledger: &Ledger, pod: &Pod, proposed: &[&str]) -> Option<Vec<String>>
 fn check(pods: &[On], units: u64, proposed: &[&str], expected: Option<&[&str]>) {
     let expected = expected.map(|names| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
     let found = victims(&ledger(pods), &urgent(units), proposed);
-    assert_eq!(found, expected, "{units} units beside {pods:?}, proposed {proposed:?}");
+    assert_eq!(found, expected, "{units} units with {pods:?}, proposed {proposed:?}");
 }
 
 #[test]

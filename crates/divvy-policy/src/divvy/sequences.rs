@@ -147,7 +147,7 @@ impl Sequences {
     }
 
     fn enter(&mut self, number: usize, sequence: usize, demand: &Demand, shape: &Shape) {
-        // A node has less CPU than NEVER, so a larger request never fits, whatever its size.
+        // A node has less CPU than NEVER, so a request of NEVER or more never fits, and its exact size does not matter.
         let cpu = i16::try_from(demand.cpu_milli.div_ceil(self.cpu_unit)).unwrap_or(NEVER);
         let amount = demand.amount(shape).map(|amount| self.scaled(amount));
         if let Some(amount) = amount.filter(|_| demand.gpus > 0) {

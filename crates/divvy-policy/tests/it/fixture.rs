@@ -3,7 +3,7 @@
 use divvy_placement::{Ask, Ledger};
 pub(crate) use divvy_testkit::nodes::*;
 
-/// Fixture F of research/gpushare.md section 8: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
+/// Four nodes, written as units/GPUs: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
 /// n3 without GPUs, n4 64/4 empty.
 pub(crate) fn fixture() -> Ledger {
     let mut ledger = Ledger::new(GIB);

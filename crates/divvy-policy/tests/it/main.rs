@@ -1,4 +1,4 @@
-//! The policies, and the fleet beside the ledger.
+//! Tests of the policies, and of the fleet against the ledger.
 
 mod allocations;
 mod fixture;

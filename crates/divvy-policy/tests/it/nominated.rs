@@ -65,7 +65,7 @@ fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
     assert_eq!(
         gpu_for(&ledger, &with_priority("tiny", 4, 0)),
         Some(1),
-        "beside what is kept, by best fit"
+        "next to the memory that is kept, by best fit"
     );
 
     // Bound, nominated elsewhere, or gone: nothing is kept here any longer.

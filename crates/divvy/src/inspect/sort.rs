@@ -132,6 +132,6 @@ mod tests {
                 .contains("name, allocated, free, total")
         );
         let by: SortBy = "{.used}".parse().expect("a path");
-        assert!(view().sort(&by).expect_err("nobody has it").contains("{.used}"));
+        assert!(view().sort(&by).expect_err("no node has it").contains("{.used}"));
     }
 }

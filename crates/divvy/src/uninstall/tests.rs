@@ -128,7 +128,7 @@ fn units_that_another_plugin_serves_are_left_alone() {
     assert_eq!(
         left(json!({}), "0"),
         Some((vec![], vec![names::GPU_MEM])),
-        "nobody serves them any more"
+        "no plugin serves them any longer"
     );
     let ours = json!({"divvy.dev/inventory": "{}", "mine": "1"});
     assert_eq!(

@@ -327,7 +327,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     cases.push(Case {
         others: vec![runs("a", "0", 1, apart)],
         ..case(
-            "a pod that wants no other beside it",
+            "a pod that wants no other pod on its disk",
             |_| (),
             |pod| pod["metadata"]["labels"] = json!({"app": "db"}),
             "the podAntiAffinity of pod default/a, which is there, keeps this pod away (per disk)",

@@ -112,7 +112,7 @@ async fn cluster() -> Cluster {
     };
     for pod in [
         pod("mine").namespace("ml").gpu_mem(8).build(),
-        holds("neighbour", "ml"),
+        holds("neighbor", "ml"),
         holds("stranger", "other"),
     ] {
         api.create("pods", pod).expect("a pod");
@@ -180,7 +180,7 @@ async fn a_user_of_a_namespace_gets_the_whole_answer_without_the_names_of_foreig
     let cluster = cluster().await;
     for args in [&["mine"][..], &[], &["mine", "--all-nodes"], &["mine", "-o", "json"]] {
         let text = cluster.why(args).await;
-        assert!(text.contains("n1") && text.contains("ml/neighbour"), "{args:?}: {text}");
+        assert!(text.contains("n1") && text.contains("ml/neighbor"), "{args:?}: {text}");
         for wrong in ["stranger", "divvy-viewer", "could not be"] {
             assert!(!text.contains(wrong), "{args:?}: {wrong}: {text}");
         }
@@ -229,7 +229,7 @@ async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
     });
     let text = cluster.why(&["mine"]).await;
     assert!(
-        text.contains("ml/neighbour") && !text.contains("could not be reached"),
+        text.contains("ml/neighbor") && !text.contains("could not be reached"),
         "{text}"
     );
     assert_eq!(connections.load(Ordering::SeqCst), 2);

@@ -38,7 +38,7 @@ async fn cluster(folder: &Path) -> (ApiServer, Listening, String) {
 }
 
 fn status(output: &Output) -> i32 {
-    output.status.code().expect("it ended by itself")
+    output.status.code().expect("no signal ended it")
 }
 
 #[tokio::test]

@@ -42,7 +42,7 @@ async fn an_agent_starts_over_a_corrupt_checkpoint_and_corrupt_records_and_loses
     story
         .started("default", "second")
         .await
-        .expect("the kubelet writes its checkpoint anew, and the pod starts");
+        .expect("the kubelet writes its checkpoint again, and the pod starts");
     let uid = first.metadata.uid.expect("a uid");
     let after = story.cluster.report(&uid, "main").await.expect("reported");
     assert_eq!(after.as_ref(), before.first(), "the first pod was left alone");

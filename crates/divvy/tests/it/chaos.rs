@@ -39,19 +39,19 @@ fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_every
         for _ in 0..number("DIVVY_CHAOS_AT_ONCE").unwrap_or(AT_ONCE) {
             scope.spawn(|| {
                 loop {
-                    let Some(seed) = seeds.lock().expect("nobody panics with it").pop_front() else {
+                    let Some(seed) = seeds.lock().expect("no thread panics holding it").pop_front() else {
                         return;
                     };
                     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                     let outcome = runtime.expect("a runtime").block_on(run::sequence(seed));
-                    outcomes.lock().expect("nobody panics with it").push(outcome);
+                    outcomes.lock().expect("no thread panics holding it").push(outcome);
                 }
             });
         }
     });
     let mut total: BTreeMap<&'static str, u64> = BTreeMap::new();
     let mut failures = Vec::new();
-    for outcome in outcomes.into_inner().expect("nobody panics with it") {
+    for outcome in outcomes.into_inner().expect("no thread panics holding it") {
         match outcome {
             Ok(counts) => counts
                 .into_iter()

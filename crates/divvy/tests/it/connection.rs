@@ -143,7 +143,7 @@ async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_sa
     };
     let output = tokio::select! {
         output = tokio::time::timeout(Duration::from_secs(60), beside(&args, &[])) => output.expect("it ends"),
-        () = accepted => unreachable!("it accepts for ever"),
+        () = accepted => unreachable!("it accepts connections without end"),
     };
     assert_eq!(output.status.code(), Some(1));
     assert!(

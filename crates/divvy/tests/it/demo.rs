@@ -54,10 +54,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn signal(child: &Child, signal: Signal) {
-    let pid = i32::try_from(child.id())
-        .ok()
-        .and_then(Pid::from_raw)
-        .expect("a process number");
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a PID");
     kill_process(pid, signal).expect("it runs");
 }
 

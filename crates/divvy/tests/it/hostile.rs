@@ -240,7 +240,7 @@ fn nothing_outside_of_a_copied_machine_is_read() {
         }
         fs::create_dir_all(folder.path().join("var/run")).expect("made");
         symlink(&target, folder.path().join("var/run/cdi")).expect("linked");
-        no_reader_opens(folder.path(), &secret, &format!("folders are {what} links"));
+        no_reader_opens(folder.path(), &secret, &format!("directories are {what} links"));
     }
     // A spec with mounts whose paths lead up out of the machine.
     let mut machine = whole();

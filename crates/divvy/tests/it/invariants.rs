@@ -233,14 +233,14 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
 async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ended() {
     // One unit is free on each GPU, so the node's sum, which is all that kube-scheduler sees, always has room for the new pod.
     let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.forced_grace = Duration::from_secs(4)).await;
-    bed.create(&pod("neighbour").gpu_mem(3));
-    bed.running("neighbour").await;
+    bed.create(&pod("neighbor").gpu_mem(3));
+    bed.running("neighbor").await;
     let patches = || Match::any().verb("patch").resource("nodes").client("agent-n1");
     for way in [
         "deleted",
         "deleted by force, then restarts",
         "deleted by force, and its agent says late what is held",
-        "deleted by force, and nobody has said so yet",
+        "deleted by force, and a new extender does not know its container",
     ] {
         let old = bed.create(&stubborn("old", 2, 2).container("quick", 1));
         bed.running("old").await;

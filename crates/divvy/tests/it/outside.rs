@@ -19,7 +19,7 @@ async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, S
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
-        // The API server sets a new pod to Pending, whatever its object says.
+        // The API server sets a new pod to Pending, even if its object names another phase.
         if let (&"pods", Some(phase)) = (resource, object["status"]["phase"].as_str()) {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
             let status = json!({"status": {"phase": phase}});

@@ -164,7 +164,7 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
         assert!(said.contains("the check's pod could not be created"), "{code}: {said}");
         assert!(!said.contains("may still exist"), "{code}: {said}");
     }
-    assert_eq!(faults.fired(no_deletion), 0, "nobody deletes what is not there");
+    assert_eq!(faults.fired(no_deletion), 0, "a pod that was not created is not deleted");
     // If it is unknown whether the pod was created, it is deleted, or a warning says that it may still exist.
     let lost = faults.add(Rule::new(created(), Effect::LoseAnswer));
     let output = check(&config, &[]).await;

@@ -67,7 +67,7 @@ fn policies_stand_side_by_side_with_mean_and_spread() {
     let files = Files::new();
     let output = files.simulate(&["--policy", "best-fit,fgd,divvy", "--seeds", "1-3"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(stderr(&output), "", "no progress where nobody looks");
+    assert_eq!(stderr(&output), "", "no progress without a terminal");
     insta::assert_snapshot!("filling", stdout(&output));
     let output = files.simulate(&[
         "--policy",
@@ -342,7 +342,7 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
-    insta::assert_snapshot!("anew", simulate(&["--policy", "best-fit,divvy"]));
+    insta::assert_snapshot!("all_placed_again", simulate(&["--policy", "best-fit,divvy"]));
     insta::assert_snapshot!("one_more_node", simulate(&["--keep-bound", "--add-nodes", "1"]));
     insta::assert_snapshot!("large_units", simulate(&["--unit-mib", "10000"]));
     insta::assert_snapshot!("as_json", simulate(&["-o", "json"]));

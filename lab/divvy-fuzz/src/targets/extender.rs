@@ -426,7 +426,7 @@ struct Reply {
     status: u16,
     #[serde(default)]
     body: String,
-    /// Whether the API server has carried out the Binding, whatever it answers.
+    /// Whether the API server has carried out the Binding, independent of its answer.
     #[serde(default)]
     done: bool,
 }

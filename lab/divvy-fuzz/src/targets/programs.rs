@@ -46,7 +46,7 @@ pub(crate) fn targets() -> Vec<Target> {
         ),
         Target::new("a trace and an order", trace, &[TRACE]),
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
-        Target::new("the GPUs that somebody calls unhealthy", unhealthy, &["0,2", " 1 "]),
+        Target::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
         Target {
             accepted: vec![allocate(), held()],
             ..Target::new("the kubelet's messages", messages, &[])

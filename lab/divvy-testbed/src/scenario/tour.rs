@@ -246,7 +246,7 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
     Ok(())
 }
 
-/// Check that a container sees its own GPU and no other, whatever its own variables say.
+/// Check that a container sees its own GPU and no other, even if its own environment variables ask for more.
 pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
     let own = format!("/dev/nvidia{minor}");
     let good = reports.iter().all(|report| {

@@ -299,7 +299,7 @@ impl Audit {
             return self.complain(format!("{who} runs without a share: {:?}", pod.allocation));
         };
         let Some(gpu) = self.gpus.get(&share.uuid).cloned() else {
-            return self.complain(format!("{who} was allocated {}, which nobody has", share.uuid));
+            return self.complain(format!("{who} was allocated {}, a GPU that no node has", share.uuid));
         };
         let expected = [
             (names::ALIYUN_IDX, gpu.index.to_string()),

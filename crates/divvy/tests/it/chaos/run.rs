@@ -245,14 +245,14 @@ impl Chaos {
             let name = node_name(position);
             if up.is_some() && !self.cluster.agent_pid(&name).is_some_and(is_alive) {
                 return Err(format!(
-                    "the agent of {name} ended by itself. {}",
+                    "the agent of {name} ended unexpectedly. {}",
                     self.cluster.agent_log(&name)
                 ));
             }
         }
         let extender = self.cluster.pids().first().copied();
         if self.extender_up && !extender.is_some_and(is_alive) {
-            return Err("the extender ended by itself".to_owned());
+            return Err("the extender ended unexpectedly".to_owned());
         }
         Ok(())
     }

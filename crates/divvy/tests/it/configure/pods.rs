@@ -605,7 +605,7 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         what("by a mount, which is there itself, too")
     );
 
-    // The node's agent has written the grant's spec, and the pod gets exactly that, whatever it requests.
+    // The node's agent has written the grant's spec, and the pod gets exactly that. The container's own request does not count.
     settings(engine, low_level, "", "divvy", "");
     let pod = engine.pods.get();
     let name = "0123456789abcdef0123456789abcdef";

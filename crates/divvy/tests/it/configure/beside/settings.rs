@@ -74,7 +74,7 @@ fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
             ("a value is refused with which the runtime would not start", false)
         }
         "bogus" => ("a command that is not there is told", false),
-        "default --output=/etc/new/out.toml" if theirs != 0 => ("the folder is made", true),
+        "default --output=/etc/new/out.toml" if theirs != 0 => ("the directory is created", true),
         _ => return None,
     })
 }
