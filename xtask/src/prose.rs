@@ -12,11 +12,12 @@ use regex::Regex;
 const WORDS: &str = ".ci/words";
 
 /// Paths that are not checked: recorded or generated text, and the list of words itself.
-const SKIPPED: [&str; 7] = [
+const SKIPPED: [&str; 8] = [
     "/gen/",
     "/tests/data/",
     "/healthy/",
     "Cargo.lock",
+    "deploy/divvy.yaml",
     "LICENSE",
     "proptest-regressions",
     WORDS,
@@ -84,13 +85,18 @@ fn rules(text: &str) -> Result<Vec<Rule>> {
 fn prose_of(line: &str) -> String {
     let (mut prose, mut inside, mut escaped) = (String::new(), false, false);
     let mut braces = 0_u32;
-    let mut chars = line.char_indices();
-    while let Some((at, c)) = chars.next() {
+    let mut text = String::new();
+    for (at, c) in line.char_indices() {
         match c {
             _ if escaped => escaped = false,
             '\\' if inside => escaped = true,
             '"' => {
                 inside = !inside;
+                // A text without a space is a name, not prose.
+                if !inside && !text.trim().contains(' ') {
+                    text.clear();
+                }
+                prose.push_str(&std::mem::take(&mut text));
                 prose.push(' ');
             }
             '/' if !inside && line[at..].starts_with("//") => {
@@ -99,10 +105,11 @@ fn prose_of(line: &str) -> String {
             }
             '{' if inside => braces += 1,
             '}' if inside => braces = braces.saturating_sub(1),
-            c if inside && braces == 0 => prose.push(c),
+            c if inside && braces == 0 => text.push(c),
             _ => {}
         }
     }
+    prose.push_str(&text);
     prose
 }
 

@@ -3,7 +3,7 @@
 //! `deploy/divvy.yaml` holds the objects with default values, as Helm rendered them (`deploy/helm/render.sh --check` in `.ci/run` proves it). Tests
 //! that need other values run Helm through [`with`], and are skipped where there is none.
 
-mod admission;
+pub(crate) mod admission;
 mod events;
 mod objects;
 

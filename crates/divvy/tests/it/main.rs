@@ -16,6 +16,7 @@ mod connection;
 mod ctk_system;
 mod demo;
 mod doctor;
+mod examples;
 mod hostile;
 mod invariants;
 mod kubelet_cases;

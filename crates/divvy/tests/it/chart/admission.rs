@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{default_objects, parse, with};
 
 /// An admission policy: its variables in their order, and for each validation its expression, its `messageExpression` if any, and its `message`.
-struct Policy {
+pub(crate) struct Policy {
     env: Arc<cel::Env>,
     variables: Vec<(String, cel::Program)>,
     validations: Vec<(cel::Program, Option<cel::Program>, String)>,
@@ -18,7 +18,7 @@ struct Policy {
 
 impl Policy {
     /// Return a policy of the chart's default values.
-    fn of_chart(name: &str) -> Policy {
+    pub(crate) fn of_chart(name: &str) -> Policy {
         Policy::of(&default_objects(), name)
     }
 
@@ -57,7 +57,7 @@ impl Policy {
 
     /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by it. Empty: the policy allows the
     /// request.
-    fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
+    pub(crate) fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
         let mut context = cel::Context::with_env(self.env.clone());
         let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
         context.add_function("quantity", |text: Arc<String>| text).expect("new");
