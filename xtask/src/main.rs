@@ -16,6 +16,7 @@ mod quick;
 mod skips;
 mod suite;
 mod target_directory;
+mod unused;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
   prose             fail on words that .ci/words lists, and on references to files that do not exist
-  purity            fail if a crate that must be pure can do I/O, or if files import each other in a circle
+  purity            fail if a crate that must be pure can do I/O, if files import each other in a circle, or if a dependency is unused
   codegen           generate crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   change nothing; fail if the generated files are out of date";
 
@@ -77,6 +78,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["purity"] => {
             purity::check()?;
             cycles::check()?;
+            unused::check()?;
         }
         ["prose"] => prose::check()?,
         ["quick"] => quick::run()?,

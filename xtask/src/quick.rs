@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::build::cargo;
-use crate::{cycles, prose, purity};
+use crate::{cycles, prose, purity, unused};
 
 /// The pure crates: their tests need neither a cluster nor other programs.
 const PURE_TESTS: [&str; 8] = [
@@ -24,7 +24,8 @@ pub(crate) fn run() -> Result<()> {
     step("prose", prose::check)?;
     step("purity", || {
         purity::check()?;
-        cycles::check()
+        cycles::check()?;
+        unused::check()
     })?;
     step("clippy", || {
         cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])

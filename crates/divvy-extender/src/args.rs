@@ -38,8 +38,6 @@ Policies (--policy), which rank nodes and choose GPUs:
             gpushare does within a node
   spread    the emptiest GPU of the emptiest node: share GPUs only when it is
             unavoidable
-  fgd, rf, gpu-packing, gpu-clustering, dot-prod, random
-            policies from the literature, for comparison
 
 With --decide-in prioritize (the default) kube-scheduler adds its own scores. With filter the extender lets only the best node pass. This suits \
 schedulers whose configuration has no prioritizeVerb, but pods' preferences for nodes are then ignored.
@@ -69,7 +67,7 @@ pub struct Args {
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
     /// The policy that chooses the node and the GPU of a pod
-    #[arg(long, env = "DIVVY_POLICY", value_name = "NAME", default_value = "divvy")]
+    #[arg(long, env = "DIVVY_POLICY", value_name = "NAME", default_value = "divvy", value_parser = Policy::for_scheduling)]
     pub policy: Policy,
     /// Where the node is chosen: prioritize (kube-scheduler chooses, with the extender's scores) or filter (the extender chooses)
     #[arg(long, env = "DIVVY_DECIDE_IN", value_name = "VERB", default_value = "prioritize")]

@@ -84,7 +84,7 @@ pub struct Ranking {
 pub struct Offer {
     /// The node's name.
     pub node: String,
-    /// The GPUs that the pod would get, by their positions in [`crate::NodeState::gpus`].
+    /// The GPUs that the pod would get, by their positions in [`divvy_placement::NodeState::gpus`].
     pub gpus: Vec<usize>,
     /// The cost in the policy's own unit: lower is better.
     pub cost: i64,
@@ -291,7 +291,7 @@ impl Fleet {
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
-    /// Return the policy's choice of GPUs on a node, by their positions in [`crate::NodeState::gpus`]; `None` if the policy sees
+    /// Return the policy's choice of GPUs on a node, by their positions in [`divvy_placement::NodeState::gpus`]; `None` if the policy sees
     /// no room.
     pub fn gpus(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Vec<usize>> {
         let demand = demand_of(pod, ask)?;
@@ -350,7 +350,7 @@ impl Fleet {
         Some((most, ids.collect()))
     }
 
-    /// Translate a decision to positions in [`crate::NodeState::gpus`].
+    /// Translate a decision to positions in [`divvy_placement::NodeState::gpus`].
     ///
     /// To the policy, the GPUs of a group are alike, but not always to the pod: if the pod prefers another GPU, it gets that one.
     /// Of several GPUs, it gets those that work best together.

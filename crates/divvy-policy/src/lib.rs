@@ -136,6 +136,23 @@ impl Policy {
         Policy::Divvy,
     ];
 
+    /// The policies for a real cluster. The others are from the literature, and the simulator compares with them.
+    pub const FOR_SCHEDULING: [Policy; 3] = [Policy::Divvy, Policy::BestFit, Policy::Spread];
+
+    /// Parse the name of a policy for a real cluster.
+    ///
+    /// # Errors
+    /// The name is not one of [`Policy::FOR_SCHEDULING`].
+    pub fn for_scheduling(name: &str) -> Result<Policy, String> {
+        let found = Policy::FOR_SCHEDULING.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| match name.parse::<Policy>() {
+            Ok(policy) => {
+                format!("{policy} is a policy from the literature, for divvy simulate only; write divvy, best-fit, or spread")
+            }
+            Err(_) => format!("there is no policy {name:?}; write divvy, best-fit, or spread"),
+        })
+    }
+
     /// Return the name that users write, for example `best-fit`.
     pub fn name(self) -> &'static str {
         match self {

@@ -5,7 +5,7 @@ use divvy_model::{Health, MiB, Pod};
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use divvy_placement::{Ask, NodeView, Source};
 
-/// A group of identical GPUs of one node, which a [`crate::policy::Placer`] treats as a node of its own. All groups of a node share
+/// A group of identical GPUs of one node, which a [`crate::Placer`] treats as a node of its own. All groups of a node share
 /// its CPU and main memory: each group is described with everything that is free on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroup {
@@ -13,7 +13,7 @@ pub struct GpuGroup {
     pub shape: Shape,
     /// What is free now.
     pub free: Free,
-    /// For each position in this group, the GPU's position in [`crate::NodeState::gpus`].
+    /// For each position in this group, the GPU's position in [`divvy_placement::NodeState::gpus`].
     pub positions: Vec<usize>,
 }
 

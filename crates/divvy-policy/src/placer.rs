@@ -113,7 +113,7 @@ impl Placer {
     }
 
     /// Add a node. Of nodes with equal cost, the one with the lowest `rank` is chosen, so no two nodes should have the same; see
-    /// [`crate::policy::rank`].
+    /// [`crate::rank`].
     pub fn add(&mut self, shape: Shape, free: Free, rank: u64) -> NodeId {
         let number = self.shape_number(shape);
         let id = self.unused.pop().unwrap_or_else(|| {

@@ -6,7 +6,7 @@ use super::Model;
 pub const MOST_GPUS: usize = 16;
 
 /// What a node has when it is empty. All its GPUs are alike: a node with different GPUs is described as several nodes
-/// ([`crate::policy::from_ledger`]).
+/// ([`crate::from_ledger`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape {
     /// The product of the GPUs.

@@ -1,4 +1,4 @@
-//! `divvy audit`: reading of the input files, and the text of the results, for [`divvy_placement::audit`].
+//! `divvy audit`: reading of the input files, and the text of the results, for [`divvy_audit`].
 //!
 //! # Reports of containers
 //!

@@ -260,7 +260,7 @@ pub struct WhyArgs {
     #[arg(long, requires = "names", conflicts_with = "all_nodes")]
     pub placement: bool,
     /// With --placement: the policy, which should be the extender's
-    #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement")]
+    #[arg(long, value_name = "NAME", default_value = "divvy", requires = "placement", value_parser = Policy::for_scheduling)]
     pub policy: Policy,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", value_parser = OutputParser::<WhyOutput>::new())]

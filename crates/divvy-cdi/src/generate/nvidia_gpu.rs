@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A GPU as the driver reports it, from NVML or from [`proc::gpus`].
+/// A GPU as the driver reports it, from NVML or from [`super::proc::gpus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpu {

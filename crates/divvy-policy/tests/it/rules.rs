@@ -194,7 +194,7 @@ fn a_refusal_says_what_each_gpu_is() {
         ledger.fits("small", &ask, "p").expect_err("refused").filter_message("small"),
     ];
     insta::assert_snapshot!(said.join("\n"), @r"
-    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 (Tesla T4, 15360 MiB in all) is not what it wants
+    node small has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 (Tesla T4, 15360 MiB in all) does not match the pod's rules
     node broken has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (Tesla T4, 15360 MiB in all) does not match the pod's rules, GPU 1 failed
     node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) does not match the pod's rules, GPU 1 (of an unknown product, 16384 MiB in all) does not match the pod's rules
     no GPU of a product like A100* and with 30 GiB or more in all

@@ -1,5 +1,5 @@
 //! The history of a cluster as text. [`Recorder`] writes the watch log of `divvy audit record`. [`Reader`] reads watch logs and kubectl's
-//! output, and converts them into facts for [`divvy_placement::audit`]. No I/O.
+//! output, and converts them into facts for [`divvy_audit`]. No I/O.
 //!
 //! # The watch log
 //!

@@ -239,7 +239,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
         ),
         (vec!["agent", "--config", &unknown_key], 1, "unknown field `memory-units`"),
         (vec!["agent", "--config", &wrong_value], 1, "memory unit: "),
-        (vec!["agent", "--node-name", "n", "--probe", "unix:"], 1, "unix:SOCKET"),
+        (vec!["agent", "--node-name", "n", "--probe", "unix:"], 2, "unix:SOCKET"),
         (
             vec!["agent", "--node-name", "n", "--kubeconfig", "/nowhere"],
             1,

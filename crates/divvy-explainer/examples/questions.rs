@@ -1,8 +1,8 @@
 //! Measures the explainer in a large simulated cluster, and prints the results next to their budgets:
 //!
 //! ```text
-//! cargo run --release -p divvy-explainer --example bench
-//! cargo run --release -p divvy-explainer --example bench -- 1000 10000     nodes and pods
+//! cargo run --release -p divvy-explainer --example questions
+//! cargo run --release -p divvy-explainer --example questions -- 1000 10000     nodes and pods
 //! ```
 //!
 //! There are three processes, so that each is measured separately: this one sends questions, one is the API server, and one is the explainer as
