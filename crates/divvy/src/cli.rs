@@ -457,7 +457,7 @@ pub struct SchedulerConfigArgs {
     /// ca.crt is read from the Secret in the cluster
     #[arg(long, value_name = "SECRET", requires = "as_second_scheduler", value_parser = object_name)]
     pub tls_secret: Option<String>,
-    /// Add Divvy's entry to this KubeSchedulerConfiguration (v1, v1beta1 to v1beta3, v1alpha1, or an old Policy); - is standard input
+    /// Add Divvy's entry to this KubeSchedulerConfiguration (v1, v1beta3, v1beta2, or an old Policy); - is standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["distribution", "as_second_scheduler", "check"])]
     pub merge: Option<PathBuf>,
     /// Print step-by-step instructions for this distribution

@@ -15,13 +15,7 @@ pub(super) struct Converted {
 }
 
 /// The older versions, each with the first Kubernetes version that no longer reads it.
-const VERSIONS: [(&str, &str); 5] = [
-    ("v1alpha1", "1.19"),
-    ("v1alpha2", "1.20"),
-    ("v1beta1", "1.23"),
-    ("v1beta2", "1.28"),
-    ("v1beta3", "1.29"),
-];
+const VERSIONS: [(&str, &str); 2] = [("v1beta2", "1.28"), ("v1beta3", "1.29")];
 
 /// Removed plugins whose function another plugin has by default.
 const REPLACED: [(&str, &str); 5] = [
@@ -89,17 +83,17 @@ pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
     if kind != KIND {
         return Err(of_another_kind(origin, &kind));
     }
-    let short = version
-        .strip_prefix(GROUP)
-        .or_else(|| version.strip_prefix("componentconfig/"))
-        .unwrap_or_default();
+    let short = version.strip_prefix(GROUP).unwrap_or_default();
     let mut notes = Vec::new();
     if version != API_VERSION {
         let Some((_, without)) = VERSIONS.iter().find(|(name, _)| *name == short) else {
             return Err(other(
                 origin,
                 &format!("of apiVersion {version:?}"),
-                &format!("the known versions are {GROUP}v1alpha1 to {API_VERSION}"),
+                &format!(
+                    "divvy converts {GROUP}v1beta2, v1beta3, and an old Policy; convert another version by hand first: \
+                     https://kubernetes.io/docs/reference/scheduling/config/#scheduler-configuration-migrations"
+                ),
             ));
         };
         notes.push(format!(
@@ -109,9 +103,6 @@ pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
         file.insert("apiVersion".to_owned(), API_VERSION.into());
     }
     let mut converted = Converted { config: file, notes };
-    if short.starts_with("v1alpha") {
-        converted.alpha(origin)?;
-    }
     converted.addresses();
     converted.leases();
     converted.names_of_fields();
@@ -204,42 +195,6 @@ fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error
 }
 
 impl Converted {
-    /// Convert the fields of v1alpha1, which has one scheduler per file, and the other settings in a Policy.
-    fn alpha(&mut self, origin: &str) -> Result<(), Error> {
-        if let Some(source) = self.config.shift_remove("algorithmSource") {
-            if source.get("policy").is_some_and(|policy| !policy.is_null()) {
-                return Err(Error::NotInV1 {
-                    origin: origin.to_owned(),
-                    path: "algorithmSource.policy".to_owned(),
-                    found: source["policy"].to_string(),
-                    why: "Kubernetes 1.23 removed Policy, and the extenders are in that file".to_owned(),
-                    instead: "Merge that file: divvy scheduler-config --merge THE-POLICY-FILE.".to_owned(),
-                });
-            }
-            self.notes
-                .push("removed: algorithmSource: v1 has profiles, with the current default plugins".to_owned());
-        }
-        if let Some(name) = self.config.shift_remove("schedulerName").filter(|name| !name.is_null()) {
-            self.notes.push(format!(
-                "changed: schedulerName {name} to profiles[0].schedulerName: one scheduler can have several profiles"
-            ));
-            self.config.insert("profiles".to_owned(), json!([{ "schedulerName": name }]));
-        }
-        for gone in [
-            "hardPodAffinitySymmetricWeight",
-            "disablePreemption",
-            "bindTimeoutSeconds",
-            "failureDomains",
-        ] {
-            if let Some(value) = self.config.shift_remove(gone) {
-                self.notes.push(format!(
-                    "removed: {gone}: {value}: in v1 it is an argument of a plugin, under profiles, pluginConfig"
-                ));
-            }
-        }
-        Ok(())
-    }
-
     fn addresses(&mut self) {
         for name in ["healthzBindAddress", "metricsBindAddress"] {
             if let Some(value) = self.config.shift_remove(name) {
@@ -254,15 +209,6 @@ impl Converted {
         let Some(Value::Object(election)) = self.config.get_mut("leaderElection") else {
             return;
         };
-        for (old, new) in [
-            ("lockObjectName", "resourceName"),
-            ("lockObjectNamespace", "resourceNamespace"),
-        ] {
-            if let Some(value) = election.shift_remove(old) {
-                self.notes.push(format!("changed: leaderElection.{old} to {new}"));
-                election.entry(new).or_insert(value);
-            }
-        }
         if let Some(lock) = election.get_mut("resourceLock")
             && lock.as_str().is_some_and(|lock| lock != "leases")
         {
@@ -317,7 +263,7 @@ impl Converted {
                 plugin_configs(configs, &path, origin, &mut self.notes)?;
             }
         }
-        if matches!(from, "v1beta1" | "v1beta2") {
+        if from == "v1beta2" {
             self.notes.push(
                 "note: v1beta3 raised default weights: InterPodAffinity 1 to 2, NodeAffinity 1 to 2, TaintToleration 1 to 3; to keep the old \
                  ones set them under profiles, plugins, multiPoint, enabled"

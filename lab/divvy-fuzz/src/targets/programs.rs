@@ -72,7 +72,7 @@ const REPORTS: &str = r#"{"at":1767323045.2,"node":"n","pod_uid":"u","container"
 const POD_LIST: &str = r#"{"kind":"PodList","items":[{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}]}"#;
 const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn-2,96000,524288,8,A100\n\u{1e}name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\np-1,1000,1024,1,500,T4|A100,0,9\np-2,1000,1024,2,1000,,5,7\n\u{1e}1 0\n7 3\n";
 const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
-const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta1\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
+const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
 /// Rule: an error names the file.
 fn agent(bytes: &[u8]) -> bool {

@@ -15,8 +15,6 @@ const BUSY: &str = include_str!("busy.yaml");
 const POLICY: &str = r#"{"kind":"Policy","apiVersion":"v1","extenders":[{"urlPrefix":"http://127.0.0.1:32766/gpushare-scheduler",
 "filterVerb":"filter","bindVerb":"bind","enableHttps":false,"nodeCacheCapable":true,"httpTimeout":20000000000,
 "managedResources":[{"name":"aliyun.com/gpu-mem","ignoredByScheduler":false}],"ignorable":false}],"hardPodAffinitySymmetricWeight":10}"#;
-const ALPHA: &str = "apiVersion: kubescheduler.config.k8s.io/v1alpha1\nkind: KubeSchedulerConfiguration\nschedulerName: mine\n\
-    algorithmSource: {provider: DefaultProvider}\nleaderElection: {leaderElect: true, lockObjectName: kube-scheduler}\n";
 
 fn wanted() -> Wanted {
     Wanted {
@@ -48,7 +46,7 @@ fn refused(input: &str, part: &str) {
 #[test]
 fn the_tutorials_file_of_every_version_becomes_the_same_v1() {
     let expected = value(&merged(&tutorial("v1")));
-    for (version, without) in [("v1beta1", "1.23"), ("v1beta2", "1.28"), ("v1beta3", "1.29")] {
+    for (version, without) in [("v1beta2", "1.28"), ("v1beta3", "1.29")] {
         let found = merged(&tutorial(version));
         assert_eq!(value(&found), expected, "{version}");
         let first = &found.notes[0];
@@ -86,7 +84,6 @@ fn merging_twice_is_merging_once() {
     for input in [
         BUSY,
         POLICY,
-        ALPHA,
         &tutorial("v1"),
         &tutorial("v1beta2"),
         "kind: KubeSchedulerConfiguration\napiVersion: kubescheduler.config.k8s.io/v1\n",
@@ -132,27 +129,15 @@ fn another_extenders_timeout_in_nanoseconds_becomes_a_duration() {
 }
 
 #[test]
-fn a_file_of_one_scheduler_becomes_a_profile() {
-    let file = value(&merged(ALPHA));
-    assert_eq!(file["profiles"], json!([{"schedulerName": "mine"}]));
-    assert_eq!(file["leaderElection"]["resourceName"], "kube-scheduler");
-    assert_eq!(file.get("algorithmSource"), None);
-}
-
-#[test]
 fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
     let with = |version: &str, rest: &str| {
         format!("apiVersion: kubescheduler.config.k8s.io/{version}\nkind: KubeSchedulerConfiguration\n{rest}")
     };
     let most = "profiles: [{plugins: {score: {enabled: [{name: NodeResourcesMostAllocated}]}}}]\n";
-    refused(&with("v1beta1", most), "scoringStrategy: {type: MostAllocated}");
+    refused(&with("v1beta2", most), "scoringStrategy: {type: MostAllocated}");
     refused(
-        &with("v1beta1", "profiles: [{pluginConfig: [{name: NodeLabel, args: {}}]}]\n"),
+        &with("v1beta2", "profiles: [{pluginConfig: [{name: NodeLabel, args: {}}]}]\n"),
         "node affinity",
-    );
-    refused(
-        &with("v1alpha1", "algorithmSource: {policy: {file: {path: /etc/policy.json}}}\n"),
-        "/etc/policy.json",
     );
     refused(
         r#"{"kind":"Policy","predicates":[{"name":"PodFitsResources"}]}"#,
@@ -164,7 +149,7 @@ fn what_v1_has_not_and_cannot_be_left_out_is_refused() {
     );
     // Disabling a plugin that no longer exists has no effect.
     let off = merged(&with(
-        "v1beta1",
+        "v1beta2",
         "profiles: [{plugins: {score: {disabled: [{name: NodePreferAvoidPods}]}}}]\n",
     ));
     assert!(
@@ -190,10 +175,9 @@ fn other_files_are_named_for_what_they_are() {
         "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n",
         "extraArgs",
     );
-    refused(
-        "apiVersion: kubescheduler.config.k8s.io/v2\nkind: KubeSchedulerConfiguration\n",
-        "the known versions are",
-    );
+    for version in ["v1alpha1", "v1beta1", "v2"] {
+        refused(&tutorial(version), "scheduler-configuration-migrations");
+    }
 }
 
 #[test]
