@@ -79,3 +79,15 @@ pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
 }
+
+/// Build all programs, and write the references that are generated from them.
+pub(crate) fn reference() -> Result<()> {
+    programs()?;
+    let program = debug_folder().join("divvy-reference");
+    let status = Command::new(&program)
+        .arg(target().join("man"))
+        .status()
+        .with_context(|| format!("{} could not be run", program.display()))?;
+    ensure!(status.success(), "divvy-reference failed");
+    Ok(())
+}

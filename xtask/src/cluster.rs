@@ -112,7 +112,8 @@ pub(crate) fn script(args: &[&str]) -> Result<u8> {
         plan.env.push(("DIVVY_BIN", folder.display().to_string()));
     }
     if plan.needs_image {
-        crate::image::run(&[])?;
+        // A cluster for tests: half the build time matters more than the size.
+        crate::image::run(&["--fast"])?;
         plan.env.push(("IMAGE", crate::image::default_file()?));
     }
     let script = e2e().join(plan.script);

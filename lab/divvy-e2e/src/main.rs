@@ -31,7 +31,7 @@ struct Args {
     #[arg(long, value_enum, default_value_t = On::Embedded)]
     on: On,
     /// Directory with the state of the real cluster
-    #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-kube"))]
+    #[arg(long, env = "CLUSTER_DIR", default_value_os_t = std::env::temp_dir().join("divvy-cluster"))]
     cluster: PathBuf,
     /// Number of scenes to play at once on embedded clusters
     #[arg(long, default_value_t = 2)]
