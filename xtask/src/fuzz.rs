@@ -22,11 +22,11 @@ const COUNTERS: [&str; 5] = [
 ];
 
 /// The arguments of the build. They select the same features as the tests, so that most of the build is reused.
-const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--example"];
+const BUILD: [&str; 4] = ["build", "--quiet", "--workspace", "--bin"];
 
 /// Build both programs and replace this process with the fuzzer.
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
-    cargo(&[&BUILD[..], &["fuzz"]].concat())?;
+    cargo(&[&BUILD[..], &["divvy-fuzz"]].concat())?;
     let this = std::env::current_exe().context("the path of this program is unknown")?;
     // Only the crates of this workspace are built a second time, because their dependencies have no counters.
     let guided = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
