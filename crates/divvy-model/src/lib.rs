@@ -29,6 +29,7 @@ mod request;
 mod rules;
 pub mod runtime;
 pub mod scores;
+mod vendor;
 mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
@@ -45,6 +46,7 @@ pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::PodRequest;
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
+pub use vendor::Vendor;
 pub use xid::xid_is_fatal;
 
 /// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check `"v":1` before any other field:
