@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use divvy_model::limits::{QUOTED_BYTES, shortened};
 use divvy_model::{
-    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, legacy, names, quantity_milli,
-    quantity_value,
+    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeRequest,
+    legacy, names, quantity_milli, quantity_value,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 
@@ -58,9 +58,9 @@ fn nominated(object: &PodObject) -> Option<Box<str>> {
 /// Return an error text if one of the node's quantities that Divvy reads is not a valid quantity.
 pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     let status = object.status.as_ref()?;
-    let read = [names::GPU_MEM, names::GPU_COUNT, names::WHOLE_GPU, "cpu", "memory", "pods"];
+    let read = [names::GPU_MEM, names::GPU_COUNT, "cpu", "memory", "pods"];
     for (map, what) in [(&status.capacity, "capacity"), (&status.allocatable, "allocatable")] {
-        for name in read {
+        for name in read.into_iter().chain(Vendor::ALL.map(Vendor::whole_resource)) {
             if let Some(Err(error)) = map.get(name).map(|amount| quantity_value(&amount.0)) {
                 return Some(format!("status.{what}, {name}: {error}"));
             }
@@ -109,12 +109,12 @@ pub fn node(object: &NodeObject) -> Node {
     }
 }
 
-/// Return a pod's request: the containers in the kubelet's order, without those that request neither gpu-mem nor gpu-count.
+/// Return a pod's request: the containers in the kubelet's order, without those that request nothing of Divvy's.
 ///
 /// Most pods of a cluster have no such container. Their request is empty, and their annotations are not read.
 ///
 /// # Errors
-/// A quantity of gpu-mem or gpu-count cannot be read.
+/// A quantity of gpu-mem, gpu-count, or a vendor's whole GPUs cannot be read.
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
@@ -130,12 +130,34 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
         .collect();
     // A Vec reserves room for four elements when it gets the first, and there are tens of thousands of pods.
     containers.shrink_to_fit();
-    if containers.iter().all(|container| container.units == 0) {
+    let whole = whole(object)?;
+    if whole.is_empty() && containers.iter().all(|container| container.units == 0) {
         return Ok(PodRequest::new(containers, None));
     }
     let annotations = object.metadata.annotations.as_ref();
     let rules = annotations.and_then(|annotations| GpuRules::from_annotations(annotations).transpose());
-    Ok(PodRequest::new(containers, rules))
+    Ok(PodRequest::with_whole(containers, whole, rules))
+}
+
+/// Return the pod's requests for whole GPUs of the vendors whose GPUs Divvy offers as a whole.
+fn whole(object: &PodObject) -> Result<Vec<WholeRequest>, divvy_model::Error> {
+    let mut requests = Vec::new();
+    for vendor in Vendor::whole() {
+        let amounts = amounts(object, vendor.whole_resource(), quantity_value)?;
+        let asked = in_order(object).zip(amounts).filter(|(_, gpus)| *gpus > 0);
+        let mut containers: Vec<WholeContainer> = asked
+            .map(|((kind, container), gpus)| WholeContainer {
+                name: container.name.clone(),
+                kind,
+                gpus,
+            })
+            .collect();
+        containers.shrink_to_fit();
+        if !containers.is_empty() {
+            requests.push(WholeRequest { vendor, containers });
+        }
+    }
+    Ok(requests)
 }
 
 /// Return the first container that requests GPU memory but also chooses GPUs with its own `NVIDIA_VISIBLE_DEVICES`, and the value.

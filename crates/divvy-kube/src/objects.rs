@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use divvy_model::names;
+use divvy_model::{Vendor, names};
 use k8s_openapi::api::core::v1::{Affinity, Taint, Toleration, TopologySpreadConstraint};
 use kube::core::{ApiResource, Object};
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -155,13 +155,12 @@ pub struct Amounts(Vec<(Resource, Amount)>);
 type Resource = Cow<'static, str>;
 
 impl Amounts {
-    const COMMON: [&str; 7] = [
+    const COMMON: [&str; 6] = [
         names::GPU_COUNT,
         names::GPU_MEM,
         "cpu",
         "ephemeral-storage",
         "memory",
-        names::WHOLE_GPU,
         "pods",
     ];
 
@@ -202,7 +201,8 @@ impl Amounts {
     }
 
     fn name(resource: &str) -> Resource {
-        let common = Amounts::COMMON.into_iter().find(|name| *name == resource);
+        let whole = Vendor::ALL.map(Vendor::whole_resource);
+        let common = Amounts::COMMON.into_iter().chain(whole).find(|name| *name == resource);
         common.map_or_else(|| Cow::Owned(resource.to_owned()), Cow::Borrowed)
     }
 

@@ -26,3 +26,14 @@ pub struct ContainerRequest {
     /// `aliyun.com/gpu-count`. It has no effect on what the container gets.
     pub gpu_count: u64,
 }
+
+/// The request of one container for whole GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WholeContainer {
+    /// The container's name.
+    pub name: String,
+    /// The phase in which the container runs.
+    pub kind: ContainerKind,
+    /// The number of GPUs, at least 1.
+    pub gpus: u64,
+}

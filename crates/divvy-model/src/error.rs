@@ -14,12 +14,14 @@ pub enum Error {
         text: String,
     },
     /// The format version is unknown: a newer Divvy wrote the value, or it is corrupt.
-    #[error("{what} has version {found}; this Divvy reads version 1 (is another component newer?)")]
+    #[error("{what} has version {found}; this Divvy reads {} (is another component newer?)", versions(*newest))]
     Version {
         /// The format's name, as shown to the user.
         what: &'static str,
         /// The value of the field `v`, as JSON.
         found: String,
+        /// The newest version that this program reads.
+        newest: u64,
     },
     /// The value is outside the range or grammar that the format allows.
     #[error("{what}: {text}")]
@@ -29,6 +31,13 @@ pub enum Error {
         /// A sentence that says what was found and what is allowed.
         text: String,
     },
+}
+
+fn versions(newest: u64) -> String {
+    match newest {
+        1 => "version 1".to_owned(),
+        _ => format!("versions 1 to {newest}"),
+    }
 }
 
 impl Error {

@@ -1,109 +1,95 @@
-use std::collections::BTreeSet;
+mod wire;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS, REASON_BYTES,
-    SHORT_TEXT_BYTES, quoted,
+    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, GPU_NODES, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS,
+    REASON_BYTES, SHORT_TEXT_BYTES, quoted,
 };
-use crate::{Error, MemoryUnit, MiB};
+use crate::{Error, MemoryUnit, MiB, Vendor};
+
+use wire::Wire;
 
 /// The agent's description of a node's GPUs: node annotation [`crate::names::INVENTORY`].
 ///
 /// gpushare's two extended resources only give the sum of all GPUs. The inventory adds the size, model, and health of
-/// each GPU, and the node's unit. GPUs are in NVML's order (by PCI bus id).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// each GPU, and the node's unit. GPUs are in the order of their vendors ([`Vendor::ALL`]), and of each vendor's driver (by PCI address).
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// Format version, 1.
-    pub v: u32,
     /// Version of the agent that wrote the inventory.
     pub agent: String,
-    /// Version of the NVIDIA driver, such as `550.54.15`.
-    pub driver: String,
+    /// Versions of the drivers that the agent found, such as `550.54.15`.
+    pub drivers: BTreeMap<Vendor, String>,
     /// The node's unit: MiB in one unit of gpu-mem.
-    #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
     /// Other units in which running containers were granted memory, because `--memory-unit` changed while they ran. The
-    /// requests of their pods are in these units. Omitted from the JSON if empty.
-    #[serde(default, rename = "otherUnitsMiB", skip_serializing_if = "BTreeSet::is_empty")]
+    /// requests of their pods are in these units.
     pub other_units: BTreeSet<MemoryUnit>,
     /// No more pods may be bound to this node for now: the kubelet does not know the agent's devices yet, or is about to lose
-    /// them, and would permanently refuse each new pod. Omitted from the JSON if false.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// them, and would permanently refuse each new pod.
     pub unschedulable: bool,
-    /// Why containers get no driver libraries, or the wrong ones, and what to type on the node. Omitted from the JSON if all is well.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Why containers get no driver libraries, or the wrong ones, and what to type on the node. `None` if all is well.
     pub driver_trouble: Option<String>,
     /// The GPUs, including failed and lost ones.
     pub gpus: Vec<Gpu>,
 }
 
-/// One GPU, or one MIG device, of an [`Inventory`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// One GPU of an [`Inventory`], or one partition of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// NVML's UUID, `GPU-…`: the only identifier that survives reboots and renumbering.
+    /// The vendor, whose driver reports the GPU.
+    pub vendor: Vendor,
+    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), `0x…` or `pci-…` (AMD).
     pub uuid: String,
-    /// `gpu`, or `mig` for a MIG device.
-    #[serde(default = "kind_gpu")]
-    pub kind: String,
-    /// For a MIG device, the UUID of its GPU.
-    #[serde(default)]
-    pub parent: Option<String>,
-    /// NVML's index: the position in PCI order, from 0.
+    /// The position among the vendor's GPUs, by PCI address, from 0.
     pub index: u32,
-    /// Minor number of the device node `/dev/nvidia<minor>`.
-    pub minor: u32,
-    /// PCI bus id, such as `0000:81:00.0`; empty if unknown.
-    #[serde(default)]
+    /// The GPU's own device nodes below `/dev`: `nvidia0`, or `dri/card1` and `dri/renderD128`.
+    pub nodes: Vec<String>,
+    /// The GPU that this is a part of; `None` for a GPU that is not divided.
+    pub partition: Option<Partition>,
+    /// PCI address, such as `0000:81:00.0`; empty if unknown.
     pub pci: String,
     /// Product name, such as `NVIDIA A100-SXM4-40GB`; empty if unknown.
-    #[serde(default)]
     pub model: String,
-    /// CUDA compute capability, such as `8.0`; empty if unknown.
-    #[serde(default)]
+    /// What programs must be compiled for: CUDA compute capability, such as `8.0`, or AMD's architecture, such as `gfx90a`; empty
+    /// if unknown.
     pub cc: String,
-    /// Number of streaming multiprocessors; 0 if unknown.
-    #[serde(default)]
+    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD); 0 if unknown.
     pub sms: u32,
-    /// Highest SM clock in MHz; 0 if unknown.
-    #[serde(default, rename = "clockMHz")]
+    /// Highest clock of the multiprocessors in MHz; 0 if unknown.
     pub clock_mhz: u32,
-    /// Memory bandwidth in GB/s (10⁹ bytes per second); 0 if unknown. Omitted from the JSON if 0, as older agents do.
-    #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
+    /// Memory bandwidth in GB/s (10⁹ bytes per second); 0 if unknown.
     pub bandwidth_gbs: u32,
     /// Total memory in MiB.
-    #[serde(rename = "totalMiB")]
     pub total: MiB,
     /// Memory in MiB that is kept back from sharing (`--reserve-memory`).
-    #[serde(default, rename = "reserveMiB")]
     pub reserve: MiB,
-    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down.
+    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down; 0 for a GPU that is offered as a whole.
     pub units: u64,
+    /// The GPU is offered only as a whole, through its vendor's resource ([`Vendor::whole_resource`]). Its memory is not shared.
+    pub whole: bool,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
-    #[serde(default, rename = "heldMiB")]
     pub held: MiB,
     /// NUMA node; `None` if the platform does not report it.
-    #[serde(default)]
     pub numa: Option<u32>,
     /// Whether work may be placed on it.
     pub health: Health,
     /// Why `health` is not `ok`, such as `XID 79`.
-    #[serde(default)]
     pub reason: Option<String>,
     /// Connections to the node's other GPUs.
-    #[serde(default)]
     pub links: Vec<Link>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
-fn kind_gpu() -> String {
-    "gpu".to_owned()
+/// What a partition of a GPU is a part of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// Names the divided GPU: the same text for all its partitions. NVIDIA: its UUID; AMD: its PCI address.
+    pub parent: String,
+    /// How the vendor calls a part of this size, such as `cpx_nps1`; empty if unknown.
+    #[serde(default)]
+    pub profile: String,
 }
 
 /// Whether a GPU may get work.
@@ -130,15 +116,27 @@ impl Inventory {
     /// Parse the annotation.
     ///
     /// # Errors
-    /// The text is not an inventory of version 1 or exceeds [`crate::limits`], two GPUs have the same UUID, or a GPU offers more
-    /// units than its memory holds. The last two would let the extender allocate the same memory twice.
+    /// The text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], two GPUs have the same UUID, a GPU offers more
+    /// units than its memory holds, or a GPU is offered both as a whole and in units. The last three would let the extender allocate
+    /// the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
-        let inventory: Inventory = crate::parse_versioned(WHAT, text, INVENTORY_BYTES)?;
+        let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
+        let inventory = wire.into_inventory(WHAT)?;
         inventory.check_limits().map_err(|text| Error::invalid(WHAT, text))?;
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
+            }
+            if gpu.whole && gpu.units > 0 {
+                return Err(Error::invalid(
+                    WHAT,
+                    format!(
+                        "GPU {} is offered as a whole and also in {} units",
+                        quoted(&gpu.uuid),
+                        gpu.units
+                    ),
+                ));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -169,7 +167,9 @@ impl Inventory {
         most("other units", self.other_units.len(), OTHER_UNITS)?;
         most("different products", products.len(), NODE_PRODUCTS)?;
         most("bytes in agent", self.agent.len(), SHORT_TEXT_BYTES)?;
-        most("bytes in driver", self.driver.len(), SHORT_TEXT_BYTES)?;
+        for driver in self.drivers.values() {
+            most("bytes in driver", driver.len(), SHORT_TEXT_BYTES)?;
+        }
         let trouble = self.driver_trouble.as_deref().unwrap_or_default();
         most("bytes in driverTrouble", trouble.len(), DRIVER_TROUBLE_BYTES)?;
         for gpu in &self.gpus {
@@ -183,9 +183,22 @@ impl Inventory {
             };
             text("uuid", &gpu.uuid, DEVICE_TEXT_BYTES)?;
             text("model", &gpu.model, DEVICE_TEXT_BYTES)?;
-            text("parent", gpu.parent.as_deref().unwrap_or_default(), DEVICE_TEXT_BYTES)?;
+            if let Some(Partition { parent, profile }) = &gpu.partition {
+                text("parent", parent, DEVICE_TEXT_BYTES)?;
+                text("profile", profile, SHORT_TEXT_BYTES)?;
+            }
+            if gpu.nodes.len() > GPU_NODES {
+                return Err(format!(
+                    "GPU {} has {} device nodes; at most {GPU_NODES} are read",
+                    quoted(&gpu.uuid),
+                    gpu.nodes.len()
+                ));
+            }
+            for node in &gpu.nodes {
+                text("a device node", node, SHORT_TEXT_BYTES)?;
+            }
             text("reason", gpu.reason.as_deref().unwrap_or_default(), REASON_BYTES)?;
-            for (name, value) in [("kind", &gpu.kind), ("pci", &gpu.pci), ("cc", &gpu.cc)] {
+            for (name, value) in [("pci", &gpu.pci), ("cc", &gpu.cc)] {
                 text(name, value, SHORT_TEXT_BYTES)?;
             }
             if gpu.links.len() > GPU_LINKS {
@@ -203,9 +216,14 @@ impl Inventory {
         Ok(())
     }
 
-    /// Return the annotation's text: one line of JSON.
+    /// Return the annotation's text: one line of JSON. It has version 1 if all GPUs are NVIDIA's and shared, else version 2.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("an inventory has only string keys and numbers")
+        serde_json::to_string(&Wire::of(self)).expect("an inventory has only string keys and numbers")
+    }
+
+    /// Return the version of a vendor's driver; empty if it is not known.
+    pub fn driver(&self, vendor: Vendor) -> &str {
+        self.drivers.get(&vendor).map_or("", String::as_str)
     }
 
     /// Return the sum of the units of all GPUs, including failed and lost ones. The inventory is only valid if the node's
@@ -220,8 +238,12 @@ impl Inventory {
     }
 
     /// Return how much memory of a GPU all pods together may hold. Without other units, that is the memory that the GPU
-    /// offers. A pod that was bound in a finer unit may hold part of the remainder that the present unit rounds off.
+    /// offers. A pod that was bound in a finer unit may hold part of the remainder that the present unit rounds off. A GPU that is
+    /// offered as a whole has all its memory.
     pub fn capacity(&self, gpu: &Gpu) -> MiB {
+        if gpu.whole {
+            return gpu.total;
+        }
         let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
         let most = others.chain([self.unit.memory(gpu.units)]).flatten().max();
         most.unwrap_or(MiB::ZERO)
@@ -236,12 +258,10 @@ impl Inventory {
 impl Gpu {
     /// Return the number of units that the GPU would offer if the unit were `unit`.
     pub fn units_of(&self, unit: MemoryUnit) -> u64 {
+        if self.whole {
+            return 0;
+        }
         unit.units_in(self.total.saturating_sub(self.reserve))
-    }
-
-    /// Return the memory that may be allocated: the memory of the GPU's units minus what departed pods still hold.
-    pub fn shareable(&self, unit: MemoryUnit) -> MiB {
-        unit.memory(self.units).unwrap_or(MiB::ZERO).saturating_sub(self.held)
     }
 }
 
@@ -249,13 +269,81 @@ impl Gpu {
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{"uuid":"GPU-1","kind":"gpu","parent":null,"index":0,"minor":0,"pci":"0000:81:00.0","model":"NVIDIA A100-SXM4-40GB","cc":"8.0","sms":108,"clockMHz":1410,"totalMiB":40960,"reserveMiB":0,"units":40,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["GPU-2","nvlink",12]]}]}"#;
+    const TEXT: &str = r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{"uuid":"GPU-1","index":0,"minor":0,"pci":"0000:81:00.0","model":"NVIDIA A100-SXM4-40GB","cc":"8.0","sms":108,"clockMHz":1410,"totalMiB":40960,"reserveMiB":0,"units":40,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["GPU-2","nvlink",12]]}]}"#;
 
     #[test]
     fn the_documented_form_is_read_and_written_to_the_byte() {
         let inventory = Inventory::parse(TEXT).expect("documented form");
         assert_eq!(inventory.to_json(), TEXT);
         assert_eq!(inventory.total_units(), 40);
+    }
+
+    const SECOND: &str = r#"{"v":2,"agent":"0.2.0","drivers":{"amd":"6.10.5"},"unitMiB":1024,"gpus":[{"vendor":"amd","uuid":"0x18f3a9c2b7d4e610","index":0,"nodes":["dri/card1","dri/renderD128"],"partition":{"parent":"0000:19:00.0","profile":"cpx_nps1"},"pci":"0000:19:00.0","model":"AMD Instinct MI210","cc":"gfx90a","sms":104,"clockMHz":0,"totalMiB":65520,"reserveMiB":0,"units":0,"whole":true,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["0x2","xgmi",1]]}]}"#;
+
+    #[test]
+    fn whole_gpus_of_another_vendor_need_version_2() {
+        let inventory = Inventory::parse(SECOND).expect("documented form");
+        assert_eq!(inventory.to_json(), SECOND);
+        let gpu = &inventory.gpus[0];
+        assert_eq!(
+            (inventory.total_units(), inventory.capacity(gpu), gpu.vendor),
+            (0, MiB(65520), Vendor::Amd)
+        );
+        let twice = SECOND.replacen("\"units\":0", "\"units\":1", 1);
+        let error = Inventory::parse(&twice).expect_err("offered twice").to_string();
+        assert!(error.contains("is offered as a whole and also in 1 units"), "{error}");
+    }
+
+    /// An extender of an older release reads what an agent of this release writes about NVIDIA's GPUs.
+    #[test]
+    fn an_inventory_has_version_1_as_long_as_that_can_describe_the_node() {
+        let first = Inventory::parse(TEXT).expect("documented form");
+        let version = |edit: &dyn Fn(&mut Inventory)| {
+            let mut inventory = first.clone();
+            edit(&mut inventory);
+            let text = inventory.to_json();
+            assert_eq!(Inventory::parse(&text).as_ref(), Ok(&inventory), "{text}");
+            text[..6].to_owned()
+        };
+        assert_eq!(version(&|_| ()), "{\"v\":1");
+        assert_eq!(version(&|inventory| inventory.gpus.clear()), "{\"v\":1");
+        assert_eq!(
+            version(&|inventory| inventory.gpus[0].nodes = vec!["nvidia255".to_owned()]),
+            "{\"v\":1"
+        );
+        let part = || {
+            Some(Partition {
+                parent: "GPU-1".to_owned(),
+                profile: "1g.5gb".to_owned(),
+            })
+        };
+        let second: [&dyn Fn(&mut Inventory); 5] = [
+            &|inventory| inventory.drivers = BTreeMap::from([(Vendor::Amd, "6.10.5".to_owned())]),
+            &|inventory| inventory.gpus[0].vendor = Vendor::Amd,
+            &|inventory| (inventory.gpus[0].whole, inventory.gpus[0].units) = (true, 0),
+            &|inventory| inventory.gpus[0].partition = part(),
+            &|inventory| inventory.gpus[0].nodes = vec!["nvidia007".to_owned()],
+        ];
+        for edit in second {
+            assert_eq!(version(edit), "{\"v\":2");
+        }
+    }
+
+    /// The inventory of an agent of an older release names the kind of each GPU, and is read.
+    #[test]
+    fn an_inventory_of_the_first_release_is_read() {
+        let older = TEXT.replacen("\"index\":0", "\"kind\":\"gpu\",\"parent\":null,\"index\":0", 1);
+        assert_eq!(Inventory::parse(&older), Inventory::parse(TEXT));
+        for field in ["\"minor\":0,", "\"driver\":\"550.54.15\","] {
+            let error = Inventory::parse(&TEXT.replacen(field, "", 1)).expect_err(field).to_string();
+            assert!(error.contains("is missing"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_of_a_vendor_that_a_newer_agent_knows_is_left_out() {
+        let newer = SECOND.replacen("{\"vendor\":\"amd\"", "{\"vendor\":\"intel\"", 1);
+        assert_eq!(Inventory::parse(&newer).expect("the rest is read").gpus, []);
     }
 
     #[test]
@@ -290,12 +378,12 @@ mod tests {
     fn unknown_fields_are_ignored_and_an_unknown_version_is_refused() {
         let newer = TEXT.replacen("\"driver\"", "\"future\":{\"a\":[1]},\"driver\"", 1);
         assert!(Inventory::parse(&newer).is_ok());
-        let error = Inventory::parse(&TEXT.replacen("\"v\":1", "\"v\":2", 1))
-            .expect_err("version 2")
+        let error = Inventory::parse(&TEXT.replacen("\"v\":1", "\"v\":3", 1))
+            .expect_err("version 3")
             .to_string();
         assert_eq!(
             error,
-            "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)"
+            "inventory (node annotation divvy.dev/inventory) has version 3; this Divvy reads versions 1 to 2 (is another component newer?)"
         );
     }
 
@@ -334,6 +422,7 @@ mod tests {
             inventory
         };
         let long = || "a".repeat(50_000);
+        let part_of = |parent, profile| Partition { parent, profile };
         let many = |gpu: &mut Gpu| gpu.links = vec![Link(String::new(), String::new(), 0); GPU_LINKS + 1];
         let mut products = of(17, 0);
         for (number, gpu) in products.gpus.iter_mut().enumerate() {
@@ -349,15 +438,26 @@ mod tests {
                 with(&|gpu| gpu.reason = Some(long())),
                 "has 50000 bytes; at most 256 are read",
             ),
-            (with(&|gpu| gpu.parent = Some(long())), "parent of GPU"),
+            (
+                with(&|gpu| gpu.partition = Some(part_of(long(), String::new()))),
+                "parent of GPU",
+            ),
+            (
+                with(&|gpu| gpu.partition = Some(part_of(String::new(), long()))),
+                "profile of GPU",
+            ),
+            (with(&|gpu| gpu.nodes = vec![long()]), "a device node of GPU"),
+            (
+                with(&|gpu| gpu.nodes = vec![String::new(); 9]),
+                "has 9 device nodes; at most 8 are read",
+            ),
             (with(&|gpu| gpu.pci = long()), "pci of GPU"),
             (with(&|gpu| gpu.cc = long()), "cc of GPU"),
-            (with(&|gpu| gpu.kind = long()), "kind of GPU"),
             (with(&|gpu| gpu.links = vec![Link(long(), String::new(), 1)]), "a link's peer"),
             (with(&|gpu| gpu.links = vec![Link(String::new(), long(), 1)]), "a link's kind"),
             (
                 Inventory {
-                    driver: long(),
+                    drivers: BTreeMap::from([(Vendor::Nvidia, long())]),
                     ..of(1, 0)
                 },
                 "bytes in driver",

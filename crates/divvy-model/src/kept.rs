@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{ContainerKind, ContainerRequest, Held, Pod, PodRequest};
+use crate::{ContainerKind, ContainerRequest, Held, Pod, PodRequest, WholeContainer};
 
 /// Reduce a pod to what the ledger keeps; applying this again changes nothing. The requests of the single containers are needed
 /// only until the pod is bound. From then on, their sum and what the pod holds of each GPU are enough. For a pod that requests
@@ -17,6 +17,13 @@ pub fn kept(mut pod: Pod) -> Pod {
         pod.request.containers = Vec::new();
     } else if pod.node.is_some() {
         pod.request.containers = sums(&pod.request);
+    }
+    if let Some(whole) = pod.request.whole.as_mut().filter(|_| pod.node.is_some()) {
+        whole.containers = vec![WholeContainer {
+            name: String::new(),
+            kind: ContainerKind::App,
+            gpus: whole.gpus().unwrap_or(u64::MAX),
+        }];
     }
     if pod.node.is_some()
         && let Held::Allocation(allocation) = &mut pod.held

@@ -4,7 +4,7 @@
 //! arguments. `docs/design/formats.md` defines Divvy's own formats; the gpushare projects define the
 //! formats in [`legacy`]. ARCHITECTURE.md says which program writes which format.
 //!
-//! Each of Divvy's own formats has the field `"v":1`. Readers ignore unknown fields and refuse an unknown `v`.
+//! Each of Divvy's own formats has the field `v`, its version. Readers ignore unknown fields and refuse an unknown `v`.
 
 #![forbid(unsafe_code)]
 
@@ -33,25 +33,30 @@ mod vendor;
 mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
-pub use container::{ContainerKind, ContainerRequest};
+pub use container::{ContainerKind, ContainerRequest, WholeContainer};
 pub use device_id::DeviceId;
 pub use error::Error;
 pub use grant::{GrantRecord, cdi_device_name};
-pub use inventory::{Gpu, Health, Inventory, Link};
+pub use inventory::{Gpu, Health, Inventory, Link, Partition};
 pub use kept::kept;
 pub use memory::{MemoryUnit, MiB};
 pub use mig::MigDevice;
 pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
-pub use request::PodRequest;
+pub use request::{PodRequest, WholeRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
 pub use xid::xid_is_fatal;
 
-/// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check `"v":1` before any other field:
-/// a newer format may have fields that this version would misread.
+/// Parse one of Divvy's JSON formats that has only version 1 ([`parse_versions`]).
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {
+    parse_versions(what, text, most, 1)
+}
+
+/// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check that the field `v` is at most `newest` before
+/// any other field: a newer format may have fields that this version would misread.
+fn parse_versions<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize, newest: u64) -> Result<T, Error> {
     #[derive(serde::Deserialize)]
     struct Version {
         v: serde_json::Value,
@@ -60,10 +65,11 @@ fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &st
         return Err(Error::too_long(what, text.len(), most));
     }
     let version: Version = serde_json::from_str(text).map_err(|source| Error::json(what, &source))?;
-    if version.v != serde_json::json!(1) {
+    if !version.v.as_u64().is_some_and(|v| (1..=newest).contains(&v)) {
         return Err(Error::Version {
             what,
             found: limits::shortened(&version.v.to_string(), limits::QUOTED_BYTES).into_owned(),
+            newest,
         });
     }
     serde_json::from_str(text).map_err(|source| Error::json(what, &source))

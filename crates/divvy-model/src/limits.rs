@@ -29,6 +29,8 @@ pub const ALLOCATION_BYTES: usize = 64 << 10;
 pub const NODE_GPUS: usize = 64;
 /// Most links of one GPU: for each other GPU, one entry for NVLinks and one for the nearest common ancestor on the PCI bus.
 pub const GPU_LINKS: usize = 2 * NODE_GPUS;
+/// Most device nodes of one GPU. NVIDIA's GPUs have one, AMD's two.
+pub const GPU_NODES: usize = 8;
 /// Most different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;
 /// Most units, besides the present one, in which a node's running containers were granted memory. Administrators change the unit once

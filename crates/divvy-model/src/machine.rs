@@ -143,6 +143,7 @@ impl Machines {
             return Err(Error::Version {
                 what: WHAT,
                 found: machines.v.to_string(),
+                newest: 1,
             });
         }
         let mut uuids = std::collections::BTreeSet::new();

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::limits::ALLOCATION_SHARES;
-use crate::{ContainerKind, ContainerRequest, Error, GpuRules, names};
+use crate::{ContainerKind, ContainerRequest, Error, GpuRules, Vendor, WholeContainer, names};
 
 /// A pod's request. The containers are in the order in which the kubelet admits them: init containers in spec order first,
 /// then the others.
@@ -9,8 +9,27 @@ use crate::{ContainerKind, ContainerRequest, Error, GpuRules, names};
 pub struct PodRequest {
     /// The containers. A container without a request makes no difference; pods from the API server are read without such containers.
     pub containers: Vec<ContainerRequest>,
+    /// The whole GPUs that the pod requests; `None` for a pod that requests none. A pod requests either whole GPUs of one vendor or
+    /// shared memory; for a pod that requests both, `rules` is an error.
+    pub whole: Option<Box<WholeRequest>>,
     /// The rules in the pod's annotations; `None` means that any GPU is accepted. With an error, the pod fits on no node.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
+}
+
+/// A pod's request for whole GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WholeRequest {
+    /// The vendor whose resource the pod requests ([`Vendor::whole_resource`]).
+    pub vendor: Vendor,
+    /// The containers that request GPUs, in the kubelet's order.
+    pub containers: Vec<WholeContainer>,
+}
+
+impl WholeRequest {
+    /// Return the pod's effective number of GPUs, by Kubernetes' formula ([`PodRequest::effective`]); `None` on overflow.
+    pub fn gpus(&self) -> Option<u64> {
+        effective(self.containers.iter().map(|container| (container.kind, container.gpus)))
+    }
 }
 
 impl PodRequest {
@@ -19,9 +38,20 @@ impl PodRequest {
     /// Rules that the containers cannot meet, and a request whose allocation would be too large to read, become an error in
     /// [`PodRequest::rules`].
     pub fn new(containers: Vec<ContainerRequest>, rules: Option<Result<GpuRules, Error>>) -> PodRequest {
+        PodRequest::with_whole(containers, Vec::new(), rules)
+    }
+
+    /// Make a request as [`PodRequest::new`] does, of a pod that may also request whole GPUs.
+    pub fn with_whole(
+        containers: Vec<ContainerRequest>,
+        whole: Vec<WholeRequest>,
+        rules: Option<Result<GpuRules, Error>>,
+    ) -> PodRequest {
         let rules = rules.map(|rules| rules.and_then(|rules| rules.can_spread(&containers).map(|()| rules)));
+        let mixed = mixed(&containers, &whole);
         let mut request = PodRequest {
-            rules: rules.map(Arc::new),
+            rules: mixed.map(Err).or(rules).map(Arc::new),
+            whole: whole.into_iter().next().map(Box::new),
             containers,
         };
         if let Err(error) = request.can_be_written() {
@@ -33,6 +63,26 @@ impl PodRequest {
     /// Check that the allocation of this request would be within the limits that agents enforce.
     fn can_be_written(&self) -> Result<(), Error> {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        if let Some(whole) = &self.whole {
+            let asked = whole
+                .containers
+                .iter()
+                .fold(0_u64, |sum, container| sum.saturating_add(container.gpus));
+            if let Some(GpuRules { gpus: Some(_), .. }) = rules {
+                let text = format!(
+                    "it spreads shared memory; for whole GPUs, the number is the amount of {}",
+                    whole.vendor.whole_resource()
+                );
+                return Err(Error::invalid(names::GPUS, text));
+            }
+            if asked > ALLOCATION_SHARES as u64 {
+                let text = format!(
+                    "the containers request {asked} GPUs together; at most {ALLOCATION_SHARES} are possible: split the pod"
+                );
+                return Err(Error::invalid(whole.vendor.whole_resource(), text));
+            }
+            return Ok(());
+        }
         let gpus = rules.map_or(1, GpuRules::spread_over);
         let containers = self.memory_containers().count();
         if (containers as u64).saturating_mul(gpus) <= ALLOCATION_SHARES as u64 {
@@ -66,6 +116,11 @@ impl PodRequest {
         self.containers.iter().any(|container| container.units > 0)
     }
 
+    /// Report whether any container requests what Divvy allocates: shared GPU memory or whole GPUs.
+    pub fn wants_gpus(&self) -> bool {
+        self.wants_memory() || self.whole.is_some()
+    }
+
     /// Return the containers that request shared GPU memory, in the kubelet's order.
     pub fn memory_containers(&self) -> impl Iterator<Item = &ContainerRequest> {
         self.containers.iter().filter(|container| container.units > 0)
@@ -83,22 +138,36 @@ impl PodRequest {
     /// it, and the app containers run alongside all sidecars:
     /// `max(Σ app + Σ sidecars, max over init i (request i + Σ sidecars before i))`.
     pub fn effective(&self, request: impl Fn(&ContainerRequest) -> u64) -> Option<u64> {
-        let mut sidecars: u64 = 0;
-        let mut init_peak: u64 = 0;
-        let mut apps: u64 = 0;
-        for container in &self.containers {
-            let units = request(container);
-            match container.kind {
-                ContainerKind::Init => init_peak = init_peak.max(sidecars.checked_add(units)?),
-                ContainerKind::Sidecar => {
-                    sidecars = sidecars.checked_add(units)?;
-                    init_peak = init_peak.max(sidecars);
-                }
-                ContainerKind::App => apps = apps.checked_add(units)?,
-            }
-        }
-        Some(init_peak.max(apps.checked_add(sidecars)?))
+        effective(self.containers.iter().map(|container| (container.kind, request(container))))
     }
+}
+
+fn effective(requests: impl Iterator<Item = (ContainerKind, u64)>) -> Option<u64> {
+    let mut sidecars: u64 = 0;
+    let mut init_peak: u64 = 0;
+    let mut apps: u64 = 0;
+    for (kind, amount) in requests {
+        match kind {
+            ContainerKind::Init => init_peak = init_peak.max(sidecars.checked_add(amount)?),
+            ContainerKind::Sidecar => {
+                sidecars = sidecars.checked_add(amount)?;
+                init_peak = init_peak.max(sidecars);
+            }
+            ContainerKind::App => apps = apps.checked_add(amount)?,
+        }
+    }
+    Some(init_peak.max(apps.checked_add(sidecars)?))
+}
+
+/// Return an error for a pod that requests more than one kind of GPU: no node could give it all of them as one allocation.
+fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Error> {
+    let memory = containers.iter().any(|container| container.units > 0);
+    let resources = whole.iter().map(|whole| whole.vendor.whole_resource());
+    let asked: Vec<&'static str> = memory.then_some(names::GPU_MEM).into_iter().chain(resources).collect();
+    let [first, .., last] = asked.as_slice() else { return None };
+    let text =
+        format!("the pod also requests {last}; a pod gets either shared memory or whole GPUs of one vendor: split the pod");
+    Some(Error::invalid(first, text))
 }
 
 #[cfg(test)]
@@ -217,6 +286,70 @@ mod tests {
         assert_eq!(kept(Some(Ok(GpuRules { gpus: None, ..rules }))), None);
         assert_eq!(kept(Some(Err(Error::invalid("x", "y")))), None);
         assert_eq!(kept(None), None);
+    }
+
+    #[test]
+    fn a_pod_gets_whole_gpus_of_one_vendor_or_shared_memory_and_not_both() {
+        let whole = |vendor: Vendor, counts: &[(ContainerKind, u64)]| WholeRequest {
+            vendor,
+            containers: counts
+                .iter()
+                .enumerate()
+                .map(|(i, (kind, gpus))| WholeContainer {
+                    name: format!("c{i}"),
+                    kind: *kind,
+                    gpus: *gpus,
+                })
+                .collect(),
+        };
+        let memory = vec![ContainerRequest {
+            name: "m".to_owned(),
+            kind: App,
+            units: 1,
+            gpu_count: 0,
+        }];
+        let two = GpuRules {
+            gpus: Some(2),
+            ..GpuRules::default()
+        };
+        let amd = || whole(Vendor::Amd, &[(Init, 3), (App, 1), (App, 1)]);
+        assert_eq!(amd().gpus(), Some(3));
+        for (containers, whole, rules, error) in [
+            (Vec::new(), vec![amd()], None, ""),
+            (Vec::new(), vec![amd()], Some(Ok(GpuRules::default())), ""),
+            (
+                memory.clone(),
+                vec![amd()],
+                None,
+                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: split the pod",
+            ),
+            (
+                Vec::new(),
+                vec![whole(Vendor::Nvidia, &[(App, 1)]), amd()],
+                None,
+                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: split the pod",
+            ),
+            (
+                Vec::new(),
+                vec![amd()],
+                Some(Ok(two)),
+                "divvy.dev/gpus: it spreads shared memory; for whole GPUs, the number is the amount of amd.com/gpu",
+            ),
+            (
+                Vec::new(),
+                vec![whole(Vendor::Amd, &[(App, 257)])],
+                None,
+                "amd.com/gpu: the containers request 257 GPUs together; at most 256 are possible: split the pod",
+            ),
+        ] {
+            let request = PodRequest::with_whole(containers, whole, rules);
+            assert!(request.wants_gpus());
+            let found = match request.rules.as_deref() {
+                Some(Err(error)) => error.to_string(),
+                _ => String::new(),
+            };
+            assert_eq!(found, error);
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ struct Names {
     title: &'static str,
     /// The extended resource for whole GPUs, which the vendor's own device plugin defines.
     whole: &'static str,
+    /// Divvy shares the memory of these GPUs. It offers other GPUs as a whole.
+    shared: bool,
 }
 
 impl Vendor {
@@ -32,11 +34,13 @@ impl Vendor {
                 name: "nvidia",
                 title: "NVIDIA",
                 whole: "nvidia.com/gpu",
+                shared: true,
             },
             Vendor::Amd => Names {
                 name: "amd",
                 title: "AMD",
                 whole: "amd.com/gpu",
+                shared: false,
             },
         }
     }
@@ -55,6 +59,17 @@ impl Vendor {
     /// describe whole GPUs.
     pub const fn whole_resource(self) -> &'static str {
         self.names().whole
+    }
+
+    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). Otherwise it offers each GPU as a whole,
+    /// as [`Vendor::whole_resource`].
+    pub const fn shares_memory(self) -> bool {
+        self.names().shared
+    }
+
+    /// Return the vendors whose GPUs Divvy offers as a whole.
+    pub fn whole() -> impl Iterator<Item = Vendor> {
+        Vendor::ALL.into_iter().filter(|vendor| !vendor.shares_memory())
     }
 
     /// Return the vendor with this name.

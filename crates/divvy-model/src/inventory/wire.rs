@@ -1,0 +1,231 @@
+//! The two versions of the inventory's JSON (`docs/design/formats.md`).
+//!
+//! Version 1 describes NVIDIA's GPUs, all of them shared. Version 2 adds the vendor, partitions, and GPUs that are only offered as a
+//! whole. A reader of version 1 would take such a GPU for one whose memory it may share, so it must refuse the whole inventory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Gpu, Health, Inventory, Link, Partition};
+use crate::{Error, MemoryUnit, MiB, Vendor};
+
+/// The fields of both versions; `None` and defaults are omitted from the JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Wire {
+    v: u32,
+    agent: String,
+    /// Version 1: the version of NVIDIA's driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    driver: Option<String>,
+    /// Version 2: driver versions by vendor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    drivers: Option<BTreeMap<String, String>>,
+    #[serde(rename = "unitMiB")]
+    unit: MemoryUnit,
+    #[serde(default, rename = "otherUnitsMiB", skip_serializing_if = "BTreeSet::is_empty")]
+    other_units: BTreeSet<MemoryUnit>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unschedulable: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    driver_trouble: Option<String>,
+    gpus: Vec<WireGpu>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireGpu {
+    /// Version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vendor: Option<String>,
+    uuid: String,
+    index: u32,
+    /// Version 1: the minor number of `/dev/nvidia<minor>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    minor: Option<u32>,
+    /// Version 2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    nodes: Vec<String>,
+    /// Version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    partition: Option<Partition>,
+    #[serde(default)]
+    pci: String,
+    #[serde(default)]
+    model: String,
+    #[serde(default)]
+    cc: String,
+    #[serde(default)]
+    sms: u32,
+    #[serde(default, rename = "clockMHz")]
+    clock_mhz: u32,
+    #[serde(default, rename = "bandwidthGBs", skip_serializing_if = "is_zero")]
+    bandwidth_gbs: u32,
+    #[serde(rename = "totalMiB")]
+    total: MiB,
+    #[serde(default, rename = "reserveMiB")]
+    reserve: MiB,
+    units: u64,
+    /// Version 2.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    whole: bool,
+    #[serde(default, rename = "heldMiB")]
+    held: MiB,
+    #[serde(default)]
+    numa: Option<u32>,
+    health: Health,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    links: Vec<Link>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl Wire {
+    /// Choose the version and fill in its fields. Version 1 is written as long as it can describe the node, so that an extender
+    /// of an older release keeps reading the nodes whose agents were upgraded first.
+    pub(super) fn of(inventory: &Inventory) -> Wire {
+        let first = first_version(inventory);
+        let drivers = inventory.drivers.iter();
+        Wire {
+            v: if first.is_some() { 1 } else { 2 },
+            agent: inventory.agent.clone(),
+            driver: first.is_some().then(|| inventory.driver(Vendor::Nvidia).to_owned()),
+            drivers: first.is_none().then(|| {
+                drivers
+                    .map(|(vendor, version)| (vendor.name().to_owned(), version.clone()))
+                    .collect()
+            }),
+            unit: inventory.unit,
+            other_units: inventory.other_units.clone(),
+            unschedulable: inventory.unschedulable,
+            driver_trouble: inventory.driver_trouble.clone(),
+            gpus: match first {
+                Some(minors) => inventory
+                    .gpus
+                    .iter()
+                    .zip(minors)
+                    .map(|(gpu, minor)| WireGpu {
+                        minor: Some(minor),
+                        vendor: None,
+                        nodes: Vec::new(),
+                        ..WireGpu::of(gpu)
+                    })
+                    .collect(),
+                None => inventory.gpus.iter().map(WireGpu::of).collect(),
+            },
+        }
+    }
+
+    /// Convert a text of either version. GPUs of a vendor that this release does not know are left out, because nothing can be
+    /// placed on them.
+    pub(super) fn into_inventory(self, what: &'static str) -> Result<Inventory, Error> {
+        let missing = |field: &str| Error::invalid(what, format!("the field {field} is missing"));
+        let drivers = match (self.v, self.driver, self.drivers) {
+            (1, Some(driver), _) => BTreeMap::from([(Vendor::Nvidia, driver)]),
+            (1, None, _) => return Err(missing("driver")),
+            (_, _, Some(drivers)) => {
+                let known = drivers.into_iter();
+                known
+                    .filter_map(|(name, version)| Some((Vendor::of_name(&name)?, version)))
+                    .collect()
+            }
+            (_, _, None) => return Err(missing("drivers")),
+        };
+        let mut gpus = Vec::with_capacity(self.gpus.len());
+        for gpu in self.gpus {
+            let (vendor, nodes) = match (self.v, gpu.vendor.as_deref(), gpu.minor) {
+                (1, _, Some(minor)) => (Some(Vendor::Nvidia), vec![minor_node(minor)]),
+                (1, _, None) => return Err(missing("minor")),
+                (_, Some(name), _) => (Vendor::of_name(name), gpu.nodes),
+                (_, None, _) => return Err(missing("vendor")),
+            };
+            let Some(vendor) = vendor else { continue };
+            gpus.push(Gpu {
+                vendor,
+                uuid: gpu.uuid,
+                index: gpu.index,
+                nodes,
+                partition: gpu.partition.filter(|_| self.v > 1),
+                pci: gpu.pci,
+                model: gpu.model,
+                cc: gpu.cc,
+                sms: gpu.sms,
+                clock_mhz: gpu.clock_mhz,
+                bandwidth_gbs: gpu.bandwidth_gbs,
+                total: gpu.total,
+                reserve: gpu.reserve,
+                units: gpu.units,
+                whole: gpu.whole && self.v > 1,
+                held: gpu.held,
+                numa: gpu.numa,
+                health: gpu.health,
+                reason: gpu.reason,
+                links: gpu.links,
+            });
+        }
+        Ok(Inventory {
+            agent: self.agent,
+            drivers,
+            unit: self.unit,
+            other_units: self.other_units,
+            unschedulable: self.unschedulable,
+            driver_trouble: self.driver_trouble,
+            gpus,
+        })
+    }
+}
+
+impl WireGpu {
+    fn of(gpu: &Gpu) -> WireGpu {
+        WireGpu {
+            vendor: Some(gpu.vendor.name().to_owned()),
+            uuid: gpu.uuid.clone(),
+            index: gpu.index,
+            minor: None,
+            nodes: gpu.nodes.clone(),
+            partition: gpu.partition.clone(),
+            pci: gpu.pci.clone(),
+            model: gpu.model.clone(),
+            cc: gpu.cc.clone(),
+            sms: gpu.sms,
+            clock_mhz: gpu.clock_mhz,
+            bandwidth_gbs: gpu.bandwidth_gbs,
+            total: gpu.total,
+            reserve: gpu.reserve,
+            units: gpu.units,
+            whole: gpu.whole,
+            held: gpu.held,
+            numa: gpu.numa,
+            health: gpu.health,
+            reason: gpu.reason.clone(),
+            links: gpu.links.clone(),
+        }
+    }
+}
+
+fn minor_node(minor: u32) -> String {
+    format!("{MINOR}{minor}")
+}
+
+/// How NVIDIA's driver names a GPU's device node, before the minor number: the only form that version 1 can say.
+const MINOR: &str = "nvidia";
+
+/// Return the minor number of each GPU if version 1 can describe all of them.
+fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
+    if inventory.drivers.keys().any(|vendor| *vendor != Vendor::default()) {
+        return None;
+    }
+    let minor = |gpu: &Gpu| {
+        let [node] = gpu.nodes.as_slice() else { return None };
+        let minor = node.strip_prefix(MINOR)?.parse().ok()?;
+        let plain = !gpu.whole && gpu.partition.is_none() && gpu.vendor == Vendor::default();
+        (plain && minor_node(minor) == *node).then_some(minor)
+    };
+    inventory.gpus.iter().map(minor).collect()
+}
