@@ -1,12 +1,12 @@
 //! Which GPU memory a container may get: the pod's annotation as first seen, checked against the records of its containers and the
 //! device ids from the kubelet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Allocation, ContainerKind, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Pod, names};
+use divvy_model::{Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, names};
 
 use super::reason::Reason;
-use super::{Core, Handout};
+use super::{Core, Facts, Grant, Handout, Ids, Key, ResourceSpec};
 
 /// The GPU memory that a container would be granted, before the arbiter checks it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Core {
 
     /// Return what the container is to be granted. The source is the allocation of a known pod, or the container's own record while the
     /// pod's object is not known (the API server is unreachable, and the container only restarts).
-    pub(super) fn booking(&self, handout: &Handout) -> Result<Booking, (Reason, String)> {
+    pub(super) fn booking(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         let Some(known) = self.pods.get(&key.uid) else {
             return match self.records.get(key) {
@@ -89,6 +89,7 @@ impl Core {
         };
         let pod = &known.pod;
         match &known.pin {
+            Held::Nothing | Held::Legacy(_) if spec.grant == Grant::AllocationOrIds => self.by_ids(spec, handout, pod, facts),
             Held::Nothing => Err((
                 Reason::NoAllocation,
                 format!(
@@ -98,7 +99,7 @@ impl Core {
                      spec.nodeName itself; then delete the pod",
                     pod.key(),
                     names::ALLOCATION,
-                    self.settings.memory_resource,
+                    spec.name,
                 ),
             )),
             Held::Unreadable(error) => Err((
@@ -118,7 +119,7 @@ impl Core {
                              placed again",
                             pod.key(),
                             key.container,
-                            self.settings.memory_resource
+                            spec.name
                         ),
                     )
                 })?;
@@ -126,8 +127,14 @@ impl Core {
                     gpus: allocation.gpus.clone(),
                     container: container.clone(),
                 };
-                self.is_worth_its_ids(handout, pod, &booking)?;
-                self.adds_up(pod, allocation)?;
+                self.is_of_the_resource(spec, pod, &booking)?;
+                match spec.ids {
+                    Ids::Whole(_) => self.has_a_gpu_for_each_id(handout, pod, &booking)?,
+                    Ids::Units | Ids::Count => {
+                        self.is_worth_its_ids(handout, pod, &booking)?;
+                        self.adds_up(pod, allocation)?;
+                    }
+                }
                 Ok(booking)
             }
             held @ Held::Legacy(legacy) => {
@@ -194,6 +201,131 @@ impl Core {
                 })
             }
         }
+    }
+
+    /// Return the GPUs for a container whose pod has no allocation: those that its ids name. A GPU that another pod holds is replaced by
+    /// one that is free: the pods on this node hold together as many GPUs as the kubelet handed out ids, but not always the same ones,
+    /// because a pod with an allocation has the GPUs of its allocation, whatever its ids are.
+    fn by_ids(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod, facts: &Facts) -> Result<Booking, (Reason, String)> {
+        let key = &handout.key;
+        if let Some(record) = self.records.get(key) {
+            return Ok(Booking {
+                gpus: record.gpus.clone(),
+                container: record.container_gpus.clone(),
+            });
+        }
+        let taken = self.taken_from(spec, handout, facts);
+        let named = handout
+            .ids
+            .iter()
+            .filter_map(|id| self.gpu_of_id(spec, id))
+            .map(|(gpu, _)| gpu);
+        let others = self.gpus.iter().filter(|gpu| spec.covers(gpu));
+        let mut chosen: Vec<&Gpu> = Vec::new();
+        for gpu in named.chain(others) {
+            let new = chosen.iter().all(|other| other.uuid != gpu.uuid);
+            if chosen.len() < handout.ids.len() && new && gpu.health == Health::Ok && !taken.contains(gpu.uuid.as_str()) {
+                chosen.push(gpu);
+            }
+        }
+        if chosen.len() < handout.ids.len() {
+            return Err((
+                Reason::MemoryHeld,
+                format!(
+                    "the kubelet gave container {} of pod {} {} devices of {}, but only {} of this node's GPUs are healthy and not in use by another                      pod. The container starts automatically when a GPU becomes free",
+                    key.container,
+                    pod.key(),
+                    handout.ids.len(),
+                    spec.name,
+                    chosen.len()
+                ),
+            ));
+        }
+        let container: Vec<ContainerShare> = chosen
+            .iter()
+            .map(|gpu| ContainerShare {
+                uuid: gpu.uuid.clone(),
+                memory: self.capacity(gpu),
+                cores: 0,
+            })
+            .collect();
+        // The pod's other containers may have the same GPUs, one after the other, or further ones.
+        let mut gpus: Vec<GpuShare> = container
+            .iter()
+            .map(|share| GpuShare {
+                uuid: share.uuid.clone(),
+                memory: share.memory,
+                cores: 0,
+                whole: true,
+            })
+            .collect();
+        for share in self.records_of(&key.uid).flat_map(|record| &record.gpus) {
+            if gpus.iter().all(|gpu| gpu.uuid != share.uuid) {
+                gpus.push(share.clone());
+            }
+        }
+        Ok(Booking { gpus, container })
+    }
+
+    /// Return the UUIDs of the GPUs that this container may not get: those of other pods that may run, those that allocations promise to
+    /// other pods, and those of the pod's other containers, unless this container has an id of theirs because they run one after the other.
+    fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> BTreeSet<&str> {
+        let key = &handout.key;
+        let handouts = facts.handouts.as_deref().unwrap_or_default();
+        let shares_an_id = |other: &Key| {
+            let mut theirs = handouts.iter().filter(|of| of.key == *other && of.resource == spec.name);
+            theirs.any(|of| !of.ids.is_disjoint(&handout.ids))
+        };
+        let mut taken = BTreeSet::new();
+        for (other, record) in &self.records {
+            let shares = match other.uid == key.uid {
+                true if !shares_an_id(other) => record.container_gpus.iter().map(|share| share.uuid.as_str()).collect(),
+                false if self.may_run(&other.uid, facts) => record.gpus.iter().map(|share| share.uuid.as_str()).collect(),
+                _ => Vec::new(),
+            };
+            taken.extend(shares);
+        }
+        for (uid, known) in &self.pods {
+            if *uid != key.uid
+                && !known.pod.ended()
+                && let Held::Allocation(allocation) = &known.pin
+            {
+                taken.extend(allocation.gpus.iter().map(|share| share.uuid.as_str()));
+            }
+        }
+        taken
+    }
+
+    /// Check that the allocation names only GPUs that the resource offers: a share of a whole GPU, or a whole GPU for the price of a few
+    /// units, would be promised to further pods. A GPU that is not there is refused later.
+    fn is_of_the_resource(&self, spec: ResourceSpec, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
+        let mut known = booking.gpus.iter().filter_map(|share| self.gpu(&share.uuid));
+        let Some(gpu) = known.find(|gpu| !spec.covers(gpu)) else {
+            return Ok(());
+        };
+        let text = format!(
+            "the allocation of pod {} names GPU {}, which is not offered as {}",
+            pod.key(),
+            gpu.uuid,
+            spec.name
+        );
+        Err((Reason::NoAllocation, not_the_extenders(text)))
+    }
+
+    /// Check that the allocation gives the container as many whole GPUs as the kubelet gave it devices.
+    fn has_a_gpu_for_each_id(&self, handout: &Handout, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
+        let distinct: BTreeSet<&str> = booking.container.iter().map(|share| share.uuid.as_str()).collect();
+        if distinct.len() >= handout.ids.len() {
+            return Ok(());
+        }
+        let text = format!(
+            "the allocation of pod {} gives container {} {} GPUs, but the kubelet gave it {} devices",
+            pod.key(),
+            handout.key.container,
+            distinct.len(),
+            handout.ids.len()
+        );
+        Err((Reason::NoAllocation, not_the_extenders(text)))
     }
 
     /// The unit in which this pod's request is counted, and in which the kubelet counted its devices. An operator may have changed

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{DeviceId, Gpu, Health, MemoryUnit};
+use divvy_model::{Gpu, Health, MemoryUnit};
 
-use super::{Core, Settings};
+use super::{Core, Ids, ResourceSpec, Settings};
 
 /// The number of ids above which two things become slow: the kubelet's checkpoint, which is rewritten at every change, and the agent's
 /// messages.
@@ -15,20 +15,11 @@ pub(super) const IDS_MAX: u64 = 60_000;
 /// A device id and its state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    pub id: DeviceId,
+    pub id: String,
     /// Whether the kubelet may hand out the id.
     pub healthy: bool,
     /// The NUMA node of the id's GPU, or `None` if it is not known.
     pub numa: Option<u32>,
-}
-
-/// The ids of both resources. Each resource is one ListAndWatch message.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Devices {
-    /// Ids of `aliyun.com/gpu-mem`.
-    pub memory: Vec<Device>,
-    /// Ids of `aliyun.com/gpu-count`.
-    pub count: Vec<Device>,
 }
 
 /// A warning that the unit works but makes the kubelet slow.
@@ -69,17 +60,8 @@ pub struct TooManyIds {
     pub comfortable: MemoryUnit,
 }
 
-/// The number of units that a GPU offers, computed from its size and the reserve.
-pub(super) fn units(gpu: &Gpu, settings: &Settings) -> u64 {
-    settings.unit.units_in(gpu.total.saturating_sub(settings.reserve))
-}
-
 pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<SizeWarning>, TooManyIds> {
-    let ids = |unit: MemoryUnit| {
-        gpus.iter()
-            .map(|gpu| unit.units_in(gpu.total.saturating_sub(settings.reserve)))
-            .fold(0_u64, u64::saturating_add)
-    };
+    let ids = |unit: MemoryUnit| gpus.iter().map(|gpu| gpu.units_of(unit)).fold(0_u64, u64::saturating_add);
     let smallest = |limit: u64| {
         (0..63)
             .filter_map(|power| MemoryUnit::new(1 << power))
@@ -102,36 +84,36 @@ pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<Siz
 }
 
 impl Core {
-    /// All ids, with GPUs in NVML's order and slots ascending.
+    /// Return all ids of a resource, with GPUs in the order of the inventory and slots ascending.
     ///
-    /// gpu-mem: each failed GPU keeps as many healthy ids as pods hold units there, whether or not their containers started. The number of
-    /// its other ids turns unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The
-    /// kubelet picks any free ids, so *which* ids turn unhealthy is chosen in this order: free ids of the failed GPUs, free ids of other
-    /// GPUs, and only then ids that are handed out.
+    /// Each failed GPU keeps as many healthy ids as pods hold of it, whether or not their containers started. The number of its other ids
+    /// turns unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The kubelet picks any
+    /// free ids, so *which* ids turn unhealthy is chosen in this order: free ids of the failed GPUs, free ids of other GPUs, and only
+    /// then ids that are handed out.
     ///
-    /// gpu-count: the single id of a failed GPU turns unhealthy. This resource grants nothing, so nothing depends on its ids.
-    pub fn devices(&self) -> Devices {
-        let unhealthy = self.unhealthy_memory_ids();
-        let mut devices = Devices::default();
+    /// The single id that counts a failed GPU turns unhealthy. That resource grants nothing, so nothing depends on its ids.
+    pub fn devices(&self, spec: ResourceSpec) -> Vec<Device> {
+        let unhealthy = self.unhealthy_ids(spec);
+        let mut devices = Vec::new();
         for gpu in &self.gpus {
-            for slot in slots(gpu) {
-                let id = DeviceId::Memory {
-                    uuid: gpu.uuid.clone(),
-                    slot,
-                };
-                devices.memory.push(Device {
+            for id in spec.ids_of(gpu) {
+                devices.push(Device {
                     healthy: unhealthy.is_empty() || !unhealthy.contains(&id),
                     id,
                     numa: gpu.numa,
                 });
             }
-            devices.count.push(Device {
-                id: DeviceId::Count { uuid: gpu.uuid.clone() },
-                healthy: gpu.health == Health::Ok,
-                numa: gpu.numa,
-            });
         }
         devices
+    }
+
+    /// Return how many of a GPU's ids the pods on this node hold, by their allocations and grants.
+    fn amount_held(&self, spec: ResourceSpec, gpu: &Gpu) -> u64 {
+        match spec.ids {
+            Ids::Units => self.units_allocated(&gpu.uuid),
+            Ids::Count => 0,
+            Ids::Whole(_) => u64::from(self.holds_whole(gpu)),
+        }
     }
 
     /// Units of a GPU that the allocations of this node's non-terminal pods hold.
@@ -145,13 +127,22 @@ impl Core {
             .fold(0, u64::saturating_add)
     }
 
-    fn unhealthy_memory_ids(&self) -> BTreeSet<DeviceId> {
+    /// Report whether a pod that has not ended holds the whole GPU. A pod without an allocation holds those of its records.
+    fn holds_whole(&self, gpu: &Gpu) -> bool {
+        self.pods.values().filter(|known| !known.pod.ended()).any(|known| {
+            let promised = self.shares(&known.pin);
+            let granted = self.records_of(&known.pod.uid).flat_map(|record| &record.gpus);
+            promised.iter().chain(granted).any(|share| share.uuid == gpu.uuid)
+        })
+    }
+
+    fn unhealthy_ids(&self, spec: ResourceSpec) -> BTreeSet<String> {
         let failed = |gpu: &&Gpu| gpu.health != Health::Ok;
         let wanted = self
             .gpus
             .iter()
             .filter(failed)
-            .map(|gpu| gpu.units.saturating_sub(self.units_allocated(&gpu.uuid)))
+            .map(|gpu| spec.amount(gpu).saturating_sub(self.amount_held(spec, gpu)))
             .fold(0, u64::saturating_add);
         if wanted == 0 {
             return BTreeSet::new();
@@ -159,30 +150,22 @@ impl Core {
         // Entries of ended pods linger in the checkpoint until the kubelet's next allocation drops them.
         let ended = |uid: &str| self.pods.get(uid).is_some_and(|known| known.pod.ended());
         let handed_out: BTreeSet<&str> = self
-            .memory_handouts(&self.handouts)
-            .filter(|handout| !ended(&handout.key.uid))
+            .handouts
+            .iter()
+            .filter(|handout| handout.resource == spec.name && spec.grants() && !ended(&handout.key.uid))
             .flat_map(|handout| &handout.ids)
             .chain(self.in_flight.iter().flat_map(|in_flight| &in_flight.ids))
             .map(String::as_str)
             .collect();
-        let mut candidates: Vec<(bool, bool, DeviceId)> = Vec::new();
+        let mut candidates: Vec<(bool, bool, &str, usize, String)> = Vec::new();
         for gpu in &self.gpus {
-            for slot in slots(gpu) {
-                let id = DeviceId::Memory {
-                    uuid: gpu.uuid.clone(),
-                    slot,
-                };
-                let free = !handed_out.contains(id.to_string().as_str());
-                candidates.push((!free, gpu.health == Health::Ok, id));
+            for (slot, id) in spec.ids_of(gpu).enumerate() {
+                let free = !handed_out.contains(id.as_str());
+                candidates.push((!free, gpu.health == Health::Ok, &gpu.uuid, slot, id));
             }
         }
         candidates.sort();
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-        candidates.into_iter().take(wanted).map(|(_, _, id)| id).collect()
+        candidates.into_iter().take(wanted).map(|(.., id)| id).collect()
     }
-}
-
-fn slots(gpu: &Gpu) -> std::ops::Range<u32> {
-    // `check_size` limits the number of ids to IDS_MAX.
-    0..u32::try_from(gpu.units).unwrap_or(u32::MAX)
 }

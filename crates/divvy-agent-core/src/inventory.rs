@@ -1,7 +1,7 @@
 //! The inventory: the node annotation with the facts that device ids do not carry.
 
 use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
-use divvy_model::{Held, Inventory, MiB};
+use divvy_model::{Held, Inventory};
 
 use super::Core;
 use super::driver_spec::Trouble;
@@ -11,7 +11,6 @@ impl Core {
     pub fn inventory(&self) -> Inventory {
         let mut gpus = self.gpus.clone();
         for gpu in &mut gpus {
-            gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
             // Readers reject an inventory with a longer reason.
             gpu.reason = gpu
                 .reason
@@ -19,9 +18,8 @@ impl Core {
                 .map(|reason| shortened(&reason, REASON_BYTES - "…".len()).into_owned());
         }
         Inventory {
-            v: 1,
             agent: self.settings.agent_version.clone(),
-            driver: self.driver.clone(),
+            drivers: self.drivers.clone(),
             unit: self.settings.unit,
             other_units: self.other_units().take(OTHER_UNITS).collect(),
             unschedulable: self.leaving || !self.registered,
@@ -54,7 +52,8 @@ impl Core {
     pub fn on_their_way(&self) -> usize {
         let to_come = self.pods.iter().filter(|(uid, known)| {
             let begun = self.records.keys().any(|key| key.uid == **uid);
-            matches!(known.pin, Held::Allocation(_)) && !known.pod.ended() && !known.pod.deleting && !begun
+            let has_gpu = matches!(known.pin, Held::Allocation(_)) || known.pod.request.whole.is_some();
+            has_gpu && !known.pod.ended() && !known.pod.deleting && !begun
         });
         to_come.count()
     }

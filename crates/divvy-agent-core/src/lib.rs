@@ -10,7 +10,6 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
-mod booked;
 mod booking;
 mod devices;
 pub mod driver_spec;
@@ -19,19 +18,21 @@ mod prestart;
 mod project;
 mod reason;
 mod reconcile;
+mod resource;
 mod steer;
+mod vendor;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi as cdi;
-use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey};
+use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey, Vendor};
 
-pub use allocate::Resource;
-pub use devices::{Device, Devices, SizeWarning, TooManyIds};
+pub use devices::{Device, SizeWarning, TooManyIds};
 pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
-pub use project::{NodeFiles, SHARED_DEVICES};
+pub use project::NodeFiles;
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
+pub use resource::{Grant, Ids, ResourceSpec};
 
 /// The operator's choices, and what identifies the node.
 #[derive(Debug, Clone)]
@@ -42,14 +43,39 @@ pub struct Settings {
     pub reserve: MiB,
     /// The secret key from which the names of CDI devices are derived.
     pub node_key: NodeKey,
-    /// The extended resource of shared memory, such as `aliyun.com/gpu-mem`.
-    pub memory_resource: String,
-    /// The extended resource of the GPU count, such as `aliyun.com/gpu-count`.
-    pub count_resource: String,
     /// The agent's version, as the inventory states it.
     pub agent_version: String,
     /// The content of `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
+}
+
+/// What the agent offers of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// The memory that is kept back.
+    pub reserve: MiB,
+    /// The number of units of shared memory.
+    pub units: u64,
+    /// The GPU is offered as a whole.
+    pub whole: bool,
+}
+
+impl Settings {
+    /// Return what the agent offers of a vendor's GPU with this much memory.
+    pub fn offer(&self, vendor: Vendor, total: MiB) -> Offer {
+        match vendor.shares_memory() {
+            true => Offer {
+                reserve: self.reserve,
+                units: self.unit.units_in(total.saturating_sub(self.reserve)),
+                whole: false,
+            },
+            false => Offer {
+                reserve: MiB::ZERO,
+                units: 0,
+                whole: true,
+            },
+        }
+    }
 }
 
 /// The node's secret key. `Debug` does not print it.
@@ -167,8 +193,8 @@ struct InFlight {
 #[derive(Debug, Clone)]
 pub struct Core {
     settings: Settings,
-    driver: String,
-    /// GPUs in NVML's order. `units` and `reserve` are set by the core, not by the probe.
+    drivers: BTreeMap<Vendor, String>,
+    /// GPUs in the order of the inventory.
     gpus: Vec<Gpu>,
     pods: BTreeMap<String, Known>,
     /// Names of this node's pods that request none of our resources, by UID.
@@ -197,7 +223,7 @@ impl Core {
     pub fn new(settings: Settings) -> Core {
         Core {
             settings,
-            driver: String::new(),
+            drivers: BTreeMap::new(),
             gpus: Vec::new(),
             pods: BTreeMap::new(),
             others: BTreeMap::new(),
@@ -220,26 +246,29 @@ impl Core {
         &self.settings
     }
 
-    /// Store the driver version and the GPUs that the probe found, and compute each GPU's units and reserve. Return an error and change
-    /// nothing if the node would offer more device ids than the kubelet accepts.
-    pub fn set_hardware(&mut self, driver: &str, mut gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
+    /// Store the driver versions and the GPUs that the probe found. Return an error and change nothing if the node would offer more device
+    /// ids than the kubelet accepts.
+    pub fn set_hardware(&mut self, drivers: BTreeMap<Vendor, String>, gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
         let warning = devices::check_size(&gpus, &self.settings)?;
-        for gpu in &mut gpus {
-            gpu.reserve = self.settings.reserve;
-            gpu.units = devices::units(gpu, &self.settings);
-            gpu.held = MiB::ZERO;
-        }
-        driver.clone_into(&mut self.driver);
+        self.drivers = drivers;
         self.gpus = gpus;
+        self.show_held();
         Ok(warning)
     }
 
-    /// The driver version that the probe found, or an empty string before the first snapshot.
-    pub fn driver(&self) -> &str {
-        &self.driver
+    /// Copy what departed pods hold to the GPUs, whose inventory shows it.
+    fn show_held(&mut self) {
+        for gpu in &mut self.gpus {
+            gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
+        }
     }
 
-    /// The known GPUs in NVML's order, with their units.
+    /// The version of a vendor's driver that the probe found; empty before the first snapshot and if there is no such driver.
+    pub fn driver(&self, vendor: Vendor) -> &str {
+        self.drivers.get(&vendor).map_or("", String::as_str)
+    }
+
+    /// The known GPUs in the order of the inventory.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
@@ -278,7 +307,7 @@ impl Core {
             }
             None => {
                 // A pod that requests none of our resources would only use memory here.
-                if !pod.request.wants_memory() && pod.held == Held::Nothing {
+                if !pod.request.wants_gpus() && pod.held == Held::Nothing {
                     self.others.insert(pod.uid.clone(), pod.key());
                     return actions;
                 }
@@ -401,13 +430,6 @@ impl Core {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// A GPU's total shared memory ([`divvy_model::Inventory::capacity`]).
-    fn capacity(&self, gpu: &Gpu) -> MiB {
-        let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
-        let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
-        most.unwrap_or(MiB::ZERO)
-    }
-
     /// Units of the grants that were made before `--memory-unit` was changed, smallest first.
     fn other_units(&self) -> impl Iterator<Item = MemoryUnit> + use<> {
         let units = self.records.values().map(|record| record.unit);
@@ -415,10 +437,12 @@ impl Core {
         others.into_iter()
     }
 
-    fn memory_handouts<'a>(&'a self, handouts: &'a [Handout]) -> impl Iterator<Item = &'a Handout> {
-        handouts
-            .iter()
-            .filter(|handout| handout.resource == self.settings.memory_resource)
+    /// Return the handouts of resources that grant GPUs, with their resources.
+    fn granting<'a>(&self, handouts: &'a [Handout]) -> impl Iterator<Item = (ResourceSpec, &'a Handout)> + use<'a> {
+        handouts.iter().filter_map(|handout| {
+            let spec = ResourceSpec::named(&handout.resource)?;
+            spec.grants().then_some((spec, handout))
+        })
     }
 
     fn records_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a GrantRecord> {

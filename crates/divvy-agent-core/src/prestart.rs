@@ -5,13 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GrantRecord, Health, MiB, names};
+use divvy_model::{Gpu, GrantRecord, Health, MiB, names};
 
-use super::booked::booked;
 use super::booking::Booking;
 use super::driver_spec::Trouble;
 use super::reason::Reason;
-use super::{Action, Core, Facts, Handout, Key, NodeFiles};
+use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
@@ -49,8 +48,8 @@ pub enum PreStart {
 }
 
 impl Core {
-    /// Decide whether the container with these ids may start.
-    pub fn pre_start(&mut self, ids: &[String], facts: &Facts) -> PreStart {
+    /// Decide whether the container with these ids of a resource may start.
+    pub fn pre_start(&mut self, spec: ResourceSpec, ids: &[String], facts: &Facts) -> PreStart {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
         let Some(handouts) = &facts.handouts else {
             return PreStart::Wait(
@@ -60,12 +59,12 @@ impl Core {
                     .to_owned(),
             );
         };
-        let handout = match self.identify(&ids, handouts, facts) {
+        let handout = match self.identify(spec, &ids, handouts, facts) {
             Ok(handout) => handout,
             Err(answer) => return answer,
         };
         let key = handout.key.clone();
-        let booking = match self.booking(&handout) {
+        let booking = match self.booking(spec, &handout, facts) {
             Ok(booking) => booking,
             Err((Reason::UnknownPod, text)) if !facts.fresh => return PreStart::Wait(Reason::UnknownPod, text),
             Err((reason, text)) => return self.refuse(&key, reason, text),
@@ -79,15 +78,22 @@ impl Core {
             }
             Err((reason, text)) => return self.refuse(&key, reason, text),
         }
-        self.grant(&handout, handouts, booking, facts)
+        self.grant(spec, &handout, handouts, booking, facts)
     }
 
     /// Return the handout with exactly these ids. Entries of ended pods do not count: the kubelet only drops them at its next
     /// allocation.
-    fn identify(&self, ids: &BTreeSet<String>, handouts: &[Handout], facts: &Facts) -> Result<Handout, PreStart> {
+    fn identify(
+        &self,
+        spec: ResourceSpec,
+        ids: &BTreeSet<String>,
+        handouts: &[Handout],
+        facts: &Facts,
+    ) -> Result<Handout, PreStart> {
         let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
         let mut unknown = false;
-        for handout in self.memory_handouts(handouts).filter(|handout| handout.ids == *ids) {
+        let of_resource = handouts.iter().filter(|handout| handout.resource == spec.name);
+        for handout in of_resource.filter(|handout| handout.ids == *ids) {
             let uid = handout.key.uid.as_str();
             let populated = facts.populated.contains(uid);
             match self.pods.get(uid) {
@@ -136,10 +142,8 @@ impl Core {
         let mut found = found;
         if let Some(known) = self.pods.get(uid) {
             let place = |handout: &Handout| {
-                let containers = &known.pod.request.containers;
-                containers
-                    .iter()
-                    .position(|container| container.name == handout.key.container)
+                let mut containers = spec.requests(&known.pod.request);
+                containers.position(|(container, _)| container == handout.key.container)
             };
             found.sort_by_key(|handout| place(handout));
         }
@@ -220,8 +224,8 @@ impl Core {
                 ));
             }
             let capacity = self.capacity(gpu);
-            let wanted = booked(share, capacity);
-            let others = self.booked_by_others(&share.uuid, uid, capacity, facts);
+            let wanted = self.booked(share, gpu);
+            let others = self.booked_by_others(gpu, uid, facts);
             let taken = others.values().fold(MiB::ZERO, |sum, memory| sum.saturating_add(*memory));
             if taken.checked_add(wanted).is_none_or(|sum| sum > capacity) {
                 return Err((
@@ -234,14 +238,14 @@ impl Core {
     }
 
     /// The memory that each other pod with a live grant books on a GPU, by pod UID.
-    fn booked_by_others(&self, uuid: &str, uid: &str, capacity: MiB, facts: &Facts) -> BTreeMap<String, MiB> {
+    fn booked_by_others(&self, gpu: &Gpu, uid: &str, facts: &Facts) -> BTreeMap<String, MiB> {
         let mut others: BTreeMap<String, MiB> = BTreeMap::new();
         for record in self.records.values().filter(|record| record.uid != uid) {
-            let Some(share) = record.gpus.iter().find(|share| share.uuid == uuid) else {
+            let Some(share) = record.gpus.iter().find(|share| share.uuid == gpu.uuid) else {
                 continue;
             };
             if self.may_run(&record.uid, facts) {
-                let booked = booked(share, capacity);
+                let booked = self.booked(share, gpu);
                 let entry = others.entry(record.uid.clone()).or_default();
                 *entry = booked.max(*entry);
             }
@@ -284,7 +288,7 @@ impl Core {
         )
     }
 
-    fn grant(&self, handout: &Handout, handouts: &[Handout], booking: Booking, facts: &Facts) -> PreStart {
+    fn grant(&self, spec: ResourceSpec, handout: &Handout, handouts: &[Handout], booking: Booking, facts: &Facts) -> PreStart {
         let key = &handout.key;
         let (namespace, name) = match (self.pods.get(&key.uid), self.records.get(key)) {
             (Some(known), _) => (known.pod.namespace.clone(), known.pod.name.clone()),
@@ -353,12 +357,12 @@ impl Core {
         }
         let gpus: Vec<String> = record.container_gpus.iter().map(|share| share.uuid.clone()).collect();
         let steered_wrong = handout.ids.iter().any(|id| {
-            id.parse::<divvy_model::DeviceId>()
-                .is_ok_and(|id| gpus.iter().all(|uuid| uuid != id.uuid()))
+            self.gpu_of_id(spec, id)
+                .is_some_and(|(gpu, _)| gpus.iter().all(|uuid| *uuid != gpu.uuid))
         });
-        let shared_ids = self
-            .memory_handouts(handouts)
-            .any(|other| other.key.uid != key.uid && self.may_run(&other.key.uid, facts) && !other.ids.is_disjoint(&handout.ids));
+        let shared_ids = self.granting(handouts).any(|(of, other)| {
+            of == spec && other.key.uid != key.uid && self.may_run(&other.key.uid, facts) && !other.ids.is_disjoint(&handout.ids)
+        });
         PreStart::Granted {
             actions,
             key: key.clone(),
@@ -372,6 +376,8 @@ impl Core {
     /// Return why the container gets none of the driver's libraries, or the wrong ones. The specs are checked again here, because a spec may
     /// have disappeared after the last check of the driver.
     fn without_libraries(&self, record: &GrantRecord, node: &NodeFiles) -> Option<Trouble> {
+        let first = record.container_gpus.first().and_then(|share| self.gpu(&share.uuid))?;
+        vendor::of(first.vendor).libraries()?;
         let named = |uuid: &str| {
             let mut devices = node.specs.iter().flat_map(|spec| &spec.devices);
             devices.any(|device| device.name == uuid)

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{GrantRecord, MiB};
 
-use super::booked::booked;
 use super::reason::Class;
 use super::{Action, Core, Facts, Handout, Key, record_in_spec};
 
@@ -46,6 +45,7 @@ impl Core {
             .collect();
         self.reported.retain(|(_, uid)| known.contains(uid));
         self.held = out.held.clone();
+        self.show_held();
         out
     }
 
@@ -84,7 +84,7 @@ impl Core {
                 found.push(record);
             }
         }
-        for handout in self.memory_handouts(facts.handouts.as_deref().unwrap_or_default()) {
+        for (spec, handout) in self.granting(facts.handouts.as_deref().unwrap_or_default()) {
             let key = &handout.key;
             let running = facts.populated.contains(&key.uid)
                 && self
@@ -95,7 +95,7 @@ impl Core {
             if !running || have {
                 continue;
             }
-            if let (Ok(booking), Some(known)) = (self.booking(handout), self.pods.get(&key.uid)) {
+            if let (Ok(booking), Some(known)) = (self.booking(spec, handout, facts), self.pods.get(&key.uid)) {
                 // Only some container of the pod is known to run, maybe not this one. If its start would be refused, it has no grant.
                 let other = self.has_the_name(records.values().chain(&found), handout, &booking, facts);
                 if other.is_some() {
@@ -202,18 +202,23 @@ impl Core {
             out.held.clone_from(&self.held);
             return;
         }
-        let mut by_pod: BTreeMap<&str, &GrantRecord> = BTreeMap::new();
+        let mut by_pod: BTreeMap<&str, (&GrantRecord, BTreeMap<&str, MiB>)> = BTreeMap::new();
         for record in records.values() {
             let without = self.pods.get(&record.uid).is_none_or(|known| known.pod.ended());
             if without && facts.populated.contains(&record.uid) {
-                by_pod.entry(&record.uid).or_insert(record);
+                // The records of a pod without an allocation do not all have the same GPUs.
+                let (_, gpus) = by_pod.entry(&record.uid).or_insert((record, BTreeMap::new()));
+                for share in &record.gpus {
+                    let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
+                    let most = gpus.entry(&share.uuid).or_default();
+                    *most = booked.max(*most);
+                }
             }
         }
-        for (uid, record) in by_pod {
-            for share in &record.gpus {
-                let capacity = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.capacity(gpu));
-                let held = out.held.entry(share.uuid.clone()).or_default();
-                *held = held.saturating_add(booked(share, capacity));
+        for (uid, (record, gpus)) in by_pod {
+            for (uuid, booked) in gpus {
+                let held = out.held.entry(uuid.to_owned()).or_default();
+                *held = held.saturating_add(booked);
             }
             out.count(Class::HeldWithoutPod);
             let text = format!(
@@ -241,7 +246,7 @@ impl Core {
                         .pods
                         .get(&key.uid)
                         .is_some_and(|known| !known.pod.ended() && !known.pod.deleting)
-                    && !self.memory_handouts(handouts).any(|handout| handout.key == *key);
+                    && !self.granting(handouts).any(|(_, handout)| handout.key == *key);
                 if lost {
                     let text = format!(
                         "the kubelet has lost its record of the devices of container {} (its checkpoint was lost): the container keeps running, but \
@@ -264,7 +269,9 @@ impl Core {
             let mut pods: BTreeMap<&str, MiB> = BTreeMap::new();
             for record in records.values().filter(|record| self.may_run(&record.uid, facts)) {
                 if let Some(share) = record.gpus.iter().find(|share| share.uuid == gpu.uuid) {
-                    pods.insert(&record.uid, booked(share, capacity));
+                    let booked = self.booked(share, gpu);
+                    let most = pods.entry(&record.uid).or_default();
+                    *most = booked.max(*most);
                 }
             }
             let sum = pods.values().fold(MiB::ZERO, |sum, memory| sum.saturating_add(*memory));
@@ -289,7 +296,6 @@ impl Core {
     fn find_strays(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, found: &mut Vec<(Class, String, String)>) {
         for (uuid, pods) in facts.memory_in_use.iter().flatten() {
             let Some(gpu) = self.gpu(uuid) else { continue };
-            let capacity = self.capacity(gpu);
             for (uid, used) in pods {
                 // A grant that ends in this very pass was still valid when the driver was queried.
                 let granted = records
@@ -297,13 +303,14 @@ impl Core {
                     .chain(self.records_of(uid))
                     .filter(|record| record.uid == *uid)
                     .find_map(|record| record.gpus.iter().find(|share| share.uuid == *uuid));
-                match granted.map(|share| booked(share, capacity)) {
+                match granted.map(|share| self.booked(share, gpu)) {
                     None => {
                         let text = format!(
                             "a process of this pod runs on GPU {} and uses {used} of its memory without a grant from Divvy: this memory may be \
                              promised to other pods. A pod gets a GPU by requesting {}. Check how this pod reaches the GPU: privileged, hostPath, \
                              another device plugin, or nvidia as the default container runtime",
-                            gpu.index, self.settings.memory_resource
+                            gpu.index,
+                            self.resource_of(gpu)
                         );
                         found.push((Class::NotGranted, uid.clone(), text));
                     }
@@ -325,7 +332,7 @@ impl Core {
     fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
         let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
         let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
-        for handout in self.memory_handouts(handouts) {
+        for (_, handout) in self.granting(handouts) {
             let uid = handout.key.uid.as_str();
             let live = facts.populated.contains(uid) || self.pods.get(uid).is_some_and(|known| !known.pod.ended());
             if !live {

@@ -5,15 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::DeviceId;
+use divvy_model::{Gpu, Held, Link};
 
-use super::{Core, Key};
+use super::{Core, Ids, Key, ResourceSpec};
 
 impl Core {
     /// Return exactly `size` ids, or fewer if not enough are available. They include all of `must_include`, and as many as possible lie on one
     /// GPU: the GPU of `must_include`, else the GPU of the pod that the call is probably for, else the fullest GPU that has room. For a pod with
     /// several GPUs, the same number lies on each. Every input gets a valid answer, because the kubelet rejects the pod permanently after an error.
-    pub fn preferred(&mut self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
+    ///
+    /// Of whole GPUs without a guess, those that are connected best are chosen.
+    pub fn preferred(&mut self, spec: ResourceSpec, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         self.guess = None;
         let mut seen = BTreeSet::new();
         let mut chosen: Vec<String> = must_include
@@ -27,21 +29,22 @@ impl Core {
             if !seen.insert(id) {
                 continue;
             }
-            let (gpu, slot) = match id.parse::<DeviceId>() {
-                Ok(DeviceId::Memory { uuid, slot }) => (uuid, slot),
-                Ok(DeviceId::Count { uuid }) => (uuid, 0),
-                Err(_) => (String::new(), 0),
+            let (gpu, slot) = match self.gpu_of_id(spec, id) {
+                Some((gpu, slot)) => (gpu.uuid.clone(), slot),
+                None => (String::new(), 0),
             };
             free.entry(gpu).or_default().insert((slot, id));
         }
-        let guess = self.likely_container(size, must_include);
-        let included = must_include
-            .iter()
-            .find_map(|id| id.parse::<DeviceId>().ok().map(|id| id.uuid().to_owned()));
+        let guess = self.likely_container(spec, size, must_include);
+        if guess.is_none() && matches!(spec.ids, Ids::Whole(_)) {
+            return self.connected(spec, chosen, &free, size);
+        }
+        let on = |id: &str| self.gpu_of_id(spec, id).map(|(gpu, _)| gpu.uuid.clone());
+        let included = must_include.iter().find_map(|id| on(id));
         let wanted: &[String] = guess.as_ref().map_or(&[], |(_, uuids)| uuids);
         if let (Some(each), [_, _, ..]) = (size.checked_div(wanted.len()), wanted) {
             for uuid in wanted {
-                let here = |id: &&String| id.parse::<DeviceId>().is_ok_and(|id| id.uuid() == uuid);
+                let here = |id: &&String| on(id).as_ref() == Some(uuid);
                 let missing = each
                     .saturating_sub(chosen.iter().filter(here).count())
                     .min(size - chosen.len());
@@ -70,10 +73,51 @@ impl Core {
         chosen
     }
 
+    /// Complete a choice of whole GPUs: add the GPU with the most links to those chosen so far, until there are enough. Of GPUs with
+    /// equally many links, a GPU is added that has links to the most free GPUs, because the next choices need those.
+    fn connected(
+        &self,
+        spec: ResourceSpec,
+        mut chosen: Vec<String>,
+        free: &BTreeMap<String, BTreeSet<(u32, &str)>>,
+        size: usize,
+    ) -> Vec<String> {
+        let links = |gpu: &Gpu, to: &dyn Fn(&str) -> bool| -> u64 {
+            let counted = gpu.links.iter().filter(|Link(peer, ..)| to(peer));
+            counted.fold(0, |sum, Link(_, _, count)| sum.saturating_add(u64::from(*count)))
+        };
+        let mut with: BTreeSet<String> = chosen
+            .iter()
+            .filter_map(|id| self.gpu_of_id(spec, id))
+            .map(|(gpu, _)| gpu.uuid.clone())
+            .collect();
+        let mut left = free.clone();
+        while chosen.len() < size {
+            let known = self.gpus.iter().filter(|gpu| left.contains_key(&gpu.uuid));
+            let next = known.min_by_key(|gpu| {
+                let near = links(gpu, &|peer| with.contains(peer));
+                let ahead = links(gpu, &|peer| left.contains_key(peer));
+                std::cmp::Reverse((near, ahead))
+            });
+            let uuid = next.map(|gpu| gpu.uuid.clone()).or_else(|| left.keys().next().cloned());
+            let Some((uuid, ids)) = uuid.and_then(|uuid| left.remove_entry(&uuid)) else {
+                break;
+            };
+            with.insert(uuid);
+            chosen.extend(ids.iter().map(|(_, id)| (*id).to_owned()).take(size - chosen.len()));
+        }
+        chosen
+    }
+
     /// Return the container that the kubelet is probably admitting, and its GPUs. Its pod is bound here, is not being deleted, and has an
-    /// allocation; the container is the pod's first one without a handout and requests this many units. Among several, the pod seen first wins.
-    fn likely_container(&self, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
+    /// allocation; the container is the pod's first one without a handout and requests this many ids. Among several, the pod seen first wins.
+    fn likely_container(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
         let size = u64::try_from(size).ok().filter(|size| *size > 0)?;
+        let handouts = || {
+            self.granting(&self.handouts)
+                .filter(|(of, _)| *of == spec)
+                .map(|(_, handout)| handout)
+        };
         let mut candidates: Vec<_> = self
             .pods
             .values()
@@ -82,26 +126,25 @@ impl Core {
                 let pod = &known.pod;
                 let taken = |container: &str| {
                     let is = |key: &Key| key.uid == pod.uid && key.container == container;
-                    self.memory_handouts(&self.handouts).any(|handout| is(&handout.key))
+                    handouts().any(|handout| is(&handout.key))
                         || self
                             .in_flight
                             .iter()
                             .any(|in_flight| in_flight.guess.as_ref().is_some_and(is))
                         || self.records.keys().any(is)
                 };
-                let next = pod.request.memory_containers().find(|container| !taken(&container.name))?;
+                let (next, amount) = spec.requests(&pod.request).find(|(container, _)| !taken(container))?;
                 // Ids that are included again come from an earlier container of the same pod.
                 let reused = must_include.is_empty()
-                    || self
-                        .memory_handouts(&self.handouts)
+                    || handouts()
                         .any(|handout| handout.key.uid == pod.uid && must_include.iter().all(|id| handout.ids.contains(id)));
-                (next.units == size && reused).then_some((known.seq, known, &next.name))
+                (amount == size && reused).then_some((known.seq, known, next))
             })
             .collect();
         candidates.sort_by_key(|(seq, _, _)| *seq);
         candidates.into_iter().find_map(|(_, known, container)| {
             let uuids: Vec<String> = match &known.pin {
-                divvy_model::Held::Allocation(allocation) => {
+                Held::Allocation(allocation) => {
                     let shares = allocation.containers.get(container)?;
                     shares.iter().map(|share| share.uuid.clone()).collect()
                 }
@@ -112,7 +155,7 @@ impl Core {
             }
             let key = Key {
                 uid: known.pod.uid.clone(),
-                container: container.clone(),
+                container: container.to_owned(),
             };
             Some((key, uuids))
         })

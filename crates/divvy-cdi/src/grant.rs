@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::CDI_KIND;
 
-use super::{Device, DeviceNode, Edits, Format, NVIDIA_KIND, Spec, Version};
+use super::{Device, DeviceNode, Edits, Format, Spec, Version};
 
 /// The CDI version of grants' specs: the first version with annotations on devices.
 pub const VERSION: &str = "0.6.0";
@@ -37,8 +37,12 @@ pub struct GrantSpec<'a> {
     pub env: &'a [(&'a str, String)],
     /// The device nodes, as paths on the node.
     pub device_nodes: &'a [String],
-    /// The UUIDs of the granted GPUs. The edits of these devices under [`NVIDIA_KIND`] in `base` are merged in.
+    /// Additional groups of the container's process.
+    pub groups: &'a [u32],
+    /// The UUIDs of the granted GPUs.
     pub gpus: &'a [&'a str],
+    /// The kind of the specs in `base` whose edits for these GPUs are merged in; `None` for none.
+    pub libraries: Option<&'a str>,
     /// The node's specs, some of which may have edits for these GPUs.
     pub base: &'a [Spec],
 }
@@ -53,7 +57,7 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     let mut declared = None;
     let mut seen = BTreeSet::new();
     for uuid in grant.gpus {
-        for spec in grant.base.iter().filter(|spec| spec.kind == NVIDIA_KIND) {
+        for spec in grant.base.iter().filter(|spec| grant.libraries == Some(spec.kind.as_str())) {
             if seen.contains(uuid) {
                 break;
             }
@@ -69,6 +73,7 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     edits.merge(&Edits {
         env: grant.env.iter().map(|(key, value)| format!("{key}={value}")).collect(),
         device_nodes: grant.device_nodes.iter().map(DeviceNode::of_node).collect(),
+        additional_gids: grant.groups.to_vec(),
         ..Edits::default()
     });
     let mut spec = Spec {

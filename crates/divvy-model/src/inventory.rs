@@ -242,7 +242,7 @@ impl Inventory {
     /// offered as a whole has all its memory.
     pub fn capacity(&self, gpu: &Gpu) -> MiB {
         if gpu.whole {
-            return gpu.total;
+            return gpu.whole_capacity();
         }
         let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
         let most = others.chain([self.unit.memory(gpu.units)]).flatten().max();
@@ -256,6 +256,12 @@ impl Inventory {
 }
 
 impl Gpu {
+    /// Return what a pod books that has the whole GPU: all its memory. It is not zero even if the memory is not known, so that no
+    /// second pod fits.
+    pub fn whole_capacity(&self) -> MiB {
+        self.total.max(MiB(1))
+    }
+
     /// Return the number of units that the GPU would offer if the unit were `unit`.
     pub fn units_of(&self, unit: MemoryUnit) -> u64 {
         if self.whole {

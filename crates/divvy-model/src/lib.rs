@@ -23,6 +23,7 @@ mod memory;
 mod mig;
 pub mod names;
 mod node;
+pub mod nvidia;
 mod pod;
 mod quantity;
 mod request;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, ResourceSpec, Settings, owner_of_spec,
 };
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
@@ -108,8 +108,6 @@ impl Agent {
             unit: MemoryUnit::GIB,
             reserve,
             node_key: NodeKey([7; 32]),
-            memory_resource: names::GPU_MEM.to_owned(),
-            count_resource: names::GPU_COUNT.to_owned(),
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),
         };
@@ -238,8 +236,8 @@ impl Agent {
             self.watch(api, disk, events)?;
         }
         self.core.set_handouts(sight.handouts.to_vec());
-        let same = self.rebuilt(disk, sight).pre_start(ids, &facts);
-        let answer = self.core.pre_start(ids, &facts);
+        let same = self.rebuilt(disk, sight).pre_start(ResourceSpec::MEMORY, ids, &facts);
+        let answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &facts);
         if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\ninstead of\n{answer:?}");
             return Err(Stop::Broken(text));
@@ -280,7 +278,7 @@ impl Agent {
         self.muddled = true;
         self.synced = true;
         self.core.set_handouts(sight.handouts.to_vec());
-        let answer = self.core.pre_start(ids, &self.facts(disk, sight, true));
+        let answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &self.facts(disk, sight, true));
         self.muddled &= !(self.followed && self.pods.is_current(api));
         self.answer(answer, disk, story)
     }
@@ -305,12 +303,12 @@ impl Agent {
 
     /// Handle GetPreferredAllocation.
     pub fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
-        self.core.preferred(available, must, size)
+        self.core.preferred(ResourceSpec::MEMORY, available, must, size)
     }
 
     /// Handle Allocate. Return the grant's name.
     pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
-        let names = self.core.allocate(Resource::Memory, ids)?;
+        let names = self.core.allocate(ResourceSpec::MEMORY, ids)?;
         let [name] = names.as_slice() else {
             panic!("one container, one CDI device: {names:?}");
         };
@@ -436,7 +434,10 @@ fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
 }
 
 fn healthy(core: &Core) -> usize {
-    core.devices().memory.iter().filter(|device| device.healthy).count()
+    core.devices(ResourceSpec::MEMORY)
+        .iter()
+        .filter(|device| device.healthy)
+        .count()
 }
 
 fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {

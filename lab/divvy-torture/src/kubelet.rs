@@ -126,7 +126,7 @@ impl Kubelet {
 
     /// Apply a message of ListAndWatch.
     pub fn devices(&mut self, agent: &Agent) {
-        let devices = agent.core.devices().memory;
+        let devices = agent.core.devices(ResourceSpec::MEMORY);
         self.capacity = devices.len() as u64;
         self.healthy = devices
             .into_iter()

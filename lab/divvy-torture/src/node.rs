@@ -849,10 +849,10 @@ impl SimNode {
 fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
     Gpu {
         uuid: format!("GPU-{node}-{index}"),
-        kind: "gpu".to_owned(),
-        parent: None,
+        vendor: Vendor::Nvidia,
+        partition: None,
         index,
-        minor: index,
+        nodes: vec![nvidia::node(index)],
         pci: String::new(),
         model: "NVIDIA T4".to_owned(),
         cc: "7.5".to_owned(),

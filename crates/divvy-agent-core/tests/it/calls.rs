@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_agent_core::{Action, Facts, PreStart, Reason, Resource};
+use divvy_agent_core::{Action, Facts, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{Health, Held, MiB, names};
 use proptest::prelude::*;
@@ -58,7 +58,7 @@ fn the_answer_has_the_size_asked_for_and_what_must_be_included() {
         (ids(&[]), ids(&[]), 3, ids(&[])),
     ] {
         assert_eq!(
-            node.core.preferred(&available, &must, size),
+            node.core.preferred(ResourceSpec::MEMORY, &available, &must, size),
             expected,
             "{must:?} {size} of {available:?}"
         );
@@ -77,7 +77,7 @@ proptest! {
         if waiting > 0 {
             node.see(simple("a", 1, waiting));
         }
-        let answer = node.core.preferred(&available, &must, size);
+        let answer = node.core.preferred(ResourceSpec::MEMORY, &available, &must, size);
         let possible: BTreeSet<&String> = available.iter().chain(&must).collect();
         prop_assert_eq!(answer.len(), size.min(possible.len()));
         let distinct: BTreeSet<&String> = answer.iter().collect();
@@ -93,7 +93,7 @@ proptest! {
     fn no_ids_make_allocate_panic(ids in proptest::collection::vec("(GPU-[01]::(m[0-9]{1,3}|c)|.{0,20})", 0..6)) {
         let mut node = Node::new(&[4096, 4096]);
         let distinct: BTreeSet<&String> = ids.iter().collect();
-        if let Ok(names) = node.core.allocate(Resource::Memory, &ids) {
+        if let Ok(names) = node.core.allocate(ResourceSpec::MEMORY, &ids) {
             prop_assert_eq!(names.len(), 1);
             prop_assert_eq!(distinct.len(), ids.len());
             prop_assert!(!ids.is_empty());
@@ -106,13 +106,23 @@ fn ids_are_steered_to_the_gpu_of_the_pod_that_waits() {
     let mut node = Node::new(&[8192, 8192]);
     node.see(simple("a", 1, 3));
     let free = node.free_ids();
-    let chosen = node.core.preferred(&free, &[], 3);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &free, &[], 3);
     assert!(chosen.iter().all(|id| id.starts_with("GPU-1::")), "{chosen:?}");
     // Another size: no pod is waiting for it.
-    assert!(node.core.preferred(&free, &[], 2).iter().all(|id| id.starts_with("GPU-0::")));
+    assert!(
+        node.core
+            .preferred(ResourceSpec::MEMORY, &free, &[], 2)
+            .iter()
+            .all(|id| id.starts_with("GPU-0::"))
+    );
     // A pod that is being deleted steals nothing (R4).
     node.change("a", |pod| pod.deleting = true);
-    assert!(node.core.preferred(&free, &[], 3).iter().all(|id| id.starts_with("GPU-0::")));
+    assert!(
+        node.core
+            .preferred(ResourceSpec::MEMORY, &free, &[], 3)
+            .iter()
+            .all(|id| id.starts_with("GPU-0::"))
+    );
 }
 
 #[test]
@@ -123,8 +133,8 @@ fn of_two_pods_of_one_size_each_is_steered_once_even_before_the_checkpoint_is_re
     let mut gpus = Vec::new();
     let mut free = node.free_ids();
     for _ in 0..2 {
-        let chosen = node.core.preferred(&free, &[], 3);
-        node.core.allocate(Resource::Memory, &chosen).expect("allocated");
+        let chosen = node.core.preferred(ResourceSpec::MEMORY, &free, &[], 3);
+        node.core.allocate(ResourceSpec::MEMORY, &chosen).expect("allocated");
         free.retain(|id| !chosen.contains(id));
         gpus.push(chosen[0].split("::").next().expect("a GPU").to_owned());
     }
@@ -135,23 +145,31 @@ fn of_two_pods_of_one_size_each_is_steered_once_even_before_the_checkpoint_is_re
 fn foreign_doubled_and_missing_ids_are_refused_in_words() {
     let mut node = Node::new(&[2048]);
     for (resource, ids, expected) in [
-        (Resource::Memory, vec![], "no device of aliyun.com/gpu-mem"),
-        (Resource::Memory, vec!["x"], "\"x\" is not an id of this plugin"),
-        (Resource::Memory, vec!["uuid-_-1"], "is not an id of this plugin"),
+        (ResourceSpec::MEMORY, vec![], "no device of aliyun.com/gpu-mem"),
+        (ResourceSpec::MEMORY, vec!["x"], "\"x\" is not an id of this plugin"),
+        (ResourceSpec::MEMORY, vec!["uuid-_-1"], "is not an id of this plugin"),
         (
-            Resource::Memory,
+            ResourceSpec::MEMORY,
             vec!["GPU-9::m0"],
             "GPU GPU-9, which this node does not have (GPUs: GPU-0)",
         ),
         (
-            Resource::Memory,
+            ResourceSpec::MEMORY,
             vec!["GPU-0::m2"],
             "slot 2 of a GPU that has only 2 units of GiB",
         ),
-        (Resource::Memory, vec!["GPU-0::c"], "does not belong to aliyun.com/gpu-mem"),
-        (Resource::Count, vec!["GPU-0::m0"], "does not belong to aliyun.com/gpu-count"),
         (
-            Resource::Memory,
+            ResourceSpec::MEMORY,
+            vec!["GPU-0::c"],
+            "does not belong to aliyun.com/gpu-mem",
+        ),
+        (
+            ResourceSpec::COUNT,
+            vec!["GPU-0::m0"],
+            "does not belong to aliyun.com/gpu-count",
+        ),
+        (
+            ResourceSpec::MEMORY,
             vec!["GPU-0::m1", "GPU-0::m1"],
             "\"GPU-0::m1\" appears twice",
         ),
@@ -167,17 +185,19 @@ fn allocate_answers_from_the_ids_alone() {
     let mut node = Node::new(&[4096]);
     let one = node
         .core
-        .allocate(Resource::Memory, &ids(&["GPU-0::m0", "GPU-0::m1"]))
+        .allocate(ResourceSpec::MEMORY, &ids(&["GPU-0::m0", "GPU-0::m1"]))
         .expect("allocated");
     node.restart_agent();
     let again = node
         .core
-        .allocate(Resource::Memory, &ids(&["GPU-0::m1", "GPU-0::m0"]))
+        .allocate(ResourceSpec::MEMORY, &ids(&["GPU-0::m1", "GPU-0::m0"]))
         .expect("allocated");
     assert_eq!(one, again, "the order means nothing, and a restart changes nothing");
     assert!(one[0].starts_with("divvy.dev/grant="), "{one:?}");
     assert_eq!(
-        node.core.allocate(Resource::Count, &ids(&["GPU-0::c"])).expect("allocated"),
+        node.core
+            .allocate(ResourceSpec::COUNT, &ids(&["GPU-0::c"]))
+            .expect("allocated"),
         Vec::<String>::new()
     );
 }
@@ -187,14 +207,14 @@ fn allocating_4096_ids_gives_one_name() {
     let mut node = Node::new(&[4096 * 1024]);
     let all = node.free_ids();
     assert_eq!(all.len(), 4096);
-    let chosen = node.core.preferred(&all, &[], 4096);
-    assert_eq!(node.core.allocate(Resource::Memory, &chosen).expect("allocated").len(), 1);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &all, &[], 4096);
+    assert_eq!(node.core.allocate(ResourceSpec::MEMORY, &chosen).expect("allocated").len(), 1);
 }
 
 #[test]
 fn a_container_finds_its_gpu_its_variables_and_void() {
     let mut node = Node::new(&[16384, 16384]);
-    node.node_files.devices = ["/dev/nvidia-uvm".to_owned()].into();
+    node.node_files.devices = [("/dev/nvidia-uvm".to_owned(), None)].into();
     node.see(simple("a", 1, 3));
     node.admit("a").expect("admitted");
     let running = node.start("a", "main").expect("started");
@@ -397,7 +417,7 @@ fn without_a_readable_checkpoint_nothing_starts() {
     };
     let ids = node.ids_of("a", "main");
     assert!(matches!(
-        node.core.pre_start(&ids, &facts),
+        node.core.pre_start(ResourceSpec::MEMORY, &ids, &facts),
         PreStart::Wait(Reason::Identity, _)
     ));
     for unknown in [vec![], vec!["GPU-0::m3".to_owned()], vec!["x".to_owned()]] {

@@ -1,14 +1,21 @@
-use divvy_agent_core::{Core, Settings};
+use std::collections::BTreeMap;
+
+use divvy_agent_core::{Core, ResourceSpec, Settings, SizeWarning, TooManyIds};
 use divvy_model::{Gpu, Health, MemoryUnit, MiB};
 
-use crate::node::{Node, gpu, settings, simple};
+use crate::node::{Node, gpu, offered, settings, simple};
+
+fn set(core: &mut Core, gpus: Vec<Gpu>) -> Result<Option<SizeWarning>, TooManyIds> {
+    let gpus = offered(core.settings(), &gpus);
+    core.set_hardware(BTreeMap::new(), gpus)
+}
 
 fn counts(node: &Node) -> Vec<(usize, usize)> {
-    let devices = node.core.devices().memory;
+    let devices = node.core.devices(ResourceSpec::MEMORY);
     (0..node.core.gpus().len())
         .map(|index| {
             let uuid = format!("GPU-{index}");
-            let of = devices.iter().filter(|device| device.id.uuid() == uuid);
+            let of = devices.iter().filter(|device| device.id.starts_with(&format!("{uuid}::")));
             let healthy = of.clone().filter(|device| device.healthy).count();
             (healthy, of.count() - healthy)
         })
@@ -24,8 +31,8 @@ fn each_gpu_offers_units_of_its_own_size() {
             ..settings()
         };
         let mut core = Core::new(settings);
-        core.set_hardware("d", vec![gpu(0, mib)])
-            .map(|_| core.devices().memory.len())
+        set(&mut core, vec![gpu(0, mib)])
+            .map(|_| core.devices(ResourceSpec::MEMORY).len())
             .ok()
     };
     assert_eq!(units(16384, "GiB", 0), Some(16));
@@ -39,11 +46,12 @@ fn each_gpu_offers_units_of_its_own_size() {
 #[test]
 fn ids_carry_gpu_slot_and_numa_node() {
     let node = Node::new(&[2048, 1024]);
-    let devices = node.core.devices();
-    let ids: Vec<String> = devices.memory.iter().map(|device| device.id.to_string()).collect();
+    let devices = node.core.devices(ResourceSpec::MEMORY);
+    let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
     assert_eq!(ids, ["GPU-0::m0", "GPU-0::m1", "GPU-1::m0"]);
-    assert_eq!(devices.memory[2].numa, Some(1));
-    let ids: Vec<String> = devices.count.iter().map(|device| device.id.to_string()).collect();
+    assert_eq!(devices[2].numa, Some(1));
+    let devices = node.core.devices(ResourceSpec::COUNT);
+    let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
     assert_eq!(ids, ["GPU-0::c", "GPU-1::c"]);
 }
 
@@ -54,7 +62,7 @@ fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
         unit: MemoryUnit::MIB,
         ..settings()
     });
-    let error = core.set_hardware("d", gpus(8)).expect_err("1.15 million ids");
+    let error = set(&mut core, gpus(8)).expect_err("1.15 million ids");
     assert_eq!(
         (error.ids, error.smallest.mib(), error.comfortable.mib()),
         (1_150_168, 32, 512)
@@ -62,9 +70,9 @@ fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
     let text = error.to_string();
     assert!(text.contains("--memory-unit 32MiB") && text.contains("512MiB"), "{text}");
     assert!(core.gpus().is_empty(), "nothing is half taken over");
-    let warning = core.set_hardware("d", vec![gpu(0, 5000)]).expect("5000 ids").expect("many");
+    let warning = set(&mut core, vec![gpu(0, 5000)]).expect("5000 ids").expect("many");
     assert_eq!((warning.ids, warning.suggestion.mib()), (5000, 2));
-    assert_eq!(core.set_hardware("d", vec![gpu(0, 4096)]).expect("4096 ids"), None);
+    assert_eq!(set(&mut core, vec![gpu(0, 4096)]).expect("4096 ids"), None);
 }
 
 /// K04: ids that pods hold stay healthy.
@@ -79,15 +87,12 @@ fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
     node.set_health(0, Health::Failed, Some("XID 79"));
     assert_eq!(counts(&node), [(5, 3), (8, 0)]);
-    let devices = node.core.devices();
-    assert!(!devices.count[0].healthy && devices.count[1].healthy);
+    let counted = node.core.devices(ResourceSpec::COUNT);
+    assert!(!counted[0].healthy && counted[1].healthy);
+    let devices = node.core.devices(ResourceSpec::MEMORY);
     let handed_out = node.ids_of("a", "main");
     assert!(
-        devices
-            .memory
-            .iter()
-            .filter(|d| handed_out.contains(&d.id.to_string()))
-            .all(|d| d.healthy),
+        devices.iter().filter(|d| handed_out.contains(&d.id)).all(|d| d.healthy),
         "ids in use stay healthy"
     );
     node.object_gone("b");
@@ -108,8 +113,8 @@ fn the_number_that_turns_unhealthy_is_right_when_the_kubelet_gave_the_ids_of_ano
     node.allocate_as("a", "main", &ids).expect("allocated");
     node.set_health(0, Health::Lost, None);
     // GPU-0 has four ids and no pod of its own, so four ids turn unhealthy, all of them free ones.
-    let devices = node.core.devices().memory;
-    let unhealthy: Vec<String> = devices.iter().filter(|d| !d.healthy).map(|d| d.id.to_string()).collect();
+    let devices = node.core.devices(ResourceSpec::MEMORY);
+    let unhealthy: Vec<String> = devices.iter().filter(|d| !d.healthy).map(|d| d.id.clone()).collect();
     assert_eq!(unhealthy, ["GPU-0::m3", "GPU-1::m0", "GPU-1::m1", "GPU-1::m2"]);
     // The ids that are healthy and not handed out are what GPU-1 has free: 4 - 3.
     assert_eq!(node.free_ids().len(), 1);
@@ -120,17 +125,11 @@ fn ids_given_out_a_moment_ago_stay_healthy_before_the_checkpoint_shows_them() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 2));
     let ids = vec!["GPU-0::m0".to_owned(), "GPU-0::m1".to_owned()];
-    node.core
-        .allocate(divvy_agent_core::Resource::Memory, &ids)
-        .expect("allocated");
+    node.core.allocate(ResourceSpec::MEMORY, &ids).expect("allocated");
     node.set_health(0, Health::Failed, None);
     let healthy = |node: &Node| {
-        let devices = node.core.devices().memory;
-        devices
-            .into_iter()
-            .filter(|d| d.healthy)
-            .map(|d| d.id.to_string())
-            .collect::<Vec<_>>()
+        let devices = node.core.devices(ResourceSpec::MEMORY);
+        devices.into_iter().filter(|d| d.healthy).map(|d| d.id).collect::<Vec<_>>()
     };
     assert_eq!(healthy(&node), ids);
     node.core.set_handouts(Vec::new());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_agent_core::{PreStart, Reason};
+use divvy_agent_core::{PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{Health, Held, MiB, Pod};
 
@@ -93,14 +93,14 @@ fn ids_are_divided_over_the_gpus_as_far_as_there_are_some() {
     let mut node = Node::new(&[4096, 8192, 4096]);
     node.see(on_two("a", &[("main", App, 6)]));
     let free = node.free_ids();
-    let chosen = node.core.preferred(&free, &[], 6);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &free, &[], 6);
     assert_eq!(count(&chosen), BTreeMap::from([("GPU-0", 3), ("GPU-2", 3)]));
     // The kubelet has given most of GPU 2's ids to other pods, so any free ids must do.
     let few: Vec<String> = free
         .into_iter()
         .filter(|id| !id.starts_with("GPU-2::") || id.ends_with("::m0"))
         .collect();
-    let chosen = node.core.preferred(&few, &[], 6);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &few, &[], 6);
     assert_eq!(chosen.len(), 6);
     assert_eq!(
         (count(&chosen)["GPU-2"], count(&chosen)["GPU-0"] >= 3),
@@ -108,6 +108,6 @@ fn ids_are_divided_over_the_gpus_as_far_as_there_are_some() {
         "{chosen:?}"
     );
     let must = [few[0].clone(), few[1].clone()];
-    let chosen = node.core.preferred(&few, &must, 6);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &few, &must, 6);
     assert!(chosen.len() == 6 && must.iter().all(|id| chosen.contains(id)), "{chosen:?}");
 }

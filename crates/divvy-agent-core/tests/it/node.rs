@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, Resource, Settings, owner_of_spec,
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec, Settings,
+    owner_of_spec,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB,
-    Phase, Pod, PodRequest, names,
+    Phase, Pod, PodRequest, Vendor, names, nvidia,
 };
 
 pub(crate) const GIB: u64 = 1024;
@@ -19,8 +20,6 @@ pub(crate) fn settings() -> Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         node_key: NodeKey([7; 32]),
-        memory_resource: names::GPU_MEM.to_owned(),
-        count_resource: names::GPU_COUNT.to_owned(),
         agent_version: "test".to_owned(),
         boot_id: "boot-1".to_owned(),
     }
@@ -29,10 +28,10 @@ pub(crate) fn settings() -> Settings {
 pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
     Gpu {
         uuid: format!("GPU-{index}"),
-        kind: "gpu".to_owned(),
-        parent: None,
+        vendor: Vendor::Nvidia,
+        partition: None,
         index,
-        minor: index,
+        nodes: vec![nvidia::node(index)],
         pci: String::new(),
         model: "NVIDIA T4".to_owned(),
         cc: "7.5".to_owned(),
@@ -42,12 +41,34 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,
+        whole: false,
         held: MiB::ZERO,
         numa: Some(index % 2),
         health: Health::Ok,
         reason: None,
         links: Vec::new(),
     }
+}
+
+/// Complete these GPUs with what the agent offers of them.
+pub(crate) fn offered(settings: &Settings, gpus: &[Gpu]) -> Vec<Gpu> {
+    let gpus = gpus.iter().cloned();
+    gpus.map(|gpu| {
+        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total);
+        Gpu {
+            reserve,
+            units,
+            whole,
+            ..gpu
+        }
+    })
+    .collect()
+}
+
+fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
+    let gpus = offered(core.settings(), gpus);
+    let drivers = gpus.iter().map(|gpu| (gpu.vendor, "550.54.15".to_owned()));
+    core.set_hardware(drivers.collect(), gpus).expect("few ids");
 }
 
 /// A pod that is bound to this node with an allocation on one GPU.
@@ -154,7 +175,7 @@ impl Node {
 
     pub(crate) fn with(settings: Settings, gpus: Vec<Gpu>) -> Node {
         let mut core = Core::new(settings.clone());
-        core.set_hardware("550.54.15", gpus.clone()).expect("few ids");
+        set_hardware(&mut core, &gpus);
         Node {
             core,
             settings,
@@ -178,7 +199,7 @@ impl Node {
     pub(crate) fn set_health(&mut self, index: usize, health: Health, reason: Option<&str>) {
         self.gpus[index].health = health;
         self.gpus[index].reason = reason.map(str::to_owned);
-        self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+        set_hardware(&mut self.core, &self.gpus);
     }
 
     /// Create this pod on the API server, and let the agent see it.
@@ -248,7 +269,7 @@ impl Node {
     /// All ids that are free in the kubelet's view.
     pub(crate) fn free_ids(&self) -> Vec<String> {
         let taken: BTreeSet<&String> = self.handouts.iter().flat_map(|handout| &handout.ids).collect();
-        let devices = self.core.devices().memory;
+        let devices = self.core.devices(ResourceSpec::MEMORY);
         devices
             .iter()
             .filter(|device| device.healthy)
@@ -270,7 +291,7 @@ impl Node {
             } else {
                 let free = self.free_ids();
                 let available: Vec<String> = free.into_iter().chain(reuse.clone()).collect();
-                let ids = self.core.preferred(&available, &must, want);
+                let ids = self.core.preferred(ResourceSpec::MEMORY, &available, &must, want);
                 if ids.len() < want {
                     return Err("requested number of devices unavailable".to_owned());
                 }
@@ -289,7 +310,7 @@ impl Node {
 
     /// Call Allocate for exactly these ids, and add the checkpoint's entry.
     pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
-        let names = self.core.allocate(Resource::Memory, ids)?;
+        let names = self.core.allocate(ResourceSpec::MEMORY, ids)?;
         self.handouts.push(Handout {
             key: key(uid, container),
             resource: names::GPU_MEM.to_owned(),
@@ -313,7 +334,7 @@ impl Node {
     }
 
     pub(crate) fn pre_start_ids(&mut self, ids: &[String]) -> PreStart {
-        let mut answer = self.core.pre_start(ids, &self.facts());
+        let mut answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &self.facts());
         if matches!(answer, PreStart::Wait(..)) {
             // Like the agent: list the pods, then call again.
             if self.synced {
@@ -324,7 +345,7 @@ impl Node {
                     fresh: true,
                     ..self.facts()
                 };
-                answer = self.core.pre_start(ids, &fresh);
+                answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &fresh);
             }
         }
         match &answer {
@@ -389,7 +410,7 @@ impl Node {
     /// Replace the GPU with this index by another one.
     pub(crate) fn replace_card(&mut self, index: usize, uuid: &str) {
         uuid.clone_into(&mut self.gpus[index].uuid);
-        self.core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+        set_hardware(&mut self.core, &self.gpus);
     }
 
     /// Restart the agent with another `--memory-unit`.
@@ -402,7 +423,7 @@ impl Node {
     pub(crate) fn restart_agent(&mut self) {
         let mut core = Core::new(self.settings.clone());
         core.load_records(self.records.values().cloned().collect());
-        core.set_hardware("550.54.15", self.gpus.clone()).expect("few ids");
+        set_hardware(&mut core, &self.gpus);
         core.set_handouts(self.handouts.clone());
         self.core = core;
         let actions = self.core.reset_pods(self.pods.values().cloned().collect());

@@ -1,6 +1,6 @@
 //! The races of `docs/compatibility/races.md`, as far as the agent's decisions show them.
 
-use divvy_agent_core::{Class, PreStart, Reason};
+use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{Allocation, Held, MiB};
 
@@ -167,12 +167,12 @@ fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
     node.see(simple("b", 1, 3));
     let hidden = simple("a", 0, 3);
     let free = node.free_ids();
-    let chosen = node.core.preferred(&free, &[], 3);
+    let chosen = node.core.preferred(ResourceSpec::MEMORY, &free, &[], 3);
     node.allocate_as("a", "main", &chosen).expect("allocated");
     node.populated.insert("a".to_owned());
     let facts = node.facts();
     let ids = node.ids_of("a", "main");
-    let answer = node.core.pre_start(&ids, &facts);
+    let answer = node.core.pre_start(ResourceSpec::MEMORY, &ids, &facts);
     assert!(
         matches!(&answer, PreStart::Wait(Reason::UnknownPod, text) if text.contains('a')),
         "{answer:?}"

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use divvy_agent_core::ResourceSpec;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Health, Held, Phase};
 use proptest::prelude::*;
@@ -221,7 +222,13 @@ impl World {
         let known: Vec<_> = self.node.core.records().cloned().collect();
         assert_eq!(known, self.node.records.values().cloned().collect::<Vec<_>>());
         // Healthy ids are the ones that kube-scheduler may count on: those of good GPUs, and those that pods hold on failed GPUs.
-        let healthy = self.node.core.devices().memory.iter().filter(|device| device.healthy).count() as u64;
+        let healthy = self
+            .node
+            .core
+            .devices(ResourceSpec::MEMORY)
+            .iter()
+            .filter(|device| device.healthy)
+            .count() as u64;
         let expected: u64 = self
             .node
             .core
@@ -251,7 +258,7 @@ impl World {
             self.node.reconcile();
             self.node.core.records().cloned().collect()
         };
-        let (inventory, devices) = (self.node.core.inventory(), self.node.core.devices());
+        let (inventory, devices) = (self.node.core.inventory(), self.node.core.devices(ResourceSpec::MEMORY));
         self.node.restart_agent();
         self.node.reconcile();
         assert_eq!(
@@ -260,8 +267,8 @@ impl World {
             "a restarted agent knows the same"
         );
         assert_eq!(self.node.core.inventory(), inventory);
-        let healthy = |devices: &divvy_agent_core::Devices| devices.memory.iter().filter(|device| device.healthy).count();
-        assert_eq!(healthy(&self.node.core.devices()), healthy(&devices));
+        let healthy = |devices: &[divvy_agent_core::Device]| devices.iter().filter(|device| device.healthy).count();
+        assert_eq!(healthy(&self.node.core.devices(ResourceSpec::MEMORY)), healthy(&devices));
         let uids: Vec<String> = self.node.pods.keys().cloned().collect();
         for uid in uids {
             self.node.object_gone(&uid);

@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use divvy_agent_core::{Action, Class, Facts, Settings};
+use divvy_agent_core::{Action, Class, Facts, ResourceSpec, Settings};
 use divvy_model::{MiB, Phase};
 
 use crate::node::{Node, gpu, key, settings, simple};
@@ -84,8 +84,8 @@ fn after_a_reboot_specs_are_rebuilt_from_the_records() {
     node.populated.clear();
     // Another boot may change the numbers; only the UUIDs stay.
     let mut gpus = vec![gpu(0, 4096), gpu(1, 4096)];
-    gpus[0].minor = 1;
-    gpus[1].minor = 0;
+    gpus[0].nodes = vec!["nvidia1".to_owned()];
+    gpus[1].nodes = vec!["nvidia0".to_owned()];
     let mut rebooted = Node::with(
         Settings {
             boot_id: "boot-2".to_owned(),
@@ -164,12 +164,12 @@ fn a_restarted_agent_knows_what_the_old_one_knew() {
     node.reconcile();
     let inventory = node.core.inventory();
     let records: Vec<_> = node.core.records().cloned().collect();
-    let devices = node.core.devices();
+    let devices = node.core.devices(ResourceSpec::MEMORY);
     node.restart_agent();
     node.reconcile();
     assert_eq!(node.core.inventory(), inventory);
     assert_eq!(node.core.records().cloned().collect::<Vec<_>>(), records);
-    assert_eq!(node.core.devices(), devices);
+    assert_eq!(node.core.devices(ResourceSpec::MEMORY), devices);
 }
 
 /// K14, K15.

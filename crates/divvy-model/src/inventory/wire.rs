@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Health, Inventory, Link, Partition};
-use crate::{Error, MemoryUnit, MiB, Vendor};
+use crate::{Error, MemoryUnit, MiB, Vendor, nvidia};
 
 /// The fields of both versions; `None` and defaults are omitted from the JSON.
 #[derive(Serialize, Deserialize)]
@@ -95,7 +95,7 @@ impl Wire {
         Wire {
             v: if first.is_some() { 1 } else { 2 },
             agent: inventory.agent.clone(),
-            driver: first.is_some().then(|| inventory.driver(Vendor::Nvidia).to_owned()),
+            driver: first.is_some().then(|| inventory.driver(ONLY).to_owned()),
             drivers: first.is_none().then(|| {
                 drivers
                     .map(|(vendor, version)| (vendor.name().to_owned(), version.clone()))
@@ -127,7 +127,7 @@ impl Wire {
     pub(super) fn into_inventory(self, what: &'static str) -> Result<Inventory, Error> {
         let missing = |field: &str| Error::invalid(what, format!("the field {field} is missing"));
         let drivers = match (self.v, self.driver, self.drivers) {
-            (1, Some(driver), _) => BTreeMap::from([(Vendor::Nvidia, driver)]),
+            (1, Some(driver), _) => BTreeMap::from([(ONLY, driver)]),
             (1, None, _) => return Err(missing("driver")),
             (_, _, Some(drivers)) => {
                 let known = drivers.into_iter();
@@ -140,7 +140,7 @@ impl Wire {
         let mut gpus = Vec::with_capacity(self.gpus.len());
         for gpu in self.gpus {
             let (vendor, nodes) = match (self.v, gpu.vendor.as_deref(), gpu.minor) {
-                (1, _, Some(minor)) => (Some(Vendor::Nvidia), vec![minor_node(minor)]),
+                (1, _, Some(minor)) => (Some(ONLY), vec![nvidia::node(minor)]),
                 (1, _, None) => return Err(missing("minor")),
                 (_, Some(name), _) => (Vendor::of_name(name), gpu.nodes),
                 (_, None, _) => return Err(missing("vendor")),
@@ -209,23 +209,18 @@ impl WireGpu {
     }
 }
 
-fn minor_node(minor: u32) -> String {
-    format!("{MINOR}{minor}")
-}
-
-/// How NVIDIA's driver names a GPU's device node, before the minor number: the only form that version 1 can say.
-const MINOR: &str = "nvidia";
-
 /// Return the minor number of each GPU if version 1 can describe all of them.
 fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
-    if inventory.drivers.keys().any(|vendor| *vendor != Vendor::default()) {
+    if inventory.drivers.keys().any(|vendor| *vendor != ONLY) {
         return None;
     }
-    let minor = |gpu: &Gpu| {
-        let [node] = gpu.nodes.as_slice() else { return None };
-        let minor = node.strip_prefix(MINOR)?.parse().ok()?;
-        let plain = !gpu.whole && gpu.partition.is_none() && gpu.vendor == Vendor::default();
-        (plain && minor_node(minor) == *node).then_some(minor)
-    };
-    inventory.gpus.iter().map(minor).collect()
+    let plain = |gpu: &Gpu| !gpu.whole && gpu.partition.is_none() && gpu.vendor == ONLY;
+    inventory
+        .gpus
+        .iter()
+        .map(|gpu| nvidia::minor(gpu).filter(|_| plain(gpu)))
+        .collect()
 }
+
+/// The only vendor of version 1.
+const ONLY: Vendor = Vendor::Nvidia;

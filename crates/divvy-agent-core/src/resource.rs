@@ -1,0 +1,184 @@
+//! The extended resources that the agent offers to the kubelet: which device ids each has, and what a container gets for them.
+
+use std::borrow::Cow;
+
+use divvy_model::{DeviceId, Gpu, GpuShare, MiB, PodRequest, Vendor, names};
+
+use super::Core;
+use super::vendor;
+
+/// An extended resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResourceSpec {
+    /// The resource's name, such as `aliyun.com/gpu-mem`.
+    pub name: &'static str,
+    /// The device ids.
+    pub ids: Ids,
+    /// How ids become GPUs.
+    pub grant: Grant,
+}
+
+/// What the device ids of a resource stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    /// One id per unit of memory of each shared GPU.
+    Units,
+    /// One id per shared GPU.
+    Count,
+    /// One id per GPU of this vendor that is offered as a whole: the id that the vendor's own device plugin uses.
+    Whole(Vendor),
+}
+
+/// Which GPUs a container with ids of a resource gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grant {
+    /// None: the resource is for information.
+    Nothing,
+    /// Those of the pod's allocation. A pod without an allocation does not start.
+    Allocation,
+    /// Those of the pod's allocation. A pod that a scheduler without the extender bound has none, and gets the GPUs that its ids name,
+    /// or others if those are taken.
+    AllocationOrIds,
+}
+
+impl ResourceSpec {
+    /// Shared memory.
+    pub const MEMORY: ResourceSpec = ResourceSpec {
+        name: names::GPU_MEM,
+        ids: Ids::Units,
+        grant: Grant::Allocation,
+    };
+
+    /// The number of shared GPUs.
+    pub const COUNT: ResourceSpec = ResourceSpec {
+        name: names::GPU_COUNT,
+        ids: Ids::Count,
+        grant: Grant::Nothing,
+    };
+
+    /// Return the resource for whole GPUs of a vendor.
+    pub const fn whole(vendor: Vendor) -> ResourceSpec {
+        ResourceSpec {
+            name: vendor.whole_resource(),
+            ids: Ids::Whole(vendor),
+            grant: Grant::AllocationOrIds,
+        }
+    }
+
+    /// Return every resource that an agent may offer. A node offers those for which it has GPUs ([`Core::offers`]).
+    pub fn all() -> impl Iterator<Item = ResourceSpec> {
+        [ResourceSpec::MEMORY, ResourceSpec::COUNT]
+            .into_iter()
+            .chain(Vendor::whole().map(ResourceSpec::whole))
+    }
+
+    /// Return the resource with this name.
+    pub(super) fn named(name: &str) -> Option<ResourceSpec> {
+        ResourceSpec::all().find(|spec| spec.name == name)
+    }
+
+    /// Return the beginning of the name of the plugin's socket.
+    pub fn socket(self) -> Cow<'static, str> {
+        match self.ids {
+            Ids::Units => Cow::Borrowed("divvy-gpu-mem"),
+            Ids::Count => Cow::Borrowed("divvy-gpu-count"),
+            Ids::Whole(vendor) => Cow::Owned(format!("divvy-{}-gpu", vendor.name())),
+        }
+    }
+
+    /// Report whether a container with ids of this resource gets a GPU.
+    pub fn grants(self) -> bool {
+        self.grant != Grant::Nothing
+    }
+
+    /// Return the containers of a pod that request this resource, in the kubelet's order, and how much each requests.
+    pub(super) fn requests(self, request: &PodRequest) -> impl Iterator<Item = (&str, u64)> {
+        let memory = request.memory_containers().filter(move |_| self.ids == Ids::Units);
+        let whole = request.whole.iter().filter(move |whole| self.ids == Ids::Whole(whole.vendor));
+        let memory = memory.map(|container| (container.name.as_str(), container.units));
+        let whole = whole.flat_map(|whole| &whole.containers);
+        memory.chain(whole.map(|container| (container.name.as_str(), container.gpus)))
+    }
+
+    /// Report whether the resource has ids for this GPU.
+    pub(super) fn covers(self, gpu: &Gpu) -> bool {
+        match self.ids {
+            Ids::Units | Ids::Count => !gpu.whole,
+            Ids::Whole(vendor) => gpu.whole && gpu.vendor == vendor,
+        }
+    }
+
+    /// Return the number of ids of a GPU.
+    pub(super) fn amount(self, gpu: &Gpu) -> u64 {
+        match self.ids {
+            _ if !self.covers(gpu) => 0,
+            Ids::Units => gpu.units,
+            Ids::Count | Ids::Whole(_) => 1,
+        }
+    }
+
+    /// Return a GPU's ids in ascending order.
+    pub(super) fn ids_of(self, gpu: &Gpu) -> impl Iterator<Item = String> {
+        // `devices::check_size` limits the number of ids.
+        let slots = 0..u32::try_from(self.amount(gpu)).unwrap_or(u32::MAX);
+        slots.map(move |slot| match self.ids {
+            Ids::Units => DeviceId::Memory {
+                uuid: gpu.uuid.clone(),
+                slot,
+            }
+            .to_string(),
+            Ids::Count => DeviceId::Count { uuid: gpu.uuid.clone() }.to_string(),
+            Ids::Whole(vendor) => vendor::of(vendor).device_id(gpu),
+        })
+    }
+}
+
+impl Core {
+    /// Report whether this node offers the resource. A node without any GPU offers shared memory, of which it has none.
+    pub fn offers(&self, spec: ResourceSpec) -> bool {
+        match spec.ids {
+            Ids::Units | Ids::Count => self.gpus.is_empty() || self.gpus.iter().any(|gpu| spec.covers(gpu)),
+            Ids::Whole(_) => self.gpus.iter().any(|gpu| spec.covers(gpu)),
+        }
+    }
+
+    /// Return the name of the resource through which pods get this GPU.
+    pub(super) fn resource_of(&self, gpu: &Gpu) -> &'static str {
+        let mut specs = ResourceSpec::all().filter(|spec| spec.grants() && spec.covers(gpu));
+        specs.next().map_or(names::GPU_MEM, |spec| spec.name)
+    }
+
+    /// Return the GPU that a device id of a resource names, and the id's slot on it.
+    pub(super) fn gpu_of_id(&self, spec: ResourceSpec, id: &str) -> Option<(&Gpu, u32)> {
+        let (uuid, slot) = match spec.ids {
+            Ids::Whole(vendor) => {
+                let vendor = vendor::of(vendor);
+                let mut gpus = self.gpus.iter().filter(|gpu| spec.covers(gpu));
+                return gpus.find(|gpu| vendor.device_id(gpu) == id).map(|gpu| (gpu, 0));
+            }
+            Ids::Units | Ids::Count => match id.parse().ok()? {
+                DeviceId::Memory { uuid, slot } => (uuid, slot),
+                DeviceId::Count { uuid } => (uuid, 0),
+            },
+        };
+        Some((self.gpu(&uuid)?, slot))
+    }
+
+    /// Return a GPU's memory that all pods together may hold ([`divvy_model::Inventory::capacity`]).
+    pub(super) fn capacity(&self, gpu: &Gpu) -> MiB {
+        if gpu.whole {
+            return gpu.whole_capacity();
+        }
+        let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
+        let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
+        most.unwrap_or(MiB::ZERO)
+    }
+
+    /// Return the memory that a share books on a GPU: all of it if the pod has the whole GPU.
+    pub(super) fn booked(&self, share: &GpuShare, gpu: &Gpu) -> MiB {
+        match share.whole || gpu.whole {
+            true => self.capacity(gpu).max(share.memory),
+            false => share.memory,
+        }
+    }
+}

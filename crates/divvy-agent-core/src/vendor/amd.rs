@@ -1,0 +1,46 @@
+//! Whole GPUs of AMD. A container needs `/dev/kfd`, through which all compute goes, and the GPU's own DRI nodes; the kernel lets it use
+//! exactly the GPUs whose render nodes it may open (Linux, `drivers/gpu/drm/amd/amdkfd/kfd_chardev.c`). ROCm is in the image.
+
+use divvy_model::{Gpu, GrantRecord};
+
+use super::{Edits, NodeFiles, Rules};
+
+#[derive(Debug)]
+pub(super) struct Amd;
+
+impl Rules for Amd {
+    /// AMD's device plugin uses the PCI address (`internal/pkg/amdgpu/amdgpu.go` in ROCm/k8s-device-plugin). The partitions of one GPU
+    /// share the address.
+    fn device_id(&self, gpu: &Gpu) -> String {
+        match gpu.partition.is_none() && !gpu.pci.is_empty() {
+            true => gpu.pci.clone(),
+            false => gpu.uuid.clone(),
+        }
+    }
+
+    fn shared_devices(&self) -> &'static [&'static str] {
+        &["/dev/kfd"]
+    }
+
+    /// A program that does not run as root needs the group of the device nodes, which differs between distributions.
+    fn edits(&self, _: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
+        let shared = self.shared_devices().iter().map(|path| (*path).to_owned());
+        let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
+        let device_nodes: Vec<String> = shared.chain(own).collect();
+        let mut groups: Vec<u32> = device_nodes
+            .iter()
+            .filter_map(|path| node.devices.get(path).copied().flatten())
+            .collect();
+        groups.sort_unstable();
+        groups.dedup();
+        Edits {
+            device_nodes,
+            env: Vec::new(),
+            groups,
+        }
+    }
+
+    fn libraries(&self) -> Option<&'static str> {
+        None
+    }
+}
