@@ -25,6 +25,10 @@ impl Core {
         let Some(first) = records.peek() else {
             return (pod.held.clone(), false);
         };
+        // It never had an allocation: its containers get GPUs by their ids, and those that have started keep theirs (see `by_ids`).
+        if pod.held == Held::Nothing && pod.request.whole.is_some() {
+            return (pod.held.clone(), false);
+        }
         let gpus = first.gpus.clone();
         // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU from the
         // first grant (see `booking`). If another GPU has that index by now, the annotation has not been changed.

@@ -256,7 +256,7 @@ impl Core {
         Ok(warning)
     }
 
-    /// Copy what departed pods hold to the GPUs, whose inventory shows it.
+    /// Copy what is held without an allocation to the GPUs, whose inventory shows it.
     fn show_held(&mut self) {
         for gpu in &mut self.gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GrantRecord, MiB};
+use divvy_model::{GrantRecord, Held, MiB};
 
 use super::reason::Class;
 use super::{Action, Core, Facts, Handout, Key, record_in_spec};
@@ -15,7 +15,7 @@ pub struct Reconciled {
     pub actions: Vec<Action>,
     /// The number of occurrences of each class.
     pub classes: BTreeMap<Class, u64>,
-    /// Memory that containers without a pod object hold, by GPU UUID. The inventory publishes it.
+    /// Memory that containers hold without an allocation, by GPU UUID. The inventory publishes it.
     pub held: BTreeMap<String, MiB>,
 }
 
@@ -196,7 +196,8 @@ impl Core {
             .copied()
     }
 
-    /// Sum up the memory of containers whose pod the extender no longer sees, counting each pod once.
+    /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation, counting each pod once: of pods
+    /// whose object is gone or has ended, and of pods that got whole GPUs without an allocation.
     fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         if !facts.synced {
             out.held.clone_from(&self.held);
@@ -212,6 +213,16 @@ impl Core {
                     let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
                     let most = gpus.entry(&share.uuid).or_default();
                     *most = booked.max(*most);
+                }
+            }
+        }
+        for record in records.values() {
+            let known = self.pods.get(&record.uid).filter(|known| !known.pod.ended());
+            if known.is_some_and(|known| known.pin == Held::Nothing) {
+                for share in &record.gpus {
+                    let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
+                    let held = out.held.entry(share.uuid.clone()).or_default();
+                    *held = booked.max(*held);
                 }
             }
         }

@@ -18,14 +18,14 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
-use crate::driver_spec::{DriverSpec, Looked, Said};
+use crate::driver_spec::{self, DriverSpec, Looked, Said};
 use crate::files::FileError;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
-use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart};
+use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec};
 
 /// How long a start waits for facts that are soon known: the pod's object, the kubelet's checkpoint. After that the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,8 +62,10 @@ pub(crate) struct Agent {
     pub(crate) pods_changed: Notify,
     /// Notified when the next reconciliation should run soon.
     pub(crate) look: Notify,
-    pub(crate) memory: Devices,
-    pub(crate) count: Devices,
+    /// The devices of every resource that a node may offer.
+    devices: Vec<(ResourceSpec, Devices)>,
+    /// The resources that this node offers.
+    pub(crate) offered: watch::Sender<Vec<ResourceSpec>>,
     /// The state that the last published devices came from: the hardware generation, and whether a GPU was not healthy.
     published: Mutex<(u64, bool)>,
     hardware_generation: std::sync::atomic::AtomicU64,
@@ -127,8 +129,10 @@ impl Agent {
             synced: watch::Sender::new(false),
             pods_changed: Notify::new(),
             look: Notify::new(),
-            memory: watch::Sender::new(Arc::default()),
-            count: watch::Sender::new(Arc::default()),
+            devices: ResourceSpec::all()
+                .map(|spec| (spec, watch::Sender::new(Arc::default())))
+                .collect(),
+            offered: watch::Sender::new(Vec::new()),
             published: Mutex::new((0, false)),
             hardware_generation: std::sync::atomic::AtomicU64::new(0),
             inventory: watch::Sender::new(Arc::from("")),
@@ -179,6 +183,13 @@ impl Agent {
         self.publish();
     }
 
+    /// Return the devices of a resource.
+    pub(crate) fn devices(&self, spec: ResourceSpec) -> &Devices {
+        let found = self.devices.iter().find(|(of, _)| *of == spec);
+        let (_, devices) = found.expect("`devices` has every resource");
+        devices
+    }
+
     /// Send the core's devices and inventory to their subscribers, if they changed.
     pub(crate) fn publish(&self) {
         let core = self.core();
@@ -192,9 +203,15 @@ impl Agent {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         if bad || *published != now {
             *published = now;
-            let devices = core.devices();
-            send_devices(&self.memory, &devices.memory);
-            send_devices(&self.count, &devices.count);
+            for (spec, sender) in &self.devices {
+                send_devices(sender, &core.devices(*spec));
+            }
+            let offered: Vec<ResourceSpec> = ResourceSpec::all().filter(|spec| core.offers(*spec)).collect();
+            self.offered.send_if_modified(|before| {
+                let changed = *before != offered;
+                *before = offered;
+                changed
+            });
         }
         drop(published);
         let text = core.inventory().to_json();
@@ -304,13 +321,14 @@ impl Agent {
             }
             None => self.ready.clear("cgroups"),
         }
+        let device_paths = self.core().device_paths();
         let populated = populated.unwrap_or_else(|| self.core().all_that_may_run(handouts.as_deref()));
         Facts {
             handouts,
             populated,
             synced: *self.synced.borrow(),
             fresh,
-            node: self.store.node_files(),
+            node: self.store.node_files(device_paths),
             specs: BTreeMap::new(),
             memory_in_use: None,
         }
@@ -327,9 +345,9 @@ impl Agent {
     }
 
     /// Answer one PreStartContainer call. Repeat the decision while a fact is not known yet.
-    pub(crate) async fn pre_start(self: &Arc<Self>, ids: Vec<String>) -> Result<(), plugin::Refusal> {
+    pub(crate) async fn pre_start(self: &Arc<Self>, spec: ResourceSpec, ids: Vec<String>) -> Result<(), plugin::Refusal> {
         let started = Instant::now();
-        let (outcome, result) = self.try_pre_start(ids, started).await;
+        let (outcome, result) = self.try_pre_start(spec, ids, started).await;
         self.metrics.pre_start(outcome, started.elapsed());
         if let Err(refusal) = &result {
             warn!(outcome, "a container may not start yet: {refusal}");
@@ -337,12 +355,17 @@ impl Agent {
         result
     }
 
-    async fn try_pre_start(self: &Arc<Self>, ids: Vec<String>, started: Instant) -> (&'static str, Result<(), plugin::Refusal>) {
+    async fn try_pre_start(
+        self: &Arc<Self>,
+        spec: ResourceSpec,
+        ids: Vec<String>,
+        started: Instant,
+    ) -> (&'static str, Result<(), plugin::Refusal>) {
         let ids = Arc::new(ids);
         let mut fresh = false;
         loop {
             let changed = self.pods_changed.notified();
-            let (reason, mut text) = match self.decide(ids.clone(), fresh).await {
+            let (reason, mut text) = match self.decide(spec, ids.clone(), fresh).await {
                 Ok(Decided::Granted) => return ("granted", Ok(())),
                 Ok(Decided::Refused(label, text)) => return (label, Err(plugin::Refusal::not_yet(text))),
                 Ok(Decided::Wait(label, text)) => (label, text),
@@ -378,12 +401,12 @@ impl Agent {
         }
     }
 
-    async fn decide(self: &Arc<Self>, ids: Arc<Vec<String>>, fresh: bool) -> Result<Decided, String> {
+    async fn decide(self: &Arc<Self>, spec: ResourceSpec, ids: Arc<Vec<String>>, fresh: bool) -> Result<Decided, String> {
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();
         // If the kubelet cancels the call, this still runs to its end, so that record and spec are never half-written.
         let work = tokio::task::spawn_blocking(move || {
-            let decided = agent.decide_blocking(&ids, fresh);
+            let decided = agent.decide_blocking(spec, &ids, fresh);
             drop(guard);
             decided
         });
@@ -392,14 +415,14 @@ impl Agent {
         decided
     }
 
-    fn decide_blocking(&self, ids: &[String], fresh: bool) -> Result<Decided, String> {
+    fn decide_blocking(&self, spec: ResourceSpec, ids: &[String], fresh: bool) -> Result<Decided, String> {
         let facts = self.facts(fresh);
         let answer = {
             let mut core = self.core();
             if let Some(handouts) = &facts.handouts {
                 core.set_handouts(handouts.clone());
             }
-            core.pre_start(ids, &facts)
+            core.pre_start(spec, ids, &facts)
         };
         match answer {
             PreStart::Granted {
@@ -518,7 +541,8 @@ impl Agent {
             .blocking(|agent| {
                 let (driver, gpus) = {
                     let core = agent.core();
-                    (core.driver().to_owned(), core.gpus().to_vec())
+                    let gpus = core.gpus().iter().filter(|gpu| gpu.vendor == driver_spec::VENDOR);
+                    (core.driver(driver_spec::VENDOR).to_owned(), gpus.cloned().collect::<Vec<_>>())
                 };
                 (!gpus.is_empty()).then(|| agent.driver_spec.question(&agent.store, &driver, &gpus))
             })

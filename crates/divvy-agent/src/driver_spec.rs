@@ -1,4 +1,4 @@
-//! The agent's own CDI spec of the driver: gathers the facts for [`driver_spec`](divvy_agent_core::driver_spec) and carries out its verdict.
+//! The agent's own CDI spec of NVIDIA's driver: gathers the facts for [`driver_spec`](divvy_agent_core::driver_spec) and carries out its verdict.
 //!
 //! The probe checks the driver's files, because it can see the machine's root directory. The agent cannot: it talks to the API server and
 //! therefore runs without that access. This code runs with each reconciliation.
@@ -11,10 +11,13 @@ use divvy_cdi::driver_spec::Place;
 use divvy_cdi::stale;
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
 use divvy_hardware::{Code, Failure};
-use divvy_model::{Gpu, Health, MigDevice};
+use divvy_model::{Gpu, Health, MigDevice, Vendor, nvidia};
 
 use crate::store::{DriverSpecs, Stamp, Store};
 use divvy_agent_core::driver_spec::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
+
+/// The vendor whose driver's libraries come from a CDI spec.
+pub(crate) const VENDOR: Vendor = Vendor::Nvidia;
 
 /// The most bytes of paths in one question, which must fit into one line of the probe's protocol.
 const MOST_PATHS: usize = 256 * 1024;
@@ -98,12 +101,14 @@ impl DriverSpec {
         let specs = store.driver_specs();
         let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
         let there = gpus.iter().filter(|gpu| gpu.health != Health::Lost);
-        let places = there.map(|gpu| Place {
-            index: gpu.index,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-            pci: gpu.pci.clone(),
-            mig: mig.get(&gpu.uuid).cloned(),
+        let places = there.filter_map(|gpu| {
+            Some(Place {
+                index: gpu.index,
+                uuid: gpu.uuid.clone(),
+                minor: nvidia::minor(gpu)?,
+                pci: gpu.pci.clone(),
+                mig: mig.get(&gpu.uuid).cloned(),
+            })
         });
         let paths: BTreeSet<&String> = specs.files.iter().flat_map(|file| stale::host_paths(&file.spec)).collect();
         let mut bytes = 0;

@@ -1,6 +1,6 @@
 //! The GPUs as the core sees them: the facts from the probe's updates, and a verdict on each GPU's health.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{GpuFacts, Snapshot};
-use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice};
+use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Vendor};
 use tracing::{info, warn};
+
+use divvy_agent_core::Offer;
 
 use crate::agent::Agent;
 use crate::args::Probe;
@@ -24,10 +26,11 @@ const OFFERED_NO_MORE: &str =
 /// All GPUs that this process has seen, and GPUs that grants on disk use.
 struct Machine {
     tracker: Tracker,
-    driver: String,
-    gpus: BTreeMap<String, Gpu>,
-    /// UUIDs of the GPUs in MIG mode, from the driver's last answer.
-    divided: BTreeSet<String>,
+    drivers: BTreeMap<Vendor, String>,
+    /// What the drivers last said about each GPU, by UUID.
+    seen: BTreeMap<String, GpuFacts>,
+    /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
+    recalled: BTreeMap<String, Gpu>,
     silent_since: Option<Instant>,
 }
 
@@ -49,9 +52,9 @@ pub(crate) async fn follow(
             longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
             ..Settings::default()
         }),
-        driver: String::new(),
-        gpus: BTreeMap::new(),
-        divided: BTreeSet::new(),
+        drivers: BTreeMap::new(),
+        seen: BTreeMap::new(),
+        recalled: BTreeMap::new(),
         silent_since: None,
     };
     let timing = Timing {
@@ -76,9 +79,7 @@ pub(crate) async fn follow(
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
-                let mig = mig_of(&snapshot);
-                machine.divided = mig.keys().cloned().collect();
-                agent.set_mig(mig);
+                agent.set_mig(mig_of(&snapshot));
                 changed = machine.snapshot(now, snapshot);
             }
             Update::Xid(event) => {
@@ -97,7 +98,7 @@ pub(crate) async fn follow(
                 agent.metrics.probe(false);
                 agent.ready.set("gpus", failure.to_string());
                 let since = *machine.silent_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < SILENCE || machine.gpus.is_empty() {
+                if since.elapsed() < SILENCE || (machine.seen.is_empty() && machine.recalled.is_empty()) {
                     continue;
                 }
             }
@@ -165,7 +166,7 @@ impl Machine {
                     "this GPU had failed before the agent started"
                 );
                 self.tracker.recall(&gpu.uuid, verdict);
-                self.gpus.insert(gpu.uuid.clone(), gpu);
+                self.recalled.insert(gpu.uuid.clone(), gpu);
             }
         }
     }
@@ -174,10 +175,10 @@ impl Machine {
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         let changed = self.tracker.snapshot(now, &snapshot);
-        self.driver = snapshot.driver;
+        self.drivers = BTreeMap::from([(Vendor::Nvidia, snapshot.driver)]);
         for facts in snapshot.gpus {
-            let gpu = from_facts(facts);
-            self.gpus.insert(gpu.uuid.clone(), gpu);
+            self.recalled.remove(&facts.uuid);
+            self.seen.insert(facts.uuid.clone(), facts);
         }
         changed
     }
@@ -185,7 +186,7 @@ impl Machine {
     /// Log which GPUs failed or recovered, and post an event about each on the node.
     fn tell(&self, agent: &Agent, changed: &[String]) {
         for uuid in changed {
-            let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.gpus.get(uuid)) else {
+            let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
             };
             let name = format!("GPU {} ({}, {uuid})", gpu.index, gpu.model);
@@ -206,29 +207,74 @@ impl Machine {
 
     fn publish(&mut self, agent: &Agent) -> Result<Option<String>, Error> {
         let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
-        let mut gpus: Vec<Gpu> = self.gpus.values().cloned().collect();
-        for gpu in &mut gpus {
-            let verdict = self.tracker.verdict(&gpu.uuid).cloned().unwrap_or_default();
-            gpu.health = verdict.health;
-            gpu.reason = verdict.reason;
-            // CUDA cannot use the whole GPU in MIG mode, and Divvy does not offer its MIG devices.
-            if self.divided.contains(&gpu.uuid) && gpu.health == Health::Ok {
-                gpu.health = Health::Failed;
-                gpu.reason = Some(format!(
-                    "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0",
-                    gpu.index
-                ));
+        let verdict = |uuid: &str| {
+            let verdict = self.tracker.verdict(uuid).cloned().unwrap_or_default();
+            match silent && verdict.health == Health::Ok {
+                true => Verdict {
+                    health: Health::Failed,
+                    reason: Some("the driver does not answer".to_owned()),
+                },
+                false => verdict,
             }
-            if silent && gpu.health == Health::Ok {
-                gpu.health = Health::Failed;
-                gpu.reason = Some("the driver does not answer".to_owned());
-            }
-        }
+        };
+        let settings = agent.core().settings().clone();
+        let seen = self.seen.values().map(|facts| {
+            let offer = settings.offer(facts.vendor, facts.total);
+            described(facts, fit(facts, verdict(&facts.uuid)), offer)
+        });
+        let recalled = self.recalled.values().map(|gpu| {
+            let Verdict { health, reason } = verdict(&gpu.uuid);
+            let gpu = gpu.clone();
+            Gpu { health, reason, ..gpu }
+        });
+        let mut gpus: Vec<Gpu> = seen.chain(recalled).collect();
         // A lost GPU keeps its index, which another GPU may have by now.
-        gpus.sort_by(|a, b| (a.index, a.health == Health::Lost, &a.uuid).cmp(&(b.index, b.health == Health::Lost, &b.uuid)));
-        let warning = agent.core().set_hardware(&self.driver, gpus)?;
+        gpus.sort_by(|a, b| {
+            let place = |gpu: &Gpu| (gpu.vendor, gpu.index, gpu.health == Health::Lost);
+            place(a).cmp(&place(b)).then_with(|| a.uuid.cmp(&b.uuid))
+        });
+        let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
+    }
+}
+
+/// Return the verdict on a GPU that works, but cannot be offered in its present mode.
+fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
+    match facts.unfit() {
+        // CUDA cannot use the whole GPU in MIG mode, and Divvy does not offer its MIG devices.
+        Some(reason) if verdict.health == Health::Ok => Verdict {
+            health: Health::Failed,
+            reason: Some(reason),
+        },
+        _ => verdict,
+    }
+}
+
+/// Describe a GPU for the inventory. Every [`Gpu`] of this node is made here, or comes from the previous agent's inventory.
+fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { reserve, units, whole }: Offer) -> Gpu {
+    Gpu {
+        vendor: facts.vendor,
+        uuid: facts.uuid.clone(),
+        index: facts.index,
+        nodes: facts.nodes.clone(),
+        partition: facts.partition.clone(),
+        pci: facts.pci.clone(),
+        model: facts.model.clone(),
+        cc: facts.cc.clone(),
+        sms: facts.sms,
+        clock_mhz: facts.clock_mhz,
+        bandwidth_gbs: facts.bandwidth_gbs,
+        total: facts.total,
+        reserve,
+        units,
+        whole,
+        // The core fills in what containers hold without an allocation: this changes without the hardware.
+        held: MiB::ZERO,
+        numa: facts.numa,
+        health,
+        reason,
+        links: facts.links.clone(),
     }
 }
 
@@ -236,28 +282,4 @@ impl Machine {
 fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
     let parts = |gpu: &GpuFacts| Some((gpu.uuid.clone(), MigDevice::of(gpu.mig, &gpu.mig_devices)?.to_vec()));
     snapshot.gpus.iter().filter_map(parts).collect()
-}
-
-fn from_facts(facts: GpuFacts) -> Gpu {
-    Gpu {
-        uuid: facts.uuid,
-        kind: "gpu".to_owned(),
-        parent: None,
-        index: facts.index,
-        minor: facts.minor,
-        pci: facts.pci,
-        model: facts.model,
-        cc: facts.cc,
-        sms: facts.sms,
-        clock_mhz: facts.clock_mhz,
-        bandwidth_gbs: facts.bandwidth_gbs,
-        total: facts.total,
-        reserve: MiB::ZERO,
-        units: 0,
-        held: MiB::ZERO,
-        numa: facts.numa,
-        health: Health::Ok,
-        reason: None,
-        links: facts.links,
-    }
 }

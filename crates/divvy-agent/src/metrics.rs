@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use divvy_agent_core::{Class, Core, Reconciled};
+use divvy_agent_core::{Class, Core, Reconciled, ResourceSpec};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -198,8 +198,10 @@ fn describe(registry: &mut Registry, core: &Core) {
         gpus.get_or_create(&HealthLabel { health }).inc();
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
-        let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
-        shared.get_or_create(&label).set(gauge(capacity));
+        if !gpu.whole {
+            let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
+            shared.get_or_create(&label).set(gauge(capacity));
+        }
     }
     let granted: Family<GpuLabel, Gauge> = Family::default();
     let mut pods: BTreeMap<(&str, &str), u64> = BTreeMap::new();
@@ -214,9 +216,10 @@ fn describe(registry: &mut Registry, core: &Core) {
         let label = GpuLabel { gpu: uuid.to_owned() };
         granted.get_or_create(&label).inc_by(gauge(memory));
     }
-    let devices = core.devices();
     let ids: Family<DeviceLabel, Gauge> = Family::default();
-    for (resource, devices) in [("gpu-mem", &devices.memory), ("gpu-count", &devices.count)] {
+    for spec in ResourceSpec::all().filter(|spec| core.offers(*spec)) {
+        let devices = core.devices(spec);
+        let resource = spec.name.strip_prefix("aliyun.com/").unwrap_or(spec.name);
         for (healthy, is) in [("true", true), ("false", false)] {
             let count = devices.iter().filter(|device| device.healthy == is).count() as u64;
             ids.get_or_create(&DeviceLabel { resource, healthy }).set(gauge(count));
@@ -239,7 +242,7 @@ fn describe(registry: &mut Registry, core: &Core) {
     );
     registry.register(
         "divvy_agent_gpu_held_mebibytes",
-        "Memory held by containers whose pod object is gone or has ended",
+        "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod",
         held,
     );
 }

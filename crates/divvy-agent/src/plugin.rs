@@ -1,4 +1,4 @@
-//! The two extended resources, as the kubelet's device plugin API sees them.
+//! The extended resources, as the kubelet's device plugin API sees them.
 
 use std::sync::Arc;
 
@@ -6,43 +6,38 @@ use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, Refusal};
 use tokio::sync::watch;
 
 use crate::agent::Agent;
-use divvy_agent_core::Resource;
+use divvy_agent_core::ResourceSpec;
 
 /// The device plugin of one resource.
 #[derive(Debug)]
 pub(crate) struct AgentPlugin {
     pub(crate) agent: Arc<Agent>,
-    pub(crate) resource: Resource,
-    pub(crate) name: String,
+    pub(crate) spec: ResourceSpec,
 }
 
 impl Plugin for AgentPlugin {
     fn resource_name(&self) -> &str {
-        &self.name
+        self.spec.name
     }
 
     fn options(&self) -> Options {
-        let memory = self.resource == Resource::Memory;
         Options {
-            pre_start_required: memory,
-            preferred_allocation: memory,
+            pre_start_required: self.spec.grants(),
+            preferred_allocation: self.spec.grants(),
         }
     }
 
     fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
-        match self.resource {
-            Resource::Memory => self.agent.memory.subscribe(),
-            Resource::Count => self.agent.count.subscribe(),
-        }
+        self.agent.devices(self.spec).subscribe()
     }
 
     fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
-        self.agent.core().preferred(available, must_include, size)
+        self.agent.core().preferred(self.spec, available, must_include, size)
     }
 
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
-        let cdi_devices = self.agent.core().allocate(self.resource, ids).map_err(Refusal::invalid)?;
-        if self.resource == Resource::Memory {
+        let cdi_devices = self.agent.core().allocate(self.spec, ids).map_err(Refusal::invalid)?;
+        if self.spec.grants() {
             // The handed-out ids decide which ids stay healthy.
             self.agent.publish();
             self.agent.look.notify_one();
@@ -54,9 +49,9 @@ impl Plugin for AgentPlugin {
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
-        match self.resource {
-            Resource::Memory => self.agent.pre_start(ids).await,
-            Resource::Count => Ok(()),
+        match self.spec.grants() {
+            true => self.agent.pre_start(self.spec, ids).await,
+            false => Ok(()),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use divvy_kube::client::{Choice, connect};
 use divvy_kubelet::checkpoint::Writing;
 use divvy_kubelet::plugin::{Plugin as _, PluginServer, Settings as PluginSettings, Status};
-use divvy_model::names;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +18,7 @@ use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
-use divvy_agent_core::{Core, Resource, Settings};
+use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
 /// The time between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
@@ -58,8 +57,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         unit: config.memory_unit,
         reserve: config.reserve_memory,
         node_key: store.node_key()?,
-        memory_resource: names::GPU_MEM.to_owned(),
-        count_resource: names::GPU_COUNT.to_owned(),
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id(&config.sys_root),
     };
@@ -225,21 +222,36 @@ async fn serve(
         prepared = prepare(&agent, written, has_grants) => prepared?,
         () = stop.cancelled() => return Ok(()),
     }
+    let mut offered = agent.offered.subscribe();
+    loop {
+        let specs = offered.borrow_and_update().clone();
+        let until_changed = stop.child_token();
+        let mut serving = std::pin::pin!(offer(&agent, &config, specs, &until_changed));
+        tokio::select! {
+            ended = &mut serving => return ended,
+            // The sender lives as long as the agent.
+            _ = offered.changed() => info!("this node now offers other resources; the agent registers anew"),
+        }
+        until_changed.cancel();
+        serving.await?;
+    }
+}
+
+/// Serve these resources to the kubelet, and reconcile. Ends after `stop` was cancelled, when the sockets are removed.
+async fn offer(agent: &Arc<Agent>, config: &Config, specs: Vec<ResourceSpec>, stop: &CancellationToken) -> Result<(), Error> {
     let mut servers = JoinSet::new();
     let (mut plugins, mut registrations) = (Vec::new(), Vec::new());
-    for (resource, prefix) in [(Resource::Memory, "divvy-gpu-mem"), (Resource::Count, "divvy-gpu-count")] {
-        let name = agent.core().resource_name(resource).to_owned();
+    for spec in specs {
         let plugin = AgentPlugin {
             agent: agent.clone(),
-            resource,
-            name: name.clone(),
+            spec,
         };
-        let settings = PluginSettings::new(config.device_plugin_dir(), prefix);
+        let settings = PluginSettings::new(config.device_plugin_dir(), spec.socket());
         let status = watch::Sender::new(Status::default());
-        tokio::spawn(follow_status(agent.clone(), resource, name, status.subscribe()));
+        tokio::spawn(follow_status(agent.clone(), spec, status.subscribe()));
         registrations.push(Registration {
             devices: plugin.devices(),
-            name: plugin.name.clone(),
+            name: spec.name.to_owned(),
             status: status.subscribe(),
         });
         plugins.push((plugin, settings, status));
@@ -259,11 +271,11 @@ async fn serve(
             ended = servers.join_next() => match ended {
                 Some(Ok(Err(error))) => return Err(error.into()),
                 Some(Err(error)) => return Err(Error::Ended { part: "a plugin server", text: error.to_string() }),
-                // The agent is stopping: the other server ends as well.
+                // The agent is stopping: the other servers end as well.
                 Some(Ok(Ok(()))) => {}
                 None => return Ok(()),
             },
-            () = keep_reconciling(&agent) => {}
+            () = keep_reconciling(agent) => {}
         }
     }
 }
@@ -316,14 +328,16 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
 }
 
 /// Follow a resource's registration for readiness and metrics. Ends with the resource's server.
-async fn follow_status(agent: Arc<Agent>, resource: Resource, name: String, mut status: watch::Receiver<Status>) {
-    let part = match resource {
-        Resource::Memory => "kubelet",
-        Resource::Count => "kubelet (gpu-count)",
+async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch::Receiver<Status>) {
+    let name = spec.name;
+    let part = match spec.ids {
+        Ids::Units => "kubelet",
+        Ids::Count => "kubelet (gpu-count)",
+        Ids::Whole(_) => name,
     };
     loop {
         let now = status.borrow_and_update().clone();
-        agent.metrics.registration(&name, &now);
+        agent.metrics.registration(name, &now);
         match now.is_ready() {
             true => agent.ready.clear(part),
             false => {
@@ -332,6 +346,8 @@ async fn follow_status(agent: Arc<Agent>, resource: Resource, name: String, mut 
             }
         }
         if status.changed().await.is_err() {
+            // The server has ended. If the node no longer offers the resource, nobody waits for it.
+            agent.ready.clear(part);
             return;
         }
     }

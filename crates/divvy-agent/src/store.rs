@@ -11,7 +11,7 @@ use divvy_model::GrantRecord;
 use tracing::{info, warn};
 
 use crate::files::{self, FileError, LIMIT};
-use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, SHARED_DEVICES, owner_of_spec};
+use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, owner_of_spec};
 
 const KEY_FILE: &str = "node.key";
 
@@ -210,12 +210,12 @@ impl Store {
     }
 
     /// Return the driver's files on the node: device nodes, and the specs of whole GPUs in the CDI directory and in `/etc/cdi`.
-    pub(crate) fn node_files(&self) -> NodeFiles {
-        let devices: BTreeSet<String> = SHARED_DEVICES
-            .iter()
-            .filter(|path| self.sys_root.join(path.trim_start_matches('/')).exists())
-            .map(|path| (*path).to_owned())
-            .collect();
+    pub(crate) fn node_files(&self, device_paths: BTreeSet<String>) -> NodeFiles {
+        let devices = device_paths.into_iter().filter_map(|path| {
+            let found = std::fs::metadata(self.sys_root.join(path.trim_start_matches('/'))).ok()?;
+            Some((path, group_to_join(&found)))
+        });
+        let devices = devices.collect();
         let specs = self.driver_specs();
         NodeFiles {
             devices,
@@ -357,6 +357,15 @@ pub(crate) fn boot_id(sys_root: &Path) -> String {
         .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
+/// Return the group that a process must be in to use a device. `None` if any process may use the device, or only root.
+fn group_to_join(device: &std::fs::Metadata) -> Option<u32> {
+    const GROUP: u32 = 0o060;
+    const OTHERS: u32 = 0o006;
+    let mode = device.mode();
+    let only_group = mode & GROUP == GROUP && mode & OTHERS != OTHERS;
+    Some(device.gid()).filter(|gid| only_group && *gid != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,12 +489,12 @@ mod tests {
             std::fs::create_dir_all(path.parent().expect("has one")).expect("made");
             std::fs::write(path, text).expect("written");
         }
-        store.node_files();
+        store.node_files(BTreeSet::new());
         let nvidia = root.path().join("etc/cdi/nvidia.yaml");
         std::fs::write(nvidia, "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n").expect("changed");
-        let found = store.node_files();
+        let found = store.node_files(["/dev/nvidia-uvm", "/dev/kfd"].map(str::to_owned).into());
         assert_eq!(found.specs[0].cdi_version, "0.6.0", "a changed file is read again");
-        assert_eq!(found.devices, BTreeSet::from(["/dev/nvidia-uvm".to_owned()]));
+        assert_eq!(found.devices.keys().collect::<Vec<_>>(), ["/dev/nvidia-uvm"]);
         assert_eq!(found.specs.len(), 1);
     }
 }

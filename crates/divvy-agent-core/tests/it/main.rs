@@ -11,3 +11,4 @@ mod node;
 mod races;
 mod random;
 mod reconcile;
+mod whole;

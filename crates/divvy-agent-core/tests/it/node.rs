@@ -10,7 +10,7 @@ use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB,
-    Phase, Pod, PodRequest, Vendor, names, nvidia,
+    Phase, Pod, PodRequest, Vendor, nvidia,
 };
 
 pub(crate) const GIB: u64 = 1024;
@@ -133,6 +133,7 @@ pub(crate) fn key(uid: &str, container: &str) -> Key {
 pub(crate) struct Running {
     pub(crate) env: Vec<String>,
     pub(crate) devices: Vec<String>,
+    pub(crate) groups: Vec<u32>,
 }
 
 pub(crate) struct Node {
@@ -310,10 +311,15 @@ impl Node {
 
     /// Call Allocate for exactly these ids, and add the checkpoint's entry.
     pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
-        let names = self.core.allocate(ResourceSpec::MEMORY, ids)?;
+        self.allocate_of(ResourceSpec::MEMORY, uid, container, ids)
+    }
+
+    /// Call Allocate of this resource for exactly these ids, and add the checkpoint's entry.
+    pub(crate) fn allocate_of(&mut self, spec: ResourceSpec, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
+        let names = self.core.allocate(spec, ids)?;
         self.handouts.push(Handout {
             key: key(uid, container),
-            resource: names::GPU_MEM.to_owned(),
+            resource: spec.name.to_owned(),
             ids: ids.iter().cloned().collect(),
             grant: names.first().and_then(|name| cdi::grant_name(name)).map(str::to_owned),
         });
@@ -330,11 +336,18 @@ impl Node {
     pub(crate) fn pre_start(&mut self, uid: &str, container: &str) -> PreStart {
         self.populated.insert(uid.to_owned());
         let ids = self.ids_of(uid, container);
-        self.pre_start_ids(&ids)
+        let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container));
+        let name = handout.expect("handed out").resource.clone();
+        let spec = ResourceSpec::all().find(|spec| spec.name == name);
+        self.pre_start_of(spec.expect("the agent's own"), &ids)
     }
 
     pub(crate) fn pre_start_ids(&mut self, ids: &[String]) -> PreStart {
-        let mut answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &self.facts());
+        self.pre_start_of(ResourceSpec::MEMORY, ids)
+    }
+
+    fn pre_start_of(&mut self, spec: ResourceSpec, ids: &[String]) -> PreStart {
+        let mut answer = self.core.pre_start(spec, ids, &self.facts());
         if matches!(answer, PreStart::Wait(..)) {
             // Like the agent: list the pods, then call again.
             if self.synced {
@@ -345,7 +358,7 @@ impl Node {
                     fresh: true,
                     ..self.facts()
                 };
-                answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &fresh);
+                answer = self.core.pre_start(spec, ids, &fresh);
             }
         }
         match &answer {
@@ -381,6 +394,7 @@ impl Node {
         Some(Running {
             env: edits.env.clone(),
             devices: edits.device_nodes.iter().map(|node| node.path.clone()).collect(),
+            groups: edits.additional_gids.clone(),
         })
     }
 

@@ -1,0 +1,376 @@
+//! Whole GPUs of a vendor whose memory is not shared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
+use divvy_model::ContainerKind::{App, Init};
+use divvy_model::{
+    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor,
+    WholeContainer, WholeRequest, names,
+};
+use proptest::prelude::*;
+
+use crate::node::{Node, gpu, key, settings, simple};
+
+const AMD: ResourceSpec = ResourceSpec::whole(Vendor::Amd);
+
+fn amd(index: u32) -> Gpu {
+    Gpu {
+        vendor: Vendor::Amd,
+        uuid: format!("0x{index:016x}"),
+        nodes: vec![format!("dri/card{}", index + 1), format!("dri/renderD{}", index + 128)],
+        pci: id(index),
+        model: "AMD Instinct MI210".to_owned(),
+        cc: "gfx90a".to_owned(),
+        ..gpu(index, 65520)
+    }
+}
+
+fn id(index: u32) -> String {
+    format!("0000:{:02x}:00.0", 0x19 + index)
+}
+
+fn ids(of: &[u32]) -> Vec<String> {
+    of.iter().map(|index| id(*index)).collect()
+}
+
+fn node(gpus: u32) -> Node {
+    Node::with(settings(), (0..gpus).map(amd).collect())
+}
+
+/// A pod that the default scheduler bound: it has no allocation.
+fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+    let whole = WholeRequest {
+        vendor: Vendor::Amd,
+        containers: containers
+            .iter()
+            .map(|(name, kind, gpus)| WholeContainer {
+                name: (*name).to_owned(),
+                kind: *kind,
+                gpus: *gpus,
+            })
+            .collect(),
+    };
+    Pod {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: format!("pod-{uid}"),
+        node: Some("n1".to_owned()),
+        request: PodRequest::with_whole(Vec::new(), vec![whole], None),
+        ..Pod::default()
+    }
+}
+
+/// A pod whose only container has these GPUs by the extender's decision.
+fn placed(uid: &str, gpus: &[u32]) -> Pod {
+    let uuids: Vec<String> = gpus.iter().map(|index| amd(*index).uuid).collect();
+    let share = |uuid: &String| GpuShare {
+        uuid: uuid.clone(),
+        memory: MiB(65520),
+        cores: 0,
+        whole: true,
+    };
+    let of_container = |uuid: &String| ContainerShare {
+        uuid: uuid.clone(),
+        memory: MiB(65520),
+        cores: 0,
+    };
+    Pod {
+        held: Held::Allocation(Allocation {
+            v: 1,
+            gpus: uuids.iter().map(share).collect(),
+            containers: BTreeMap::from([("main".to_owned(), uuids.iter().map(of_container).collect())]),
+        }),
+        ..plain(uid, &[("main", App, gpus.len() as u64)])
+    }
+}
+
+fn gpus_of(node: &Node, uid: &str, container: &str) -> Vec<String> {
+    let record = &node.records[&key(uid, container)];
+    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
+}
+
+#[test]
+fn a_node_offers_the_resources_that_it_has_gpus_for() {
+    let offered = |gpus: Vec<Gpu>| -> Vec<&str> {
+        let node = Node::with(settings(), gpus);
+        let specs = ResourceSpec::all().filter(|spec| node.core.offers(*spec));
+        specs.map(|spec| spec.name).collect()
+    };
+    assert_eq!(offered(vec![amd(0)]), ["amd.com/gpu"]);
+    assert_eq!(offered(vec![gpu(0, 4096)]), [names::GPU_MEM, names::GPU_COUNT]);
+    assert_eq!(
+        offered(vec![gpu(0, 4096), amd(0)]),
+        [names::GPU_MEM, names::GPU_COUNT, "amd.com/gpu"]
+    );
+    assert_eq!(offered(Vec::new()), [names::GPU_MEM, names::GPU_COUNT]);
+}
+
+#[test]
+fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
+    let mut node = node(4);
+    node.node_files.devices = BTreeMap::from([
+        ("/dev/kfd".to_owned(), Some(44)),
+        ("/dev/dri/card4".to_owned(), Some(39)),
+        ("/dev/dri/renderD131".to_owned(), Some(44)),
+    ]);
+    node.see(placed("a", &[3]));
+    node.allocate_of(AMD, "a", "main", &ids(&[0])).expect("allocated");
+    let running = node.start("a", "main").expect("started");
+    assert_eq!(running.devices, ["/dev/kfd", "/dev/dri/card4", "/dev/dri/renderD131"]);
+    assert_eq!((running.groups, running.env), (vec![39, 44], Vec::new()));
+    assert_eq!(node.events, [], "AMD's containers bring their own libraries");
+}
+
+#[test]
+fn a_container_without_an_allocation_gets_the_gpus_that_its_ids_name() {
+    let mut node = node(4);
+    node.see(plain("a", &[("main", App, 2)]));
+    node.allocate_of(AMD, "a", "main", &ids(&[1, 2])).expect("allocated");
+    node.start("a", "main").expect("started");
+    assert_eq!(gpus_of(&node, "a", "main"), [amd(1).uuid, amd(2).uuid]);
+    // The extender sees in the inventory that they are taken.
+    node.reconcile();
+    let held: Vec<u64> = node.core.inventory().gpus.iter().map(|gpu| gpu.held.0).collect();
+    assert_eq!(held, [0, 65520, 65520, 0]);
+    // A new agent knows the same, and reports no change of an allocation that there never was.
+    node.restart_agent();
+    assert_eq!(node.reconcile().classes, BTreeMap::new());
+    assert_eq!(node.events, []);
+    assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
+    assert_eq!(gpus_of(&node, "a", "main"), [amd(1).uuid, amd(2).uuid]);
+}
+
+#[test]
+fn a_gpu_that_an_allocation_promises_is_replaced_by_a_free_one() {
+    let mut node = node(3);
+    node.see(placed("a", &[0]));
+    node.see(plain("b", &[("main", App, 1)]));
+    // The kubelet gave b the id of the GPU that a has, although a has not started.
+    node.allocate_of(AMD, "b", "main", &ids(&[0])).expect("allocated");
+    node.allocate_of(AMD, "a", "main", &ids(&[1])).expect("allocated");
+    node.start("b", "main").expect("started");
+    assert_eq!(gpus_of(&node, "b", "main"), [amd(1).uuid]);
+    node.start("a", "main").expect("started");
+    assert_eq!(gpus_of(&node, "a", "main"), [amd(0).uuid]);
+}
+
+#[test]
+fn without_a_free_gpu_a_container_waits_until_one_is_free() {
+    let mut node = node(2);
+    node.see(placed("a", &[0]));
+    node.allocate_of(AMD, "a", "main", &ids(&[1])).expect("allocated");
+    node.start("a", "main").expect("started");
+    node.see(plain("b", &[("main", App, 1)]));
+    node.allocate_of(AMD, "b", "main", &ids(&[0])).expect("allocated");
+    node.set_health(1, Health::Failed, Some("uncorrectable memory error"));
+    let (reason, text) = node.start("b", "main").expect_err("no GPU is free");
+    assert_eq!(reason, Reason::MemoryHeld);
+    assert!(
+        text.contains("only 0 of this node's GPUs are healthy and not in use"),
+        "{text}"
+    );
+    node.change("a", |pod| pod.phase = Phase::Succeeded);
+    node.processes_end("a");
+    node.start("b", "main").expect("started");
+    assert_eq!(gpus_of(&node, "b", "main"), [amd(0).uuid]);
+}
+
+#[test]
+fn the_app_containers_of_a_pod_have_different_gpus_and_use_those_of_its_init_container_again() {
+    let mut node = node(4);
+    node.see(placed("x", &[2]));
+    node.see(plain("a", &[("warm-up", Init, 2), ("one", App, 1), ("two", App, 1)]));
+    node.allocate_of(AMD, "a", "warm-up", &ids(&[1, 2])).expect("allocated");
+    node.start("a", "warm-up").expect("started");
+    let first: BTreeSet<String> = gpus_of(&node, "a", "warm-up").into_iter().collect();
+    assert_eq!(first, BTreeSet::from([amd(0).uuid, amd(1).uuid]), "GPU 2 is promised to x");
+    node.allocate_of(AMD, "a", "one", &ids(&[1])).expect("allocated");
+    node.allocate_of(AMD, "a", "two", &ids(&[2])).expect("allocated");
+    node.start("a", "one").expect("started");
+    node.start("a", "two").expect("started");
+    let (one, two) = (gpus_of(&node, "a", "one"), gpus_of(&node, "a", "two"));
+    assert_eq!(one, [amd(1).uuid]);
+    assert!(two != one && two != [amd(2).uuid], "{two:?}");
+}
+
+#[test]
+fn an_allocation_of_gpus_that_the_resource_does_not_offer_is_refused() {
+    let mut node = Node::with(settings(), vec![gpu(0, 65536), amd(0), amd(1)]);
+    let whole = |uid: &str, uuid: String, whole: bool| {
+        let mut pod = placed(uid, &[0]);
+        let Held::Allocation(held) = &mut pod.held else {
+            panic!("the fixture's pods have an allocation");
+        };
+        held.gpus[0].uuid.clone_from(&uuid);
+        held.gpus[0].whole = whole;
+        held.containers
+            .values_mut()
+            .for_each(|shares| shares[0].uuid.clone_from(&uuid));
+        pod
+    };
+    node.see(whole("nvidia", "GPU-0".to_owned(), true));
+    node.allocate_of(AMD, "nvidia", "main", &ids(&[0])).expect("allocated");
+    let (reason, text) = node.start("nvidia", "main").expect_err("another resource");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(
+        text.contains("names GPU GPU-0, which is not offered as amd.com/gpu"),
+        "{text}"
+    );
+    node.kubelet_forgets("nvidia");
+    let mut cheap = simple("cheap", 0, 1);
+    if let Held::Allocation(held) = &mut cheap.held {
+        held.gpus[0].uuid = amd(1).uuid;
+        held.containers.values_mut().for_each(|shares| shares[0].uuid = amd(1).uuid);
+    }
+    node.see(cheap);
+    node.allocate_as("cheap", "main", &["GPU-0::m0".to_owned()])
+        .expect("allocated");
+    let (reason, text) = node.start("cheap", "main").expect_err("a share of a whole GPU");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(text.contains("which is not offered as aliyun.com/gpu-mem"), "{text}");
+    // A whole GPU is booked as a whole even if the allocation does not say so.
+    node.see(whole("small", amd(0).uuid, false));
+    node.allocate_of(AMD, "small", "main", &ids(&[1])).expect("allocated");
+    node.start("small", "main").expect("started");
+    node.see(placed("b", &[0]));
+    node.allocate_of(AMD, "b", "main", &ids(&[0])).expect("allocated");
+    assert_eq!(node.start("b", "main").expect_err("taken").0, Reason::MemoryHeld);
+}
+
+#[test]
+fn too_few_gpus_in_an_allocation_are_refused() {
+    let mut node = node(2);
+    let mut pod = placed("a", &[0]);
+    pod.request = plain("a", &[("main", App, 2)]).request;
+    node.see(pod);
+    node.allocate_of(AMD, "a", "main", &ids(&[0, 1])).expect("allocated");
+    let (reason, text) = node.start("a", "main").expect_err("one GPU for two ids");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(
+        text.contains("gives container main 1 GPUs, but the kubelet gave it 2 devices"),
+        "{text}"
+    );
+}
+
+#[test]
+fn an_id_of_another_vendor_or_of_no_gpu_is_refused() {
+    let mut node = Node::with(settings(), vec![gpu(0, 4096), amd(0)]);
+    for (spec, id, part) in [
+        (AMD, "GPU-0::m0", "names none of this node's AMD GPUs (0000:19:00.0)"),
+        (AMD, "0000:ff:00.0", "names none of this node's AMD GPUs"),
+        (ResourceSpec::MEMORY, "0000:19:00.0", "is not an id of this plugin"),
+    ] {
+        let error = node.core.allocate(spec, &[id.to_owned()]).expect_err(id);
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_ids_of_failed_gpus_turn_unhealthy_unless_a_pod_holds_them() {
+    let mut node = node(4);
+    let healthy = |node: &Node| -> Vec<bool> { node.core.devices(AMD).iter().map(|device| device.healthy).collect() };
+    // Pod a is on GPU 3, but the kubelet gave it the id of GPU 0.
+    node.see(placed("a", &[3]));
+    node.allocate_of(AMD, "a", "main", &ids(&[0])).expect("allocated");
+    node.set_health(3, Health::Failed, None);
+    assert_eq!(healthy(&node), [true; 4], "three ids are free, and so are three GPUs");
+    node.set_health(1, Health::Lost, None);
+    assert_eq!(healthy(&node), [true, false, true, true]);
+    node.object_gone("a");
+    node.kubelet_forgets("a");
+    assert_eq!(healthy(&node), [true, false, true, false]);
+}
+
+#[test]
+fn the_kubelet_is_told_which_ids_lie_on_the_allocated_gpus() {
+    let mut node = node(4);
+    node.see(placed("a", &[1, 3]));
+    let all = ids(&[0, 1, 2, 3]);
+    assert_eq!(node.core.preferred(AMD, &all, &[], 2), ids(&[1, 3]));
+}
+
+#[test]
+fn without_an_allocation_the_gpus_with_the_most_links_are_preferred() {
+    let mut gpus: Vec<Gpu> = (0..8).map(amd).collect();
+    // Two hives: 0, 2, 4, 6 and 1, 3, 5, 7.
+    for index in 0..8_u32 {
+        let peers = (0..8_u32).filter(|peer| *peer != index && peer % 2 == index % 2);
+        gpus[index as usize].links = peers.map(|peer| Link(amd(peer).uuid, "xgmi".to_owned(), 1)).collect();
+    }
+    let mut node = Node::with(settings(), gpus);
+    for (available, must, size, expected) in [
+        (vec![0, 1, 2, 3, 4, 5, 6, 7], vec![], 4, vec![0, 2, 4, 6]),
+        (vec![0, 1, 2, 3, 4, 5, 6, 7], vec![5], 3, vec![5, 1, 3]),
+        // The hive with more free GPUs comes first: it can serve the whole request.
+        (vec![0, 1, 3, 5, 6, 7], vec![], 3, vec![1, 3, 5]),
+        (vec![2], vec![], 1, vec![2]),
+        (vec![2], vec![], 3, vec![2]),
+        (vec![], vec![], 1, vec![]),
+    ] {
+        let chosen = node.core.preferred(AMD, &ids(&available), &ids(&must), size);
+        assert_eq!(chosen, ids(&expected), "{available:?} {must:?} {size}");
+    }
+}
+
+#[test]
+fn a_departed_pod_holds_the_gpus_of_all_its_containers() {
+    let mut node = node(4);
+    node.see(plain("a", &[("one", App, 1), ("two", App, 2)]));
+    node.allocate_of(AMD, "a", "one", &ids(&[0])).expect("allocated");
+    node.allocate_of(AMD, "a", "two", &ids(&[1, 2])).expect("allocated");
+    node.start("a", "one").expect("started");
+    node.start("a", "two").expect("started");
+    node.object_gone("a");
+    let found = node.reconcile();
+    assert_eq!(found.classes.get(&Class::HeldWithoutPod), Some(&1));
+    let held: Vec<&String> = found.held.keys().collect();
+    assert_eq!(held, [&amd(0).uuid, &amd(1).uuid, &amd(2).uuid]);
+}
+
+proptest! {
+    /// Pods with and without allocations arrive and end in any order, and the kubelet picks any free ids.
+    #[test]
+    fn no_gpu_ever_has_two_pods(steps in prop::collection::vec((0_usize..6, 0_u32..4, any::<bool>(), any::<prop::sample::Index>()), 1..40)) {
+        let mut node = node(4);
+        let mut live: BTreeSet<String> = BTreeSet::new();
+        for (number, (slot, gpu, allocated, pick)) in steps.into_iter().enumerate() {
+            let uid = format!("p{slot}");
+            if live.remove(&uid) {
+                node.change(&uid, |pod| pod.phase = Phase::Succeeded);
+                node.processes_end(&uid);
+                node.kubelet_forgets(&uid);
+                node.object_gone(&uid);
+                node.reconcile();
+                continue;
+            }
+            let used: BTreeSet<String> = node.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
+            let free: Vec<String> = ids(&[0, 1, 2, 3]).into_iter().filter(|id| !used.contains(id)).collect();
+            if free.is_empty() {
+                continue;
+            }
+            let pod = match allocated {
+                true => placed(&uid, &[gpu]),
+                false => plain(&uid, &[("main", App, 1)]),
+            };
+            node.see(pod);
+            let chosen = free[pick.index(free.len())].clone();
+            node.allocate_of(AMD, &uid, "main", &[chosen]).expect("allocated");
+            live.insert(uid.clone());
+            let _ = node.start(&uid, "main");
+            if number % 3 == 0 {
+                node.restart_agent();
+            }
+            if number % 2 == 0 {
+                node.reconcile();
+            }
+            let mut owners: BTreeMap<String, String> = BTreeMap::new();
+            for record in node.records.values().filter(|record| live.contains(&record.uid)) {
+                for share in &record.container_gpus {
+                    let before = owners.insert(share.uuid.clone(), record.uid.clone());
+                    prop_assert!(before.is_none_or(|before| before == record.uid), "{owners:?}");
+                }
+            }
+        }
+    }
+}
