@@ -34,9 +34,28 @@ pub struct MachineNode {
     /// Main memory that pods can request, in MiB; 65536 if absent.
     #[serde(default = "default_memory")]
     pub memory_mib: u64,
-    /// The node's GPUs, in PCI order; may be empty.
+    /// The node's NVIDIA GPUs, in PCI order; may be empty.
     #[serde(default, rename = "gpu")]
     pub gpus: Vec<MachineGpu>,
+    /// The node's AMD GPUs, in PCI order; may be empty.
+    #[serde(default)]
+    pub amd: Vec<MachineAmd>,
+}
+
+/// One simulated AMD GPU.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineAmd {
+    /// Product name, such as `AMD Instinct MI210`.
+    pub model: String,
+    /// Total memory in MiB.
+    pub memory_mib: u64,
+    /// The number of the hive: the GPUs of one hive are connected by XGMI.
+    #[serde(default)]
+    pub hive: u64,
+    /// NUMA node; unknown if absent.
+    #[serde(default)]
+    pub numa: Option<u32>,
 }
 
 /// One simulated GPU. Absent fields get the values of a healthy, idle GPU.
@@ -190,6 +209,11 @@ impl Machines {
 }
 
 impl MachineNode {
+    /// Report whether the node has a GPU of any vendor.
+    pub fn has_gpus(&self) -> bool {
+        !self.gpus.is_empty() || !self.amd.is_empty()
+    }
+
     /// Return the UUID of the GPU at this index: the given one, or one derived from the node's name and the index.
     pub fn gpu_uuid(&self, index: usize) -> String {
         if let Some(uuid) = self.gpus.get(index).and_then(|gpu| gpu.uuid.clone()) {

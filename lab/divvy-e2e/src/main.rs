@@ -19,7 +19,7 @@ const SKIPPED: u8 = 77;
 /// Play the scenes on a cluster and check each step
 ///
 /// The same scenes are played on the embedded cluster, with a new cluster for each scene, and on a real Kubernetes on this machine
-/// (cargo xtask cluster up --nodes 2 --rbac; cargo xtask cluster divvy), one after another.
+/// (cargo xtask cluster up --nodes 3 --rbac; cargo xtask cluster divvy), one after another.
 ///
 /// Status 0: every check holds. 1: a check failed, or a scene could not go on. 77: there is no real cluster, so nothing was tested.
 #[derive(Debug, Parser)]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
-use divvy_model::machine::Machines;
+use divvy_model::machine::{MachineNode, Machines};
 use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
 use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -32,7 +32,7 @@ pub(crate) struct Real {
 impl Real {
     /// Open the running cluster with its state in this directory. The error is `NotFound` if none is running or Divvy is not installed on it.
     pub(crate) async fn open(folder: &Path) -> io::Result<Real> {
-        let settings = settings(&folder.join("settings"), "cargo xtask cluster up --nodes 2 --rbac")?;
+        let settings = settings(&folder.join("settings"), "cargo xtask cluster up --nodes 3 --rbac")?;
         let divvy = settings_of_divvy(folder)?;
         let of = |from: &BTreeMap<String, String>, key: &str| {
             from.get(key)
@@ -117,7 +117,8 @@ impl Cluster for Real {
         let name = match machine {
             Machine::Laptop => "n1",
             Machine::Mixed => "n2",
-            Machine::CpuOnly => "n3",
+            Machine::Instinct => "n3",
+            Machine::CpuOnly => "n4",
         };
         self.nodes.iter().find(|node| *node == name).cloned()
     }
@@ -128,12 +129,12 @@ impl Cluster for Real {
         }
         Err(io::Error::new(
             io::ErrorKind::NotFound,
-            format!("this cluster has no node {node}; run: cargo xtask cluster up --nodes 2"),
+            format!("this cluster has no node {node}; run: cargo xtask cluster up --nodes 3"),
         ))
     }
 
     fn has_gpus(&self, node: &str) -> bool {
-        self.machines.node(node).is_some_and(|machine| !machine.gpus.is_empty())
+        self.machines.node(node).is_some_and(MachineNode::has_gpus)
     }
 
     async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {

@@ -113,6 +113,12 @@ impl PodBuilder {
         self.limit(divvy_model::names::GPU_MEM, &units.to_string())
     }
 
+    /// Set the last container's limit of whole GPUs of a vendor, and let its program list `/dev/dri` as well.
+    pub fn whole(mut self, vendor: divvy_model::Vendor, gpus: u64) -> Self {
+        self.last().args = vec!["run".to_owned(), "/dev/dri".to_owned()];
+        self.limit(vendor.whole_resource(), &gpus.to_string())
+    }
+
     /// Set a limit of the last container.
     pub fn limit(mut self, resource: &str, quantity: &str) -> Self {
         self.last().limits.push((resource.to_owned(), quantity.to_owned()));

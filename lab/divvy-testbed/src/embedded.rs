@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_model::MemoryUnit;
-use divvy_model::machine::Machines;
+use divvy_model::machine::{MachineNode, Machines};
+use divvy_model::{MemoryUnit, Vendor, names};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -193,11 +193,11 @@ impl Embedded {
         if self.settings.drivers && !machine.gpus.is_empty() {
             simulated_driver::install(&node.paths().sys_root, &machine.driver)?;
         }
+        divvy_testkit::amd::install(&node.paths().sys_root, &machine.amd)?;
         self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
-        if machine.gpus.is_empty() {
-            Ok(())
-        } else {
-            self.start_agent(name).await
+        match machine.has_gpus() {
+            true => self.start_agent(name).await,
+            false => Ok(()),
         }
     }
 
@@ -275,15 +275,19 @@ impl Embedded {
         let units: u64 = machine.map_or(0, |machine| {
             machine.gpus.iter().map(|gpu| gpu.memory_mib / self.unit.mib()).sum()
         });
+        let amd = machine.map_or(0, |machine| machine.amd.len() as u64);
+        let wanted = [(names::GPU_MEM, units), (Vendor::Amd.whole_resource(), amd)];
         let until = Instant::now() + Duration::from_secs(10);
         loop {
             let resources = self.node(name)?.device_manager().resources;
-            match resources.get(divvy_model::names::GPU_MEM) {
-                Some((_, healthy)) if *healthy as u64 == units => return Ok(()),
-                other if Instant::now() > until => {
+            let offered = |resource: &str| resources.get(resource).map_or(0, |(_, healthy)| *healthy as u64);
+            match wanted.iter().find(|(resource, amount)| offered(resource) != *amount) {
+                None => return Ok(()),
+                Some((resource, amount)) if Instant::now() > until => {
                     let log = self.agent_log(name);
                     return Err(io::Error::other(format!(
-                        "node {name} must offer {units} units, but its status says {other:?}. {log}"
+                        "node {name} must offer {amount} of {resource}, but it offers {}. {log}",
+                        offered(resource)
                     )));
                 }
                 _ => tokio::time::sleep(Duration::from_millis(5)).await,
@@ -445,7 +449,7 @@ impl Cluster for Embedded {
     }
 
     fn has_gpus(&self, node: &str) -> bool {
-        self.machines.node(node).is_some_and(|machine| !machine.gpus.is_empty())
+        self.machines.node(node).is_some_and(MachineNode::has_gpus)
     }
 
     async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {

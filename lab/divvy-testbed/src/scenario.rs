@@ -47,6 +47,11 @@ pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<Stri
     below
 }
 
+/// Report whether a path in a container is a device node of a GPU or of its driver.
+pub fn is_of_a_gpu(path: &str) -> bool {
+    ["/dev/nvidia", "/dev/dri/"].iter().any(|prefix| path.starts_with(prefix)) || path == "/dev/kfd"
+}
+
 /// A change of a GPU's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -168,16 +173,23 @@ pub enum Scenario {
     Tutorial,
     /// The tutorial, then a day on a small cluster.
     Tour,
+    /// NVIDIA's and AMD's GPUs in one cluster.
+    Vendors,
 }
 
 impl Scenario {
     /// Every scenario with its name and a one-line description.
-    pub const ALL: [(Scenario, &'static str, &'static str); 2] = [
+    pub const ALL: [(Scenario, &'static str, &'static str); 3] = [
         (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
         (
             Scenario::Tour,
             "tour",
             "the tutorial, then mixed GPUs, a waiting pod, a failing GPU, and restarts",
+        ),
+        (
+            Scenario::Vendors,
+            "vendors",
+            "shares of an NVIDIA GPU and whole AMD GPUs in one cluster",
         ),
     ];
 
@@ -191,10 +203,13 @@ impl Scenario {
 
     /// Play the scenario. The error [`Stop`] means that the play could not go on; the play counts the checks that failed.
     pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>) -> Result<(), Stop> {
-        tour::tutorial(play).await?;
         match self {
-            Scenario::Tutorial => Ok(()),
-            Scenario::Tour => tour::day(play).await,
+            Scenario::Tutorial => tour::tutorial(play).await,
+            Scenario::Tour => {
+                tour::tutorial(play).await?;
+                tour::day(play).await
+            }
+            Scenario::Vendors => suite::vendors(play).await,
         }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use divvy_testbed::scenario::Living;
+use divvy_testbed::scenario::{Living, is_of_a_gpu};
+use divvy_testbed::simulated_driver;
 
 /// Report whether a container's cgroup has a process. `prefix` and the node name the cgroup that is the root of the node's kubelet.
 pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id: &str) -> bool {
@@ -63,11 +64,12 @@ impl Look {
             // A process that is just being created has no environment yet.
             return None;
         }
-        let mut devices: Vec<String> = std::fs::read_dir(process.join("root/dev"))
-            .ok()?
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
-            .filter(|name| name.starts_with("nvidia"))
-            .map(|name| format!("/dev/{name}"))
+        let in_dev = simulated_driver::names(&process.join("root/dev")).ok()?.into_iter();
+        let in_dri = simulated_driver::names(&process.join("root/dev/dri")).ok()?.into_iter();
+        let paths = in_dev.map(|name| format!("/dev/{name}"));
+        let mut devices: Vec<String> = paths
+            .chain(in_dri.map(|name| format!("/dev/dri/{name}")))
+            .filter(|path| is_of_a_gpu(path))
             .collect();
         devices.sort();
         let container = self.name_of(&node, &id)?;

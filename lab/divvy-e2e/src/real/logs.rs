@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use divvy_testbed::scenario::mounts_of_drivers;
+use divvy_testbed::scenario::{is_of_a_gpu, mounts_of_drivers};
 use divvy_testbed::simulated_driver;
 
 /// The report of the newest start of a container.
@@ -55,7 +55,8 @@ pub(super) fn newest(node: &Path, pod_uid: &str, container: &str) -> io::Result<
     }
 }
 
-/// Parse the CRI's lines `TIME stdout F TEXT`. The test image prints its environment, its mount points, then `/dev` with device numbers.
+/// Parse the CRI's lines `TIME stdout F TEXT`. The test image prints its environment, its mount points, then
+/// `/dev` and other directories with device numbers.
 fn parse(id: String, text: &str) -> Printed {
     let mut printed = Printed {
         id,
@@ -65,24 +66,26 @@ fn parse(id: String, text: &str) -> Printed {
         whole: false,
     };
     let mut mount_points = Vec::new();
-    let mut in_dev = false;
+    let mut directory: Option<&str> = None;
     for line in text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)) {
-        if let Some(entry) = line.strip_prefix("  ").filter(|_| in_dev) {
+        if let (Some(entry), Some(directory)) = (line.strip_prefix("  "), directory) {
             let name = entry.split(' ').next().unwrap_or_default();
+            let path = format!("{directory}/{name}");
             // A name without numbers is not a device.
-            if name.starts_with("nvidia") && entry.contains(':') {
-                printed.devices.push(format!("/dev/{name}"));
+            if is_of_a_gpu(&path) && entry.contains(':') {
+                printed.devices.push(path);
             }
-        } else if line.starts_with("/dev: dir ") {
-            in_dev = true;
+        } else if let Some((path, _)) = line.split_once(": dir ") {
+            directory = Some(path);
         } else if line == "probe: running" {
             printed.whole = true;
-        } else if let Some(path) = line.strip_prefix("mount ").filter(|_| !in_dev) {
+        } else if let Some(path) = line.strip_prefix("mount ").filter(|_| directory.is_none()) {
             mount_points.push(path.to_owned());
-        } else if let Some((key, value)) = line.split_once('=').filter(|_| !in_dev) {
+        } else if let Some((key, value)) = line.split_once('=').filter(|_| directory.is_none()) {
             printed.env.insert(key.to_owned(), value.to_owned());
         }
     }
+    printed.devices.sort();
     printed.mounts = mounts_of_drivers(mount_points.into_iter());
     printed
 }
@@ -103,6 +106,10 @@ mod tests {
             "  nvidia0 195:0",
             "  nvidia-caps",
             "  nvidiactl 195:255",
+            "  kfd 511:0",
+            "  dri",
+            "/dev/dri: dir mode=755 rdev=0:0 size=80",
+            "  card1 226:1",
         ];
         let mut text: String = lines
             .iter()
@@ -112,7 +119,7 @@ mod tests {
             ("ALIYUN_COM_GPU_MEM_IDX".to_owned(), "0".to_owned()),
             ("A".to_owned(), "b=c d".to_owned()),
         ]);
-        let devices = vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()];
+        let devices = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dri/card1"].map(str::to_owned).to_vec();
         let expected = |whole| Printed {
             id: "x".to_owned(),
             env: env.clone(),

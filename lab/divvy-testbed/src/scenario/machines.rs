@@ -5,6 +5,8 @@ pub enum Machine {
     Laptop,
     /// Two A100 GPUs with 40 GiB each and a T4 with 15 GiB.
     Mixed,
+    /// Four AMD Instinct MI210 with 64 GB each: GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
+    Instinct,
     /// A machine without a GPU.
     CpuOnly,
 }
@@ -15,22 +17,23 @@ impl Machine {
         match self {
             Machine::Laptop => "archlinux",
             Machine::Mixed => "mixed",
+            Machine::Instinct => "instinct",
             Machine::CpuOnly => "cpu-only",
         }
     }
 
-    /// Return the machine's GPU memory in units of 1 GiB.
+    /// Return the machine's shared GPU memory in units of 1 GiB.
     pub(crate) fn units(self) -> u64 {
         match self {
             Machine::Laptop => 16,
             Machine::Mixed => 95,
-            Machine::CpuOnly => 0,
+            Machine::Instinct | Machine::CpuOnly => 0,
         }
     }
 }
 
-/// The scenarios' machines: the tutorial's laptop, a node with mixed GPUs, and a node without GPUs. The memory sizes are those that NVML
-/// reports for these GPUs.
+/// The scenarios' machines: the tutorial's laptop, a node with mixed GPUs, a node with AMD's GPUs, and a node without GPUs. The memory sizes
+/// are those that the drivers report for these GPUs.
 pub const BUILT_IN: &str = r#"v = 1
 
 [[node]]
@@ -73,6 +76,30 @@ memory_bus_bits = 256
 numa = 1
 
 [[node]]
+name = "instinct"
+address = "192.168.8.103"
+[[node.amd]]
+model = "AMD Instinct MI210"
+memory_mib = 65520
+hive = 1
+numa = 0
+[[node.amd]]
+model = "AMD Instinct MI210"
+memory_mib = 65520
+hive = 2
+numa = 0
+[[node.amd]]
+model = "AMD Instinct MI210"
+memory_mib = 65520
+hive = 1
+numa = 1
+[[node.amd]]
+model = "AMD Instinct MI210"
+memory_mib = 65520
+hive = 2
+numa = 1
+
+[[node]]
 name = "cpu-only"
 address = "192.168.8.102"
 "#;
@@ -87,10 +114,10 @@ mod tests {
         let gpus: Vec<_> = machines
             .nodes
             .iter()
-            .map(|node| (node.name.as_str(), node.gpus.len()))
+            .map(|node| (node.name.as_str(), node.gpus.len(), node.amd.len()))
             .collect();
-        assert_eq!(gpus, [("archlinux", 1), ("mixed", 3), ("cpu-only", 0)]);
-        for machine in [Machine::Laptop, Machine::Mixed, Machine::CpuOnly] {
+        assert_eq!(gpus, [("archlinux", 1, 0), ("mixed", 3, 0), ("instinct", 0, 4), ("cpu-only", 0, 0)]);
+        for machine in [Machine::Laptop, Machine::Mixed, Machine::Instinct, Machine::CpuOnly] {
             let node = machines.node(machine.name()).expect("described");
             assert_eq!(
                 node.gpus.iter().map(|gpu| gpu.memory_mib / 1024).sum::<u64>(),

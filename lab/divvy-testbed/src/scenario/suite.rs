@@ -11,8 +11,10 @@ mod placement;
 mod pods;
 mod restarts;
 mod units;
+mod vendors;
 
 pub(super) use pods::is_gpu;
+pub(super) use vendors::vendors;
 
 use super::churn::{self, Churn};
 use super::play::Seen;
@@ -76,13 +78,15 @@ pub enum Scene {
     Churn,
     /// The time that a pod takes to start.
     Speed,
+    /// Shares of NVIDIA's GPUs and whole GPUs of AMD.
+    Vendors,
     /// The findings of `divvy doctor`.
     Doctor,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 28] = [
+    pub const ALL: [Scene; 29] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -110,6 +114,7 @@ impl Scene {
         Scene::UnitChanges,
         Scene::Churn,
         Scene::Speed,
+        Scene::Vendors,
         Scene::Doctor,
     ];
 
@@ -190,6 +195,10 @@ impl Scene {
                 "speed",
                 "the time from a pod's creation until it runs, with and without a GPU",
             ),
+            Scene::Vendors => (
+                "vendors",
+                "shares of an NVIDIA GPU and whole AMD GPUs in one cluster; an AMD GPU fails and recovers",
+            ),
             Scene::Doctor => (
                 "doctor",
                 "divvy doctor --cluster finds nothing on a healthy cluster, and finds the right problem after a fault",
@@ -250,6 +259,7 @@ impl Scene {
             Scene::UnitChanges => units::play(play).await,
             Scene::Churn => churn::play(play, churn).await,
             Scene::Speed => pods::speed(play).await,
+            Scene::Vendors => vendors::vendors(play).await,
             Scene::Doctor => doctor::play(play).await,
         }?;
         play.clear().await

@@ -209,9 +209,11 @@ impl<C: Cluster> Play<'_, C> {
             })
         })
         .await?;
-        let names = self.nodes().await?.into_iter().filter_map(|node| node.metadata.name);
-        let with_gpus: Vec<String> = names.filter(|name| self.cluster.has_gpus(name)).collect();
-        for node in with_gpus {
+        for object in self.nodes().await? {
+            let node = object.metadata.name.clone().unwrap_or_default();
+            if !self.cluster.has_gpus(&node) {
+                continue;
+            }
             self.eventually(&format!("nothing to be left on {node}"), async |play| {
                 let kept = play.cluster.grants(&node)?;
                 Ok(match kept.is_empty() {
@@ -220,7 +222,9 @@ impl<C: Cluster> Play<'_, C> {
                 })
             })
             .await?;
-            self.used(&node, 0).await?;
+            if offered(&object) != "none" {
+                self.used(&node, 0).await?;
+            }
         }
         Ok(())
     }

@@ -63,6 +63,23 @@ impl<C: Cluster> Play<'_, C> {
         .await
     }
 
+    /// Wait until a node's status offers this amount of an extended resource.
+    pub(in crate::scenario) async fn has(&self, node: &str, resource: &str, amount: u64) -> Result<(), Stop> {
+        let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
+        self.eventually(&format!("node {node} to offer {amount} of {resource}"), async |_| {
+            let found = match nodes.get(node).await {
+                Ok(found) => found.status.unwrap_or_default(),
+                Err(error) => return Ok(Err(divvy_kube::in_words(&error))),
+            };
+            let offered = found.allocatable.get(resource).map_or("0", |amount| amount.0.as_str());
+            Ok(match offered == amount.to_string() {
+                true => Ok(()),
+                false => Err(format!("it offers {offered}")),
+            })
+        })
+        .await
+    }
+
     /// Wait until `kubectl inspect gpushare` reports this many allocated units on a node, and check the result.
     pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), Stop> {
         let line = format!("{units}/");
