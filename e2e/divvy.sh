@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Starts Divvy, or its missing parts, on the running cluster as processes of the host: the extender next to kube-scheduler, and in the mount
 # namespace of each node in machines.toml an agent with its probe, the simulated driver library, and device nodes.
-#   divvy.sh up       start Divvy. DIVVY_BIN: the directory with divvy, divvy-probe, and libdivvy_nvml_sim.so; MACHINES: another machines.toml
+#   divvy.sh up       start Divvy. DIVVY_BIN: the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, and
+#                     divvy-amd-sim; MACHINES: another machines.toml
 #   divvy.sh start NAME   start only divvy-extender (wait until it answers) or n1.agent (which may wait for a kubelet), as `up` does
 #   divvy.sh wait     wait until every node with GPUs offers them
 #   divvy.sh down     stop Divvy; kube-scheduler continues without an extender
@@ -19,11 +20,11 @@ settings() {
   # Settings from an earlier call are stored with the cluster.
   # shellcheck disable=SC1091
   [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
-  : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, and libdivvy_nvml_sim.so, or use cargo xtask cluster divvy}"
+  : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, and divvy-amd-sim, or use cargo xtask cluster divvy}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}"
   DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
-  for p in divvy divvy-probe libdivvy_nvml_sim.so; do
-    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build -p divvy -p divvy-hardware -p divvy-nvml-sim"
+  for p in divvy divvy-probe libdivvy_nvml_sim.so divvy-amd-sim; do
+    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" > "$CLUSTER_DIR/divvy.settings"
 }
@@ -48,7 +49,7 @@ wait_for_units() {
   for node in $(known_nodes); do
     [ "$(gpus_of "$node" "$MACHINES")" -gt 0 ] || continue
     wait_for "$node: agent ready" 20 "$node.agent" answers $((PORT_BASE + 10 * ${node#n} + 2))
-    wait_for "$node: units in its allocatable" 20 "$node.agent" has_units "$node"
+    wait_for "$node: GPUs in its allocatable" 20 "$node.agent" has_units "$node"
   done
 }
 

@@ -10,7 +10,7 @@
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; run cargo xtask cluster up --nodes 2 --rbac --service-accounts"
+alive kube-apiserver || die "no cluster runs in $CLUSTER_DIR; run cargo xtask cluster up --nodes 3 --rbac --service-accounts"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 
 extender_port=$((PORT_BASE + 5))
@@ -57,16 +57,16 @@ END
 up() {
   need curl "Debian: curl" "to write to the API server as the agent does"
   need python3 "Debian: python3" "for the extender's Service"
-  : "${DIVVY_BIN:?set it to the directory with divvy and libdivvy_nvml_sim.so, or use cargo xtask cluster install}"
+  : "${DIVVY_BIN:?set it to the directory with divvy, libdivvy_nvml_sim.so, and divvy-amd-sim, or use cargo xtask cluster install}"
   : "${IMAGE:?set it to the archive of cargo xtask image}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"
   [ "$AUTHORIZATION $SERVICE_ACCOUNTS" = "RBAC 1" ] ||
-    die "this cluster runs without RBAC or without service accounts; run cargo xtask cluster down && cargo xtask cluster up --nodes 2 --rbac --service-accounts"
+    die "this cluster runs without RBAC or without service accounts; run cargo xtask cluster down && cargo xtask cluster up --nodes 3 --rbac --service-accounts"
   alive divvy-extender && die "Divvy runs on this cluster as processes of the host; stop it first: cargo xtask cluster divvy --down"
   [ -e "$IMAGE" ] || die "$IMAGE is missing; run cargo xtask image"
   IMAGE=$(realpath "$IMAGE")   # a node's commands run in another directory
-  for p in divvy libdivvy_nvml_sim.so; do
-    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build -p divvy -p divvy-nvml-sim"
+  for p in divvy libdivvy_nvml_sim.so divvy-amd-sim; do
+    [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$(realpath "$DIVVY_BIN")" MACHINES "$(realpath "$MACHINES")" > "$CLUSTER_DIR/divvy.settings"
 
@@ -105,7 +105,7 @@ up() {
 
   wait_for "the policies are in force" 20 - refuses_forged
   for node in $(known_nodes); do
-    [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || wait_for "$node: units in its allocatable" 20 - has_units "$node"
+    [ "$(gpus_of "$node" "$MACHINES")" -eq 0 ] || wait_for "$node: GPUs in its allocatable" 20 - has_units "$node"
   done
   say "Divvy is installed; export KUBECONFIG=$CLUSTER_DIR/admin.kubeconfig"
 }

@@ -155,9 +155,13 @@ END
   )
 }
 
-gpus_of() { # NODE MACHINES: print the number of the node's GPUs in the machine description
-  awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^\[\[node.gpu\]\]/ && here {n++} END {print n + 0}' "$2"
+tables_of() { # NODE MACHINES TABLE: print how many tables like [[node.gpu]] the node has in the machine description
+  awk -v want="\"$1\"" -v table="[[node.$3]]" \
+    '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} $0 == table && here {n++} END {print n + 0}' "$2"
 }
+nvidia_gpus_of() { tables_of "$1" "$2" gpu; }   # NODE MACHINES
+amd_gpus_of() { tables_of "$1" "$2" amd; }      # NODE MACHINES
+gpus_of() { echo $(($(nvidia_gpus_of "$1" "$2") + $(amd_gpus_of "$1" "$2"))); }   # NODE MACHINES
 DRIVER=550.54.15   # the version that the simulated driver's library reports
 LIB=/usr/lib/x86_64-linux-gnu
 make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/driver, like a driver container
@@ -167,16 +171,33 @@ make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/
       echo "$name of $2" > "$1/$name.so.$2"; ln -s "$name.so.$2" "$1/$name.so.1"
     done' make "/run/nvidia/driver$LIB" "$2"
 }
-make_devices() { # NODE MACHINES: create the device nodes and libraries, like the driver
+make_devices() { # NODE MACHINES: create the device nodes and libraries, like the drivers
+  [ "$(nvidia_gpus_of "$1" "$2")" = 0 ] || make_nvidia_devices "$1" "$2"
+  [ "$(amd_gpus_of "$1" "$2")" = 0 ] || make_amd_devices "$1" "$2"
+}
+# AMD's driver describes its GPUs by files in /sys. Below the machine's own files, the node sees those that describe its simulated GPUs.
+make_amd_devices() { # NODE MACHINES
+  "$DIVVY_BIN/divvy-amd-sim" "$CLUSTER_DIR/$1" "$1" "$2"
+  in_node "$1" bash -c '
+    cover() { [ -e "/sys/$1/$2" ] || mount -t overlay "$1" -o "lowerdir=$3/sys/$1:/sys/$1" "/sys/$1"; }
+    make() { [ -e "$1" ] || mknod -m 660 "$1" c "$2" "$3"; chgrp "$4" "$1"; }
+    cover class kfd "$1"; cover module amdgpu "$1"
+    make /dev/kfd 511 2 '"$RENDER_GROUP"'; mkdir -p /dev/dri
+    for ((i = 0; i < $2; i++)); do
+      make "/dev/dri/card$((i + 1))" 226 $((i + 1)) '"$RENDER_GROUP"'; make "/dev/dri/renderD$((i + 128))" 226 $((i + 128)) '"$RENDER_GROUP"'
+    done' make "$CLUSTER_DIR/$1" "$(amd_gpus_of "$1" "$2")"
+}
+RENDER_GROUP=109   # the group that owns the simulated GPUs' device nodes
+make_nvidia_devices() { # NODE MACHINES
   make_libraries "$1" $DRIVER
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
-    make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(gpus_of "$1" "$2")"
+    make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(nvidia_gpus_of "$1" "$2")"
 }
-has_units() { # NODE: report whether the node offers units
-  local units; units=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem}')
-  [ "${units:-0}" -gt 0 ]
+has_units() { # NODE: report whether the node offers GPUs
+  local amounts; amounts=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.amd\.com/gpu}')
+  [[ $amounts == *[1-9]* ]]
 }
 
 # ---- Divvy after install.sh: its programs run in pods

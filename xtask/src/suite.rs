@@ -93,7 +93,7 @@ fn real(on: Option<&str>, args: &[&str]) -> Result<u8> {
         return Ok(skipped());
     }
     let own = !cluster::is_up();
-    let flags = ["up", "--nodes", "2", "--rbac", "--service-accounts"];
+    let flags = ["up", "--nodes", "3", "--rbac", "--service-accounts"];
     let played = match if own { cluster::script(&flags)? } else { 0 } {
         0 => install_and_play(on, args),
         SKIPPED => return Ok(skipped()),

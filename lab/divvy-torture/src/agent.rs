@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, PreStart, Reason, Reconciled, ResourceSpec, Settings, owner_of_spec,
+    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec, Settings,
+    owner_of_spec,
 };
 use divvy_cdi as cdi;
-use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, names};
+use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
 
 use crate::api::{Api, Listing, PodWatch, Seen};
 use crate::story::{Story, ensure};
@@ -428,9 +429,26 @@ impl Agent {
 fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
     let mut core = Core::new(settings.clone());
     core.load_records(disk.records.values().cloned().collect());
-    core.set_hardware("550.54.15", sight.gpus.to_vec()).unwrap();
+    set_hardware(&mut core, sight.gpus);
     core.set_handouts(sight.handouts.to_vec());
     core
+}
+
+/// Tell the core of these GPUs, completed with what the agent offers of them.
+pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
+    let settings = core.settings();
+    let complete = |gpu: &Gpu| {
+        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total);
+        Gpu {
+            reserve,
+            units,
+            whole,
+            ..gpu.clone()
+        }
+    };
+    let gpus: Vec<Gpu> = gpus.iter().map(complete).collect();
+    let drivers = gpus.iter().map(|gpu| (gpu.vendor, "550.54.15".to_owned())).collect();
+    core.set_hardware(drivers, gpus).unwrap();
 }
 
 fn healthy(core: &Core) -> usize {

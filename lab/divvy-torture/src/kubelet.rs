@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Handout, Key};
+use divvy_agent_core::{Handout, Key, ResourceSpec};
 use divvy_model::{ContainerKind, ContainerRequest, Pod, names};
 
 use crate::agent::Agent;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::Reason;
 use divvy_cdi as cdi;
-use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, names};
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, Vendor, names, nvidia};
 
-use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop};
+use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
 use crate::api::{Api, Bound, Listing, Seen, booked};
 use crate::chance::Chance;
 use crate::kubelet::{Kubelet, Local, State};
@@ -243,7 +243,7 @@ impl SimNode {
         let order = |gpu: &Gpu| (gpu.index, gpu.health == Health::Lost, gpu.uuid.clone());
         self.gpus.sort_by_key(order);
         if let Some(agent) = &mut self.agent {
-            agent.core.set_hardware("550.54.15", self.gpus.clone()).unwrap();
+            set_hardware(&mut agent.core, &self.gpus);
         }
         self.stream();
     }
@@ -591,7 +591,7 @@ impl SimNode {
         let there = self.gpus.iter().filter(|gpu| gpu.health != Health::Lost);
         let gpus: BTreeSet<String> = there
             .filter(|gpu| {
-                let path = format!("/dev/nvidia{}", gpu.minor);
+                let path = format!("/dev/{}", gpu.nodes[0]);
                 edits.device_nodes.iter().any(|node| node.path == path)
             })
             .map(|gpu| gpu.uuid.clone())
@@ -772,7 +772,7 @@ impl SimNode {
         self.forget_lost();
         let count = u32::try_from(self.gpus.len()).unwrap();
         for gpu in &mut self.gpus {
-            gpu.minor = (gpu.index + self.boot) % count;
+            gpu.nodes = vec![nvidia::node((gpu.index + self.boot) % count)];
         }
         for local in self.kubelet.pods.values_mut().filter(|local| !local.finished) {
             local.states.values_mut().for_each(|state| *state = State::Waiting);
@@ -862,6 +862,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,
+        whole: false,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,

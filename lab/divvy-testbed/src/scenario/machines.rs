@@ -116,7 +116,10 @@ mod tests {
             .iter()
             .map(|node| (node.name.as_str(), node.gpus.len(), node.amd.len()))
             .collect();
-        assert_eq!(gpus, [("archlinux", 1, 0), ("mixed", 3, 0), ("instinct", 0, 4), ("cpu-only", 0, 0)]);
+        assert_eq!(
+            gpus,
+            [("archlinux", 1, 0), ("mixed", 3, 0), ("instinct", 0, 4), ("cpu-only", 0, 0)]
+        );
         for machine in [Machine::Laptop, Machine::Mixed, Machine::Instinct, Machine::CpuOnly] {
             let node = machines.node(machine.name()).expect("described");
             assert_eq!(

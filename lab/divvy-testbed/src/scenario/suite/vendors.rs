@@ -13,8 +13,10 @@ const ERRORS: &str = "/sys/class/drm/card4/device/ras/umc_err_count";
 /// On the machine with AMD's GPUs, GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
 pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     let resource = Vendor::Amd.whole_resource();
-    play.scene("A node with an NVIDIA GPU, whose memory is shared, and a node with four AMD GPUs, which are given out as a whole")
-        .await?;
+    play.scene(
+        "A node with an NVIDIA GPU, whose memory is shared, and a node with four AMD GPUs, which are given out as a whole",
+    )
+    .await?;
     let laptop = play.ready(Machine::Laptop).await?;
     let instinct = play.ready(Machine::Instinct).await?;
     play.has(&instinct, resource, 4).await?;
@@ -34,16 +36,22 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
     let (object, reports) = play.started("default", "rocm-2").await?;
     let node = object.spec.node_name.unwrap_or_default();
     let pair = gpus(&reports);
-    let hives: [&[&str]; 2] = [&["/dev/dri/renderD128", "/dev/dri/renderD130"], &["/dev/dri/renderD129", "/dev/dri/renderD131"]];
+    let hives: [&[&str]; 2] = [
+        &["/dev/dri/renderD128", "/dev/dri/renderD130"],
+        &["/dev/dri/renderD129", "/dev/dri/renderD131"],
+    ];
     play.check(
         node == instinct && hives.iter().any(|hive| pair == *hive),
         "rocm-2 sees /dev/kfd and the two GPUs of one hive, and no other GPU",
         || format!("{pair:?} on {node}"),
     )?;
     let untouched = reports.iter().all(|report| !report.env.contains_key(names::VISIBLE_DEVICES));
-    play.check(untouched, "rocm-2 has no environment variables of NVIDIA's", || format!("{reports:?}"))?;
+    play.check(untouched, "rocm-2 has no environment variables of NVIDIA's", || {
+        format!("{reports:?}")
+    })?;
 
-    play.create(&pod("rocm-1").whole(Vendor::Amd, 1), "asks for 1 AMD GPU").await?;
+    play.create(&pod("rocm-1").whole(Vendor::Amd, 1), "asks for 1 AMD GPU")
+        .await?;
     let (_, reports) = play.started("default", "rocm-1").await?;
     let one = gpus(&reports);
     play.check(
@@ -64,9 +72,13 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
     play.event(&instinct, "GpuRecovered", "GPU 3").await?;
     play.has(&instinct, resource, 4).await?;
 
-    play.scene("A pod that needs more AMD GPUs than are free waits for them").await?;
-    play.create(&pod("rocm-3").whole(Vendor::Amd, 2), "asks for 2 AMD GPUs, of which one is free")
+    play.scene("A pod that needs more AMD GPUs than are free waits for them")
         .await?;
+    play.create(
+        &pod("rocm-3").whole(Vendor::Amd, 2),
+        "asks for 2 AMD GPUs, of which one is free",
+    )
+    .await?;
     play.refused("rocm-3", &format!("Insufficient {resource}")).await?;
     play.why("rocm-3", &[resource, "default/rocm-2"]).await?;
     play.delete("default", "rocm-2", "to make room").await?;
