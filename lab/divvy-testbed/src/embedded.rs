@@ -193,7 +193,7 @@ impl Embedded {
         if self.settings.drivers && !machine.gpus.is_empty() {
             simulated_driver::install(&node.paths().sys_root, &machine.driver)?;
         }
-        divvy_testkit::amd::install(&node.paths().sys_root, &machine.amd)?;
+        divvy_amd_sim::install(&node.paths().sys_root, &machine.amd)?;
         self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
         match machine.has_gpus() {
             true => self.start_agent(name).await,

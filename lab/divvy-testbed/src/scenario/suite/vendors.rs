@@ -7,9 +7,6 @@ use divvy_model::{Vendor, names};
 use crate::builders::pod;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
-/// The counter of the memory controller's errors of GPU 3, which is `card4` on the machine.
-const ERRORS: &str = "/sys/class/drm/card4/device/ras/umc_err_count";
-
 /// On the machine with AMD's GPUs, GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
 pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     let resource = Vendor::Amd.whole_resource();
@@ -66,7 +63,8 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
 
     play.scene("An AMD GPU reports an uncorrectable memory error, and is offered again once it has been quiet")
         .await?;
-    play.cluster.place(&instinct, ERRORS, Some("ue: 1\nce: 7\n"))?;
+    let errors = divvy_amd_sim::memory_errors(3);
+    play.cluster.place(&instinct, &errors, Some("ue: 1\nce: 7\n"))?;
     play.step("broken", &instinct, "GPU 3 counts an uncorrectable memory error", Vec::new())?;
     play.event(&instinct, "GpuFailed", "uncorrectable memory error").await?;
     play.event(&instinct, "GpuRecovered", "GPU 3").await?;
