@@ -335,7 +335,60 @@ mod tests {
         }
     }
 
-    /// The inventory of an agent of an older release names the kind of each GPU, and is read.
+    /// What the reader of the first release requires of an inventory. It refuses every other version.
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct FirstRelease {
+        v: u32,
+        #[expect(dead_code, reason = "only its presence matters")]
+        agent: String,
+        driver: String,
+        #[serde(rename = "unitMiB")]
+        unit: MemoryUnit,
+        gpus: Vec<FirstReleaseGpu>,
+    }
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct FirstReleaseGpu {
+        uuid: String,
+        #[expect(dead_code, reason = "only its presence matters")]
+        index: u32,
+        minor: u32,
+        #[serde(rename = "totalMiB")]
+        total: MiB,
+        units: u64,
+        #[expect(dead_code, reason = "only its presence matters")]
+        health: Health,
+    }
+
+    /// The agents are upgraded before the extender.
+    #[test]
+    fn the_first_release_reads_nodes_with_nvidia_gpus_and_refuses_others_as_a_whole() {
+        let mut inventory = Inventory::parse(TEXT).expect("documented form");
+        inventory.gpus[0].nodes = vec![crate::nvidia::node(3)];
+        let first: FirstRelease = serde_json::from_str(&inventory.to_json()).expect("the fields of version 1");
+        let gpu = &first.gpus[0];
+        assert_eq!(
+            (first.v, first.driver.as_str(), first.unit),
+            (1, "550.54.15", MemoryUnit::GIB)
+        );
+        assert_eq!(
+            (gpu.uuid.as_str(), gpu.minor, gpu.total, gpu.units),
+            ("GPU-1", 3, MiB(40960), 40)
+        );
+        // It checks the version before anything else, so it never takes a whole GPU for one that it may share.
+        #[derive(Deserialize)]
+        struct Version {
+            v: u32,
+        }
+        let amd = Inventory::parse(SECOND).expect("documented form").gpus;
+        inventory.gpus.extend(amd);
+        let second: Version = serde_json::from_str(&inventory.to_json()).expect("it has a version");
+        assert_eq!(second.v, 2);
+    }
+
+    /// The extender is upgraded before the agents: the inventory of an agent of the first release names the kind of each GPU, and is read.
     #[test]
     fn an_inventory_of_the_first_release_is_read() {
         let older = TEXT.replacen("\"index\":0", "\"kind\":\"gpu\",\"parent\":null,\"index\":0", 1);
