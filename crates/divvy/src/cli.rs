@@ -530,6 +530,7 @@ Examples:
   divvy demo
       the tutorial: two pods on one GPU, then a day on a small cluster
   divvy demo --scenario tutorial    only the two pods
+  divvy demo --scenario vendors     shares of an NVIDIA GPU and whole AMD GPUs in one cluster
   divvy demo --keep                 keep the cluster up, to try kubectl on it
   divvy demo --nodes my-nodes.toml --keep
   divvy demo -o json | jq -r .text  print every step as a line of JSON
@@ -539,7 +540,7 @@ scheduler, the kubelets, the container runtime, and the NVML library are simulat
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
-    /// The scenario to play: tutorial or tour [default: tour; with --nodes, none]
+    /// The scenario to play: tutorial, tour, or vendors [default: tour; with --nodes, none]
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<String>,
     /// Simulate the nodes of this machine description (TOML)
