@@ -3,18 +3,22 @@
 //! The letter of an id names the area: D hardware and driver, C CDI specs, R operating system and container engine, K Kubernetes and
 //! GPU sharing. `docs/doctor.md` lists the checks.
 
+mod amd;
 mod cdi;
 mod cluster;
 mod docker;
 mod driver;
 mod engine;
+mod intel;
 mod kubelet;
 mod libraries;
 mod nodes;
+mod nvidia;
 mod objects;
 mod pods;
 mod scheduler;
 mod system;
+mod vendors;
 
 use crate::check::{Check, Group, Needs, Severity};
 
@@ -51,7 +55,7 @@ pub const ALL: &[Check] = &[
         Error,
         Node,
         "nouveau does not drive an NVIDIA GPU",
-        driver::nouveau,
+        nvidia::nouveau,
     ),
     check(
         "D03",
@@ -59,7 +63,7 @@ pub const ALL: &[Check] = &[
         Error,
         Node,
         "the driver is new enough for device plugins (384.81)",
-        driver::for_plugins,
+        nvidia::for_plugins,
     ),
     check(
         "D04",
@@ -67,16 +71,16 @@ pub const ALL: &[Check] = &[
         Error,
         Node,
         "the driver is new enough for containers (418.81.07)",
-        driver::for_containers,
+        nvidia::for_containers,
     ),
-    check("D11", Driver, Error, Node, "every GPU answers", driver::answers),
+    check("D11", Driver, Error, Node, "every GPU answers", nvidia::answers),
     check(
         "D08",
         Driver,
         Error,
         Node,
         "every GPU has compute capability 3.0 or higher",
-        driver::capability,
+        nvidia::capability,
     ),
     check(
         "D12",
@@ -84,7 +88,7 @@ pub const ALL: &[Check] = &[
         Warning,
         Node,
         "the compute mode lets processes share a GPU",
-        driver::compute_mode,
+        nvidia::compute_mode,
     ),
     check(
         "D13",
@@ -92,7 +96,7 @@ pub const ALL: &[Check] = &[
         Info,
         Node,
         "the driver stays initialized (persistence)",
-        driver::persistence,
+        nvidia::persistence,
     ),
     check(
         "D14",
@@ -100,16 +104,16 @@ pub const ALL: &[Check] = &[
         Warning,
         Node,
         "no change of the MIG mode is pending",
-        driver::mig,
+        nvidia::mig,
     ),
-    check("D15", Driver, Error, Node, "AMD's compute driver is loaded", driver::amd),
+    check("D15", Driver, Error, Node, "AMD's compute driver is loaded", amd::compute),
     check(
         "D16",
         Driver,
         Error,
         Node,
         "all AMD GPUs are partitioned the same way",
-        driver::amd_partitions,
+        amd::partitions,
     ),
     check(
         "D17",
@@ -117,7 +121,7 @@ pub const ALL: &[Check] = &[
         Error,
         Node,
         "Intel GPUs have a driver and render nodes",
-        driver::intel,
+        intel::nodes,
     ),
     check(
         "D09",
@@ -133,7 +137,7 @@ pub const ALL: &[Check] = &[
         Warning,
         Node,
         "/dev/char has links to the device nodes",
-        nodes::char_links,
+        nvidia::char_links,
     ),
     check("D07", Libraries, Error, Node, "NVML can be loaded", libraries::nvml),
     check(

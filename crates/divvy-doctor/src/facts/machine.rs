@@ -16,18 +16,27 @@ const LARGEST_SPEC: usize = 4 * 1024 * 1024;
 /// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
-/// A GPU vendor, with its PCI vendor id.
+/// A vendor of GPUs that doctor checks. These are more than [`divvy_model::Vendor`]: doctor also helps where Divvy offers no GPUs yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
-    /// NVIDIA, PCI vendor id 0x10de.
     Nvidia,
-    /// AMD, PCI vendor id 0x1002.
     Amd,
-    /// Intel, PCI vendor id 0x8086.
     Intel,
 }
 
 impl Vendor {
+    /// All vendors.
+    pub const ALL: [Vendor; 3] = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel];
+
+    /// Return the PCI vendor id, and the PCI classes of GPUs: 03 is a display controller, 12 a processing accelerator.
+    fn on_pci(self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Vendor::Nvidia => ("0x10de", &["03"]),
+            Vendor::Amd => ("0x1002", &["03", "12"]),
+            Vendor::Intel => ("0x8086", &["03"]),
+        }
+    }
+
     /// Return the name as the vendor writes it.
     pub fn name(self) -> &'static str {
         match self {
@@ -83,13 +92,11 @@ impl Facts<'_> {
     fn pci_gpu(&self, address: &str) -> Option<PciGpu> {
         let read = |file: &str| self.root.text(&format!("{PCI}/{address}/{file}"));
         let (vendor, class) = (read("vendor")?, read("class")?);
-        // Class 03 is a display controller. AMD's accelerators have class 12, processing accelerator.
-        let vendor = match (vendor.as_str(), class.get(2..4)?) {
-            ("0x10de", "03") => Vendor::Nvidia,
-            ("0x1002", "03" | "12") => Vendor::Amd,
-            ("0x8086", "03") => Vendor::Intel,
-            _ => return None,
-        };
+        let class = class.get(2..4)?;
+        let vendor = Vendor::ALL.into_iter().find(|known| {
+            let (id, classes) = known.on_pci();
+            id == vendor && classes.contains(&class)
+        })?;
         let driver = self.root.link(&format!("{PCI}/{address}/driver"));
         Some(PciGpu {
             address: address.to_owned(),

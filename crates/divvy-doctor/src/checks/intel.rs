@@ -1,0 +1,61 @@
+//! Checks of Intel's GPUs and driver.
+
+use super::driver::addresses;
+use super::vendors::VendorChecks;
+use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
+use crate::facts::{Facts, Vendor};
+
+pub(super) const PART: VendorChecks = VendorChecks {
+    modules,
+    // D17 checks them, because no single module or file says that a driver should have made them.
+    nodes: |_| None,
+};
+
+fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
+    let modules = ["i915", "xe"].into_iter();
+    let loaded: Vec<String> = modules
+        .filter(|module| facts.exists(&format!("/sys/module/{module}")))
+        .map(str::to_owned)
+        .collect();
+    if loaded.is_empty() && !facts.gpus_of(Vendor::Intel).is_empty() {
+        return problem(
+            "neither kernel module i915 nor xe is loaded",
+            "no program can use an Intel GPU",
+            "modprobe xe || modprobe i915",
+        );
+    }
+    Ok(loaded)
+}
+
+/// Judge check D17.
+pub(super) fn nodes(facts: &Facts<'_>) -> Verdict {
+    let gpus = facts.gpus_of(Vendor::Intel);
+    if gpus.is_empty() {
+        return skip("no Intel GPU here");
+    }
+    let mut wrong = Vec::new();
+    for gpu in &gpus {
+        match gpu.driver.as_deref() {
+            Some("i915" | "xe") => {
+                let nodes = facts.root.names(&format!("/sys/bus/pci/devices/{}/drm", gpu.address));
+                let render = nodes.iter().find(|name| name.starts_with("renderD"));
+                if !render.is_some_and(|name| facts.exists(&format!("/dev/dri/{name}"))) {
+                    wrong.push(format!("{} has no /dev/dri/renderD*", gpu.address));
+                }
+            }
+            Some(other) => wrong.push(format!("{} has the driver {other}", gpu.address)),
+            None => wrong.push(format!("{} has no driver", gpu.address)),
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(addresses(&gpus));
+    }
+    let found = wrong.join("; ");
+    let why = "Intel's device plugin does not offer this GPU: gpu.intel.com/i915 or gpu.intel.com/xe is missing on the node";
+    let fix = "modprobe xe || modprobe i915; if vfio-pci has the GPU, it is reserved for a virtual machine: echo ADDRESS > /sys/bus/pci/drivers/vfio-pci/unbind; \
+               with SR-IOV, create virtual functions: echo N > /sys/bus/pci/devices/ADDRESS/sriov_numvfs";
+    if wrong.len() < gpus.len() {
+        return milder(Severity::Warning, found, why, fix);
+    }
+    problem(found, why, fix)
+}

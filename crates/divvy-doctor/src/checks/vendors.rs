@@ -1,0 +1,23 @@
+//! What each vendor contributes to the checks that concern all of them. A vendor's own checks are in the module named after it.
+
+use super::{amd, intel, nvidia};
+use crate::check::Stop;
+use crate::facts::Facts;
+
+/// A vendor's part.
+pub(super) struct VendorChecks {
+    /// Return the loaded kernel modules for the vendor's GPUs, or the problem that a GPU has none.
+    pub(super) modules: fn(&Facts<'_>) -> Result<Vec<String>, Stop>,
+    /// Return the device nodes that should exist, and how to create missing ones; `None` if the vendor's driver is not loaded.
+    pub(super) nodes: fn(&Facts<'_>) -> Option<(Vec<Expected>, &'static str)>,
+}
+
+/// A device node that should exist.
+pub(super) struct Expected {
+    pub(super) path: String,
+    /// The major and minor device number, if the kernel publishes them.
+    pub(super) number: Option<(u32, u32)>,
+}
+
+/// All vendors.
+pub(super) const ALL: [VendorChecks; 3] = [nvidia::PART, amd::PART, intel::PART];
