@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 use divvy_model::limits::{QUOTED_BYTES, shortened};
 use divvy_model::{
-    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeRequest,
-    legacy, names, quantity_milli, quantity_value,
+    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeContainer,
+    WholeRequest, legacy, names, quantity_milli, quantity_value,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 

@@ -155,14 +155,7 @@ pub struct Amounts(Vec<(Resource, Amount)>);
 type Resource = Cow<'static, str>;
 
 impl Amounts {
-    const COMMON: [&str; 6] = [
-        names::GPU_COUNT,
-        names::GPU_MEM,
-        "cpu",
-        "ephemeral-storage",
-        "memory",
-        "pods",
-    ];
+    const COMMON: [&str; 6] = [names::GPU_COUNT, names::GPU_MEM, "cpu", "ephemeral-storage", "memory", "pods"];
 
     /// Return the amount of a resource; `None` if there is none.
     pub fn get(&self, resource: &str) -> Option<&Amount> {
