@@ -172,6 +172,7 @@ fn gpushares_indices_mean_shared_gpus() {
     ledger.name_unhealthy("mixed", BTreeSet::from([1]));
     let view = ledger.node("mixed").expect("known");
     let state = view.state().expect("known");
+    assert_eq!((state.by_index(0), state.by_index(2)), (Some(0), None));
     let order: Vec<_> = state.gpus.iter().map(|gpu| (gpu.vendor, gpu.index)).collect();
     assert!(order.is_sorted(), "{order:?}");
     assert_eq!(filter(&ledger, "mixed", 1), "Insufficient GPU Memory in one device");
