@@ -52,7 +52,10 @@ impl Bookings {
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
     pub(super) card: Card,
-    pub(super) minor: Option<u32>,
+    /// The GPU's own device nodes below `/dev`; empty if not known.
+    pub(super) nodes: Vec<String>,
+    /// The node offers the GPU only as a whole: one pod has all of its memory.
+    pub(super) whole: bool,
     pub(super) units: u64,
     /// The memory from which units are counted.
     pub(super) shared: MiB,
@@ -109,7 +112,8 @@ impl Gpu {
 pub(super) struct Listed {
     pub(super) index: u32,
     pub(super) uuid: Option<String>,
-    pub(super) minor: Option<u32>,
+    pub(super) nodes: Vec<String>,
+    pub(super) whole: bool,
     pub(super) units: u64,
     pub(super) shared: MiB,
     pub(super) capacity: MiB,
@@ -126,10 +130,12 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
         let gpus = inventory.gpus.iter().map(|gpu| Listed {
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
-            minor: Some(gpu.minor),
+            nodes: gpu.nodes.clone(),
+            whole: gpu.whole,
             units: gpu.units,
             shared: gpu.total.saturating_sub(gpu.reserve),
-            capacity: inventory.capacity(gpu),
+            // A whole GPU of unknown size still has something that only one pod can have.
+            capacity: MiB(inventory.capacity(gpu).0.max(u64::from(gpu.whole))),
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),
@@ -140,7 +146,8 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
     let gpus = state.gpus.into_iter().map(|gpu| Listed {
         index: gpu.index,
         uuid: gpu.uuid,
-        minor: None,
+        nodes: Vec::new(),
+        whole: false,
         units: gpu.units,
         shared: gpu.capacity,
         capacity: gpu.capacity,

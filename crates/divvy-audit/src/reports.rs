@@ -220,7 +220,7 @@ impl Audit {
         };
         let named = |name: &GpuName| {
             site.gpus.iter().position(|gpu| match name {
-                GpuName::Minor(minor) => gpu.minor == Some(*minor),
+                GpuName::Minor(minor) => gpu.nodes.iter().any(|node| *node == format!("nvidia{minor}")),
                 GpuName::Uuid(uuid) => gpu.card.uuid.as_ref() == Some(uuid),
             })
         };
@@ -278,6 +278,10 @@ impl Audit {
         let mut used = expected.first().copied().flatten();
         if pod.node.as_deref() != Some(report.node.as_str()) {
             found.push(elsewhere(format!("node {}", report.node)));
+            return (None, MiB::ZERO);
+        }
+        // Containers report what a share of a GPU consists of. For a whole GPU, they can say nothing that is checked here.
+        if expected.iter().filter_map(card).any(|gpu| gpu.whole) {
             return (None, MiB::ZERO);
         }
         if let Some(gpus) = &report.gpus {

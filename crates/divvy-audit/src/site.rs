@@ -71,14 +71,19 @@ impl Site {
             Held::Allocation(allocation) => {
                 for share in &allocation.gpus {
                     if let Some(position) = self.by_uuid.get(&share.uuid) {
-                        let all = self.gpus.get(*position).filter(|_| share.whole);
-                        parts.push((*position, all.map_or(share.memory, |gpu| share.memory.max(gpu.capacity))));
+                        let memory = match self.gpus.get(*position) {
+                            Some(gpu) if gpu.whole => gpu.capacity,
+                            Some(gpu) if share.whole => share.memory.max(gpu.capacity),
+                            _ => share.memory,
+                        };
+                        parts.push((*position, memory));
                     }
                 }
             }
             Held::Legacy(legacy) => {
                 for (index, units) in &legacy.gpus {
-                    if let Some(position) = self.gpus.iter().position(|gpu| gpu.card.index == *index) {
+                    // gpushare's indices are those of shared GPUs. Each vendor counts its own.
+                    if let Some(position) = self.gpus.iter().position(|gpu| !gpu.whole && gpu.card.index == *index) {
                         parts.push((position, self.unit().memory(*units).unwrap_or(MiB(u64::MAX))));
                     }
                 }
@@ -114,7 +119,8 @@ impl Site {
                         index: listed.index,
                         uuid: listed.uuid.clone(),
                     },
-                    minor: None,
+                    nodes: Vec::new(),
+                    whole: false,
                     units: 0,
                     shared: MiB::ZERO,
                     capacity: MiB::ZERO,
@@ -133,7 +139,8 @@ impl Site {
                 continue;
             };
             gpu.card.index = listed.index;
-            gpu.minor = listed.minor;
+            gpu.nodes = listed.nodes;
+            gpu.whole = listed.whole;
             gpu.units = listed.units;
             gpu.shared = listed.shared;
             gpu.capacity = listed.capacity;
@@ -208,7 +215,7 @@ impl Site {
                     }));
                 }
                 for index in legacy.gpus.keys() {
-                    if !self.gpus.iter().any(|gpu| gpu.card.index == *index) {
+                    if !self.gpus.iter().any(|gpu| !gpu.whole && gpu.card.index == *index) {
                         missing.push(index.to_string());
                     }
                 }

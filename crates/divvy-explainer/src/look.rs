@@ -134,12 +134,12 @@ fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
     (tenant, whole)
 }
 
-/// Report whether a pod requests GPU memory or whole GPUs. NVIDIA's device plugin serves whole GPUs, but `divvy why` also explains why such pods
+/// Report whether a pod requests GPU memory or whole GPUs. Other device plugins serve some of the whole GPUs, but `divvy why` also explains why such pods
 /// wait.
 pub fn wants_gpus(wants: &Wants) -> bool {
     let whole = wants
         .requests
         .iter()
         .any(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
-    wants.pod.request.wants_memory() || whole
+    wants.pod.request.wants_gpus() || whole
 }

@@ -1,3 +1,4 @@
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::limits::ALLOCATION_SHARES;
@@ -29,6 +30,30 @@ impl WholeRequest {
     /// Return the pod's effective number of GPUs, by Kubernetes' formula ([`PodRequest::effective`]); `None` on overflow.
     pub fn gpus(&self) -> Option<u64> {
         effective(self.containers.iter().map(|container| (container.kind, container.gpus)))
+    }
+
+    /// Return which of the pod's GPUs each container gets, as ranges of their numbers from 0 to [`WholeRequest::gpus`].
+    ///
+    /// As in the kubelet, containers that run at the same time have different GPUs. A sidecar runs until the pod ends, so it has its
+    /// GPUs alone. An init container uses those after the sidecars before it, and the app containers use the same ones again.
+    pub fn gpus_of(&self) -> Vec<(&WholeContainer, Range<u64>)> {
+        let sidecars = |of: &[WholeContainer]| {
+            let sidecars = of.iter().filter(|container| container.kind == ContainerKind::Sidecar);
+            sidecars.fold(0_u64, |sum, container| sum.saturating_add(container.gpus))
+        };
+        let mut next_of_app = sidecars(&self.containers);
+        let ranges = self.containers.iter().enumerate().map(|(at, container)| {
+            let start = match container.kind {
+                ContainerKind::Init | ContainerKind::Sidecar => sidecars(&self.containers[..at]),
+                ContainerKind::App => {
+                    let start = next_of_app;
+                    next_of_app = next_of_app.saturating_add(container.gpus);
+                    start
+                }
+            };
+            (container, start..start.saturating_add(container.gpus))
+        });
+        ranges.collect()
     }
 }
 
@@ -205,6 +230,30 @@ mod tests {
         check(&[(Sidecar, 2), (Init, 4), (App, 1)], Some(6));
         check(&[(Init, 4), (Sidecar, 2), (App, 1)], Some(4));
         check(&[(Init, 2), (Sidecar, 1), (App, 3), (App, 1)], Some(5));
+    }
+
+    #[test]
+    fn whole_gpus_are_used_again_after_init_containers_only() {
+        let check = |containers: &[(ContainerKind, u64)], expected: &[Range<u64>]| {
+            let containers = containers.iter().map(|(kind, gpus)| WholeContainer {
+                name: String::new(),
+                kind: *kind,
+                gpus: *gpus,
+            });
+            let request = WholeRequest {
+                vendor: Vendor::Amd,
+                containers: containers.collect(),
+            };
+            let found: Vec<Range<u64>> = request.gpus_of().into_iter().map(|(_, range)| range).collect();
+            assert_eq!(found, expected);
+            let all = found.iter().map(|range| range.end).max();
+            assert_eq!(request.gpus(), all, "{request:?}");
+        };
+        check(&[(App, 2)], &[0..2]);
+        check(&[(App, 1), (App, 3)], &[0..1, 1..4]);
+        check(&[(Init, 4), (App, 1)], &[0..4, 0..1]);
+        check(&[(Sidecar, 2), (Init, 4), (App, 1), (App, 1)], &[0..2, 2..6, 2..3, 3..4]);
+        check(&[(Init, 1), (Sidecar, 2), (Sidecar, 1), (App, 1)], &[0..1, 0..2, 2..3, 3..4]);
     }
 
     #[test]

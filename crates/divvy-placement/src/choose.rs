@@ -6,19 +6,24 @@ use std::sync::Arc;
 
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::limits::shortened;
-use divvy_model::{Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, Pod, PodRequest};
+use divvy_model::{
+    Allocation, ContainerShare, Error, GpuRules, GpuShare, Health, Held, MemoryUnit, MiB, Pod, PodRequest, Vendor, WholeRequest,
+};
 
 use crate::products::{Product, Taste};
-use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, multi_gpu};
+use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, Unusable, multi_gpu, whole};
 
-/// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several.
+/// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// The number of units in total, by Kubernetes' formula for the effective request of a pod.
+    /// The vendor of whom the pod requests whole GPUs; `None` for a pod that requests shared memory, or nothing.
+    pub whole: Option<Vendor>,
+    /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
     pub units: u64,
     /// The number of GPUs of one node; at least 1.
     pub gpus: usize,
-    /// The memory of each GPU; `None` if it is more than can be counted.
+    /// The memory of each GPU; `None` if it is more than can be counted; 0 for whole GPUs, where each GPU's size counts
+    /// ([`Ask::needs`]).
     pub memory: Option<MiB>,
     /// The rules that say which GPUs the pod accepts; `None` if it accepts any.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
@@ -36,6 +41,7 @@ impl Ask {
     fn spread(units: u64, gpus: usize, unit: MemoryUnit) -> Ask {
         let gpus = gpus.max(1);
         Ask {
+            whole: None,
             units,
             gpus,
             memory: unit.memory(units.div_ceil(gpus as u64)),
@@ -44,8 +50,27 @@ impl Ask {
         }
     }
 
-    /// Read the request of a pod. A request that is more than can be counted becomes `u64::MAX` units, which fit nowhere.
+    /// Create a request for this many whole GPUs of a vendor.
+    pub fn whole(vendor: Vendor, gpus: u64) -> Ask {
+        Ask {
+            whole: Some(vendor),
+            units: 0,
+            gpus: usize::try_from(gpus).unwrap_or(usize::MAX).max(1),
+            memory: Some(MiB::ZERO),
+            rules: None,
+            asker: None,
+        }
+    }
+
+    /// Read the request of a pod. A request that is more than can be counted becomes `u64::MAX` units or GPUs, which fit nowhere.
     pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
+        // A pod that requests both has rules that cannot be read, so it fits nowhere either way.
+        if let Some(whole) = request.whole.as_deref().filter(|_| !request.wants_memory()) {
+            return Ask {
+                rules: request.rules.clone(),
+                ..Ask::whole(whole.vendor, whole.gpus().unwrap_or(u64::MAX))
+            };
+        }
         let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
         Ask {
@@ -71,8 +96,30 @@ impl Ask {
         self.rules.as_deref()?.as_ref().ok()
     }
 
+    /// Report whether the pod requests no GPU at all.
+    pub fn is_nothing(&self) -> bool {
+        self.units == 0 && self.whole.is_none()
+    }
+
+    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor.
+    pub fn is_for(&self, gpu: &GpuState) -> bool {
+        self.whole == gpu.offered_as()
+    }
+
+    /// Return the memory that must be free on this GPU for the pod: all of it, if the pod requests whole GPUs. `None` if it is
+    /// more than can be counted.
+    pub fn needs(&self, gpu: &GpuState) -> Option<MiB> {
+        match self.whole {
+            Some(_) => Some(gpu.capacity),
+            None => self.memory,
+        }
+    }
+
     /// Report whether the pod accepts this GPU, regardless of what is free on it.
     pub fn takes(&self, gpu: &GpuState) -> bool {
+        if !self.is_for(gpu) {
+            return false;
+        }
         match self.rules.as_deref() {
             None => true,
             Some(Ok(rules)) => rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) && self.takes_product_of(gpu),
@@ -86,8 +133,12 @@ impl Ask {
         self.rules().is_none_or(|rules| rules.models.allows(product))
     }
 
-    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`.
+    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`, `2 whole AMD GPUs`.
     pub fn amount(&self) -> String {
+        if let Some(vendor) = self.whole {
+            let s = if self.gpus == 1 { "" } else { "s" };
+            return format!("{} whole {vendor} GPU{s}", self.gpus);
+        }
         let s = if self.units == 1 { "" } else { "s" };
         match self.memory {
             Some(memory) if self.gpus > 1 => format!("{} unit{s} ({} GPUs with {memory} each)", self.units, self.gpus),
@@ -109,6 +160,7 @@ impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
         match self.wanted() {
+            Some(rules) if self.whole.is_some() => write!(f, " {rules}"),
             Some(rules) if self.gpus > 1 => write!(f, " on GPUs {rules}"),
             Some(rules) => write!(f, " on a GPU {rules}"),
             None => Ok(()),
@@ -125,7 +177,7 @@ pub struct Choice {
     pub gpus: Vec<ChosenGpu>,
     /// The number of units that the pod gets in total.
     pub units: u64,
-    /// The memory that the pod gets of each GPU.
+    /// The memory that the pod gets of each GPU; 0 for whole GPUs ([`ChosenGpu::whole`]).
     pub memory: MiB,
 }
 
@@ -134,8 +186,10 @@ pub struct Choice {
 pub struct ChosenGpu {
     /// The GPU's UUID; `None` if it is not known.
     pub uuid: Option<String>,
-    /// The GPU's NVML index.
+    /// The index among the vendor's GPUs.
     pub index: u32,
+    /// The GPU's memory if the pod gets the whole GPU; `None` for a share.
+    pub whole: Option<MiB>,
 }
 
 /// Why a node does not take a pod.
@@ -158,6 +212,10 @@ pub enum Refusal {
     Unreadable(Error),
     /// The request is more MiB than can be counted.
     Uncountable(Ask),
+    /// The pod requests whole GPUs of a vendor of which the node has none that are offered as a whole.
+    NoneOfVendor(Vendor),
+    /// Fewer whole GPUs of the vendor than requested are free, among those that the pod accepts.
+    TooFewWhole(Ask),
 }
 
 /// The maximum length in bytes of a pod's rules in a refusal.
@@ -196,6 +254,15 @@ impl Refusal {
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
             }
             Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            Refusal::NoneOfVendor(vendor) => format!("no {vendor} GPUs that Divvy offers"),
+            Refusal::TooFewWhole(ask) => {
+                let vendor = ask.whole.unwrap_or_default();
+                let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
+                match ask.gpus {
+                    1 => format!("no free {vendor} GPU{rules}"),
+                    gpus => format!("fewer than {gpus} free {vendor} GPUs{rules}"),
+                }
+            }
             Refusal::TooFewFit(ask) => format!(
                 "fewer than {} GPUs with {} free",
                 ask.gpus,
@@ -230,7 +297,7 @@ impl Ledger {
     pub fn reserved_and_good(&self, uid: &str, node: &str) -> Option<&Held> {
         let reservation = self.reservation(uid, node)?;
         let view = self.node(node)?;
-        let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
+        let state = view.state()?;
         let own: Vec<_> = reservation.possible().flat_map(|held| self.parts(state, held)).collect();
         let good = |held: &&Held| {
             let parts = self.parts(state, held);
@@ -238,7 +305,8 @@ impl Ledger {
                 let position = part.position?;
                 let own = own.iter().filter(|own| own.position == Some(position));
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
-                let well = state.gpus.get(position)?.health == Health::Ok;
+                let gpu = state.gpus.get(position)?;
+                let well = gpu.health == Health::Ok && state.unusable(gpu.offered_as()).is_none();
                 (well && view.free_beside(position, own) >= part.memory).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())
@@ -267,7 +335,7 @@ impl Ledger {
         positions.sort_unstable();
         positions.dedup();
         let good = positions.iter().all(|position| view.liking(*position, &taste).is_some());
-        if positions.len() != ask.gpus || !good {
+        if positions.len() != ask.gpus || !good || !whole::enough(&view, &taste) {
             return Err(short(ask));
         }
         Ok(chosen(state, &positions, ask, memory))
@@ -299,7 +367,7 @@ impl Question<'_> {
     /// was counted when the node changed.
     pub fn fits(&self, node: &str) -> Result<(), Refusal> {
         let view = self.ledger.known(node)?;
-        if self.ask.units == 0 || self.bound == Some(node) {
+        if self.ask.is_nothing() || self.bound == Some(node) {
             return Ok(());
         }
         if self.reserved.is_some_and(|nodes| nodes.contains_key(node)) && self.ledger.reserved_and_good(self.uid, node).is_some()
@@ -307,6 +375,12 @@ impl Question<'_> {
             return Ok(());
         }
         let (state, memory) = offered(&view, &self.taste)?;
+        if self.ask.whole.is_some() {
+            return match whole::enough(&view, &self.taste) {
+                true => Ok(()),
+                false => Err(short(self.ask)),
+            };
+        }
         if view.most_free() < memory {
             return Err(short(self.ask));
         }
@@ -321,12 +395,15 @@ impl Question<'_> {
     }
 }
 
-/// Return the node's GPUs if they are offered at all, and the memory requested of each.
+/// Return the node's GPUs if those of the requested kind are offered at all, and the memory requested of each.
 fn offered<'a>(view: &NodeView<'a>, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = view.state().ok_or(Refusal::UnknownNode)?;
-    if let Source::Unusable(why) = &state.source {
+    if let Some(why) = state.unusable(ask.whole) {
         return Err(Refusal::Unusable(why.clone()));
+    }
+    if let Some(vendor) = ask.whole.filter(|_| !state.gpus.iter().any(|gpu| ask.is_for(gpu))) {
+        return Err(Refusal::NoneOfVendor(vendor));
     }
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));
@@ -334,15 +411,21 @@ fn offered<'a>(view: &NodeView<'a>, taste: &Taste<'_>) -> Result<(&'a NodeState,
     if ask.rules.is_some() && state.gpus.iter().filter(|gpu| taste.takes(gpu)).take(ask.gpus).count() < ask.gpus {
         return Err(Refusal::NoGpuTaken(ask.clone()));
     }
-    if ask.gpus > 1 && state.source != Source::Inventory {
+    if takes_one_at_most(state, ask) {
         return Err(Refusal::OneGpuOnly);
     }
     Ok((state, ask.memory.ok_or_else(|| Refusal::Uncountable(ask.clone()))?))
 }
 
+/// Report whether the pod requests more than one GPU of a node where a pod can only get one: gpushare's plugin gives no more.
+pub(crate) fn takes_one_at_most(state: &NodeState, ask: &Ask) -> bool {
+    ask.whole.is_none() && ask.gpus > 1 && state.source != Source::Inventory
+}
+
 /// Return the refusal for too few GPUs with room.
 fn short(ask: &Ask) -> Refusal {
     match ask.gpus {
+        _ if ask.whole.is_some() => Refusal::TooFewWhole(ask.clone()),
         1 => Refusal::NoGpuFits,
         _ => Refusal::TooFewFit(ask.clone()),
     }
@@ -352,6 +435,7 @@ fn short(ask: &Ask) -> Refusal {
 pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
     let (state, _) = offered(view, taste)?;
     let positions = match taste.ask().gpus {
+        _ if !whole::enough(view, taste) => None,
         1 => best_fit(view, taste).map(|position| vec![position]),
         _ => multi_gpu::best(view, taste, 0..state.gpus.len()),
     };
@@ -390,10 +474,10 @@ impl NodeView<'_> {
         let ask = taste.ask();
         let state = self.state()?;
         let gpu = state.gpus.get(position)?;
-        if ask.gpus > 1 && state.source != Source::Inventory {
+        if takes_one_at_most(state, ask) {
             return None;
         }
-        let good = gpu.health == Health::Ok && self.free_for(position, ask) >= ask.memory? && taste.takes(gpu);
+        let good = gpu.health == Health::Ok && self.free_for(position, ask) >= ask.needs(gpu)? && taste.takes(gpu);
         good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
     }
 }
@@ -403,6 +487,7 @@ fn chosen(state: &NodeState, positions: &[usize], ask: &Ask, memory: MiB) -> Cho
     let gpu = |gpu: &GpuState| ChosenGpu {
         uuid: gpu.uuid.clone(),
         index: gpu.index,
+        whole: ask.whole.map(|_| gpu.capacity),
     };
     Choice {
         node: state.name.clone(),
@@ -413,7 +498,8 @@ fn chosen(state: &NodeState, positions: &[usize], ask: &Ask, memory: MiB) -> Cho
 }
 
 impl Choice {
-    /// Return the allocation to write to the pod: the same amount of each GPU, for the pod and for each of its containers. On a
+    /// Return the allocation to write to the pod: the same amount of each GPU, for the pod and for each of its containers; or
+    /// whole GPUs, divided among the containers ([`WholeRequest::gpus_of`]). On a
     /// node known only by gpushare's capacities, a GPU has no name other than its index, so gpushare's form is all that can be
     /// written truthfully. Either side can resolve the index later.
     pub fn held(&self, request: &PodRequest, unit: MemoryUnit) -> Held {
@@ -423,6 +509,13 @@ impl Choice {
             let gpus = self.gpus.iter().map(|gpu| (gpu.index, self.units / count));
             return Held::Legacy(LegacyAllocation { gpus: gpus.collect() });
         };
+        if let Some(request) = request
+            .whole
+            .as_deref()
+            .filter(|_| self.gpus.iter().any(|gpu| gpu.whole.is_some()))
+        {
+            return Held::Allocation(self.whole(request, &uuids));
+        }
         let containers = request.memory_containers().map(|container| {
             // This is not more than the pod's share, which was countable.
             let memory = unit.memory(container.units.div_ceil(count)).unwrap_or(self.memory);
@@ -444,5 +537,29 @@ impl Choice {
             containers: containers.collect(),
             gpus: uuids.iter().map(share).collect(),
         })
+    }
+
+    fn whole(&self, request: &WholeRequest, uuids: &[&String]) -> Allocation {
+        let memory = |at: usize| self.gpus.get(at).and_then(|gpu| gpu.whole).unwrap_or(self.memory);
+        let containers = request.gpus_of().into_iter().map(|(container, range)| {
+            let own = uuids.iter().enumerate().filter(|(at, _)| range.contains(&(*at as u64)));
+            let share = |(at, uuid): (usize, &&String)| ContainerShare {
+                uuid: (*uuid).clone(),
+                memory: memory(at),
+                cores: 0,
+            };
+            (container.name.clone(), own.map(share).collect())
+        });
+        let share = |(at, uuid): (usize, &&String)| GpuShare {
+            uuid: (*uuid).clone(),
+            memory: memory(at),
+            cores: 0,
+            whole: true,
+        };
+        Allocation {
+            v: 1,
+            containers: containers.collect(),
+            gpus: uuids.iter().enumerate().map(share).collect(),
+        }
     }
 }

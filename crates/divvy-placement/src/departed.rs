@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{Health, Held, MiB, Pod, PodKey};
 
 use crate::ledger::Usage;
-use crate::{Ask, Ledger, NodeState, Source};
+use crate::{Ask, Ledger, NodeState, choose};
 
 /// A departed pod: its object vanished while one of its containers was last seen running, most likely because it was
 /// force-deleted. Its containers end soon, but not at once, and the node's agent needs a moment until it reports the memory that
@@ -68,18 +68,18 @@ impl Ledger {
     /// in the way.
     pub fn kept_from(&self, node: &str, ask: &Ask) -> Option<KeptFor> {
         let view = self.node(node)?;
-        let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
-        let memory = ask.memory.filter(|memory| *memory > MiB::ZERO)?;
-        if ask.gpus > 1 && state.source != Source::Inventory {
+        let state = view.state().filter(|state| state.unusable(ask.whole).is_none())?;
+        if ask.is_nothing() || ask.memory.is_none() || choose::takes_one_at_most(state, ask) {
             return None;
         }
+        let needed = view.needed(ask);
         let gpus = state.gpus.iter().enumerate();
         let well = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
-        let (now, rest): (Vec<_>, Vec<_>) = well.partition(|(position, _)| view.free(*position) >= memory);
+        let (now, rest): (Vec<_>, Vec<_>) = well.partition(|(position, gpu)| Some(view.free(*position)) >= ask.needs(gpu));
         let mut then = rest
             .into_iter()
-            .filter(|(position, _)| view.free_without_departed(*position) >= memory);
-        if now.len() >= ask.gpus || now.len() + then.clone().count() < ask.gpus {
+            .filter(|(position, gpu)| Some(view.free_without_departed(*position)) >= ask.needs(gpu));
+        if now.len() >= needed || now.len() + then.clone().count() < needed {
             return None;
         }
         then.find_map(|(position, gpu)| {

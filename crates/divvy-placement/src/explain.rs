@@ -18,17 +18,22 @@ pub struct NodeReport {
     pub source: Option<Source>,
     /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
-    /// The GPUs in ascending order of index.
+    /// The GPUs of the requested kind in ascending order of index: the shared ones, or a vendor's whole ones.
     pub gpus: Vec<GpuReport>,
+    /// The number of whole GPUs that pods hold without an allocation, so that as many of the free ones are in use
+    /// ([`NodeView::unnamed_whole`]).
+    pub unnamed: u64,
 }
 
 /// One GPU of a [`NodeReport`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuReport {
-    /// NVML's UUID; `None` if it is not known.
+    /// The driver's UUID; `None` if it is not known.
     pub uuid: Option<String>,
-    /// The NVML index.
+    /// The index among the vendor's GPUs.
     pub index: u32,
+    /// The GPU is offered only as a whole.
+    pub whole: bool,
     /// Product name; empty if unknown.
     pub model: String,
     /// The memory that the GPU offers to pods.
@@ -141,7 +146,12 @@ impl fmt::Display for GpuReport {
             );
         }
         if self.health == Health::Ok {
-            write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?;
+            match (self.whole, self.holders.first()) {
+                (false, _) => write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?,
+                (true, Some(holder)) => write!(f, "GPU {} is in use by {}", self.index, holder.pod)?,
+                (true, None) if self.fits => write!(f, "GPU {} is free", self.index)?,
+                (true, None) => write!(f, "GPU {} is in use", self.index)?,
+            }
             for (i, departed) in self.departed.iter().enumerate() {
                 write!(f, "{}{departed}", if i == 0 { " and still counts " } else { " and " })?;
             }
@@ -172,7 +182,7 @@ impl fmt::Display for NodeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let node = &self.node;
         match &self.verdict {
-            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: the pod asks for no GPU memory"),
+            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: the pod asks for no GPU"),
             Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
@@ -182,6 +192,8 @@ impl fmt::Display for NodeReport {
                 f,
                 "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"
             ),
+            Err(Refusal::NoneOfVendor(vendor)) => write!(f, "node {node} has no {vendor} GPUs that Divvy offers"),
+            Err(Refusal::TooFewWhole(_)) => self.fmt_whole(f),
             Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_) | Refusal::TooFewFit(_)) => {
                 match self.ask.wanted() {
                     rules if self.ask.gpus > 1 => {
@@ -217,6 +229,24 @@ pub fn gpu_list(indices: &[u32]) -> String {
 }
 
 impl NodeReport {
+    /// Format a refusal of whole GPUs: `node n1 has 1 of 2 AMD GPUs free, but 2 are needed: GPU 0 is free, GPU 1 is in use by …`.
+    fn fmt_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (fit, taken) = self.fitting();
+        let (node, needed) = (&self.node, self.ask.gpus);
+        let vendor = self.ask.whole.unwrap_or_default();
+        let rules = self.ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
+        let are = if needed == 1 { "is" } else { "are" };
+        write!(f, "node {node} has {fit} of {taken} {vendor} GPUs{rules} free")?;
+        if self.unnamed > 0 {
+            write!(f, ", {} of which pods without an allocation use", self.unnamed)?;
+        }
+        write!(f, ", but {needed} {are} needed: ")?;
+        for (i, gpu) in self.gpus.iter().enumerate() {
+            write!(f, "{}{gpu}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+
     /// Return the number of GPUs with room, and the number of GPUs that the pod's rules allow.
     pub fn fitting(&self) -> (usize, usize) {
         let taken = self.gpus.iter().filter(|gpu| gpu.taken);
@@ -248,8 +278,8 @@ impl Ledger {
     /// Explain what a node answers to a request.
     pub fn explain(&self, node: &str, ask: &Ask) -> NodeReport {
         let verdict = match self.choose(node, ask) {
-            Err(refusal) if refusal == Refusal::UnknownNode || ask.units > 0 => Err(refusal),
-            Ok(choice) if ask.units > 0 => Ok(choice.gpus.iter().map(|gpu| gpu.index).collect()),
+            Err(refusal) if refusal == Refusal::UnknownNode || !ask.is_nothing() => Err(refusal),
+            Ok(choice) if !ask.is_nothing() => Ok(choice.gpus.iter().map(|gpu| gpu.index).collect()),
             _ => Ok(Vec::new()),
         };
         let view = self.node(node).filter(|view| view.state().is_some());
@@ -261,6 +291,7 @@ impl Ledger {
             source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
             unit: self.unit(),
             gpus,
+            unnamed: view.zip(ask.whole).map_or(0, |(view, vendor)| view.unnamed_whole(vendor)),
         }
     }
 
@@ -335,6 +366,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
     let gpus = view.state().map(|state| state.gpus.as_slice()).unwrap_or_default();
     gpus.iter()
         .enumerate()
+        .filter(|(_, gpu)| ask.is_for(gpu))
         .map(|(position, gpu)| {
             let free = view.free_for(position, ask);
             let nominated = view.nominated(position, ask).map(|nominated| NominatedHolder {
@@ -346,6 +378,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 nominated: nominated.collect(),
                 uuid: gpu.uuid.clone(),
                 index: gpu.index,
+                whole: gpu.whole,
                 model: gpu.model.clone(),
                 capacity: gpu.capacity,
                 total: gpu.total,
@@ -354,7 +387,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 health: gpu.health,
                 reason: gpu.reason.clone(),
                 taken: ask.takes(gpu),
-                fits: gpu.health == Health::Ok && ask.takes(gpu) && ask.memory.is_some_and(|memory| free >= memory),
+                fits: gpu.health == Health::Ok && ask.takes(gpu) && ask.needs(gpu).is_some_and(|memory| free >= memory),
                 holders: view.holders(position),
                 departed: view
                     .departed(position)

@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey, kept};
+use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey, Vendor, kept};
 
 use crate::pods::{ByUid, Pods};
 use crate::products::Products;
-use crate::{Departed, GpuState, NodeState, NodeView, Nominated};
+use crate::{Departed, GpuState, NodeState, NodeView, Nominated, whole};
 
 /// Nodes, pods, and the allocations that are being written, and what is free on each GPU.
 ///
@@ -89,7 +89,7 @@ impl Entry {
 
     fn most_free(&self) -> MiB {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
-        gpus.filter(|(_, gpu)| gpu.health == Health::Ok)
+        gpus.filter(|(_, gpu)| gpu.health == Health::Ok && !gpu.whole)
             .map(|(position, _)| self.free_beside(position, MiB::ZERO))
             .max()
             .unwrap_or(MiB::ZERO)
@@ -135,8 +135,10 @@ pub(crate) struct Usage {
     pub(crate) departed: Vec<MiB>,
     /// Memory kept for departed pods on a node whose GPUs' UUIDs are not known.
     pub(crate) departed_anywhere: MiB,
-    /// The most memory that is free on one healthy GPU.
+    /// The most memory that is free on one healthy shared GPU.
     pub(crate) most_free: MiB,
+    /// The number of whole GPUs per vendor that pods hold without an allocation: any of the GPUs that nothing is booked on.
+    pub(crate) unnamed_whole: BTreeMap<Vendor, u64>,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) pods: u64,
@@ -691,7 +693,10 @@ impl Ledger {
 
     /// Add what a bound pod holds to what is taken, and return the number of its GPUs that the node does not have.
     fn book_pod(&self, usage: &mut Usage, state: Option<&NodeState>, pod: &Pod) -> u64 {
-        state.map_or(0, |state| book_parts(usage, state, &pod.held, self.parts_of(state, pod)))
+        let Some(state) = state else { return 0 };
+        let parts = self.parts_of(state, pod);
+        usage.add_unnamed(whole::unnamed(state, pod, &parts));
+        book_parts(usage, state, &pod.held, parts)
     }
 
     /// Add an allocation to what is taken.
@@ -736,11 +741,16 @@ impl Ledger {
                 .iter()
                 .map(|share| {
                     let position = state.by_uuid(&share.uuid);
-                    let whole = position.and_then(|position| state.gpus.get(position)).filter(|_| share.whole);
+                    let gpu = position.and_then(|position| state.gpus.get(position));
                     Part {
                         position,
                         gpu: share.uuid.clone(),
-                        memory: whole.map_or(share.memory, |gpu| share.memory.max(gpu.capacity)),
+                        memory: match gpu {
+                            // One pod has all of it, even if the driver reported another size when the pod was bound.
+                            Some(gpu) if gpu.whole => gpu.capacity,
+                            Some(gpu) if share.whole => share.memory.max(gpu.capacity),
+                            _ => share.memory,
+                        },
                     }
                 })
                 .collect(),

@@ -38,6 +38,7 @@ mod topology;
 mod totals;
 mod victims;
 mod what_if;
+mod whole;
 
 pub use anomaly::Anomaly;
 pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Error, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, legacy};
+use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, legacy};
 
 use crate::Topology;
 use crate::hash::rank;
@@ -17,7 +17,7 @@ pub struct NodeState {
     pub uid: String,
     /// Where the description of the GPUs comes from, and whether they may be offered.
     pub source: Source,
-    /// The GPUs in ascending order of index, including those that failed or cannot be offered.
+    /// The GPUs in ascending order of vendor and index, including those that failed or cannot be offered.
     pub gpus: Vec<GpuState>,
     /// Units in which pods of this node may request memory, in addition to the cluster's unit ([`Inventory::other_units`]).
     pub other_units: BTreeSet<MemoryUnit>,
@@ -36,15 +36,19 @@ pub struct NodeState {
 /// One GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuState {
-    /// NVML's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
+    /// The vendor, whose driver reports the GPU.
+    pub vendor: Vendor,
+    /// The GPU is offered only as a whole, through its vendor's resource. It has no units, and one pod holds all of its memory.
+    pub whole: bool,
+    /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
-    /// The NVML index.
+    /// The index among the vendor's GPUs.
     pub index: u32,
     /// Product name; empty if unknown.
     pub model: String,
     /// The number of units that the GPU offers (`DEV` in gpushare).
     pub units: u64,
-    /// The memory that the GPU offers: its units times the size of a unit.
+    /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered as a whole.
     pub capacity: MiB,
     /// The most memory that pods may hold together, by the node's inventory, even while the kubelet offers a different amount
     /// ([`Inventory::capacity`]). If no more than this is promised, every pod can get its memory.
@@ -69,6 +73,11 @@ pub struct GpuState {
 }
 
 impl GpuState {
+    /// Return the vendor whose resource offers the GPU as a whole; `None` for a GPU whose memory is shared.
+    pub fn offered_as(&self) -> Option<Vendor> {
+        self.whole.then_some(self.vendor)
+    }
+
     /// Return how much a pod with this preference likes the GPU: higher is better. Without a preference, all GPUs return 0.
     pub fn preference(&self, prefer: Option<Prefer>) -> u64 {
         match prefer {
@@ -199,9 +208,20 @@ impl NodeState {
         }
     }
 
-    /// Mark the healthy GPUs with these indices as failed, and no others.
+    /// Return why the node's GPUs of one kind are not offered: those of a vendor that are offered as a whole, or the shared ones
+    /// (`None`). Most reasons are about units of gpu-mem, which a whole GPU does not have.
+    pub fn unusable(&self, whole: Option<Vendor>) -> Option<&Unusable> {
+        match (&self.source, whole) {
+            (Source::Inventory | Source::Division, _) => None,
+            (Source::Unusable(why @ (Unusable::Unschedulable | Unusable::Unreadable(_))), _) => Some(why),
+            (Source::Unusable(_), Some(_)) => None,
+            (Source::Unusable(why), None) => Some(why),
+        }
+    }
+
+    /// Mark the healthy shared GPUs with these indices as failed, and no others. gpushare knows no other GPUs.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
-        for gpu in &mut self.gpus {
+        for gpu in self.gpus.iter_mut().filter(|gpu| !gpu.whole) {
             if gpu.only_named {
                 (gpu.health, gpu.reason, gpu.only_named) = (Health::Ok, None, false);
             }
@@ -232,10 +252,12 @@ impl NodeState {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
     }
 
-    /// Return the position in [`NodeState::gpus`] of the GPU with this index. After a card was replaced, two GPUs have the same
-    /// index. Then the one that is present is meant, as in the node's agent.
+    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs have the
+    /// same index. Then the one that is present is meant, as in the node's agent. GPUs that are offered as a whole are left out:
+    /// each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
     pub fn by_index(&self, index: u32) -> Option<usize> {
-        let of_index = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.index == index);
+        let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+        let of_index = shared.filter(|(_, gpu)| gpu.index == index);
         // On a tie the first.
         let present = of_index.min_by_key(|(_, gpu)| gpu.health == Health::Lost);
         present.map(|(position, _)| position)
@@ -249,6 +271,9 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
             let count = u32::try_from(node.capacity_gpus).unwrap_or(0);
             let gpus = (0..count)
                 .map(|index| GpuState {
+                    // gpushare serves the GPUs of one vendor, which is also that of an inventory that names none.
+                    vendor: Vendor::default(),
+                    whole: false,
                     uuid: None,
                     index,
                     model: String::new(),
@@ -272,32 +297,19 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
 }
 
 fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
-    let mut gpus: Vec<GpuState> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| GpuState {
-            uuid: Some(gpu.uuid.clone()),
-            index: gpu.index,
-            model: gpu.model.clone(),
-            units: gpu.units,
-            capacity: inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
-            most: inventory.capacity(gpu),
-            total: gpu.total,
-            speed: speed::of(gpu),
-            held: gpu.held,
-            health: gpu.health,
-            reason: gpu.reason.clone(),
-            uuid_hash: rank(&gpu.uuid),
-            product: None,
-            only_named: false,
-        })
-        .collect();
-    gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+    let mut gpus: Vec<GpuState> = inventory.gpus.iter().map(|gpu| read_gpu(inventory, gpu)).collect();
+    gpus.sort_by(|a, b| (a.vendor, a.index, &a.uuid).cmp(&(b.vendor, b.index, &b.uuid)));
     let inventory_units = inventory.total_units();
-    let source = if node.capacity_units == 0 {
+    let offers_whole = gpus.iter().any(|gpu| gpu.whole);
+    let shares = node.capacity_units > 0;
+    let source = if !shares && !offers_whole {
         Source::Unusable(Unusable::NotShared)
     } else if inventory.unschedulable {
         Source::Unusable(Unusable::Unschedulable)
+    } else if !shares && inventory_units == 0 {
+        Source::Inventory
+    } else if !shares {
+        Source::Unusable(Unusable::NotShared)
     } else if inventory.unit != unit {
         Source::Unusable(Unusable::OtherUnit {
             node: inventory.unit,
@@ -307,8 +319,8 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
         Source::Inventory
     } else {
         match divided(node) {
-            Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.len()) => {
-                for gpu in &mut gpus {
+            Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.iter().filter(|gpu| !gpu.whole).count()) => {
+                for gpu in gpus.iter_mut().filter(|gpu| !gpu.whole) {
                     gpu.units = gpu.units.min(each);
                     gpu.capacity = unit.memory(gpu.units).unwrap_or(MiB::ZERO);
                 }
@@ -321,6 +333,37 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
         }
     };
     (source, gpus)
+}
+
+fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
+    // A whole GPU whose size the driver does not say still has something that a pod can hold, so that it is not free twice.
+    let size = MiB(gpu.total.0.max(1));
+    let (capacity, most, total) = match gpu.whole {
+        true => (size, size, size),
+        false => (
+            inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            inventory.capacity(gpu),
+            gpu.total,
+        ),
+    };
+    GpuState {
+        vendor: gpu.vendor,
+        whole: gpu.whole,
+        uuid: Some(gpu.uuid.clone()),
+        index: gpu.index,
+        model: gpu.model.clone(),
+        units: gpu.units,
+        capacity,
+        most,
+        total,
+        speed: speed::of(gpu),
+        held: gpu.held,
+        health: gpu.health,
+        reason: gpu.reason.clone(),
+        uuid_hash: rank(&gpu.uuid),
+        product: None,
+        only_named: false,
+    }
 }
 
 /// Return the number of units per GPU by gpushare's division. The division must come out even, as it does on every node that

@@ -33,7 +33,7 @@ impl<'a> NodeView<'a> {
         self.entry.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO)
     }
 
-    /// Return the most memory that is free on one healthy GPU.
+    /// Return the most memory that is free on one healthy shared GPU.
     pub fn most_free(&self) -> MiB {
         self.entry.usage.most_free
     }

@@ -96,8 +96,7 @@ impl Ledger {
         let pods = entry.nominated.iter().filter_map(|uid| self.pods.get(uid));
         // What is reserved for a pod here is counted already. A reservation on another node belongs to a bind whose outcome is
         // not known yet.
-        let waiting =
-            pods.filter(|pod| !pod.deleting && pod.request.wants_memory() && self.reservation(&pod.uid, node).is_none());
+        let waiting = pods.filter(|pod| !pod.deleting && pod.request.wants_gpus() && self.reservation(&pod.uid, node).is_none());
         let mut waiting: Vec<Pod> = waiting.cloned().collect();
         if waiting.is_empty() {
             return;
@@ -140,6 +139,10 @@ impl Ledger {
             let (room, positions) = self.kept_positions(node, here, pod, ask, way);
             found.push(room);
             if let (true, Some(memory), Some(entry)) = (room > Room::Never, ask.memory, self.nodes.get_mut(node)) {
+                let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
+                let kept = positions.iter().filter_map(|position| gpus.get(*position));
+                // Of whole GPUs of different sizes, the largest is enough for each.
+                let memory = kept.filter_map(|gpu| ask.needs(gpu)).max().unwrap_or(memory);
                 entry.nominated_to.push(Nominated {
                     pod: pod.key(),
                     uid: pod.uid.clone(),

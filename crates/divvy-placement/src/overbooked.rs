@@ -1,6 +1,6 @@
 use divvy_model::{MiB, PodKey};
 
-use crate::{Ledger, NodeView, Source};
+use crate::{Ledger, NodeView};
 
 /// A GPU of which more memory is promised to bound pods than it has. This is only on paper: the node's agent does not start a
 /// container for which no memory is free.
@@ -41,13 +41,15 @@ impl Ledger {
 }
 
 fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
-    let Some(state) = view.state().filter(|state| !matches!(state.source, Source::Unusable(_))) else {
+    let Some(state) = view.state() else {
         return Vec::new();
     };
     let mut arrivals: Vec<_> = view.arrivals().collect();
     arrivals.sort_by_key(|(arrival, _)| *arrival);
     let gpus = state.gpus.iter().enumerate();
-    gpus.filter(|(position, gpu)| view.used(*position) > gpu.most)
+    let offered = gpus.filter(|(_, gpu)| state.unusable(gpu.offered_as()).is_none());
+    offered
+        .filter(|(position, gpu)| view.used(*position) > gpu.most)
         .filter_map(|(position, gpu)| {
             let promises = arrivals.iter().filter_map(|(_, pod)| {
                 let parts = view.ledger.parts_of(state, pod).into_iter();

@@ -110,6 +110,9 @@ impl<'a> Taste<'a> {
 
     /// Report whether the pod accepts this GPU, as [`Ask::takes`] does.
     pub(crate) fn takes(&self, gpu: &GpuState) -> bool {
+        if !self.ask.is_for(gpu) {
+            return false;
+        }
         let Some(rules) = self.ask.rules() else {
             return self.ask.rules.is_none();
         };

@@ -1,7 +1,7 @@
 //! How the GPUs of a node are connected, and which of them work best together.
 //!
 //! The scale is that of NVIDIA's device plugin (the best-effort policy of github.com/NVIDIA/go-gpuallocator): a pair of GPUs is
-//! worth 100 for each NVLink between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
+//! worth 100 for each NVLink or xGMI link between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
 //! pairs.
 
 mod exact;
@@ -30,13 +30,18 @@ pub struct Candidate {
     pub must: bool,
 }
 
-/// The maximum number of NVLinks of a pair that counts; more than any machine has. The number comes from an annotation.
-const MOST_NVLINKS: u32 = 1000;
+/// The maximum number of direct links of a pair that counts; more than any machine has. The number comes from an annotation.
+const MOST_DIRECT: u32 = 1000;
+
+/// Report whether a kind of connection joins two GPUs directly: NVIDIA's NVLink, AMD's xGMI.
+fn is_direct(kind: &str) -> bool {
+    ["nvlink", "xgmi"].contains(&kind)
+}
 
 /// Return what one connection of a pair is worth; 0 if its kind is not known.
 fn worth(Link(_, kind, count): &Link) -> u32 {
     match kind.as_str() {
-        "nvlink" => 100 * (*count).min(MOST_NVLINKS),
+        direct if is_direct(direct) => 100 * (*count).min(MOST_DIRECT),
         "same-board" => 60,
         "single-switch" => 50,
         "multi-switch" => 40,
@@ -55,7 +60,7 @@ impl Topology {
             return topology;
         }
         topology.gpus = gpus.len();
-        // Per pair: the worth of the NVLinks, and of the closest shared place on the PCI bus, as reported by either GPU. Each
+        // Per pair: the worth of the direct links, and of the closest shared place on the PCI bus, as reported by either GPU. Each
         // link is read once, because a node may write thousands.
         let mut said = vec![(0, 0); gpus.len() * gpus.len()];
         let positions: BTreeMap<&str, usize> = gpus.iter().enumerate().map(|(at, (uuid, _))| (*uuid, at)).collect();
@@ -65,13 +70,13 @@ impl Topology {
                     continue;
                 };
                 for at in [a * gpus.len() + b, b * gpus.len() + a] {
-                    let (nvlinks, bus) = &mut said[at];
-                    let known = if link.1 == "nvlink" { nvlinks } else { bus };
+                    let (direct, bus) = &mut said[at];
+                    let known = if is_direct(&link.1) { direct } else { bus };
                     *known = worth(link).max(*known);
                 }
             }
         }
-        topology.pairs = said.into_iter().map(|(nvlinks, bus)| nvlinks + bus).collect();
+        topology.pairs = said.into_iter().map(|(direct, bus)| direct + bus).collect();
         topology
     }
 

@@ -1,9 +1,9 @@
 use std::collections::BTreeSet;
 
-use divvy_model::{Health, MiB, Pod};
+use divvy_model::{Health, MiB, Pod, Vendor};
 
 use crate::products::Taste;
-use crate::{Ask, Ledger, NodeState, NodeView, Source};
+use crate::{Ask, Ledger, NodeState, NodeView, choose, whole};
 
 /// The pods that must go so that a GPU, or several GPUs of a node, have room for another pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,7 +101,9 @@ impl Ledger {
     pub(crate) fn there<'a>(&self, state: Option<&NodeState>, pods: impl IntoIterator<Item = &'a Pod>) -> Vec<There<'a>> {
         let there = |pod: &'a Pod| {
             let mut shares: Vec<(usize, MiB)> = Vec::new();
-            for part in state.map(|state| self.parts_of(state, pod)).unwrap_or_default() {
+            let parts = state.map(|state| self.parts_of(state, pod)).unwrap_or_default();
+            let unnamed = state.and_then(|state| whole::unnamed(state, pod, &parts));
+            for part in parts {
                 let Some(position) = part.position.filter(|_| part.memory > MiB::ZERO) else {
                     continue;
                 };
@@ -110,7 +112,7 @@ impl Ledger {
                     None => shares.push((position, part.memory)),
                 }
             }
-            There { pod, shares }
+            There { pod, shares, unnamed }
         };
         pods.into_iter().map(there).collect()
     }
@@ -124,8 +126,8 @@ impl Ledger {
 
     /// As [`Ledger::fewest`], with a function for the free memory. `free` must not subtract what is kept for nominated pods.
     fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
-        let state = view.state().filter(|state| !matches!(state.source, Source::Unusable(_)))?;
-        if ask.gpus > 1 && state.source != Source::Inventory {
+        let state = view.state().filter(|state| state.unusable(ask.whole).is_none())?;
+        if choose::takes_one_at_most(state, ask) {
             return None;
         }
         ask.memory?;
@@ -146,15 +148,36 @@ impl Ledger {
                 candidates_on[*position].push((at, *held));
             }
         }
-        for _ in 0..ask.gpus {
+        // Pods without an allocation hold any of the free whole GPUs, so as many more GPUs must be free. When such a pod goes, it
+        // is that many fewer.
+        let mut needed = view.needed(ask);
+        while positions.len() < needed {
             let priced = open.iter().filter_map(|position| {
                 let on = candidates_on[*position].iter().filter(|(at, _)| !gone.contains(at));
                 let here = on.map(|(at, held)| (dearness(candidates[*at].pod), *held, *at)).collect();
-                let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]))) >= ask.memory;
+                let needs = ask.needs(&state.gpus[*position]);
+                let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]))) >= needs;
                 let (price, more) = fewest_on_one(&room, here, candidates)?;
                 Some((price, state.gpus[*position].index, *position, more))
             });
-            let (_, _, position, more) = priced.min_by_key(|(price, index, ..)| (*price, *index))?;
+            let cheapest = priced.min_by_key(|(price, index, ..)| (*price, *index));
+            let unnamed = candidates
+                .iter()
+                .enumerate()
+                .filter(|(at, candidate)| candidate.unnamed(ask.whole) > 0 && !gone.contains(at));
+            let unnamed = unnamed.map(|(at, candidate)| ((Some(dearness(candidate.pod)), 1, MiB::ZERO), at));
+            let unnamed = unnamed.min_by_key(|(price, at)| (*price, candidates[*at].pod.uid.as_str()));
+            if let Some((price, at)) = unnamed
+                && cheapest.as_ref().is_none_or(|(other, ..)| price < *other)
+            {
+                needed = needed.saturating_sub(candidates[at].unnamed(ask.whole)).max(ask.gpus);
+                gone.push(at);
+                for (position, held) in &candidates[at].shares {
+                    freed[*position] = freed[*position].saturating_add(*held);
+                }
+                continue;
+            }
+            let (_, _, position, more) = cheapest?;
             open.retain(|other| *other != position);
             positions.push(position);
             for at in more {
@@ -164,8 +187,11 @@ impl Ledger {
                 gone.push(at);
             }
         }
-        if ask.gpus > 1 {
-            spare(&free, &positions, ask, candidates, &mut gone);
+        if needed > 1 {
+            let needs = |position: usize| state.gpus.get(position).and_then(|gpu| ask.needs(gpu));
+            spare(&free, &needs, &positions, candidates, &mut gone);
+            // The ones beyond what the pod requests stay free for the pods without an allocation.
+            positions.truncate(ask.gpus);
         }
         let mut indices: Vec<u32> = positions.iter().map(|position| state.gpus[*position].index).collect();
         indices.sort_unstable();
@@ -183,6 +209,8 @@ pub(crate) struct There<'a> {
     pod: &'a Pod,
     /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
     shares: Vec<(usize, MiB)>,
+    /// Whole GPUs that the pod holds without an allocation, and their vendor.
+    unnamed: Option<(Vendor, u64)>,
 }
 
 impl There<'_> {
@@ -192,12 +220,24 @@ impl There<'_> {
     }
 
     fn holds_here(&self) -> bool {
-        !self.shares.is_empty()
+        !self.shares.is_empty() || self.unnamed.is_some()
+    }
+
+    /// Return the number of the vendor's whole GPUs that become free, besides the named ones, when the pod goes.
+    fn unnamed(&self, vendor: Option<Vendor>) -> usize {
+        let of_vendor = self.unnamed.filter(|(of, _)| Some(*of) == vendor);
+        of_vendor.map_or(0, |(_, gpus)| usize::try_from(gpus).unwrap_or(usize::MAX))
     }
 }
 
 /// Remove victims that are not needed any longer because others go, the most expensive first.
-fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_>], gone: &mut Vec<usize>) {
+fn spare(
+    free: Free<'_>,
+    needs: &dyn Fn(usize) -> Option<MiB>,
+    positions: &[usize],
+    candidates: &[&There<'_>],
+    gone: &mut Vec<usize>,
+) {
     let held = |position: usize, gone: &[usize]| {
         let held = gone.iter().map(|at| candidates[*at].held_at(position));
         held.fold(MiB::ZERO, MiB::saturating_add)
@@ -209,13 +249,14 @@ fn spare(free: Free<'_>, positions: &[usize], ask: &Ask, candidates: &[&There<'_
             candidates[*at].pod.uid.as_str(),
         )
     });
-    for at in order {
+    // A victim whose GPUs are not known makes fewer GPUs necessary, wherever they are.
+    for at in order.into_iter().filter(|at| candidates[*at].unnamed.is_none()) {
         let others: Vec<usize> = gone.iter().filter(|other| **other != at).copied().collect();
         // On the other GPUs, this victim changes nothing.
         let mut here = positions
             .iter()
             .filter(|position| candidates[at].held_at(**position) > MiB::ZERO);
-        if here.all(|position| Some(free(*position, held(*position, &others))) >= ask.memory) {
+        if here.all(|position| Some(free(*position, held(*position, &others))) >= needs(*position)) {
             *gone = others;
         }
     }

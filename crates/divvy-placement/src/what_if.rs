@@ -35,7 +35,9 @@ impl Ledger {
             room.taken += 1;
             sizes.push(gpu.capacity);
             if gpu.health == Health::Ok {
-                frees.push(view.free_for(position, ask));
+                let free = view.free_for(position, ask);
+                room.fitting += usize::from(Some(free) >= ask.needs(gpu) && ask.memory.is_some());
+                frees.push(free);
             } else {
                 room.unwell += 1;
             }
@@ -45,10 +47,6 @@ impl Ledger {
             amounts.get(ask.gpus.saturating_sub(1)).copied().unwrap_or(MiB::ZERO)
         };
         room.sum = frees.iter().copied().fold(MiB::ZERO, MiB::saturating_add);
-        room.fitting = frees
-            .iter()
-            .filter(|free| ask.memory.is_some_and(|memory| **free >= memory))
-            .count();
         (room.free, room.size) = (nth(&mut frees), nth(&mut sizes));
         room
     }

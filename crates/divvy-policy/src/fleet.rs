@@ -11,6 +11,7 @@ use super::{
     from_ledger, rank,
 };
 use crate::mixer::Mixer;
+use crate::whole;
 use divvy_placement::{Ask, Choice, Ledger, NodeView, Taste};
 
 /// The nodes of a ledger under a policy.
@@ -225,10 +226,16 @@ impl Fleet {
     /// If a pod has rules, only the GPUs that it accepts count. If it prefers some GPUs, only nodes with room on the most
     /// preferred ones get a cost. A pod that asks for several GPUs gets GPUs of one product and size, because the policies know
     /// no other sets. If no node has enough of those, the best node is one on which the pod can have different GPUs.
+    ///
+    /// The policies know shared GPUs only. For whole GPUs, a node costs as much as it has free ones, so that they stay together
+    /// for pods that need many.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
     {
+        if ask.whole.is_some() {
+            return whole::rank(pod, ask, nodes, ledger);
+        }
         let mut ids: Vec<NodeId> = Vec::new();
         // For each id, the position of its node.
         let mut of: Vec<u32> = Vec::new();

@@ -29,6 +29,7 @@ mod shape;
 mod slots;
 mod spread;
 mod state;
+mod whole;
 
 use std::fmt;
 use std::str::FromStr;

@@ -3,7 +3,7 @@
 use divvy_model::{Health, MiB, Pod};
 
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
-use divvy_placement::{Ask, NodeView, Source};
+use divvy_placement::{Ask, NodeView};
 
 /// A group of identical GPUs of one node, which a [`crate::Placer`] treats as a node of its own. All groups of a node share
 /// its CPU and main memory: each group is described with everything that is free on the node.
@@ -17,18 +17,19 @@ pub struct GpuGroup {
     pub positions: Vec<usize>,
 }
 
-/// Describe a node of the ledger: its healthy GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group. Amounts
+/// Describe a node of the ledger: its healthy shared GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group. Amounts
 /// are in MiB, exactly as the ledger counts, so what fits here fits there. The result is empty for a node that is not offered.
 ///
 /// The ledger still decides whether a pod fits, because it knows more: the pod's own reservations, and the GPUs that its rules
 /// name.
 pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
-    let Some(state) = view.state().filter(|state| !matches!(state.source, Source::Unusable(_))) else {
+    let Some(state) = view.state().filter(|state| state.unusable(None).is_none()) else {
         return Vec::new();
     };
     let (cpu_used, memory_used, _) = view.requested();
     let mut groups: Vec<GpuGroup> = Vec::new();
-    for (position, gpu) in state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health == Health::Ok) {
+    let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+    for (position, gpu) in shared.filter(|(_, gpu)| gpu.health == Health::Ok) {
         let Some(model) = models.number(&gpu.model) else {
             continue;
         };
@@ -81,8 +82,12 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     }
 }
 
-/// Describe a pod's request in these terms; `None` if its memory is more than can be counted.
+/// Describe a pod's request in these terms; `None` if its memory is more than can be counted, and for whole GPUs, which no policy
+/// ranks.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
+    if ask.whole.is_some() {
+        return None;
+    }
     let memory = u32::try_from(ask.memory?.0).ok()?;
     Some(Demand {
         cpu_milli: clamp(pod.cpu_milli),

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
-use divvy_placement::{Ledger, NodeView, Source};
+use divvy_placement::{Ledger, NodeView};
 use divvy_policy::Policy;
 
 use crate::Error;
@@ -120,8 +120,8 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
     (bound.len() as u64, waiting.len() as u64)
 }
 
-/// Place the pods that request GPU memory again, in the order in which they were created. Other pods stay where they are, and so
-/// do pods that no scheduler could move.
+/// Place the pods that request GPU memory again, in the order in which they were created. Other pods stay where they are, those with
+/// whole GPUs included, and so do pods that no scheduler could move.
 ///
 /// As in the extender, a policy knows only the pods that came before.
 ///
@@ -195,7 +195,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
 fn offered(ledger: &Ledger, node: &str) -> bool {
     let view = ledger.node(node);
     let state = view.as_ref().and_then(NodeView::state);
-    state.is_some_and(|state| !state.unschedulable && !matches!(state.source, Source::Unusable(_)))
+    state.is_some_and(|state| !state.unschedulable && state.unusable(None).is_none() && state.gpus.iter().any(|gpu| !gpu.whole))
 }
 
 fn used(ledger: &Ledger) -> Use {
@@ -207,7 +207,8 @@ fn used(ledger: &Ledger) -> Use {
             continue;
         }
         let Some(state) = view.state() else { continue };
-        let well = state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.health == Health::Ok);
+        let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+        let well = shared.filter(|(_, gpu)| gpu.health == Health::Ok);
         let mut idle = true;
         for (position, gpu) in well {
             let used = gpu.capacity.saturating_sub(view.free(position));

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, limits, names, runtime};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor, limits, names, runtime};
 use serde::{Deserialize, Serialize};
 
 use crate::look::Question;
@@ -34,7 +34,7 @@ pub struct Subject {
     pub owner: Option<Owner>,
 }
 
-/// A request for GPU memory.
+/// A request for GPU memory, or for whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
@@ -45,6 +45,9 @@ pub struct Request {
     pub memory: Option<MiB>,
     /// The number of GPUs of one node.
     pub gpus: usize,
+    /// The vendor of whom the pod requests whole GPUs; omitted for a request for GPU memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<Vendor>,
     /// The rules in the pod's annotations, in words that follow "a GPU".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<String>,
@@ -168,6 +171,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
             units: question.ask.units,
             memory: snapshot.ledger.unit().memory(question.ask.units),
             gpus: question.ask.gpus,
+            whole: question.ask.whole,
             rules: question.ask.wanted(),
         }),
         unit: snapshot.ledger.unit().mib(),
@@ -184,7 +188,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     if wants.pod.ended() {
         answer.state = State::Ended;
         answer.message = format!("has ended ({}); it holds no GPU memory.", wants.phase);
-    } else if question.ask.units == 0 {
+    } else if question.ask.is_nothing() {
         answer.state = State::NoGpuMemory;
         answer.request = None;
         answer.message = no_gpu_memory(wants);
@@ -296,13 +300,16 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
         Held::Nothing if snapshot.unseen.is_empty() && snapshot.site(node).is_none() => {
             format!("names node {node} ({phase}), which does not exist.")
         }
+        Held::Nothing if kubelet_chose(pod) => format!(
+            "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, and the kubelet chose its GPUs{deleting}."
+        ),
         Held::Nothing => format!(
             "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, so its containers will not start."
         ),
         Held::Unreadable(error) => format!("is bound to node {node} ({phase}), and its allocation cannot be read: {error}"),
         Held::Allocation(_) | Held::Legacy(_) => format!("is bound to node {node} ({phase}){deleting}."),
     };
-    if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) {
+    if matches!(pod.held, Held::Nothing | Held::Unreadable(_)) && !kubelet_chose(pod) {
         answer.notes.push(
             "kube-scheduler calls the extender if its configuration names the extender with bindVerb, and if the pod sets neither nodeName nor \
              another schedulerName."
@@ -313,6 +320,11 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             pod.namespace, pod.name
         ));
     }
+}
+
+/// Report whether a bound pod has whole GPUs that the kubelet chose, because no extender did.
+fn kubelet_chose(pod: &Pod) -> bool {
+    pod.held == Held::Nothing && pod.request.whole.is_some() && !pod.request.wants_memory()
 }
 
 /// Return the shares as the pod's annotations name them.
@@ -370,7 +382,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
             if room {
                 look.is_empty()
             } else {
-                look.first() != Some(&Obstacle::NoGpuMemory)
+                !look.first().is_some_and(Obstacle::is_of_no_offer)
             }
         };
         answer.closest = order
@@ -392,7 +404,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
         what: hold,
     };
     answer.holds = holds.into_iter().map(spoken).collect();
-    if question.snapshot.unseen.is_empty() && looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
+    if question.snapshot.unseen.is_empty() && looks.iter().all(|look| look.first().is_some_and(Obstacle::is_of_no_offer)) {
         let mut sites = question.snapshot.sites.iter();
         let no_cdi = sites.find_map(|site| Some((&site.name, runtime::without_cdi(site.runtime.as_deref()?)?)));
         answer
@@ -412,7 +424,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
 fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
     let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
     let price = |obstacle: &Obstacle| match obstacle {
-        Obstacle::NoGpuMemory => 1000,
+        Obstacle::NoGpuMemory | Obstacle::NoWholeGpus { .. } => 1000,
         Obstacle::TooSmall { .. } | Obstacle::Rules { .. } | Obstacle::OneGpuOnly => 30,
         Obstacle::NotChosen { .. } | Obstacle::Runtime { .. } | Obstacle::AgentAway { .. } | Obstacle::NotOffered { .. } => 20,
         Obstacle::NotReady | Obstacle::Volume { .. } => 15,
@@ -421,6 +433,8 @@ fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize>
     };
     let missing = |obstacle: &Obstacle| match obstacle {
         Obstacle::GpuMemory { free, .. } | Obstacle::TooSmall { largest: free } => memory.saturating_sub(*free),
+        // Whole GPUs that are missing. Only amounts of one request are compared.
+        Obstacle::WholeGpus { needed, free, .. } => MiB(needed.saturating_sub(*free) as u64),
         _ => MiB::ZERO,
     };
     let closeness = |position: &usize| {
@@ -500,7 +514,7 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
 /// Add notes about other GPU software on the nodes that matter to the pod, and about settings in the pod itself.
 fn beside(answer: &mut Answer, question: &Question<'_>) {
     let pod = &question.wants.pod;
-    if answer.request.is_none() || pod.ended() {
+    if question.ask.whole.is_some() || answer.request.is_none() || pod.ended() {
         return;
     }
     let matters = |name: &str| pod.node.as_deref().is_none_or(|node| node == name);

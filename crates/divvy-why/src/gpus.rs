@@ -8,7 +8,7 @@ use crate::Named;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuAnswer {
-    /// The GPU's NVML index.
+    /// The index among the vendor's GPUs.
     pub index: u32,
     /// The GPU's UUID, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -20,6 +20,9 @@ pub struct GpuAnswer {
     /// Why the GPU is not healthy, for example `XID 79`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// The GPU is offered only as a whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// Free memory in MiB, without what is kept for nominated pods.
     #[serde(rename = "freeMiB")]
     pub free: MiB,
@@ -81,6 +84,7 @@ pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
         model: report.model.clone(),
         health: report.health,
         reason: report.reason.clone().filter(|_| report.health != Health::Ok),
+        whole: report.whole,
         free: report.free,
         total: report.capacity,
         allowed: report.taken,

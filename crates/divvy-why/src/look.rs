@@ -5,7 +5,7 @@ mod peers;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use divvy_model::{MiB, names, runtime};
+use divvy_model::{MiB, Vendor, names, runtime};
 use divvy_placement::{Ask, Ledger, Refusal, Unusable};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
@@ -143,7 +143,7 @@ impl<'a> Question<'a> {
         let site = self.site(position);
         let mut found = Vec::new();
         self.of_gpus(position, &mut found);
-        if found.first() == Some(&Obstacle::NoGpuMemory) {
+        if found.first().is_some_and(Obstacle::is_of_no_offer) {
             return found;
         }
         of_labels(&self.wants, site, &mut found);
@@ -157,7 +157,11 @@ impl<'a> Question<'a> {
 
     fn of_resources(&self, position: usize, found: &mut Vec<Obstacle>) {
         let site = self.site(position);
-        for (resource, asked) in self.wants.requests.iter().filter(|(resource, _)| resource != names::GPU_MEM) {
+        // What the GPUs lack is said already. If they have room, the sums of kube-scheduler may still say that they have none.
+        let said = self.ask.whole.filter(|_| found.iter().any(Obstacle::is_of_gpus));
+        let said = [Some(names::GPU_MEM), said.map(Vendor::whole_resource)];
+        let others = self.wants.requests.iter();
+        for (resource, asked) in others.filter(|(resource, _)| !said.contains(&Some(&**resource))) {
             let free = site.free(resource);
             if *asked > free {
                 found.push(Obstacle::Resource {
@@ -179,7 +183,20 @@ impl<'a> Question<'a> {
         }
     }
 
+    /// Add what keeps a pod that requests whole GPUs from those of a node.
+    fn of_whole_gpus(&self, position: usize, vendor: Vendor, found: &mut Vec<Obstacle>) {
+        match self.ledger(position).choose(&self.site(position).name, &self.ask) {
+            Ok(_) => {}
+            Err(Refusal::UnknownNode | Refusal::NoneOfVendor(_)) => found.push(Obstacle::NoWholeGpus { vendor }),
+            Err(Refusal::Unusable(why)) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
+            Err(refusal) => found.extend(self.too_little(position, &refusal)),
+        }
+    }
+
     fn of_gpus(&self, position: usize, found: &mut Vec<Obstacle>) {
+        if let Some(vendor) = self.ask.whole {
+            return self.of_whole_gpus(position, vendor, found);
+        }
         let site = self.site(position);
         let refusal = self.ledger(position).choose(&site.name, &self.ask).err();
         let unmarked = self
@@ -250,6 +267,14 @@ impl<'a> Question<'a> {
                 products: self.products(position),
             },
             Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
+            Refusal::TooFewWhole(ask) => Obstacle::WholeGpus {
+                vendor: ask.whole.unwrap_or_default(),
+                needed: self.ask.gpus,
+                free: self.free_whole(position, room.fitting),
+                taken: room.taken,
+                unwell: room.unwell,
+            },
+            Refusal::NoneOfVendor(vendor) => Obstacle::NoWholeGpus { vendor: *vendor },
             Refusal::NoGpuFits | Refusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
                 Obstacle::TooSmall { largest: room.size }
             }
@@ -271,6 +296,15 @@ impl<'a> Question<'a> {
 }
 
 impl Question<'_> {
+    /// Return how many whole GPUs of a node are free: `fitting` without those that pods hold without an allocation.
+    pub(crate) fn free_whole(&self, position: usize, fitting: usize) -> usize {
+        let view = self.ledger(position).node(&self.site(position).name);
+        let unnamed = view
+            .zip(self.ask.whole)
+            .map_or(0, |(view, vendor)| view.unnamed_whole(vendor));
+        fitting.saturating_sub(usize::try_from(unnamed).unwrap_or(usize::MAX))
+    }
+
     /// List the products of a node's GPUs, each once: `8 NVIDIA A100-SXM4-40GB`.
     fn products(&self, position: usize) -> Vec<String> {
         let view = self.ledger(position).node(&self.site(position).name);
@@ -279,7 +313,7 @@ impl Question<'_> {
             .map(|state| state.gpus.as_slice())
             .unwrap_or_default();
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for gpu in gpus {
+        for gpu in gpus.iter().filter(|gpu| self.ask.is_for(gpu)) {
             *counts
                 .entry(if gpu.model.is_empty() {
                     "of an unknown product"

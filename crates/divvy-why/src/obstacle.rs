@@ -1,4 +1,4 @@
-use divvy_model::{MemoryUnit, MiB, names};
+use divvy_model::{MemoryUnit, MiB, Vendor, names};
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::{amount, list, quantity};
@@ -20,6 +20,11 @@ pub struct Spoken<T> {
 pub enum Obstacle {
     /// The node offers no gpu-mem.
     NoGpuMemory,
+    /// The node has no whole GPUs of the requested vendor that Divvy offers.
+    NoWholeGpus {
+        /// The vendor.
+        vendor: Vendor,
+    },
     /// The node lacks a label by which the agent's DaemonSet selects its nodes, although an agent seems to have run there.
     NotChosen {
         /// The label's name.
@@ -154,6 +159,19 @@ pub enum Obstacle {
         #[serde(rename = "freeInAllMiB")]
         sum: MiB,
     },
+    /// No whole GPU of the requested vendor is free, or too few are.
+    WholeGpus {
+        /// The vendor.
+        vendor: Vendor,
+        /// The number of GPUs that the pod needs.
+        needed: usize,
+        /// The number of free GPUs that the pod accepts.
+        free: usize,
+        /// The number of GPUs that the pod accepts, including failed ones.
+        taken: usize,
+        /// The number of these GPUs that failed or are lost.
+        unwell: usize,
+    },
     /// A GPU has room, but by the sums that kube-scheduler counts, the node has too few units left.
     Counted {
         /// The number of units that kube-scheduler counts as free.
@@ -193,6 +211,25 @@ impl Obstacle {
         let size = |memory: &MiB| amount(*memory, words.unit);
         match self {
             Obstacle::NoGpuMemory => format!("it offers no {}", names::GPU_MEM),
+            Obstacle::NoWholeGpus { vendor } => format!("it has no {vendor} GPUs that Divvy offers"),
+            Obstacle::WholeGpus {
+                vendor,
+                needed,
+                free,
+                taken,
+                unwell,
+            } => {
+                let used = taken.saturating_sub(unwell + free);
+                let which = if words.rules { " that the pod's rules allow" } else { "" };
+                let unwell = match unwell {
+                    0 => String::new(),
+                    count => format!(", {count} of {taken} not healthy"),
+                };
+                match needed {
+                    1 => format!("no free {vendor} GPU{which} ({used} of {taken} in use{unwell})"),
+                    _ => format!("{free} of {taken} {vendor} GPUs{which} are free{unwell}, and {needed} are needed"),
+                }
+            }
             Obstacle::NotChosen { label, value } => format!(
                 "it lacks the label {label}={value}, by which the agent's DaemonSet chooses its nodes (to share its GPUs: kubectl label node {node} \
                  {label}={value})"
@@ -355,6 +392,9 @@ impl Obstacle {
     pub(crate) fn group(&self, words: Words<'_>) -> String {
         match self {
             Obstacle::NoGpuMemory => "no GPU memory offered".to_owned(),
+            Obstacle::NoWholeGpus { vendor } => format!("no {vendor} GPUs that Divvy offers"),
+            Obstacle::WholeGpus { vendor, needed: 1, .. } => format!("no free {vendor} GPU"),
+            Obstacle::WholeGpus { vendor, needed, .. } => format!("fewer than {needed} free {vendor} GPUs"),
             Obstacle::NotChosen { label, value } => format!("without the label {label}={value} of GPU nodes"),
             Obstacle::NodeSelector { label, value, .. } => format!("without the label {label}={value} (nodeSelector)"),
             Obstacle::NodeAffinity { .. } => "excluded by the pod's node affinity".to_owned(),
@@ -392,8 +432,13 @@ impl Obstacle {
         self.is_of_offer()
             || matches!(
                 self,
-                Obstacle::Rules { .. } | Obstacle::TooSmall { .. } | Obstacle::GpuMemory { .. }
+                Obstacle::Rules { .. } | Obstacle::TooSmall { .. } | Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }
             )
+    }
+
+    /// Report whether the node has no GPUs of the requested kind at all, so that nothing else about it matters.
+    pub fn is_of_no_offer(&self) -> bool {
+        matches!(self, Obstacle::NoGpuMemory | Obstacle::NoWholeGpus { .. })
     }
 
     /// Report whether the node's GPUs are not offered at all, or not to this pod.
@@ -401,6 +446,7 @@ impl Obstacle {
         matches!(
             self,
             Obstacle::NoGpuMemory
+                | Obstacle::NoWholeGpus { .. }
                 | Obstacle::NotChosen { .. }
                 | Obstacle::Runtime { .. }
                 | Obstacle::AgentAway { .. }

@@ -477,7 +477,7 @@ impl Search<'_, '_> {
         };
         let on = self
             .single()
-            .filter(|(_, obstacle)| matches!(obstacle, Obstacle::GpuMemory { .. }));
+            .filter(|(_, obstacle)| matches!(obstacle, Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }));
         let mut on = on.filter(|(position, _)| held(*position));
         on.find_map(|(position, _)| {
             self.tried(
@@ -503,6 +503,7 @@ impl Search<'_, '_> {
             matches!(
                 obstacle,
                 Obstacle::GpuMemory { .. }
+                    | Obstacle::WholeGpus { .. }
                     | Obstacle::Counted { .. }
                     | Obstacle::Resource { .. }
                     | Obstacle::HostPort { .. }

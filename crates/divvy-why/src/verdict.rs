@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use divvy_model::{GpuRules, MiB, names};
+use divvy_model::{GpuRules, MiB, Vendor, names};
 use divvy_placement::{Ask, Room};
 
 use crate::look::Question;
@@ -10,8 +10,11 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
-/// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`.
+/// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`, `2 whole AMD GPUs`.
 pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
+    if ask.whole.is_some() {
+        return ask.to_string();
+    }
     let size = asked(ask, unit);
     match (ask.wanted(), ask.gpus) {
         (None, 1) => format!("{size} on one GPU"),
@@ -24,6 +27,7 @@ pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
 /// Format the amount of each GPU.
 pub(crate) fn asked(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     match ask.memory {
+        _ if ask.whole.is_some() => ask.amount(),
         Some(memory) => amount(memory, unit),
         None => format!("{} units of {}", ask.units, names::GPU_MEM),
     }
@@ -132,10 +136,10 @@ impl Question<'_> {
                 self.not_tried(holds)
             );
         }
-        if looks.iter().all(|look| look.first() == Some(&Obstacle::NoGpuMemory)) {
+        if looks.iter().all(|look| look.first().is_some_and(Obstacle::is_of_no_offer)) {
             return format!(
                 "waits: it asks for {asked}, and no node of the cluster offers any {}: Divvy's agent is not installed, or it is not ready.",
-                names::GPU_MEM
+                self.ask.whole.map_or(names::GPU_MEM, Vendor::whole_resource)
             );
         }
         if !look.iter().any(Obstacle::is_of_gpus) {
@@ -161,7 +165,12 @@ impl Question<'_> {
     /// first one and their number.
     fn but(&self, node: &str, look: &[Obstacle]) -> String {
         let unit = self.snapshot.ledger.unit();
-        let what = if self.ask.gpus == 1 { "a GPU" } else { "as many GPUs" };
+        let what = match (self.ask.whole, self.ask.gpus) {
+            (Some(vendor), 1) => format!("a free {vendor} GPU"),
+            (Some(vendor), _) => format!("as many free {vendor} GPUs"),
+            (None, 1) => "a GPU with that much free".to_owned(),
+            (None, _) => "as many GPUs with that much free".to_owned(),
+        };
         let size = self::asked(&self.ask, unit);
         let words = Words {
             unit,
@@ -176,7 +185,7 @@ impl Question<'_> {
             }
             look => look.iter().map(message).collect(),
         };
-        format!("Node {node} has {what} with that much free, but {but}")
+        format!("Node {node} has {what}, but {but}")
     }
 
     fn not_tried(&self, holds: &[Hold]) -> &'static str {
@@ -194,7 +203,7 @@ impl Question<'_> {
         let unit = self.snapshot.ledger.unit();
         // Other nodes may have GPUs with room, or their GPUs are not known.
         let elsewhere = looks.iter().any(|look| {
-            let shown = |one: &Obstacle| one.is_of_offer() && *one != Obstacle::NoGpuMemory;
+            let shown = |one: &Obstacle| one.is_of_offer() && !one.is_of_no_offer();
             !look.iter().any(Obstacle::is_of_gpus) || look.iter().any(shown)
         });
         let usable = |look: &&Vec<Obstacle>| match elsewhere {
@@ -202,14 +211,22 @@ impl Question<'_> {
             false => true,
         };
         let lacks = |look: &&Vec<Obstacle>| {
-            look.iter()
-                .any(|one| matches!(one, Obstacle::GpuMemory { .. } | Obstacle::TooSmall { .. }))
+            look.iter().any(|one| {
+                matches!(
+                    one,
+                    Obstacle::GpuMemory { .. } | Obstacle::TooSmall { .. } | Obstacle::WholeGpus { .. }
+                )
+            })
         };
         let nodes = looks.iter().enumerate().filter(|(_, look)| usable(look) && lacks(look));
         let rooms: Vec<_> = nodes
             .map(|(position, _)| {
                 let name = &self.site(position).name;
-                (name, self.ledger(position).room(name, &self.ask))
+                let mut room = self.ledger(position).room(name, &self.ask);
+                if self.ask.whole.is_some() {
+                    room.fitting = self.free_whole(position, room.fitting);
+                }
+                (name, room)
             })
             .collect();
         let no_gpu = if elsewhere { "no GPU that it can use now" } else { "no GPU" };
@@ -225,6 +242,15 @@ impl Question<'_> {
             };
             return such.then(|| format!("{no_node} has {what}"));
         };
+        if let Some(vendor) = self.ask.whole {
+            return Some(match self.ask.gpus {
+                1 => format!("{no_node} has a free {vendor} GPU"),
+                _ => format!(
+                    "{no_node} has as many free {vendor} GPUs; node {name} has {} of {}",
+                    most.fitting, most.taken
+                ),
+            });
+        }
         let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
         if rooms.iter().all(|(_, room)| room.size < memory) {
             return Some(match self.ask.gpus {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, Gpu, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod,
-    PodRequest,
+    PodRequest, Vendor, WholeContainer, WholeRequest,
 };
 
 pub const GIB: MemoryUnit = MemoryUnit::GIB;
@@ -26,9 +26,8 @@ pub fn divvy_node(name: &str, sizes: &[u64]) -> Node {
     let gpus: Vec<Gpu> = sizes.iter().enumerate().map(|(i, units)| gpu(name, i, *units)).collect();
     Node {
         inventory: Some(Ok(Inventory {
-            v: 1,
             agent: "0.1.0".to_owned(),
-            driver: "550.54.15".to_owned(),
+            drivers: BTreeMap::from([(Vendor::Nvidia, "550.54.15".to_owned())]),
             unit: GIB,
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
@@ -45,11 +44,11 @@ pub fn uuid(node: &str, index: usize) -> String {
 
 fn gpu(node: &str, index: usize, units: u64) -> Gpu {
     Gpu {
+        vendor: Vendor::Nvidia,
         uuid: uuid(node, index),
-        kind: "gpu".to_owned(),
-        parent: None,
         index: index as u32,
-        minor: index as u32,
+        nodes: vec![format!("nvidia{index}")],
+        partition: None,
         pci: String::new(),
         model: "NVIDIA Test".to_owned(),
         cc: String::new(),
@@ -59,11 +58,85 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         total: MiB(units * 1024),
         reserve: MiB::ZERO,
         units,
+        whole: false,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,
         reason: None,
         links: Vec::new(),
+    }
+}
+
+/// The memory of a GPU of [`amd_node`].
+pub const AMD_MEMORY: MiB = MiB(65_520);
+
+/// Return a node with Divvy's agent that offers this many GPUs of AMD as a whole.
+pub fn amd_node(name: &str, gpus: usize) -> Node {
+    let mut node = divvy_node(name, &[]);
+    add_amd(&mut node, gpus);
+    node
+}
+
+/// Let the node of [`divvy_node`] also have this many GPUs of AMD, which its agent offers as a whole.
+pub fn add_amd(node: &mut Node, gpus: usize) {
+    let name = node.name.clone();
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        inventory.drivers.insert(Vendor::Amd, "6.10.5".to_owned());
+        inventory.gpus.extend((0..gpus).map(|index| Gpu {
+            vendor: Vendor::Amd,
+            uuid: amd_uuid(&name, index),
+            nodes: vec![format!("dri/card{index}"), format!("dri/renderD{}", 128 + index)],
+            model: "AMD Instinct MI210".to_owned(),
+            total: AMD_MEMORY,
+            whole: true,
+            ..gpu(&name, index, 0)
+        }));
+    }
+}
+
+pub fn amd_uuid(node: &str, index: usize) -> String {
+    format!("0x{node}-{index}")
+}
+
+/// Return the request of a pod whose containers request these numbers of whole GPUs of AMD.
+pub fn amd_request(containers: &[(ContainerKind, u64)]) -> PodRequest {
+    let containers = containers.iter().enumerate().map(|(i, (kind, gpus))| WholeContainer {
+        name: format!("c{i}"),
+        kind: *kind,
+        gpus: *gpus,
+    });
+    let whole = WholeRequest {
+        vendor: Vendor::Amd,
+        containers: containers.collect(),
+    };
+    PodRequest::with_whole(Vec::new(), vec![whole], None)
+}
+
+/// Return a pending pod that requests this many whole GPUs of AMD.
+pub fn amd_pending(name: &str, gpus: u64) -> Pod {
+    Pod {
+        request: amd_request(&[(ContainerKind::App, gpus)]),
+        ..pending(name, 0)
+    }
+}
+
+/// Return a running pod that has these whole GPUs of AMD.
+pub fn amd_pod(name: &str, node: &str, indices: &[usize]) -> Pod {
+    let share = |index: &usize| GpuShare {
+        uuid: amd_uuid(node, *index),
+        memory: AMD_MEMORY,
+        cores: 0,
+        whole: true,
+    };
+    Pod {
+        node: Some(node.to_owned()),
+        phase: Phase::Running,
+        held: Held::Allocation(Allocation {
+            v: 1,
+            gpus: indices.iter().map(share).collect(),
+            containers: BTreeMap::new(),
+        }),
+        ..amd_pending(name, indices.len() as u64)
     }
 }
 

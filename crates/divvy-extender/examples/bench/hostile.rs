@@ -1,5 +1,6 @@
 //! Measures the longest time for which one call holds the core's lock, whatever pods request, nodes publish, and happened before.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
@@ -7,7 +8,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
-use divvy_model::{Gpu, Health, Inventory, Link, MemoryUnit, MiB, Node};
+use divvy_model::{Gpu, Health, Inventory, Link, MemoryUnit, MiB, Node, Vendor};
 use serde_json::{Value, json};
 
 use crate::Outcome;
@@ -50,11 +51,11 @@ fn name(node: usize) -> String {
 fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
     let gpu = |at: usize| {
         let mut gpu = Gpu {
+            vendor: Vendor::Nvidia,
             uuid: format!("GPU-{number:08x}-{at:04x}-4000-8000-000000000000"),
-            kind: "gpu".to_owned(),
-            parent: None,
             index: at as u32,
-            minor: at as u32,
+            nodes: vec![format!("nvidia{at}")],
+            partition: None,
             pci: format!("0000:{at:02x}:00.0"),
             model: "NVIDIA A100-SXM4-40GB".to_owned(),
             cc: "8.0".to_owned(),
@@ -64,6 +65,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             total: MiB(SIZE),
             reserve: MiB::ZERO,
             units: SIZE,
+            whole: false,
             held: MiB::ZERO,
             numa: None,
             health: Health::Ok,
@@ -75,9 +77,8 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
         gpu
     };
     let inventory = Inventory {
-        v: 1,
         agent: "0.1.0".to_owned(),
-        driver: "550.54.15".to_owned(),
+        drivers: BTreeMap::from([(Vendor::Nvidia, "550.54.15".to_owned())]),
         unit: MemoryUnit::MIB,
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,

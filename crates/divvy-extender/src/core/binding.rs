@@ -16,7 +16,7 @@ pub struct BindingRequest {
     pub uid: String,
     /// The node's name.
     pub node: String,
-    /// Divvy's annotation and gpushare's five, plus a sixth of gpushare for several GPUs. Empty for a pod without GPU memory.
+    /// Divvy's annotation and gpushare's five, plus a sixth of gpushare for several GPUs. Only Divvy's for whole GPUs, none for a pod without GPUs.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -38,6 +38,8 @@ impl BindingRequest {
 
 /// Return the annotations for a pod that holds `held` on this node; `None` if the node does not have these GPUs.
 ///
+/// gpushare knows no whole GPUs, so a pod that has some gets only Divvy's annotation.
+///
 /// Divvy's annotation names GPUs by UUID, so on a node whose GPUs are known only from gpushare's capacities, a pod gets only
 /// gpushare's annotations. gpushare's five annotations can name one GPU, the first. All GPUs are in the annotation of gpushare 2.0,
 /// which `kubectl inspect gpushare` reads.
@@ -53,6 +55,9 @@ pub(super) fn annotations(held: &Held, node: &NodeState, pod_units: u64, unix_ns
     let gpus: Option<Vec<_>> = positions?.into_iter().map(|position| node.gpus.get(position)).collect();
     let gpus = gpus?;
     let first = gpus.first()?;
+    if gpus.iter().any(|gpu| gpu.whole) {
+        return ours.map(|ours| BTreeMap::from([ours]));
+    }
     let mut all = legacy::bind_annotations(first.index, first.units, pod_units, unix_ns);
     if gpus.len() > 1 {
         let each = pod_units / gpus.len() as u64;

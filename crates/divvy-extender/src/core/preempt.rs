@@ -31,7 +31,7 @@ impl Core {
             return Err(why);
         }
         let ledger = self.index.ledger();
-        if !pod.request.wants_memory() {
+        if !pod.request.wants_gpus() {
             return Ok(proposed);
         }
         let corrected = proposed.into_iter().filter_map(|eviction| {

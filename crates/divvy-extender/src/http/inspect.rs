@@ -39,11 +39,11 @@ struct Pod {
     used: u64,
 }
 
-/// Report all nodes that have GPUs, sorted by name, with devices by index and pods by namespace and name.
+/// Report all nodes that have shared GPUs, sorted by name, with devices by index and pods by namespace and name.
 pub(super) fn all(ledger: &Ledger) -> Report {
     let nodes = ledger
         .nodes()
-        .filter(|view| view.state().is_some_and(|state| !state.gpus.is_empty()));
+        .filter(|view| view.state().is_some_and(|state| state.gpus.iter().any(|gpu| !gpu.whole)));
     Report {
         nodes: Some(nodes.map(|view| node(ledger, &view)).collect()),
         error: String::new(),
@@ -70,6 +70,8 @@ fn node(ledger: &Ledger, view: &NodeView<'_>) -> Node {
     let devs: Vec<Device> = gpus
         .iter()
         .enumerate()
+        // gpushare's form counts units, which a GPU that is offered as a whole does not have.
+        .filter(|(_, gpu)| !gpu.whole)
         .map(|(position, gpu)| {
             let mut holders = view.holders(position);
             holders.sort_by(|a, b| (&a.pod, &a.uid).cmp(&(&b.pod, &b.uid)));

@@ -16,4 +16,5 @@ mod settle;
 mod tls;
 mod unreadable;
 mod values;
+mod whole;
 mod world;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
 use divvy_model::{
-    ContainerKind, ContainerRequest, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodKey, PodRequest,
+    ContainerKind, ContainerRequest, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodKey, PodRequest, Vendor,
 };
 
 pub(crate) const MS: u64 = 1_000_000;
@@ -21,11 +21,11 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
         .iter()
         .enumerate()
         .map(|(i, units)| Gpu {
+            vendor: Vendor::Nvidia,
             uuid: format!("GPU-{name}-{i}"),
-            kind: "gpu".to_owned(),
-            parent: None,
             index: i as u32,
-            minor: i as u32,
+            nodes: vec![format!("nvidia{i}")],
+            partition: None,
             pci: String::new(),
             model: String::new(),
             cc: String::new(),
@@ -35,6 +35,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             total: MiB(units * 1024),
             reserve: MiB::ZERO,
             units: *units,
+            whole: false,
             held: MiB::ZERO,
             numa: None,
             health: Health::Ok,
@@ -48,9 +49,8 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
         capacity_units: sizes.iter().sum(),
         capacity_gpus: sizes.len() as u64,
         inventory: Some(Ok(Inventory {
-            v: 1,
             agent: String::new(),
-            driver: String::new(),
+            drivers: BTreeMap::new(),
             unit: MemoryUnit::GIB,
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,

@@ -7,3 +7,4 @@ mod recount;
 mod speed;
 mod topology;
 mod victims;
+mod whole;

@@ -60,7 +60,7 @@ fn in_units(node: &mut Node, old: MemoryUnit, new: MemoryUnit) {
         if offered && inventory.unit == old {
             inventory.unit = new;
             for gpu in &mut inventory.gpus {
-                gpu.units = new.units_in(gpu.total.saturating_sub(gpu.reserve));
+                gpu.units = gpu.units_of(new);
             }
             node.capacity_units = inventory.total_units();
         }

@@ -12,11 +12,11 @@ use proptest::prelude::*;
 /// A node whose GPUs have these sizes in MiB and these products.
 fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
     let gpu = |(index, (model, mib)): (u32, &(&str, u64))| divvy_model::Gpu {
+        vendor: divvy_model::Vendor::Nvidia,
         uuid: format!("GPU-{name}-{index}"),
-        kind: "gpu".to_owned(),
-        parent: None,
+        nodes: vec![format!("nvidia{index}")],
+        partition: None,
         index,
-        minor: index,
         pci: String::new(),
         model: (*model).to_owned(),
         cc: String::new(),
@@ -26,6 +26,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         total: MiB(*mib),
         reserve: MiB::ZERO,
         units: mib / 1024,
+        whole: false,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,
@@ -33,9 +34,8 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         links: Vec::new(),
     };
     let inventory = Inventory {
-        v: 1,
         agent: "test".to_owned(),
-        driver: "1".to_owned(),
+        drivers: std::collections::BTreeMap::new(),
         unit: MemoryUnit::GIB,
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,

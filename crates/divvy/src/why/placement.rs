@@ -118,10 +118,11 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
             units: ask.units,
             memory: ledger.unit().memory(ask.units),
             gpus: ask.gpus,
+            whole: ask.whole,
             rules: ask.wanted(),
         },
         asks: match (ask.gpus, ask.memory) {
-            (1, Some(memory)) => amount(memory, ledger.unit()),
+            (1, Some(memory)) if ask.whole.is_none() => amount(memory, ledger.unit()),
             _ => asked_where(&ask, ledger.unit()),
         },
         node: pod.node.clone(),

@@ -253,7 +253,7 @@ impl Page {
         let said = |obstacle: &Obstacle| {
             matches!(
                 obstacle,
-                Obstacle::TooSmall { .. } | Obstacle::NoGpuMemory | Obstacle::Rules { .. }
+                Obstacle::TooSmall { .. } | Obstacle::NoGpuMemory | Obstacle::NoWholeGpus { .. } | Obstacle::Rules { .. }
             )
         };
         if !self.style.all_nodes && node.obstacles.iter().any(|obstacle| said(&obstacle.what)) {
@@ -280,7 +280,11 @@ impl Page {
     /// Return the text about a GPU, such as `GPU 0 (NVIDIA A100): 8 of 40 GiB free; held by ml/a (30 GiB), ml/b (2 GiB)`.
     fn gpu(&self, gpu: &GpuAnswer) -> String {
         let name = named(gpu.index, &gpu.model);
-        let mut text = format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit));
+        let mut text = match (gpu.whole, gpu.free == gpu.total) {
+            (false, _) => format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit)),
+            (true, true) => format!("{name} is free"),
+            (true, false) => format!("{name} is in use"),
+        };
         if gpu.health != Health::Ok {
             let word = if gpu.health == Health::Lost { "is lost" } else { "failed" };
             let reason = gpu.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
@@ -345,7 +349,7 @@ impl Page {
 fn lacks_memory(node: &NodeAnswer) -> bool {
     node.obstacles
         .iter()
-        .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. }))
+        .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }))
 }
 
 /// Report whether the messages of the scheduler and the kubelet add to the answer. For a pod that waits for room, they only count the same nodes
