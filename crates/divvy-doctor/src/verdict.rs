@@ -120,7 +120,7 @@ pub enum Repair {
 }
 
 /// Return a finding with the severity of the check.
-pub(crate) fn problem(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
+pub(crate) fn problem<T>(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Problem(Finding {
         found: found.into(),
         why: why.into(),

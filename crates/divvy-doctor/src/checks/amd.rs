@@ -2,7 +2,7 @@
 
 use divvy_cdi::generate::amd as topology;
 
-use super::vendors::{Expected, VendorChecks};
+use super::vendors::{DeviceNodes, Expected, VendorChecks};
 use crate::check::{Stop, Verdict, problem, skip};
 use crate::facts::{Facts, Vendor};
 
@@ -22,7 +22,7 @@ fn modules(facts: &Facts<'_>) -> Result<Vec<String>, Stop> {
     )
 }
 
-fn nodes(facts: &Facts<'_>) -> Option<(Vec<Expected>, &'static str)> {
+fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
     if !topology::is_there(facts.tree) {
         return None;
     }
@@ -33,7 +33,10 @@ fn nodes(facts: &Facts<'_>) -> Option<(Vec<Expected>, &'static str)> {
         let render = names.iter().filter(|name| name.starts_with("renderD"));
         nodes.extend(render.map(|name| expected(format!("/dev/dri/{name}"))));
     }
-    Some((nodes, "modprobe amdgpu; udevadm trigger"))
+    Some(DeviceNodes {
+        expected: nodes,
+        create: "modprobe amdgpu; udevadm trigger",
+    })
 }
 
 /// Judge check D15.

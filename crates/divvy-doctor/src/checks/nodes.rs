@@ -1,7 +1,7 @@
 //! Checks of device nodes.
 
 use super::vendors;
-use crate::check::{Repair, Severity, Verdict, count, milder, problem, repaired_by, skip};
+use crate::check::{Verdict, count, problem, skip};
 use crate::facts::Facts;
 
 /// Judge check D09.
@@ -12,9 +12,9 @@ pub(super) fn there(facts: &Facts<'_>) -> Verdict {
     }
     let mut expected = Vec::new();
     let mut fix = Vec::new();
-    for (nodes, creates) in vendors::ALL.iter().filter_map(|vendor| (vendor.nodes)(facts)) {
-        expected.extend(nodes);
-        fix.push(creates);
+    for nodes in vendors::ALL.iter().filter_map(|vendor| (vendor.nodes)(facts)) {
+        expected.extend(nodes.expected);
+        fix.push(nodes.create);
     }
     if expected.is_empty() {
         return skip("no NVIDIA or AMD driver is loaded (D02); D17 checks Intel's device nodes");

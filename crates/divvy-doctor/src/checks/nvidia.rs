@@ -6,8 +6,8 @@ use divvy_cdi::generate::proc;
 use divvy_model::xid_is_fatal;
 
 use super::driver::addresses;
-use super::vendors::{Expected, VendorChecks};
-use crate::check::{Severity, Stop, Verdict, blind, count, problem, skip};
+use super::vendors::{DeviceNodes, Expected, VendorChecks};
+use crate::check::{Repair, Severity, Stop, Verdict, blind, count, milder, problem, repaired_by, skip};
 use crate::facts::programs::ProbedGpu;
 use crate::facts::{Asked, Facts, Vendor, version_at_least};
 
@@ -71,12 +71,12 @@ fn expected(facts: &Facts<'_>) -> Vec<Expected> {
     nodes
 }
 
-fn nodes(facts: &Facts<'_>) -> Option<(Vec<Expected>, &'static str)> {
+fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
     facts.loaded()?;
-    Some((
-        expected(facts),
-        "nvidia-modprobe -u -c 0 (-c N for each GPU N; udev's 71-nvidia.rules does this at boot), then generate the CDI specs again",
-    ))
+    Some(DeviceNodes {
+        expected: expected(facts),
+        create: "nvidia-modprobe -u -c 0 (-c N for each GPU N; udev's 71-nvidia.rules does this at boot), then generate the CDI specs again",
+    })
 }
 
 /// Return the majors of the character devices in `/proc/devices`, by name.

@@ -8,8 +8,15 @@ use crate::facts::Facts;
 pub(super) struct VendorChecks {
     /// Return the loaded kernel modules for the vendor's GPUs, or the problem that a GPU has none.
     pub(super) modules: fn(&Facts<'_>) -> Result<Vec<String>, Stop>,
-    /// Return the device nodes that should exist, and how to create missing ones; `None` if the vendor's driver is not loaded.
-    pub(super) nodes: fn(&Facts<'_>) -> Option<(Vec<Expected>, &'static str)>,
+    /// Return the device nodes that should exist; `None` if the vendor's driver is not loaded.
+    pub(super) nodes: fn(&Facts<'_>) -> Option<DeviceNodes>,
+}
+
+/// The device nodes of a vendor's GPUs.
+pub(super) struct DeviceNodes {
+    pub(super) expected: Vec<Expected>,
+    /// The command that creates missing ones.
+    pub(super) create: &'static str,
 }
 
 /// A device node that should exist.
