@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{GpuFacts, Snapshot};
-use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice};
+use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Vendor};
 use tracing::{info, warn};
 
 use crate::agent::Agent;
@@ -74,6 +74,8 @@ pub(crate) async fn follow(
         let mut changed = Vec::new();
         match update {
             Update::Snapshot(snapshot) => {
+                // An inventory of version 1 has no place for other vendors.
+                let snapshot = snapshot.only(Vendor::Nvidia);
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
                 let mig = mig_of(&snapshot);
@@ -81,13 +83,18 @@ pub(crate) async fn follow(
                 agent.set_mig(mig);
                 changed = machine.snapshot(now, snapshot);
             }
-            Update::Xid(event) => {
-                changed = machine.tracker.xid(now, event.uuid.as_deref(), event.xid);
+            Update::Fault(event) => {
+                let fault = event.fault;
+                // The fault of a GPU that is not in the inventory would begin to track it.
+                if fault.vendor == Vendor::Nvidia {
+                    changed = machine.tracker.fault(now, &fault);
+                }
                 if changed.is_empty() {
                     info!(
-                        gpu = event.uuid.as_deref().unwrap_or("?"),
-                        xid = event.xid,
-                        "XID that needs no action"
+                        gpu = fault.uuid.as_deref().unwrap_or("?"),
+                        code = fault.code,
+                        "{} needs no action",
+                        fault.name
                     );
                     continue;
                 }
@@ -164,7 +171,7 @@ impl Machine {
                     reason = verdict.reason,
                     "this GPU had failed before the agent started"
                 );
-                self.tracker.recall(&gpu.uuid, verdict);
+                self.tracker.recall(Vendor::Nvidia, &gpu.uuid, verdict);
                 self.gpus.insert(gpu.uuid.clone(), gpu);
             }
         }
@@ -174,7 +181,7 @@ impl Machine {
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         let changed = self.tracker.snapshot(now, &snapshot);
-        self.driver = snapshot.driver;
+        self.driver = snapshot.driver(Vendor::Nvidia).to_owned();
         for facts in snapshot.gpus {
             let gpu = from_facts(facts);
             self.gpus.insert(gpu.uuid.clone(), gpu);
@@ -244,7 +251,7 @@ fn from_facts(facts: GpuFacts) -> Gpu {
         kind: "gpu".to_owned(),
         parent: None,
         index: facts.index,
-        minor: facts.minor,
+        minor: facts.minor.unwrap_or_default(),
         pci: facts.pci,
         model: facts.model,
         cc: facts.cc,

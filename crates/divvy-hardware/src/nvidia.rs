@@ -16,7 +16,9 @@ use nvml_wrapper::error::NvmlError;
 pub use library::driver_root;
 
 use crate::backend::{Backend, Calls, Event};
-use crate::{Code, Failure, GpuProcesses, Known, Snapshot};
+use crate::{Code, Failure, Fault, GpuProcesses, Known, Snapshot};
+use divvy_model::Vendor;
+use divvy_model::nvidia::xid_is_fatal;
 
 /// Where to find the driver.
 #[derive(Debug, Clone)]
@@ -90,6 +92,31 @@ impl Backend for Nvidia {
         self.events = Some(listener);
         receiver
     }
+
+    fn keeps_lost(&self) -> bool {
+        // NVML remembers that a GPU is lost until it is initialized again.
+        true
+    }
+}
+
+/// How the name of a fault begins. The XID's number follows.
+const XID: &str = "XID ";
+
+/// Return the fault of an XID.
+fn fault(uuid: Option<String>, xid: u64, partition: Option<(u32, u32)>) -> Fault {
+    Fault {
+        vendor: Vendor::Nvidia,
+        uuid,
+        code: xid,
+        fatal: xid_is_fatal(xid),
+        name: format!("{XID}{xid}"),
+        partition,
+    }
+}
+
+/// Report whether this is the name of an XID.
+pub(crate) fn is_fault_name(text: &str) -> bool {
+    text.starts_with(XID)
 }
 
 /// Convert an error of the whole driver to a failure with a hint.

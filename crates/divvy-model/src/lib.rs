@@ -23,6 +23,7 @@ mod memory;
 mod mig;
 pub mod names;
 mod node;
+pub mod nvidia;
 mod pod;
 mod quantity;
 mod request;
@@ -30,7 +31,6 @@ mod rules;
 pub mod runtime;
 pub mod scores;
 mod vendor;
-mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use container::{ContainerKind, ContainerRequest};
@@ -47,7 +47,6 @@ pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::PodRequest;
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
-pub use xid::xid_is_fatal;
 
 /// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check `"v":1` before any other field:
 /// a newer format may have fields that this version would misread.

@@ -1,4 +1,5 @@
-//! Which XIDs (the NVIDIA driver's error codes) mean that a GPU is broken.
+//! Which XIDs (the NVIDIA driver's error codes) mean that a GPU is broken. Only NVIDIA's modules use this: elsewhere an XID is a fault
+//! with a name.
 
 /// XIDs that a program causes and after which the GPU still works for other programs: 13 graphics engine exception, 31 memory
 /// page fault, 43 stopped channel, 45 preemptive cleanup, 68 video processor exception, 109 context switch timeout.

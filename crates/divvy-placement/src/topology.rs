@@ -1,7 +1,7 @@
 //! How the GPUs of a node are connected, and which of them work best together.
 //!
 //! The scale is that of NVIDIA's device plugin (the best-effort policy of github.com/NVIDIA/go-gpuallocator): a pair of GPUs is
-//! worth 100 for each NVLink between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
+//! worth 100 for each NVLink or XGMI connection between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
 //! pairs.
 
 mod exact;
@@ -36,7 +36,7 @@ const MOST_NVLINKS: u32 = 1000;
 /// Return what one connection of a pair is worth; 0 if its kind is not known.
 fn worth(Link(_, kind, count): &Link) -> u32 {
     match kind.as_str() {
-        "nvlink" => 100 * (*count).min(MOST_NVLINKS),
+        "nvlink" | "xgmi" => 100 * (*count).min(MOST_NVLINKS),
         "same-board" => 60,
         "single-switch" => 50,
         "multi-switch" => 40,
@@ -66,7 +66,10 @@ impl Topology {
                 };
                 for at in [a * gpus.len() + b, b * gpus.len() + a] {
                     let (nvlinks, bus) = &mut said[at];
-                    let known = if link.1 == "nvlink" { nvlinks } else { bus };
+                    let known = match link.1.as_str() {
+                        "nvlink" | "xgmi" => nvlinks,
+                        _ => bus,
+                    };
                     *known = worth(link).max(*known);
                 }
             }

@@ -9,6 +9,10 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use divvy_host::{Kind, Tree};
+
+use crate::machine::Machine as Files;
+
 /// A recorded machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Machine {
@@ -47,6 +51,7 @@ impl Row {
             Some(hex) => u64::from_str_radix(hex, 16),
             None => text.parse(),
         };
+        // An empty field was not recorded.
         read.unwrap_or(0)
     }
 
@@ -102,8 +107,17 @@ impl Machine {
         }
     }
 
+    /// The number of partitions of each GPU.
+    fn parts(self) -> u64 {
+        match self {
+            Machine::Vega10 | Machine::Mi210 => 1,
+            Machine::Mi308Cpx => 4,
+            Machine::Mi300xCpx => 8,
+        }
+    }
+
     fn is_divided(self) -> bool {
-        matches!(self, Machine::Mi308Cpx | Machine::Mi300xCpx)
+        self.parts() > 1
     }
 
     fn rows(self) -> Vec<Row> {
@@ -125,51 +139,68 @@ impl Machine {
 /// # Errors
 /// A file cannot be written.
 pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
-    let put = |path: &str, text: &str| put(&root.join(path), text);
-    put("sys/module/amdgpu/version", &format!("{DRIVER}\n"))?;
-    put("dev/kfd", "")?;
-    link(root, "sys/class/kfd/kfd", "../../devices/virtual/kfd/kfd")?;
-    fs::create_dir_all(root.join("sys/devices/virtual/kfd/kfd/proc"))?;
-    link(
-        root,
-        "sys/module/amdgpu/drivers/pci:amdgpu",
-        "../../../bus/pci/drivers/amdgpu",
-    )?;
+    let tree = tree(machine);
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        for name in tree.names(if folder.is_empty() { "/" } else { &folder }) {
+            let path = format!("{folder}/{name}");
+            let there = root.join(path.trim_start_matches('/'));
+            match tree.look(&path).map(|entry| entry.kind) {
+                Some(Kind::Folder) => {
+                    fs::create_dir_all(there)?;
+                    folders.push(path);
+                }
+                Some(Kind::Link(target)) => symlink(target, there)?,
+                _ => fs::write(there, tree.read(&path, usize::MAX).unwrap_or_default())?,
+            }
+        }
+    }
+    Ok(())
+}
 
-    let rows = machine.rows();
+/// Return the files of a machine.
+pub fn tree(machine: Machine) -> Files {
+    let mut files = Files::default();
+    files
+        .file("/sys/module/amdgpu/version", format!("{DRIVER}\n"))
+        .node("/dev/kfd")
+        .link("/sys/class/kfd/kfd", "../../devices/virtual/kfd/kfd")
+        .link("/sys/module/amdgpu/drivers/pci:amdgpu", "../../../bus/pci/drivers/amdgpu");
     let mut taken = BTreeSet::new();
     let mut partitions = 0;
-    for row in &rows {
-        topology(root, machine, row)?;
+    for row in &machine.rows() {
+        topology(&mut files, machine, row);
         let render = u32::try_from(row.number("drm_render_minor")).unwrap_or_default();
         if render == 0 {
             continue;
         }
         let card = row.card();
-        if machine.is_divided() && !taken.insert(card.clone()) {
+        let is_first = taken.insert(card.clone());
+        if machine.is_divided() && !is_first {
             // A further partition, whose device was made with its card.
             continue;
         }
-        // Two recorded GPUs have the same address.
-        let address = match machine.is_divided() || taken.insert(card.clone()) {
-            true => format!("{card}.0"),
-            false => format!("{card}.1"),
-        };
-        function(root, machine, row, &address, render)?;
+        // Two of the recorded GPUs have the same address.
+        let address = format!("{card}.{}", u32::from(!is_first));
+        function(&mut files, machine, row, &address, render);
         if machine.is_divided() {
             for part in 1..MINORS {
-                let folder = format!("sys/devices/platform/amdgpu_xcp_{partitions}");
-                drm(root, &folder, render + part)?;
+                drm(
+                    &mut files,
+                    &format!("/sys/devices/platform/amdgpu_xcp_{partitions}"),
+                    render + part,
+                );
                 partitions += 1;
             }
         }
     }
-    links(root, machine)
+    links(&mut files, machine);
+    files
 }
 
-/// Write a node of KFD's topology.
-fn topology(root: &Path, machine: Machine, row: &Row) -> io::Result<()> {
-    let folder = root.join(TOPOLOGY).join(row.node.to_string());
+/// Add a node of KFD's topology.
+fn topology(files: &mut Files, machine: Machine, row: &Row) {
+    let folder = format!("/{TOPOLOGY}/{}", row.node);
     let is_gpu = row.number("drm_render_minor") > 0;
     let mut text = String::new();
     for (key, column) in [
@@ -190,19 +221,17 @@ fn topology(root: &Path, machine: Machine, row: &Row) -> io::Result<()> {
             text.push_str(&format!("{key} {}\n", row.number(column)));
         }
     }
-    put(&folder.join("properties"), &text)?;
-    put(
-        &folder.join("gpu_id"),
-        &format!("{}\n", if is_gpu { gpu_id(row.node) } else { 0 }),
-    )?;
-    let (heap, bytes) = match is_gpu {
-        true => (1, memory(machine, row)),
-        false => (0, 64 << 30),
+    let (gpu, heap, bytes) = match is_gpu {
+        true => (gpu_id(row.node), 1, memory(machine, row)),
+        false => (0, 0, 64 << 30),
     };
-    put(
-        &folder.join("mem_banks/0/properties"),
-        &format!("heap_type {heap}\nsize_in_bytes {bytes}\nflags 0\nwidth 4096\nmem_clk_max 1600\n"),
-    )
+    files
+        .file(&format!("{folder}/properties"), text)
+        .file(&format!("{folder}/gpu_id"), format!("{gpu}\n"))
+        .file(
+            &format!("{folder}/mem_banks/0/properties"),
+            format!("heap_type {heap}\nsize_in_bytes {bytes}\nflags 0\nwidth 4096\nmem_clk_max 1600\n"),
+        );
 }
 
 fn memory(machine: Machine, row: &Row) -> u64 {
@@ -217,79 +246,69 @@ pub fn gpu_id(node: u32) -> u32 {
     40_000 + node
 }
 
-/// Write the directory of a PCI function, and the links to it.
-fn function(root: &Path, machine: Machine, row: &Row, address: &str, render: u32) -> io::Result<()> {
+/// Add the directory of a PCI function, and the links to it.
+fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, render: u32) {
     let bus = address.get(..7).unwrap_or(address);
-    let folder = format!("sys/devices/pci{bus}/{address}");
-    let file = |name: &str, text: &str| put(&root.join(&folder).join(name), &format!("{text}\n"));
-    file("vendor", "0x1002")?;
-    file("device", row.text("device_id"))?;
-    file("class", "0x038000")?;
-    // The first half of the buses belongs to the first processor, and to the second domain's.
+    let folder = format!("/sys/devices/pci{bus}/{address}");
+    let mut file = |name: &str, text: &str| {
+        files.file(&format!("{folder}/{name}"), format!("{text}\n"));
+    };
+    file("vendor", "0x1002");
+    file("device", row.text("device_id"));
+    file("class", "0x038000");
+    // The first half of the buses belongs to the first processor, and the second domain to the second.
     let numa = match machine {
         Machine::Vega10 => -1,
         _ => i32::from(row.number("domain") > 0 || row.number("location_id") >= 0x8000),
     };
-    file("numa_node", &numa.to_string())?;
-    let parts = match machine {
-        Machine::Mi308Cpx => 4,
-        Machine::Mi300xCpx => 8,
-        _ => 1,
-    };
-    file("mem_info_vram_total", &(parts * memory(machine, row)).to_string())?;
-    file("mem_info_vram_used", &(10_u64 << 20).to_string())?;
+    file("numa_node", &numa.to_string());
+    file("mem_info_vram_total", &(machine.parts() * memory(machine, row)).to_string());
+    file("mem_info_vram_used", &(10_u64 << 20).to_string());
     if let Some(product) = machine.product() {
-        file("product_name", product)?;
+        file("product_name", product);
     }
     if machine.is_divided() {
-        file("current_compute_partition", "CPX")?;
-        file("current_memory_partition", "NPS1")?;
+        file("current_compute_partition", "CPX");
+        file("current_memory_partition", "NPS1");
     }
-    file("ras/umc_err_count", "ue: 0\nce: 0")?;
-    file("ras/gfx_err_count", "ue: 0\nce: 0")?;
-    drm(root, &folder, render)?;
-    let target = format!("../../../../devices/pci{bus}/{address}");
-    link(root, &format!("sys/bus/pci/drivers/amdgpu/{address}"), &target)?;
-    link(
-        root,
-        &format!("sys/bus/pci/devices/{address}"),
-        &format!("../../../devices/pci{bus}/{address}"),
-    )
+    file("ras/umc_err_count", "ue: 0\nce: 0");
+    file("ras/gfx_err_count", "ue: 0\nce: 0");
+    drm(files, &folder, render);
+    files
+        .link(
+            &format!("/sys/bus/pci/drivers/amdgpu/{address}"),
+            &format!("../../../../devices/pci{bus}/{address}"),
+        )
+        .link(
+            &format!("/sys/bus/pci/devices/{address}"),
+            &format!("../../../devices/pci{bus}/{address}"),
+        );
 }
 
-/// Write the DRM nodes of a device.
-fn drm(root: &Path, folder: &str, render: u32) -> io::Result<()> {
+/// Add the DRM nodes of a device.
+fn drm(files: &mut Files, folder: &str, render: u32) {
     // Card 0 is that of the board's management controller.
-    let card = render - 127;
-    for name in [format!("card{card}"), format!("renderD{render}")] {
-        fs::create_dir_all(root.join(folder).join("drm").join(&name))?;
-        link(root, &format!("{folder}/drm/{name}/device"), "../..")?;
-        let below = folder.strip_prefix("sys/").unwrap_or(folder);
-        link(root, &format!("sys/class/drm/{name}"), &format!("../../{below}/drm/{name}"))?;
-        put(&root.join("dev/dri").join(&name), "")?;
+    for name in [format!("card{}", render - 127), format!("renderD{render}")] {
+        let below = folder.strip_prefix("/sys/").unwrap_or(folder);
+        files
+            .link(&format!("{folder}/drm/{name}/device"), "../..")
+            .link(&format!("/sys/class/drm/{name}"), &format!("../../{below}/drm/{name}"))
+            .node(&format!("/dev/dri/{name}"));
     }
-    Ok(())
 }
 
-/// Write the links between nodes.
-fn links(root: &Path, machine: Machine) -> io::Result<()> {
+/// Add the links between nodes.
+fn links(files: &mut Files, machine: Machine) {
     for (number, line) in machine.tables().1.lines().skip(1).enumerate() {
         let fields: Vec<&str> = line.split(',').collect();
-        let [kind, from, to, class, weight] = fields[..] else {
-            return Err(io::Error::other(format!("the table of links has the line {line:?}")));
-        };
-        let kind = if kind == "io" { "io_links" } else { "p2p_links" };
-        put(
-            &root
-                .join(TOPOLOGY)
-                .join(from)
-                .join(kind)
-                .join(number.to_string())
-                .join("properties"),
-            &format!("type {class}\nversion_major 0\nversion_minor 0\nnode_from {from}\nnode_to {to}\nweight {weight}\n"),
-        )?;
+        if let [kind, from, to, class, weight] = fields[..] {
+            let kind = if kind == "io" { "io_links" } else { "p2p_links" };
+            files.file(
+                &format!("/{TOPOLOGY}/{from}/{kind}/{number}/properties"),
+                format!("type {class}\nversion_major 0\nversion_minor 0\nnode_from {from}\nnode_to {to}\nweight {weight}\n"),
+            );
+        }
     }
-    Ok(())
 }
 
 /// Remove the node with this render minor from KFD's topology, as after a fatal error of the GPU.
@@ -348,12 +367,4 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     fs::write(path, text)
-}
-
-fn link(root: &Path, path: &str, target: &str) -> io::Result<()> {
-    let path = root.join(path);
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    symlink(target, path)
 }

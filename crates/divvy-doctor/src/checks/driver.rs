@@ -1,6 +1,6 @@
 //! Checks of the GPU and the kernel driver.
 
-use divvy_model::xid_is_fatal;
+use divvy_model::nvidia::xid_is_fatal;
 
 use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::programs::ProbedGpu;
