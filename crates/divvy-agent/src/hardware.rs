@@ -82,13 +82,15 @@ pub(crate) async fn follow(
                 agent.set_mig(mig_of(&snapshot));
                 changed = machine.snapshot(now, snapshot);
             }
-            Update::Xid(event) => {
-                changed = machine.tracker.xid(now, event.uuid.as_deref(), event.xid);
+            Update::Fault(event) => {
+                let fault = event.fault;
+                changed = machine.tracker.fault(now, &fault);
                 if changed.is_empty() {
                     info!(
-                        gpu = event.uuid.as_deref().unwrap_or("?"),
-                        xid = event.xid,
-                        "XID that needs no action"
+                        gpu = fault.uuid.as_deref().unwrap_or("?"),
+                        code = fault.code,
+                        "{} needs no action",
+                        fault.name
                     );
                     continue;
                 }
@@ -165,7 +167,7 @@ impl Machine {
                     reason = verdict.reason,
                     "this GPU had failed before the agent started"
                 );
-                self.tracker.recall(&gpu.uuid, verdict);
+                self.tracker.recall(gpu.vendor, &gpu.uuid, verdict);
                 self.recalled.insert(gpu.uuid.clone(), gpu);
             }
         }
@@ -175,7 +177,8 @@ impl Machine {
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         let changed = self.tracker.snapshot(now, &snapshot);
-        self.drivers = BTreeMap::from([(Vendor::Nvidia, snapshot.driver)]);
+        let drivers = snapshot.drivers.into_iter();
+        self.drivers = drivers.map(|(vendor, driver)| (vendor, driver.version)).collect();
         for facts in snapshot.gpus {
             self.recalled.remove(&facts.uuid);
             self.seen.insert(facts.uuid.clone(), facts);
@@ -242,7 +245,6 @@ impl Machine {
 /// Return the verdict on a GPU that works, but cannot be offered in its present mode.
 fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
     match facts.unfit() {
-        // CUDA cannot use the whole GPU in MIG mode, and Divvy does not offer its MIG devices.
         Some(reason) if verdict.health == Health::Ok => Verdict {
             health: Health::Failed,
             reason: Some(reason),

@@ -6,35 +6,29 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{Failure, GpuProcesses, Snapshot};
+use crate::{Failure, Fault, GpuProcesses, Snapshot};
 
-/// A driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
+/// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
 pub trait Backend: Send {
-    /// Read all GPUs. A GPU that cannot be read is part of the result and not a failure.
+    /// Read all GPUs of the vendor. A GPU that cannot be read is part of the result and not a failure.
     fn snapshot(&mut self) -> Result<Snapshot, Failure>;
 
-    /// Read the processes on all GPUs.
+    /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
 
     /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call has
     /// returned. The thread that sends them ends with the backend.
     fn events(&mut self) -> Receiver<Event>;
+
+    /// Report whether a lost GPU stays lost for this backend until the driver is opened again.
+    fn keeps_lost(&self) -> bool;
 }
 
 /// An event that the driver reports on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A critical error.
-    Xid {
-        /// The GPU's UUID, or `None` for all GPUs if the driver does not name one.
-        uuid: Option<String>,
-        /// NVIDIA's XID number.
-        xid: u64,
-        /// The GPU instance, for MIG.
-        gi: Option<u32>,
-        /// The compute instance, for MIG.
-        ci: Option<u32>,
-    },
+    /// An error of a GPU.
+    Fault(Fault),
     /// The reason why events of one GPU or of all GPUs cannot be received. Polling still detects lost GPUs.
     Degraded(String),
 }

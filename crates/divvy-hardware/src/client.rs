@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FromProbe, Hello, Op, XidEvent};
+use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Op};
 use crate::{Code, Failure, GpuProcesses, Snapshot};
 
 pub use self::once::snapshot;
@@ -88,17 +88,17 @@ impl Default for Timing {
 pub enum Update {
     /// All GPUs, read just now.
     Snapshot(Snapshot),
-    /// A critical error; [`crate::xid_is_fatal`] says whether it matters. A snapshot follows. An XID that occurs while the client connects may
-    /// be delivered twice.
-    Xid(XidEvent),
+    /// An error of a GPU, or of every GPU of a vendor. A snapshot follows. A fault that occurs while the client connects may be delivered
+    /// twice.
+    Fault(FaultEvent),
     /// The state of the GPUs is currently unknown for this reason. The client sends this update for every failed attempt.
     Unavailable(Failure),
 }
 
-/// A client that connects for the first time ignores XIDs older than this.
+/// A client that connects for the first time ignores faults older than this.
 const RECENT: Duration = Duration::from_secs(60);
-/// The minimum time between two snapshots while many XIDs arrive.
-const AFTER_XID: Duration = Duration::from_millis(200);
+/// The minimum time between two snapshots while many faults arrive.
+const AFTER_FAULT: Duration = Duration::from_millis(200);
 /// The number of updates that wait for the reader. A slow reader delays the connection instead of using more memory.
 const QUEUE: usize = 64;
 
@@ -203,8 +203,8 @@ struct Client {
     timing: Timing,
     updates: mpsc::Sender<Update>,
     asked: mpsc::Receiver<Ask>,
-    /// The run of the probe, and the sequence number of the last XID that was passed on.
-    last_xid: Option<(String, u64)>,
+    /// The run of the probe, and the sequence number of the last fault that was passed on.
+    last_fault: Option<(String, u64)>,
 }
 
 /// The reader of the updates is gone, so the client ends.
@@ -215,7 +215,7 @@ async fn run(probe: Probe, timing: Timing, updates: mpsc::Sender<Update>, asked:
         timing,
         updates,
         asked,
-        last_xid: None,
+        last_fault: None,
     };
     let mut backoff = timing.backoff;
     loop {
@@ -364,8 +364,8 @@ impl Client {
                 line = connection.next_line() => {
                     match crate::protocol::parse_from_probe(&line?).map_err(protocol)? {
                         FromProbe::OtherEvent => {}
-                        FromProbe::Xid(xid) => {
-                            if self.pass_on(xid, &mut pending).await.is_err() {
+                        FromProbe::Fault(event) => {
+                            if self.pass_on(event, &mut pending).await.is_err() {
                                 return Ok(());
                             }
                             next_poll = soon(last_poll);
@@ -378,6 +378,9 @@ impl Client {
                             None => {}
                             Some(Kind::Hello) => {
                                 let hello: Hello = parse(result?)?;
+                                for past in &hello.recent {
+                                    past.event.fault.validate().map_err(protocol)?;
+                                }
                                 if self.catch_up(hello, &mut pending).await.is_err() {
                                     return Ok(());
                                 }
@@ -422,30 +425,30 @@ impl Client {
         }
     }
 
-    /// Pass on the XIDs that occurred while there was no connection.
+    /// Pass on the faults that occurred while there was no connection.
     async fn catch_up(&mut self, hello: Hello, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
-        let before = match &self.last_xid {
+        let before = match &self.last_fault {
             Some((instance, seq)) if *instance == hello.instance => Some(*seq),
             _ => None,
         };
-        self.last_xid = Some((hello.instance, before.unwrap_or(0)));
+        self.last_fault = Some((hello.instance, before.unwrap_or(0)));
         for past in hello.recent {
             if before.is_some() || u128::from(past.ago_ms) <= RECENT.as_millis() {
-                self.pass_on(past.xid, pending).await?;
+                self.pass_on(past.event, pending).await?;
             }
         }
         Ok(())
     }
 
-    async fn pass_on(&mut self, xid: XidEvent, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
-        if let Some((_, last)) = &mut self.last_xid {
-            // The same XID may arrive in `hello` and as an event.
-            if xid.seq <= *last {
+    async fn pass_on(&mut self, event: FaultEvent, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
+        if let Some((_, last)) = &mut self.last_fault {
+            // The same fault may arrive in `hello` and as an event.
+            if event.seq <= *last {
                 return Ok(());
             }
-            *last = xid.seq;
+            *last = event.seq;
         }
-        self.deliver(Update::Xid(xid), pending).await
+        self.deliver(Update::Fault(event), pending).await
     }
 
     /// Deliver an update to the reader. While the reader is slow, the client reads no answers, so that time does not count against the probe.
@@ -476,7 +479,7 @@ fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
 /// Return now, or a short time after the last snapshot.
 fn soon(last: Option<Instant>) -> Instant {
     let now = Instant::now();
-    last.map_or(now, |last| now.max(last + AFTER_XID))
+    last.map_or(now, |last| now.max(last + AFTER_FAULT))
 }
 
 async fn until(at: Option<Instant>) {

@@ -2,23 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Link, MiB, MigDevice};
+use divvy_model::{Link, MiB, MigDevice, Partition, Vendor};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// The driver's description of all GPUs, read at one moment.
+/// The version of a [`Snapshot`]'s format.
+pub const SNAPSHOT_VERSION: u32 = 2;
+
+/// The drivers' description of all GPUs, read at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
-    /// Format version: 1.
+    /// Format version: [`SNAPSHOT_VERSION`].
     pub v: u32,
-    /// Driver version, such as `550.54.15`.
-    pub driver: String,
-    /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown.
+    /// The driver of each vendor whose driver answers. Missing in version 1, so that its version is read and refused.
     #[serde(default)]
-    pub cuda: String,
-    /// The GPUs whose UUID is known, ordered by index.
+    pub drivers: BTreeMap<Vendor, Driver>,
+    /// The GPUs whose UUID is known, ordered by vendor and index.
     pub gpus: Vec<GpuFacts>,
     /// Devices whose UUID cannot be read and that were not seen before. A GPU that the reader knows and that is not among `gpus` may be one
     /// of them.
@@ -26,16 +27,37 @@ pub struct Snapshot {
     pub unreadable: Vec<Unreadable>,
 }
 
+/// A vendor's driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Driver {
+    /// The version, such as `550.54.15`. Empty if the driver has none of its own, as the amdgpu that is part of Linux.
+    pub version: String,
+    /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown, and for other vendors than NVIDIA.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cuda: String,
+}
+
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuFacts {
-    /// NVML's UUID, such as `GPU-…`.
+    /// The vendor.
+    #[serde(default)]
+    pub vendor: Vendor,
+    /// NVML's UUID (`GPU-…`), or AMD's unique id (`0x…`).
     pub uuid: String,
-    /// NVML index: the position in PCI order.
+    /// The position among the vendor's GPUs in PCI order; for NVIDIA the NVML index.
     pub index: u32,
-    /// Minor number, as in `/dev/nvidia<minor>`.
-    pub minor: u32,
+    /// NVIDIA's minor number, as in `/dev/nvidia<minor>`. `None` for other vendors, and if the driver does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// The device nodes of this GPU alone, as paths below `/dev`, such as `nvidia0` or `dri/card1` and `dri/renderD128`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// The GPU that this is a part of, if a partition is listed as a GPU of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Partition>,
     /// PCI bus id, such as `0000:81:00.0`.
     #[serde(default)]
     pub pci: String,
@@ -45,10 +67,10 @@ pub struct GpuFacts {
     /// Brand as written in `NVIDIA_REQUIRE_*`, such as `tesla` or `geforcertx`. `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brand: Option<String>,
-    /// CUDA compute capability, such as `8.0`. Empty if unknown.
+    /// Compute capability (NVIDIA), such as `8.0`, or architecture (AMD), such as `gfx90a`. Empty if unknown.
     #[serde(default)]
     pub cc: String,
-    /// Number of streaming multiprocessors, 0 if unknown.
+    /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD), 0 if unknown.
     #[serde(default)]
     pub sms: u32,
     /// Highest SM clock in MHz, 0 if unknown.
@@ -72,7 +94,7 @@ pub struct GpuFacts {
     /// Percentage of the last sample period in which a kernel was running.
     #[serde(default)]
     pub utilization: Option<u32>,
-    /// Connections to the other GPUs by UUID: NVLinks, and the nearest common ancestor on the PCI bus.
+    /// Connections to the other GPUs of the vendor by UUID: NVLinks or XGMI, and the nearest common ancestor on the PCI bus.
     #[serde(default)]
     pub links: Vec<Link>,
     /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, from the probe's first read. `None` if the driver does not report it.
@@ -103,7 +125,10 @@ fn is_zero(number: &u32) -> bool {
 /// A device without a known UUID.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreadable {
-    /// NVML index.
+    /// The vendor.
+    #[serde(default)]
+    pub vendor: Vendor,
+    /// The position among the vendor's GPUs, as in [`GpuFacts::index`].
     pub index: u32,
     /// The driver reports "GPU is lost".
     pub lost: bool,
@@ -137,20 +162,40 @@ pub struct Process {
 }
 
 /// A bound for input from outside the process. No machine has as many GPUs.
-const MAX_GPUS: usize = 256;
+pub(crate) const MAX_GPUS: usize = 256;
+/// A GPU has one or two device nodes of its own.
+const MAX_NODES: usize = 8;
 
 impl Snapshot {
+    /// Return the version of a vendor's driver; empty if it is unknown, or if the driver does not answer.
+    pub fn driver(&self, vendor: Vendor) -> &str {
+        self.drivers.get(&vendor).map_or("", |driver| &driver.version)
+    }
+
+    /// Return the snapshot without the GPUs and the drivers of other vendors.
+    pub fn only(mut self, vendor: Vendor) -> Snapshot {
+        self.drivers.retain(|of, _| *of == vendor);
+        self.gpus.retain(|gpu| gpu.vendor == vendor);
+        self.unreadable.retain(|gpu| gpu.vendor == vendor);
+        self
+    }
+
     /// Refuse a snapshot that a driver cannot have produced: duplicate or unprintable names, or sizes that could overflow later arithmetic.
     pub fn validate(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Protocol(format!("a snapshot was refused: {text}")));
-        if self.v != 1 {
-            return refuse(format!("it has version {}, but only version 1 is supported", self.v));
+        if self.v != SNAPSHOT_VERSION {
+            return refuse(format!(
+                "it has version {}, but only version {SNAPSHOT_VERSION} is supported; use the probe of the same release",
+                self.v
+            ));
         }
         if self.gpus.len() + self.unreadable.len() > MAX_GPUS {
             return refuse(format!("it has more than {MAX_GPUS} GPUs"));
         }
-        if !is_text(&self.driver, 96) || !is_text(&self.cuda, 96) {
-            return refuse("a version is not printable text".to_owned());
+        for driver in self.drivers.values() {
+            if !is_text(&driver.version, 96) || !is_text(&driver.cuda, 96) {
+                return refuse("a version is not printable text".to_owned());
+            }
         }
         for (i, gpu) in self.gpus.iter().enumerate() {
             if !is_uuid(&gpu.uuid) {
@@ -159,8 +204,11 @@ impl Snapshot {
             if self.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return refuse(format!("GPU {} appears twice", gpu.uuid));
             }
-            if self.gpus[..i].iter().any(|other| other.index == gpu.index) {
-                return refuse(format!("two GPUs have the index {}", gpu.index));
+            if self.gpus[..i].iter().any(|other| place(other) == place(gpu)) {
+                return refuse(format!("two {} GPUs have the index {}", gpu.vendor, gpu.index));
+            }
+            if gpu.nodes.len() > MAX_NODES || !gpu.nodes.iter().all(|node| is_node(node)) {
+                return refuse(format!("GPU {} has device nodes that are not paths below /dev", gpu.uuid));
             }
             let texts = [&gpu.pci, &gpu.model, &gpu.cc];
             if texts.iter().any(|text| !is_text(text, 96)) || gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
@@ -217,7 +265,19 @@ pub(crate) fn is_uuid(text: &str) -> bool {
     (1..=96).contains(&text.len()) && text.chars().all(allowed)
 }
 
-fn is_text(text: &str, most: usize) -> bool {
+/// Report whether a text is a path below `/dev` that cannot leave it.
+fn is_node(path: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_name = |part: &str| !matches!(part, "" | "." | "..") && part.chars().all(allowed);
+    path.len() <= 64 && path.split('/').all(is_name)
+}
+
+/// What identifies a GPU's place on the machine.
+fn place(gpu: &GpuFacts) -> (Vendor, u32) {
+    (gpu.vendor, gpu.index)
+}
+
+pub(crate) fn is_text(text: &str, most: usize) -> bool {
     text.len() <= most && !text.chars().any(char::is_control)
 }
 
@@ -228,22 +288,22 @@ fn shorten(text: &str) -> String {
 /// The last known state of each GPU. A lost GPU no longer reports anything, not even its UUID.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
-    by_index: BTreeMap<u32, GpuFacts>,
+    by_place: BTreeMap<(Vendor, u32), GpuFacts>,
 }
 
 impl Known {
     /// Fill in the values that a GPU no longer reports from its last known state, and remember the values of the others.
     ///
-    /// A device without a UUID counts as the GPU that last had its index, unless that GPU has another index now.
+    /// A device without a UUID counts as the GPU of its vendor that last had its index, unless that GPU has another index now.
     pub fn complete(&mut self, mut snapshot: Snapshot) -> Snapshot {
         for gpu in &mut snapshot.gpus {
-            let before = self.by_index.values().find(|known| known.uuid == gpu.uuid);
+            let before = self.by_place.values().find(|known| known.uuid == gpu.uuid);
             if let (Some(_), Some(before)) = (&gpu.error, before) {
                 fill_in(gpu, before);
             }
         }
         for device in std::mem::take(&mut snapshot.unreadable) {
-            let known = self.by_index.get(&device.index);
+            let known = self.by_place.get(&(device.vendor, device.index));
             match known.filter(|known| snapshot.gpus.iter().all(|gpu| gpu.uuid != known.uuid)) {
                 Some(known) => snapshot.gpus.push(GpuFacts {
                     used: MiB::ZERO,
@@ -256,23 +316,22 @@ impl Known {
                 None => snapshot.unreadable.push(device),
             }
         }
-        snapshot.gpus.sort_by_key(|gpu| gpu.index);
+        snapshot.gpus.sort_by_key(place);
         for gpu in &snapshot.gpus {
-            self.by_index
-                .retain(|index, known| known.uuid != gpu.uuid || *index == gpu.index);
-            self.by_index.insert(gpu.index, gpu.clone());
+            self.by_place.retain(|at, known| known.uuid != gpu.uuid || *at == place(gpu));
+            self.by_place.insert(place(gpu), gpu.clone());
         }
         snapshot
     }
 
-    /// Return the last known state of the GPU at this index.
-    pub fn at(&self, index: u32) -> Option<&GpuFacts> {
-        self.by_index.get(&index)
+    /// Return the last known state of the vendor's GPU at this index.
+    pub fn at(&self, vendor: Vendor, index: u32) -> Option<&GpuFacts> {
+        self.by_place.get(&(vendor, index))
     }
 
     /// Return the last known state of this GPU.
     pub fn gpu(&self, uuid: &str) -> Option<&GpuFacts> {
-        self.by_index.values().find(|known| known.uuid == uuid)
+        self.by_place.values().find(|known| known.uuid == uuid)
     }
 }
 
@@ -284,6 +343,7 @@ fn fill_in(gpu: &mut GpuFacts, before: &GpuFacts) {
         }
     }
     take(&mut gpu.minor, &before.minor);
+    take(&mut gpu.nodes, &before.nodes);
     take(&mut gpu.pci, &before.pci);
     take(&mut gpu.model, &before.model);
     take(&mut gpu.cc, &before.cc);
@@ -303,7 +363,7 @@ mod tests {
         GpuFacts {
             uuid: uuid.to_owned(),
             index,
-            minor: index,
+            minor: Some(index),
             model: "NVIDIA T4".to_owned(),
             total: MiB(15360),
             ..GpuFacts::default()
@@ -312,9 +372,14 @@ mod tests {
 
     fn snapshot(gpus: Vec<GpuFacts>) -> Snapshot {
         Snapshot {
-            v: 1,
-            driver: "550.54.15".to_owned(),
-            cuda: "12.4".to_owned(),
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::from([(
+                Vendor::Nvidia,
+                Driver {
+                    version: "550.54.15".to_owned(),
+                    cuda: "12.4".to_owned(),
+                },
+            )]),
             gpus,
             unreadable: Vec::new(),
         }
@@ -323,6 +388,7 @@ mod tests {
     fn lost(index: u32) -> Unreadable {
         let error = "device fell off the bus".to_owned();
         Unreadable {
+            vendor: Vendor::Nvidia,
             index,
             lost: true,
             error,
@@ -382,10 +448,17 @@ mod tests {
         };
         assert_eq!(with(|_| {}), Ok(()));
         type Edit = fn(&mut Snapshot);
-        let cases: [(Edit, &str); 8] = [
-            (|s| s.v = 2, "version 2"),
+        let cases: [(Edit, &str); 12] = [
+            (|s| s.v = 1, "version 1"),
+            (|s| s.gpus[0].nodes = vec!["../sda".to_owned()], "device nodes"),
+            (|s| s.gpus[0].nodes = vec!["dri//card0".to_owned()], "device nodes"),
+            (|s| s.gpus[0].nodes = vec!["nvidia0".to_owned(); 9], "device nodes"),
+            (
+                |s| s.drivers.entry(Vendor::Amd).or_default().version = "6\n".to_owned(),
+                "version",
+            ),
             (|s| s.gpus[1].uuid = "GPU-a".to_owned(), "twice"),
-            (|s| s.gpus[1].index = 0, "index 0"),
+            (|s| s.gpus[1].index = 0, "two NVIDIA GPUs have the index 0"),
             (|s| s.gpus[0].uuid = "../../etc".to_owned(), "UUID"),
             (|s| s.gpus[0].model = "a\nb".to_owned(), "printable"),
             (|s| s.gpus[0].total = MiB(u64::MAX), "a memory of 18446744073709551615 MiB"),
@@ -399,6 +472,39 @@ mod tests {
             let error = with(edit).expect_err(part);
             assert!(error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn gpus_are_told_apart_by_vendor_and_index() {
+        let amd = |index: u32, uuid: &str| GpuFacts {
+            vendor: Vendor::Amd,
+            minor: None,
+            nodes: vec![format!("dri/card{index}"), format!("dri/renderD{}", 128 + index)],
+            ..gpu(index, uuid)
+        };
+        let mut known = Known::default();
+        let seen = known.complete(snapshot(vec![amd(1, "0x2"), amd(0, "0x1"), gpu(0, "GPU-a")]));
+        let names: Vec<&str> = seen.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        assert_eq!(names, ["GPU-a", "0x1", "0x2"], "in the order of vendors, then of indices");
+        seen.validate().map_err(|error| error.to_string()).expect("both have a GPU 0");
+        let mut next = snapshot(vec![gpu(0, "GPU-a"), amd(1, "0x2")]);
+        next.unreadable = vec![Unreadable {
+            vendor: Vendor::Amd,
+            ..lost(0)
+        }];
+        let seen = known.complete(next);
+        let lost: Vec<&str> = seen.gpus.iter().filter(|gpu| gpu.lost).map(|gpu| gpu.uuid.as_str()).collect();
+        assert_eq!(lost, ["0x1"]);
+        let only: Vec<String> = seen.only(Vendor::Nvidia).gpus.into_iter().map(|gpu| gpu.uuid).collect();
+        assert_eq!(only, ["GPU-a"]);
+    }
+
+    #[test]
+    fn a_snapshot_of_the_older_format_is_refused_with_its_version() {
+        let text = r#"{"v":1,"driver":"550.54.15","cuda":"12.4","gpus":[{"uuid":"GPU-a","index":0,"minor":0,"totalMiB":1}]}"#;
+        let older: Snapshot = serde_json::from_str(text).expect("it is read so far");
+        let error = older.validate().expect_err("an older format").to_string();
+        assert!(error.contains("version 1, but only version 2 is supported"), "{error}");
     }
 
     #[test]

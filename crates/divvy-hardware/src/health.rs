@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::Health;
+use divvy_model::{Health, Vendor};
 
-use crate::{Snapshot, xid_is_fatal};
+use crate::{Fault, Snapshot};
 
 /// The conditions under which a failed GPU counts as recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +42,8 @@ pub enum Observation {
     Lost,
     /// The GPU is present, but a call about it failed with this text.
     Unreadable(String),
-    /// A critical error with this XID. Harmless XIDs ([`xid_is_fatal`]) are ignored.
-    Xid(u64),
+    /// A fatal fault with this name.
+    Fault(String),
     /// No snapshot could be taken. This says nothing about the GPU, but it interrupts a series of good snapshots.
     Unknown,
 }
@@ -61,6 +61,8 @@ pub struct Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
     verdict: Verdict,
+    /// Whether the reason is the name of a fault. It explains what follows, so it stays the reason.
+    is_fault: bool,
     /// The number of consecutive good snapshots since the GPU went bad. `good_since` is the time of the first of them.
     good: u32,
     good_since: u64,
@@ -94,16 +96,18 @@ impl GpuHealth {
                 self.good = 0;
                 return false;
             }
-            Observation::Xid(xid) if !xid_is_fatal(*xid) => return false,
-            // "Lost" says more than the XID that accompanies it.
-            Observation::Xid(_) if self.verdict.health == Health::Lost => self.verdict.clone(),
-            Observation::Xid(xid) => bad(Health::Failed, format!("XID {xid}")),
+            // "Lost" says more than the fault that accompanies it.
+            Observation::Fault(_) if self.verdict.health == Health::Lost => self.verdict.clone(),
+            Observation::Fault(name) => {
+                self.is_fault = true;
+                bad(Health::Failed, name.clone())
+            }
             Observation::Lost => {
-                let xid = self.verdict.reason.as_deref().filter(|reason| reason.starts_with("XID"));
-                let reason = xid.map_or_else(|| "the driver no longer finds it".to_owned(), str::to_owned);
+                let fault = self.verdict.reason.as_ref().filter(|_| self.is_fault);
+                let reason = fault.cloned().unwrap_or_else(|| "the driver no longer finds it".to_owned());
                 bad(Health::Lost, reason)
             }
-            // An earlier XID explains why the calls fail, so its reason stays.
+            // An earlier fault explains why the calls fail, so its reason stays.
             Observation::Unreadable(_) if self.verdict.health != Health::Ok => Verdict {
                 health: Health::Failed,
                 ..self.verdict.clone()
@@ -136,6 +140,7 @@ impl GpuHealth {
             return false;
         }
         self.verdict = Verdict::default();
+        self.is_fault = false;
         self.good = 0;
         self.recovered_at = Some(now);
         true
@@ -146,7 +151,14 @@ impl GpuHealth {
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
     settings: Settings,
-    gpus: BTreeMap<String, GpuHealth>,
+    gpus: BTreeMap<String, Tracked>,
+}
+
+/// A GPU of the node. The vendor is known because a fault can be one of all GPUs of a vendor.
+#[derive(Debug, Clone, Default)]
+struct Tracked {
+    vendor: Vendor,
+    health: GpuHealth,
 }
 
 impl Tracker {
@@ -160,15 +172,21 @@ impl Tracker {
 
     /// Add a GPU and its verdict from an earlier run, as the node's inventory recorded them. As a result, a restart forgets neither a failure
     /// nor a missing GPU.
-    pub fn recall(&mut self, uuid: &str, verdict: Verdict) {
+    pub fn recall(&mut self, vendor: Vendor, uuid: &str, verdict: Verdict) {
         let gpu = self.gpus.entry(uuid.to_owned()).or_default();
+        gpu.vendor = vendor;
+        let gpu = &mut gpu.health;
         if gpu.verdict.health == Health::Ok {
+            gpu.is_fault = verdict.reason.as_deref().is_some_and(|reason| Fault::is_name(vendor, reason));
             gpu.verdict = verdict;
         }
     }
 
     /// Process a snapshot. Return the UUIDs of the GPUs whose verdict changed.
     pub fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
+        for gpu in &snapshot.gpus {
+            self.gpus.entry(gpu.uuid.clone()).or_default().vendor = gpu.vendor;
+        }
         let mut seen: BTreeMap<&str, Observation> = self.gpus.keys().map(|uuid| (uuid.as_str(), Observation::Lost)).collect();
         for gpu in &snapshot.gpus {
             let observation = match (&gpu.error, gpu.lost) {
@@ -187,37 +205,46 @@ impl Tracker {
             .collect()
     }
 
-    /// Process an XID of one GPU, or of all GPUs if `uuid` is `None`. Return the UUIDs of the GPUs whose verdict changed.
-    pub fn xid(&mut self, now: u64, uuid: Option<&str>, xid: u64) -> Vec<String> {
-        let hit: Vec<String> = match uuid {
-            Some(uuid) => vec![uuid.to_owned()],
-            None => self.gpus.keys().cloned().collect(),
+    /// Process a fault of one GPU, or of all GPUs of its vendor. Return the UUIDs of the GPUs whose verdict changed.
+    pub fn fault(&mut self, now: u64, fault: &Fault) -> Vec<String> {
+        if !fault.fatal {
+            return Vec::new();
+        }
+        let hit: Vec<String> = match &fault.uuid {
+            Some(uuid) => {
+                self.gpus.entry(uuid.clone()).or_default().vendor = fault.vendor;
+                vec![uuid.clone()]
+            }
+            None => {
+                let of_vendor = self.gpus.iter().filter(|(_, gpu)| gpu.vendor == fault.vendor);
+                of_vendor.map(|(uuid, _)| uuid.clone()).collect()
+            }
         };
-        let what = Observation::Xid(xid);
+        let what = Observation::Fault(fault.name.clone());
         hit.into_iter().filter_map(|uuid| self.observe(now, uuid, &what)).collect()
     }
 
     /// Process a failed snapshot.
     pub fn unavailable(&mut self, now: u64) {
         for gpu in self.gpus.values_mut() {
-            gpu.observe(now, &Observation::Unknown, &self.settings);
+            gpu.health.observe(now, &Observation::Unknown, &self.settings);
         }
     }
 
     /// Return the verdict on a GPU, or `None` if the GPU is unknown.
     pub fn verdict(&self, uuid: &str) -> Option<&Verdict> {
-        self.gpus.get(uuid).map(GpuHealth::verdict)
+        self.gpus.get(uuid).map(|gpu| gpu.health.verdict())
     }
 
     /// All verdicts, by UUID.
     pub fn verdicts(&self) -> impl Iterator<Item = (&str, &Verdict)> {
-        self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.verdict()))
+        self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.health.verdict()))
     }
 
     fn observe(&mut self, now: u64, uuid: String, observation: &Observation) -> Option<String> {
         let settings = self.settings;
         let gpu = self.gpus.entry(uuid.clone()).or_default();
-        gpu.observe(now, observation, &settings).then_some(uuid)
+        gpu.health.observe(now, observation, &settings).then_some(uuid)
     }
 }
 
@@ -226,7 +253,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::GpuFacts;
+    use crate::{GpuFacts, SNAPSHOT_VERSION};
 
     const SETTINGS: Settings = Settings {
         snapshots: 3,
@@ -234,6 +261,10 @@ mod tests {
         longest_wait_ms: 200_000,
         forget_ms: 3_600_000,
     };
+
+    fn xid(number: u64) -> Observation {
+        Observation::Fault(format!("XID {number}"))
+    }
 
     fn health(gpu: &GpuHealth) -> (Health, Option<&str>) {
         (gpu.verdict.health, gpu.verdict.reason.as_deref())
@@ -250,30 +281,83 @@ mod tests {
     }
 
     #[test]
-    fn a_fatal_xid_fails_a_gpu_at_once_and_good_snapshots_over_the_wait_bring_it_back() {
+    fn a_fatal_fault_fails_a_gpu_at_once_and_good_snapshots_over_the_wait_bring_it_back() {
         let mut gpu = GpuHealth::default();
-        assert!(gpu.observe(0, &Observation::Xid(79), &SETTINGS));
+        assert!(gpu.observe(0, &xid(79), &SETTINGS));
         assert_eq!(health(&gpu), (Health::Failed, Some("XID 79")));
         assert_eq!(recover(&mut gpu, 1000), 30_000);
         assert_eq!(health(&gpu), (Health::Ok, None));
     }
 
-    #[test]
-    fn an_ignored_xid_changes_nothing() {
-        let mut gpu = GpuHealth::default();
-        for xid in [13, 31, 43, 45, 68, 109] {
-            assert!(!gpu.observe(0, &Observation::Xid(xid), &SETTINGS));
+    fn fault(vendor: Vendor, uuid: Option<&str>, fatal: bool, name: &str) -> Fault {
+        Fault {
+            vendor,
+            uuid: uuid.map(str::to_owned),
+            code: 1,
+            fatal,
+            name: name.to_owned(),
+            partition: None,
         }
-        assert_eq!(health(&gpu), (Health::Ok, None));
     }
 
     #[test]
-    fn a_lost_gpu_keeps_the_xid_that_it_was_lost_with() {
+    fn a_harmless_fault_changes_nothing() {
+        let mut tracker = Tracker::new(SETTINGS);
+        tracker.snapshot(0, &snapshot(&[("GPU-a", false)]));
+        for uuid in [None, Some("GPU-a"), Some("GPU-b")] {
+            assert_eq!(tracker.fault(1, &fault(Vendor::Nvidia, uuid, false, "XID 31")), [""; 0]);
+        }
+        let verdicts: Vec<_> = tracker.verdicts().collect();
+        assert_eq!(verdicts, [("GPU-a", &Verdict::default())]);
+    }
+
+    #[test]
+    fn a_fault_without_a_gpu_hits_the_gpus_of_its_vendor_alone() {
+        let mut both = snapshot(&[("GPU-a", false), ("0x1", false)]);
+        both.gpus[1].vendor = Vendor::Amd;
+        let mut tracker = Tracker::new(SETTINGS);
+        tracker.snapshot(0, &both);
+        let all = |vendor, name| fault(vendor, None, true, name);
+        assert_eq!(tracker.fault(1, &all(Vendor::Amd, "uncorrectable memory error")), ["0x1"]);
+        assert_eq!(tracker.fault(2, &all(Vendor::Nvidia, "XID 79")), ["GPU-a"]);
+        let reason = |uuid| tracker.verdict(uuid).and_then(|verdict| verdict.reason.as_deref());
+        assert_eq!(
+            (reason("0x1"), reason("GPU-a")),
+            (Some("uncorrectable memory error"), Some("XID 79"))
+        );
+    }
+
+    #[test]
+    fn only_the_name_of_a_fault_stays_the_reason_of_a_gpu_that_is_lost_later() {
+        for (vendor, before, after) in [
+            (Vendor::Nvidia, "XID 79", "XID 79"),
+            (Vendor::Nvidia, "MIG mode is on", "the driver no longer finds it"),
+            (Vendor::Amd, "uncorrectable memory error", "uncorrectable memory error"),
+            (Vendor::Amd, "XID 79", "the driver no longer finds it"),
+        ] {
+            let mut tracker = Tracker::new(SETTINGS);
+            let failed = Verdict {
+                health: Health::Failed,
+                reason: Some(before.to_owned()),
+            };
+            tracker.recall(vendor, "GPU-a", failed);
+            assert_eq!(tracker.snapshot(0, &snapshot(&[])), ["GPU-a"]);
+            let verdict = tracker.verdict("GPU-a").expect("known");
+            assert_eq!(
+                (verdict.health, verdict.reason.as_deref()),
+                (Health::Lost, Some(after)),
+                "{vendor}: {before}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lost_gpu_keeps_the_fault_that_it_was_lost_with() {
         let mut gpu = GpuHealth::default();
-        gpu.observe(0, &Observation::Xid(79), &SETTINGS);
+        gpu.observe(0, &xid(79), &SETTINGS);
         gpu.observe(1, &Observation::Lost, &SETTINGS);
         assert_eq!(health(&gpu), (Health::Lost, Some("XID 79")));
-        gpu.observe(2, &Observation::Xid(119), &SETTINGS);
+        gpu.observe(2, &xid(119), &SETTINGS);
         assert_eq!(gpu.verdict.health, Health::Lost);
         let mut other = GpuHealth::default();
         other.observe(0, &Observation::Lost, &SETTINGS);
@@ -296,13 +380,9 @@ mod tests {
 
     #[test]
     fn a_gap_or_another_error_starts_the_wait_anew() {
-        for interruption in [
-            Observation::Unknown,
-            Observation::Xid(48),
-            Observation::Unreadable("x".to_owned()),
-        ] {
+        for interruption in [Observation::Unknown, xid(48), Observation::Unreadable("x".to_owned())] {
             let mut gpu = GpuHealth::default();
-            gpu.observe(0, &Observation::Xid(79), &SETTINGS);
+            gpu.observe(0, &xid(79), &SETTINGS);
             for now in [0, 10_000, 29_000] {
                 assert!(!gpu.observe(now, &Observation::Good, &SETTINGS));
             }
@@ -317,14 +397,14 @@ mod tests {
         let mut now = 0;
         let mut waits = Vec::new();
         for _ in 0..5 {
-            gpu.observe(now, &Observation::Xid(79), &SETTINGS);
+            gpu.observe(now, &xid(79), &SETTINGS);
             let wait = recover(&mut gpu, now);
             waits.push(wait);
             now += wait + 1000;
         }
         assert_eq!(waits, [30_000, 60_000, 120_000, 200_000, 200_000]);
         now += SETTINGS.forget_ms;
-        gpu.observe(now, &Observation::Xid(79), &SETTINGS);
+        gpu.observe(now, &xid(79), &SETTINGS);
         assert_eq!(recover(&mut gpu, now), 30_000);
     }
 
@@ -336,9 +416,8 @@ mod tests {
             ..GpuFacts::default()
         });
         Snapshot {
-            v: 1,
-            driver: String::new(),
-            cuda: String::new(),
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::new(),
             gpus: gpus.collect(),
             unreadable: Vec::new(),
         }
@@ -355,7 +434,11 @@ mod tests {
         assert_eq!(tracker.snapshot(1, &snapshot(&[("GPU-b", false)])), ["GPU-a"]);
         assert_eq!(tracker.verdict("GPU-a").expect("known").health, Health::Lost);
         assert_eq!(tracker.verdict("GPU-b").expect("known").health, Health::Ok);
-        assert_eq!(tracker.xid(2, None, 79), ["GPU-b"], "of all, and GPU-a is lost already");
+        assert_eq!(
+            tracker.fault(2, &fault(Vendor::Nvidia, None, true, "XID 79")),
+            ["GPU-b"],
+            "of all, and GPU-a is lost already"
+        );
     }
 
     #[test]
@@ -365,7 +448,7 @@ mod tests {
             health: Health::Failed,
             reason: Some("XID 79".to_owned()),
         };
-        tracker.recall("GPU-a", failed.clone());
+        tracker.recall(Vendor::Nvidia, "GPU-a", failed.clone());
         tracker.snapshot(0, &snapshot(&[("GPU-a", false)]));
         assert_eq!(tracker.verdict("GPU-a"), Some(&failed));
         tracker.snapshot(15_000, &snapshot(&[("GPU-a", false)]));
@@ -377,8 +460,7 @@ mod tests {
             4 => Just(Observation::Good),
             1 => Just(Observation::Lost),
             1 => Just(Observation::Unreadable("x".to_owned())),
-            1 => Just(Observation::Xid(79)),
-            1 => Just(Observation::Xid(31)),
+            1 => Just(xid(79)),
             1 => Just(Observation::Unknown),
         ]
     }
@@ -402,7 +484,6 @@ mod tests {
                         last_bad = false;
                         streak = if streak.0 == 0 { (1, now) } else { (streak.0 + 1, streak.1) };
                     }
-                    Observation::Xid(31) => {}
                     Observation::Unknown => streak = (0, 0),
                     _ => { last_bad = true; streak = (0, 0); }
                 }

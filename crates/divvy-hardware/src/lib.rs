@@ -1,24 +1,28 @@
-//! GPU drivers behind a small trait, and the probe, which is the only process that loads them.
+//! GPU drivers behind a small trait, and the probe, which is the only process that reads them.
 //!
-//! A driver's library can hang or crash the process that loads it. Therefore only `divvy-probe` ([`probe`]) loads it. All other processes
-//! read the probe's Unix socket ([`protocol`]) through a [`client`] that validates everything it receives.
+//! A driver's library, and a driver's file in `/sys`, can hang or crash the process that uses it. Therefore only `divvy-probe` ([`probe`])
+//! does. All other processes read the probe's Unix socket ([`protocol`]) through a [`client`] that validates everything it receives.
 //!
 //! ```text
-//! libnvidia-ml.so ── nvidia::Nvidia: Backend ── probe (threads, no runtime) ══ socket ══ client::ProbeClient (tokio) ── agent
-//!                                                                                          Update::{Snapshot, Xid, Unavailable}
+//! libnvidia-ml.so ── nvidia::Nvidia ─┐ Backend
+//!                                    ├─ probe (threads, no runtime) ══ socket ══ client::ProbeClient (tokio) ── agent
+//! /sys (amdgpu) ───────── amd::Amd ──┘                                           Update::{Snapshot, Fault, Unavailable}
 //! ```
 //!
+//! What differs between vendors is in [`nvidia`] and [`amd`]: which GPUs exist, and which errors mean that a GPU is broken ([`Fault`]).
 //! [`health`] turns observations into a verdict for each GPU, without side effects.
 
+pub mod amd;
 pub mod backend;
 pub mod client;
 mod error;
 mod facts;
+mod fault;
 pub mod health;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
 
-pub use divvy_model::xid_is_fatal;
 pub use error::{Code, Error, Failure};
-pub use facts::{GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
+pub use facts::{Driver, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+pub use fault::Fault;

@@ -16,7 +16,9 @@ use nvml_wrapper::error::NvmlError;
 pub use library::driver_root;
 
 use crate::backend::{Backend, Calls, Event};
-use crate::{Code, Failure, GpuProcesses, Known, Snapshot};
+use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
+use divvy_model::{MigDevice, Vendor};
+use divvy_model::nvidia::xid_is_fatal;
 
 /// Where to find the driver.
 #[derive(Debug, Clone)]
@@ -89,6 +91,43 @@ impl Backend for Nvidia {
         let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone());
         self.events = Some(listener);
         receiver
+    }
+
+    fn keeps_lost(&self) -> bool {
+        // NVML remembers that a GPU is lost until it is initialized again.
+        true
+    }
+}
+
+/// How the name of a fault begins. The XID's number follows.
+const XID: &str = "XID ";
+
+/// Return the fault of an XID.
+fn fault(uuid: Option<String>, xid: u64, partition: Option<(u32, u32)>) -> Fault {
+    Fault {
+        vendor: Vendor::Nvidia,
+        uuid,
+        code: xid,
+        fatal: xid_is_fatal(xid),
+        name: format!("{XID}{xid}"),
+        partition,
+    }
+}
+
+/// Report whether this is the name of an XID.
+pub(crate) fn is_fault_name(text: &str) -> bool {
+    text.starts_with(XID)
+}
+
+impl GpuFacts {
+    /// Return why nothing can run on a GPU that works, because of the mode that it is in; `None` if something can.
+    pub fn unfit(&self) -> Option<String> {
+        // CUDA cannot use the whole GPU in MIG mode.
+        MigDevice::of(self.mig, &self.mig_devices)?;
+        Some(format!(
+            "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0",
+            self.index
+        ))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The probe: the only process that loads a driver. It answers requests over a Unix socket.
+//! The probe: the only process that calls the drivers. It answers requests over a Unix socket.
 //!
 //! The probe must be small, and it must end when the driver hangs. Therefore it uses plain threads and no async runtime:
 //!
@@ -6,6 +6,7 @@
 //! |---|---|
 //! | owner | makes all driver calls, one after the other |
 //! | nvml-events | waits for XIDs |
+//! | forward, for each vendor | passes on faults to the clients |
 //! | two for each client | read requests, write answers and events |
 //! | watchdog | ends the process when a driver call takes too long |
 //! | signals | on SIGTERM and SIGINT, removes the socket and exits with status 0 |
@@ -14,6 +15,7 @@
 //! Exit status: 0 for a requested end, 1 for a failure, 2 for a wrong command line, 70 if a driver call hung.
 
 mod driver_files;
+mod drivers;
 mod hub;
 mod options;
 mod owner;
@@ -31,9 +33,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
+use divvy_model::Vendor;
+
+use crate::Error;
+use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
 use crate::nvidia::{self, Nvidia};
-use crate::{Error, Failure};
 
 pub use options::{Command, Options, UsageError};
 pub use peer::peer_uid;
@@ -79,7 +84,7 @@ fn once(options: &Options) -> i32 {
         log(format_args!("{error}"));
         return 1;
     }
-    let snapshot = open_nvidia(options, &calls).and_then(|mut backend| backend.snapshot());
+    let snapshot = drivers::Drivers::new(vendors(options, &calls), drivers::Pace::default(), None).snapshot();
     match snapshot.map(|snapshot| serde_json::to_string_pretty(&snapshot)) {
         Ok(Ok(text)) => print(&format!("{text}\n")),
         Ok(Err(error)) => {
@@ -93,8 +98,22 @@ fn once(options: &Options) -> i32 {
     }
 }
 
-fn open_nvidia(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
-    Nvidia::open(&nvidia_options(options), calls)
+/// How to open the driver of each vendor.
+fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
+    let open = |vendor| -> drivers::Open {
+        let calls = calls.clone();
+        match vendor {
+            Vendor::Nvidia => {
+                let options = nvidia_options(options);
+                Box::new(move || Ok(Box::new(Nvidia::open(&options, &calls)?) as Box<dyn Backend>))
+            }
+            Vendor::Amd => {
+                let sys_root = options.sys_root.clone();
+                Box::new(move || Ok(Box::new(Amd::open(&sys_root, &calls)?) as Box<dyn Backend>))
+            }
+        }
+    };
+    Vendor::ALL.map(|vendor| (vendor, open(vendor))).into()
 }
 
 fn nvidia_options(options: &Options) -> nvidia::Options {
@@ -136,10 +155,8 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     })?;
 
     let hub = Arc::new(hub::Hub::new());
-    let jobs = owner::start(hub.clone(), owner::Pace::default(), options.sys_root.join("proc"), {
-        let options = options.clone();
-        move || open_nvidia(&options, &calls).map(|nvidia| Box::new(nvidia) as Box<dyn Backend>)
-    })?;
+    let proc_root = options.sys_root.join("proc");
+    let jobs = owner::start(hub.clone(), drivers::Pace::default(), proc_root, vendors(options, &calls))?;
     log(format_args!(
         "{} listens at {}",
         env!("CARGO_PKG_VERSION"),

@@ -3,8 +3,8 @@
 //! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"ping"}`. The two driver requests carry further
 //! fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
-//! `{"event":"xid","seq":7,"uuid":"GPU-…","xid":79,"gi":null,"ci":null}`, where a `uuid` of null means every GPU. Both sides ignore
-//! unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
+//! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
+//! means every GPU of the vendor. Both sides ignore unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
 
 mod line;
 
@@ -13,8 +13,7 @@ use divvy_cdi::driver_spec::{Basis, Place};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::facts::is_uuid;
-use crate::{Code, Error, Failure};
+use crate::{Code, Error, Failure, Fault};
 
 pub use line::{LineBuffer, MAX_LINE};
 
@@ -22,7 +21,7 @@ pub use line::{LineBuffer, MAX_LINE};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "camelCase")]
 pub enum Op {
-    /// Identify the probe, and list the latest XIDs. The answer is a [`Hello`].
+    /// Identify the probe, and list the latest faults. The answer is a [`Hello`].
     Hello,
     /// Read all GPUs. The answer is a [`crate::Snapshot`].
     Snapshot,
@@ -92,40 +91,36 @@ pub struct Hello {
     pub probe: String,
     /// Identifies this run of the probe. `seq` counts within a run.
     pub instance: String,
-    /// The sequence number of the latest XID event, 0 if there was none.
+    /// The sequence number of the latest fault, 0 if there was none.
     pub seq: u64,
-    /// The latest XIDs, oldest first, so that a client can catch up on what it missed.
+    /// The latest faults, oldest first, so that a client can catch up on what it missed.
     #[serde(default)]
-    pub recent: Vec<PastXid>,
+    pub recent: Vec<PastFault>,
 }
 
-/// An XID from the past.
+/// A fault from the past.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PastXid {
-    /// The XID's age in ms.
+pub struct PastFault {
+    /// The fault's age in ms.
     pub ago_ms: u64,
     /// The event.
     #[serde(flatten)]
-    pub xid: XidEvent,
+    pub event: FaultEvent,
 }
 
-/// A critical error that the driver reported.
+/// A fault that a driver reported.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct XidEvent {
+pub struct FaultEvent {
     /// The sequence number within a run of the probe, starting at 1.
     pub seq: u64,
-    /// The GPU's UUID, or `None` for every GPU.
-    pub uuid: Option<String>,
-    /// NVIDIA's XID number.
-    pub xid: u64,
-    /// The GPU instance, for MIG.
-    #[serde(default)]
-    pub gi: Option<u32>,
-    /// The compute instance, for MIG.
-    #[serde(default)]
-    pub ci: Option<u32>,
+    /// The fault.
+    #[serde(flatten)]
+    pub fault: Fault,
 }
+
+/// The event of a fault.
+const FAULT: &str = "fault";
 
 /// A line from the probe.
 #[derive(Debug, Clone, PartialEq)]
@@ -137,8 +132,8 @@ pub enum FromProbe {
         /// The result or the failure.
         result: Result<Value, Failure>,
     },
-    /// An XID event.
-    Xid(XidEvent),
+    /// A fault.
+    Fault(FaultEvent),
     /// An event of a newer probe, which clients ignore.
     OtherEvent,
 }
@@ -179,11 +174,19 @@ pub fn answer_line(id: Option<u64>, result: &Result<Value, Failure>) -> String {
 }
 
 /// Return the line of an event, including its `\n`.
-pub fn event_line(event: &XidEvent) -> String {
-    let XidEvent { seq, uuid, xid, gi, ci } = event;
+pub fn event_line(event: &FaultEvent) -> String {
+    #[derive(Serialize)]
+    struct Line<'e> {
+        event: &'static str,
+        #[serde(flatten)]
+        fault: &'e FaultEvent,
+    }
     format!(
         "{}\n",
-        json!({ "event": "xid", "seq": seq, "uuid": uuid, "xid": xid, "gi": gi, "ci": ci })
+        json!(Line {
+            event: FAULT,
+            fault: event
+        })
     )
 }
 
@@ -200,14 +203,12 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
     let mut value: Value = serde_json::from_str(line).map_err(wrong)?;
     let head = Head::deserialize(&value).map_err(wrong)?;
     if let Some(event) = head.event {
-        if event != "xid" {
+        if event != FAULT {
             return Ok(FromProbe::OtherEvent);
         }
-        let event: XidEvent = serde_json::from_value(value).map_err(wrong)?;
-        if event.uuid.as_deref().is_some_and(|uuid| !is_uuid(uuid)) {
-            return Err(Error::Protocol("an event has a malformed UUID".to_owned()));
-        }
-        return Ok(FromProbe::Xid(event));
+        let event: FaultEvent = serde_json::from_value(value).map_err(wrong)?;
+        event.fault.validate()?;
+        return Ok(FromProbe::Fault(event));
     }
     let result = match (value.get_mut("ok"), head.err) {
         (Some(answer), None) => Ok(answer.take()),
@@ -230,7 +231,20 @@ fn bounded(failure: Failure) -> Failure {
 mod tests {
     use proptest::prelude::*;
 
+    use divvy_model::Vendor;
+
     use super::*;
+
+    fn fault(uuid: Option<&str>, partition: Option<(u32, u32)>) -> Fault {
+        Fault {
+            vendor: Vendor::Nvidia,
+            uuid: uuid.map(str::to_owned),
+            code: 79,
+            fatal: true,
+            name: "XID 79".to_owned(),
+            partition,
+        }
+    }
 
     #[test]
     fn the_lines_are_those_of_the_design() {
@@ -246,16 +260,13 @@ mod tests {
             "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"…\"}}\n"
         );
         assert_eq!(answer_line(Some(1), &Ok(json!({}))), "{\"id\":1,\"ok\":{}}\n");
-        let event = XidEvent {
+        let event = FaultEvent {
             seq: 7,
-            uuid: Some("GPU-a".to_owned()),
-            xid: 79,
-            gi: None,
-            ci: None,
+            fault: fault(Some("GPU-a"), None),
         };
         assert_eq!(
             event_line(&event),
-            "{\"event\":\"xid\",\"seq\":7,\"uuid\":\"GPU-a\",\"xid\":79,\"gi\":null,\"ci\":null}\n"
+            "{\"event\":\"fault\",\"seq\":7,\"vendor\":\"nvidia\",\"uuid\":\"GPU-a\",\"code\":79,\"fatal\":true,\"name\":\"XID 79\",\"partition\":null}\n"
         );
     }
 
@@ -297,15 +308,19 @@ mod tests {
             let read = parse_from_probe(&answer_line(Some(3), &result)).expect("answer");
             assert_eq!(read, FromProbe::Answer { id: Some(3), result });
         }
-        for uuid in [None, Some("GPU-a".to_owned())] {
-            let event = XidEvent {
+        for uuid in [None, Some("GPU-a")] {
+            let event = FaultEvent {
                 seq: 1,
-                uuid,
-                xid: 48,
-                gi: Some(1),
-                ci: Some(0),
+                fault: fault(uuid, Some((1, 0))),
             };
-            assert_eq!(parse_from_probe(&event_line(&event)).expect("event"), FromProbe::Xid(event));
+            assert_eq!(
+                parse_from_probe(&event_line(&event)).expect("event"),
+                FromProbe::Fault(event.clone())
+            );
+            // The answer to hello has the same fields.
+            let past = PastFault { ago_ms: 3, event };
+            let written = serde_json::to_value(&past).expect("JSON");
+            assert_eq!(serde_json::from_value::<PastFault>(written).expect("fault"), past);
         }
     }
 
@@ -341,10 +356,27 @@ mod tests {
             "{\"id\":1}",
             "{\"id\":-1,\"ok\":1}",
             "{\"id\":1,\"ok\":1,\"err\":{\"code\":\"x\",\"text\":\"\"}}",
-            "{\"event\":\"xid\"}",
-            "{\"event\":\"xid\",\"seq\":1,\"uuid\":\"../x\",\"xid\":79}",
+            "{\"event\":\"fault\"}",
         ] {
             assert!(matches!(parse_from_probe(line), Err(Error::Protocol(_))), "{line}");
+        }
+        let with = |uuid: Value, vendor: &str, name: &str| {
+            let line =
+                json!({"event": "fault", "seq": 1, "vendor": vendor, "uuid": uuid, "code": 79, "fatal": true, "name": name});
+            parse_from_probe(&line.to_string())
+        };
+        with(json!("GPU-a"), "nvidia", "XID 79").expect("a fault without the partition");
+        for (uuid, vendor, name) in [
+            (json!("../x"), "nvidia", "XID 79"),
+            (Value::Null, "intel", "XID 79"),
+            (Value::Null, "amd", ""),
+            (Value::Null, "amd", "a\nb"),
+            (Value::Null, "amd", &"a".repeat(65)),
+        ] {
+            assert!(
+                matches!(with(uuid.clone(), vendor, name), Err(Error::Protocol(_))),
+                "{uuid} {vendor} {name}"
+            );
         }
     }
 
@@ -357,7 +389,7 @@ mod tests {
 
         #[test]
         fn no_mutilated_line_makes_a_parser_panic(cut in 0usize..120, with in any::<char>()) {
-            let line = "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"x\"},\"event\":\"xid\",\"seq\":7,\"xid\":79,\"v\":1,\"op\":\"ping\"}";
+            let line = "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"x\"},\"event\":\"fault\",\"seq\":7,\"code\":79,\"v\":1,\"op\":\"ping\"}";
             let mut chars: Vec<char> = line.chars().collect();
             let at = cut % chars.len();
             chars[at] = with;

@@ -31,7 +31,6 @@ mod rules;
 pub mod runtime;
 pub mod scores;
 mod vendor;
-mod xid;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use container::{ContainerKind, ContainerRequest, WholeContainer};
@@ -48,7 +47,6 @@ pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{PodRequest, WholeRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
-pub use xid::xid_is_fatal;
 
 /// Parse one of Divvy's JSON formats that has only version 1 ([`parse_versions`]).
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {

@@ -78,7 +78,8 @@ fn driver(folder: &Path) -> bool {
             .status()
             .is_ok_and(|status| status.success())
     });
-    let said = json!({"v": 1, "driver": "550.54.15", "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0}]});
+    let said =
+        json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15"}}, "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0}]});
     fs::write(folder.join("probe"), format!("#!/bin/sh\necho '{said}'\n")).unwrap();
     fs::set_permissions(folder.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     made

@@ -1,7 +1,9 @@
 //! Builders that the tests of several crates share.
 //!
+//! - [`amd`]: recorded machines with AMD GPUs, written to a directory
 //! - [`machine`]: machines as trees of files, from a laptop with one GPU to a server with partitions
 //! - [`nodes`]: nodes and pods as values of `divvy-model`
 
+pub mod amd;
 pub mod machine;
 pub mod nodes;

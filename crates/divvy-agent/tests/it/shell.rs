@@ -10,6 +10,7 @@ use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
 use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
+use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
@@ -48,7 +49,10 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                         if changed.is_err() { return }
                         let xids = machine.borrow_and_update().xids.clone();
                         for (seq, (gpu, xid)) in xids.iter().enumerate().skip(told) {
-                            let event = json!({"event": "xid", "seq": seq + 1, "uuid": format!("GPU-{gpu}"), "xid": xid});
+                            let event = json!({
+                                "event": "fault", "seq": seq + 1, "vendor": "nvidia", "uuid": format!("GPU-{gpu}"), "code": xid,
+                                "fatal": xid_is_fatal(*xid), "name": format!("XID {xid}"), "partition": null,
+                            });
                             if write.write_all(format!("{event}\n").as_bytes()).await.is_err() { return }
                         }
                         told = xids.len();
@@ -72,7 +76,7 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                             gpu["mig"] = json!([true, true]);
                             gpu["migDevices"] = json!(mig);
                         }
-                        json!({"v": 1, "driver": "550.54.15", "gpus": gpus})
+                        json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15"}}, "gpus": gpus})
                     }
                     Some("driver") => {
                         let question: DriverQuestion = serde_json::from_value(request.clone()).expect("a question");

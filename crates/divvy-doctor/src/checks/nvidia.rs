@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_cdi::generate::proc;
-use divvy_model::xid_is_fatal;
+use divvy_model::nvidia::xid_is_fatal;
 
 use super::driver::addresses;
 use super::vendors::{DeviceNodes, Expected, VendorChecks};

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use divvy_model::Vendor;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// The part of the output of `divvy-probe --once` that checks use.
+/// The part of the output of `divvy-probe --once` that checks use: what NVIDIA's driver says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(from = "Output")]
 pub struct Probed {
     /// The driver version that NVML reports.
     pub driver: String,
@@ -15,6 +16,44 @@ pub struct Probed {
     pub gpus: Vec<ProbedGpu>,
     /// The devices whose UUID could not be read.
     pub unreadable: Vec<Unreadable>,
+}
+
+/// The output of `divvy-probe --once`, which is about the GPUs of all vendors.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Output {
+    drivers: BTreeMap<Vendor, Driver>,
+    gpus: Vec<Of<ProbedGpu>>,
+    unreadable: Vec<Of<Unreadable>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Driver {
+    version: String,
+}
+
+/// A value that is about a GPU of this vendor.
+#[derive(Debug, Deserialize)]
+struct Of<T> {
+    #[serde(default)]
+    vendor: Vendor,
+    #[serde(flatten)]
+    value: T,
+}
+
+impl From<Output> for Probed {
+    fn from(mut output: Output) -> Probed {
+        fn of_nvidia<T>(all: Vec<Of<T>>) -> Vec<T> {
+            let all = all.into_iter().filter(|one| one.vendor == Vendor::Nvidia);
+            all.map(|one| one.value).collect()
+        }
+        let driver = output.drivers.remove(&Vendor::Nvidia);
+        Probed {
+            driver: driver.map(|driver| driver.version).unwrap_or_default(),
+            gpus: of_nvidia(output.gpus),
+            unreadable: of_nvidia(output.unreadable),
+        }
+    }
 }
 
 /// One GPU as NVML reports it.
@@ -141,6 +180,20 @@ pub fn last_line(errors: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_probes_output_only_what_nvidias_driver_says_is_kept() {
+        let output = r#"{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"},"amd":{"version":"6.10.5"}},"gpus":[
+            {"vendor":"nvidia","uuid":"GPU-a","index":0,"computeMode":"default"},{"uuid":"GPU-b","index":1,"lost":true},
+            {"vendor":"amd","uuid":"0x1","index":0,"cc":"gfx90a"}],
+            "unreadable":[{"vendor":"amd","index":1,"error":"x"},{"vendor":"nvidia","index":2,"error":"y"}]}"#;
+        let probed: Probed = serde_json::from_str(output).expect("an output");
+        assert_eq!(probed.driver, "550.54.15");
+        let gpus: Vec<_> = probed.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.lost)).collect();
+        assert_eq!(gpus, [("GPU-a", false), ("GPU-b", true)]);
+        assert_eq!(probed.gpus[0].compute_mode.as_deref(), Some("default"));
+        assert_eq!((probed.unreadable.len(), probed.unreadable[0].index), (1, 2));
+    }
 
     #[test]
     fn docker_is_read_whatever_else_it_says() {

@@ -35,7 +35,7 @@ async fn first(probe: &Probe) -> Result<Snapshot, Failure> {
     loop {
         match client.next().await {
             Some(Update::Snapshot(snapshot)) => return Ok(snapshot),
-            Some(Update::Xid(_)) => {}
+            Some(Update::Fault(_)) => {}
             Some(Update::Unavailable(failure)) => return Err(failure),
             None => return Err(Failure::new(Code::ProbeUnreachable, "the probe's client has ended")),
         }

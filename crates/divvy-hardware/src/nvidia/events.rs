@@ -111,12 +111,8 @@ fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> b
 
 /// Convert an XID. An unknown handle stands for every GPU: for some errors the driver names none.
 fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<Event> {
-    (event.kind & XID != 0).then(|| Event::Xid {
-        uuid: names.get(&event.device).cloned(),
-        xid: event.data,
-        gi: event.gi,
-        ci: event.ci,
-    })
+    let uuid = names.get(&event.device).cloned();
+    (event.kind & XID != 0).then(|| Event::Fault(super::fault(uuid, event.data, event.gi.zip(event.ci))))
 }
 
 fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<Registered> {
@@ -165,11 +161,15 @@ mod tests {
             device,
             kind,
             data: 79,
-            gi: None,
-            ci: None,
+            gi: Some(1),
+            ci: Some(0),
         };
         let found = |device, kind| match xid(&names, event(device, kind)) {
-            Some(Event::Xid { uuid, xid: 79, .. }) => Some(uuid),
+            Some(Event::Fault(fault)) => {
+                assert_eq!((fault.name.as_str(), fault.code, fault.fatal), ("XID 79", 79, true));
+                assert_eq!(fault.partition, Some((1, 0)));
+                Some(fault.uuid)
+            }
             _ => None,
         };
         assert_eq!(found(1, 8), Some(Some("GPU-a".to_owned())));

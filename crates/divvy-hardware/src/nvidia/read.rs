@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use divvy_model::{Link, MiB, MigDevice};
+use divvy_model::{Link, MiB, MigDevice, Vendor};
 use nvml_wrapper::enum_wrappers::device::{Brand, Clock, ComputeMode, TemperatureSensor, TopologyLevel};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{failure, ffi};
 use crate::backend::Calls;
-use crate::{Failure, GpuFacts, GpuProcesses, Known, Process, Snapshot, Unreadable};
+use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
 /// An upper bound on the NVLinks of a GPU. The driver reports earlier that there are no more.
 const MAX_NVLINKS: u32 = 36;
@@ -23,13 +23,16 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
         (nvml.sys_driver_version(), nvml.sys_cuda_driver_version(), nvml.device_count())
     };
     let count = count.map_err(|error| failure(&error, "counting GPUs"))?;
-    let mut snapshot = Snapshot {
-        v: 1,
-        driver: driver.map_err(|error| failure(&error, "reading the driver's version"))?,
+    let driver = Driver {
+        version: driver.map_err(|error| failure(&error, "reading the driver's version"))?,
         cuda: cuda.map_or_else(
             |_| String::new(),
             |version| format!("{}.{}", version / 1000, version % 1000 / 10),
         ),
+    };
+    let mut snapshot = Snapshot {
+        v: SNAPSHOT_VERSION,
+        drivers: BTreeMap::from([(Vendor::Nvidia, driver)]),
         gpus: Vec::new(),
         unreadable: Vec::new(),
     };
@@ -42,6 +45,7 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
                 devices.insert(uuid, device);
             }
             Err(error) => snapshot.unreadable.push(Unreadable {
+                vendor: Vendor::Nvidia,
                 index,
                 lost: is_lost(&error),
                 error: error.to_string(),
@@ -86,11 +90,13 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     // A GPU that was read completely before is the same GPU, so read only the values that change.
     let whole = before.filter(|before| before.error.is_none() && before.index == index);
     let mut facts = whole.cloned().unwrap_or_default();
+    facts.vendor = Vendor::Nvidia;
     facts.uuid = uuid.to_owned();
     facts.index = index;
     let mut reader = Reader { facts: &mut facts };
     if whole.is_none() {
-        reader.facts.minor = reader.read("minor number", device.minor_number());
+        reader.facts.minor = reader.read("minor number", device.minor_number().map(Some));
+        reader.facts.nodes = reader.facts.minor.iter().map(|minor| format!("nvidia{minor}")).collect();
         reader.facts.pci = reader.read("PCI bus id", device.pci_info().map(|pci| bus_id(&pci.bus_id)));
         reader.facts.model = reader.read("product name", device.name());
         let cc = device.cuda_compute_capability();
@@ -300,7 +306,7 @@ pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec
         match identify(nvml, index) {
             Ok((device, uuid)) => all.push(processes_of(&device, uuid)),
             // A device without a UUID is only reported under its last known UUID.
-            Err(error) => all.extend(known.at(index).map(|gpu| GpuProcesses {
+            Err(error) => all.extend(known.at(Vendor::Nvidia, index).map(|gpu| GpuProcesses {
                 uuid: gpu.uuid.clone(),
                 processes: Vec::new(),
                 error: Some(error.to_string()),

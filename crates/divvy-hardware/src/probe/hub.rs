@@ -1,4 +1,4 @@
-//! The connected clients, and the XIDs that are sent to them.
+//! The connected clients, and the faults that are sent to them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Shutdown;
@@ -8,11 +8,12 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::protocol::{Hello, PastXid, XidEvent, event_line};
+use crate::Fault;
+use crate::protocol::{FaultEvent, Hello, PastFault, event_line};
 
 /// The maximum number of clients: one agent, several `divvy-runtime` processes, and a person.
 const MAX_CLIENTS: usize = 16;
-/// The number of XIDs that are kept for clients that were not connected.
+/// The number of faults that are kept for clients that were not connected.
 const RECENT: usize = 64;
 
 /// The state that all threads of the probe share.
@@ -26,7 +27,7 @@ pub(super) struct Hub {
 #[derive(Debug, Default)]
 struct Inner {
     seq: u64,
-    recent: VecDeque<(Instant, XidEvent)>,
+    recent: VecDeque<(Instant, FaultEvent)>,
     last_client: u64,
     clients: BTreeMap<u64, Client>,
 }
@@ -67,18 +68,12 @@ impl Hub {
         self.lock().clients.remove(&client);
     }
 
-    /// Number an XID and send it to every client. A client that does not read is disconnected, so that it does not delay the others. It finds
-    /// the XIDs that it missed in [`Hello`].
-    pub(super) fn publish(&self, uuid: Option<String>, xid: u64, gi: Option<u32>, ci: Option<u32>) {
+    /// Number a fault and send it to every client. A client that does not read is disconnected, so that it does not delay the others. It finds
+    /// the faults that it missed in [`Hello`].
+    pub(super) fn publish(&self, fault: Fault) {
         let mut inner = self.lock();
         inner.seq += 1;
-        let event = XidEvent {
-            seq: inner.seq,
-            uuid,
-            xid,
-            gi,
-            ci,
-        };
+        let event = FaultEvent { seq: inner.seq, fault };
         let line = event_line(&event);
         if inner.recent.len() == RECENT {
             inner.recent.pop_front();
@@ -97,9 +92,9 @@ impl Hub {
     /// Return the answer to `hello`.
     pub(super) fn hello(&self) -> Hello {
         let inner = self.lock();
-        let recent = inner.recent.iter().map(|(at, xid)| PastXid {
+        let recent = inner.recent.iter().map(|(at, event)| PastFault {
             ago_ms: at.elapsed().as_millis().try_into().unwrap_or(u64::MAX),
-            xid: xid.clone(),
+            event: event.clone(),
         });
         Hello {
             v: 1,
@@ -116,7 +111,20 @@ mod tests {
     use std::io::Read;
     use std::sync::mpsc::sync_channel;
 
+    use divvy_model::Vendor;
+
     use super::*;
+
+    fn fault(code: u64) -> Fault {
+        Fault {
+            vendor: Vendor::Amd,
+            uuid: None,
+            code,
+            fatal: true,
+            name: "a fault".to_owned(),
+            partition: None,
+        }
+    }
 
     #[test]
     fn a_client_that_does_not_read_is_disconnected_and_the_others_hear_everything() {
@@ -131,8 +139,8 @@ mod tests {
         };
         let (_, slow, mut slow_end) = join(1);
         let (_, fast, _fast_end) = join(100);
-        for xid in 0..3 {
-            hub.publish(None, xid, None, None);
+        for code in 0..3 {
+            hub.publish(fault(code));
         }
         assert_eq!(slow.try_iter().count(), 1);
         slow_end
@@ -141,12 +149,12 @@ mod tests {
         assert_eq!(slow_end.read(&mut [0; 8]).expect("closed"), 0);
         assert_eq!(fast.try_iter().count(), 3);
         let hello = hub.hello();
-        let seqs: Vec<u64> = hello.recent.iter().map(|past| past.xid.seq).collect();
+        let seqs: Vec<u64> = hello.recent.iter().map(|past| past.event.seq).collect();
         assert_eq!((hello.seq, seqs), (3, vec![1, 2, 3]));
     }
 
     #[test]
-    fn clients_and_remembered_xids_are_bounded() {
+    fn clients_and_remembered_faults_are_bounded() {
         let hub = Hub::new();
         let mut ends = Vec::new();
         for i in 0..=MAX_CLIENTS {
@@ -158,8 +166,8 @@ mod tests {
         hub.leave(1);
         let (ours, _theirs) = UnixStream::pair().expect("pair");
         assert!(hub.join(ours, sync_channel(1).0).is_some());
-        for xid in 0..200 {
-            hub.publish(None, xid, None, None);
+        for code in 0..200 {
+            hub.publish(fault(code));
         }
         assert_eq!(hub.hello().recent.len(), RECENT);
     }

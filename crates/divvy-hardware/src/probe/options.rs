@@ -6,8 +6,9 @@ use std::time::Duration;
 
 /// The text of `--help`.
 pub(super) const HELP: &str = "\
-divvy-probe reads the GPUs of this machine. It is the only part of Divvy that loads the
-driver's library (NVML), so a driver that hangs or crashes affects no other process.
+divvy-probe reads the GPUs of this machine: NVIDIA's through the driver's library (NVML), AMD's
+from /sys. It is the only part of Divvy that does, so a driver that hangs or crashes affects no
+other process.
 
 Usage:
   divvy-probe --once                          print the state of the GPUs as JSON, and exit
@@ -17,13 +18,14 @@ Usage:
 Options:
   --listen unix:PATH     Socket to listen on. Its mode is 0600: only root and the probe's own
                          user may connect. Its directory must exist. A stale socket is replaced.
-  --nvml-library PATH    The driver's library. Default: libnvidia-ml.so.1 from the dynamic
+  --nvml-library PATH    NVIDIA's library. Default: libnvidia-ml.so.1 from the dynamic
                          loader's search path, then from the usual directories below the
                          driver root
-  --driver-root PATH     Root directory of the driver's files: the path at which the host's or a
+  --driver-root PATH     Root directory of NVIDIA's driver files: the path at which the host's or a
                          driver container's root is mounted. Default: /
-  --sys-root PATH        Path at which the host's root is mounted. Its /proc shows which pod a
-                         GPU process belongs to, and paths in CDI specs are relative to it.
+  --sys-root PATH        Path at which the host's root is mounted. Its /sys describes AMD's GPUs,
+                         its /proc shows which pod a GPU process belongs to, and paths in CDI
+                         specs are relative to it.
                          Default: /
   --watchdog SECONDS     Exit with status 70 if a driver call takes longer (initialization: six
                          times as long), so that the probe is restarted. Default: 10

@@ -1,35 +1,17 @@
-//! The thread that owns the driver. It opens the driver, makes all driver calls, and reopens the driver when that may help.
+//! The thread that owns the drivers and makes all driver calls, one after the other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
-use std::time::{Duration, Instant};
 
+use divvy_model::Vendor;
 use serde_json::Value;
 
+use super::drivers::{Drivers, Open, Pace};
 use super::hub::Hub;
-use super::{log, pods, spawn};
-use crate::backend::{Backend, Event};
-use crate::{Code, Error, Failure, Known};
-
-/// The intervals at which the driver is reopened.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
-    /// The minimum time between two attempts after the driver could not be opened or used.
-    reopen: Duration,
-    /// The interval while a GPU is lost. The driver's library considers a GPU lost until the library is initialized again.
-    reopen_for_lost: Duration,
-}
-
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace {
-            reopen: Duration::from_secs(1),
-            reopen_for_lost: Duration::from_secs(30),
-        }
-    }
-}
+use super::{log, pods};
+use crate::{Code, Error, Failure};
 
 /// The number of requests that may wait for the driver.
 const QUEUE: usize = 32;
@@ -58,35 +40,26 @@ pub(super) fn ask(jobs: &SyncSender<Job>, question: Question) -> Result<Value, F
     answered.recv().map_err(|_| gone())?
 }
 
-struct Owner<O> {
-    open: O,
-    pace: Pace,
-    hub: Arc<Hub>,
-    backend: Option<Box<dyn Backend>>,
-    opened_at: Option<Instant>,
-    /// Why there is no backend.
-    failure: Failure,
-    /// The last known GPUs. They outlive the backend, because a lost GPU no longer reports its UUID.
-    known: Known,
+struct Owner {
+    drivers: Drivers,
     /// The host's `/proc`.
     proc_root: PathBuf,
+    /// The failure that was logged last, unless an answer followed.
+    logged: Option<Failure>,
 }
 
-/// Start the thread. It opens the driver immediately.
-pub(super) fn start<O>(hub: Arc<Hub>, pace: Pace, proc_root: PathBuf, open: O) -> Result<SyncSender<Job>, Error>
-where
-    O: FnMut() -> Result<Box<dyn Backend>, Failure> + Send + 'static,
-{
+/// Start the thread. It opens the drivers immediately.
+pub(super) fn start(
+    hub: Arc<Hub>,
+    pace: Pace,
+    proc_root: PathBuf,
+    vendors: Vec<(Vendor, Open)>,
+) -> Result<SyncSender<Job>, Error> {
     let (sender, jobs) = sync_channel(QUEUE);
     let mut owner = Owner {
-        open,
-        pace,
-        hub,
-        backend: None,
-        opened_at: None,
-        failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
-        known: Known::default(),
+        drivers: Drivers::new(vendors, pace, Some(hub)),
         proc_root,
+        logged: None,
     };
     // This thread has the default stack size, because the driver's library runs on it.
     let thread = thread::Builder::new().name("owner".to_owned());
@@ -95,9 +68,10 @@ where
     Ok(sender)
 }
 
-impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
+impl Owner {
     fn run(&mut self, jobs: &Receiver<Job>) {
-        self.ensure_open();
+        let opened = self.drivers.open();
+        self.log(opened.err());
         for job in jobs {
             let answer = self.perform(job.question);
             // The client may be gone by now.
@@ -105,142 +79,197 @@ impl<O: FnMut() -> Result<Box<dyn Backend>, Failure>> Owner<O> {
         }
     }
 
-    fn ensure_open(&mut self) {
-        if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < self.pace.reopen) {
-            return;
-        }
-        let opened = (self.open)();
-        self.opened_at = Some(Instant::now());
-        match opened {
-            Ok(mut backend) => {
-                forward(backend.events(), self.hub.clone());
-                self.backend = Some(backend);
-            }
-            Err(failure) => {
-                if failure != self.failure {
-                    log(format_args!("{failure}"));
-                }
-                self.failure = failure;
-            }
-        }
-    }
-
     fn perform(&mut self, question: Question) -> Result<Value, Failure> {
-        self.ensure_open();
-        let Some(backend) = &mut self.backend else {
-            return Err(self.failure.clone());
-        };
-        let mut lost = false;
         let answer = match question {
-            Question::Snapshot => backend.snapshot().map(|snapshot| {
-                let snapshot = self.known.complete(snapshot);
-                lost = !snapshot.unreadable.is_empty() || snapshot.gpus.iter().any(|gpu| gpu.lost);
-                serde_json::to_value(snapshot)
-            }),
-            Question::Processes => backend.processes().map(|mut processes| {
+            Question::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
+            Question::Processes => self.drivers.processes().map(|mut processes| {
                 pods::name(&self.proc_root, &mut processes);
                 serde_json::to_value(processes)
             }),
         };
-        let expired = self.opened_at.is_none_or(|at| at.elapsed() >= self.pace.reopen_for_lost);
-        if answer.is_err() {
-            self.backend = None;
-        }
-        if lost && expired {
-            self.backend = None;
-            // Reopen immediately: without a backend, XIDs of the other GPUs are lost.
-            self.ensure_open();
-        }
-        if let Err(failure) = &answer {
-            log(format_args!("{failure}"));
-            self.failure = failure.clone();
-        }
+        self.log(answer.as_ref().err().cloned());
         answer?.map_err(|error| Failure::new(Code::Unknown, format!("the answer cannot be written as JSON: {error}")))
     }
-}
 
-/// Pass on a backend's events until the backend is dropped.
-fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
-    let forwarding = spawn("forward", move || {
-        let mut last = String::new();
-        for event in events {
-            match event {
-                Event::Xid { uuid, xid, gi, ci } => {
-                    log(format_args!("XID {xid} on {}", uuid.as_deref().unwrap_or("an unnamed GPU")));
-                    hub.publish(uuid, xid, gi, ci);
-                }
-                // Log repeated failures with the same text only once.
-                Event::Degraded(text) if text == last => {}
-                Event::Degraded(text) => {
-                    log(format_args!("{text}"));
-                    last = text;
-                }
-            }
+    /// Log a failure, unless it is the same as before.
+    fn log(&mut self, failure: Option<Failure>) {
+        if let Some(failure) = &failure
+            && self.logged.as_ref() != Some(failure)
+        {
+            log(format_args!("{failure}"));
         }
-    });
-    if let Err(error) = forwarding {
-        log(format_args!("XIDs are not reported: {error}"));
+        self.logged = failure;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Mutex;
     use std::sync::mpsc::{Sender, channel};
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::{GpuFacts, GpuProcesses, Snapshot};
+    use crate::backend::{Backend, Event};
+    use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Snapshot};
+
+    /// What a scripted driver does next: it cannot be opened, or it answers.
+    type Answers = Arc<Mutex<Vec<Result<Snapshot, Failure>>>>;
 
     /// A driver with scripted answers.
     struct Scripted {
-        answers: Arc<Mutex<Vec<Result<Snapshot, Failure>>>>,
+        vendor: Vendor,
+        answers: Answers,
         events: Option<Sender<Event>>,
     }
 
     impl Backend for Scripted {
         fn snapshot(&mut self) -> Result<Snapshot, Failure> {
-            self.answers.lock().expect("lock").remove(0)
+            let answer = self.answers.lock().expect("lock").remove(0);
+            if let (Ok(snapshot), Some(events)) = (&answer, &self.events) {
+                for gpu in snapshot.gpus.iter().filter(|gpu| gpu.lost) {
+                    let fault = Fault {
+                        vendor: self.vendor,
+                        uuid: Some(gpu.uuid.clone()),
+                        code: 1,
+                        fatal: true,
+                        name: "gone".to_owned(),
+                        partition: None,
+                    };
+                    events.send(Event::Fault(fault)).expect("the hub listens");
+                }
+            }
+            answer
         }
+
         fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
-            Ok(Vec::new())
+            Ok(vec![GpuProcesses {
+                uuid: uuid(self.vendor),
+                processes: Vec::new(),
+                error: None,
+            }])
         }
+
         fn events(&mut self) -> Receiver<Event> {
             let (sender, receiver) = channel();
             self.events = Some(sender);
             receiver
         }
+
+        fn keeps_lost(&self) -> bool {
+            self.vendor == Vendor::Nvidia
+        }
     }
 
-    /// Start an owner of a driver with these answers. Also return how often the owner opened the driver.
-    fn scripted(pace: Pace, answers: Vec<Result<Snapshot, Failure>>) -> (SyncSender<Job>, Arc<Mutex<u32>>) {
-        let (answers, opened) = (Arc::new(Mutex::new(answers)), Arc::new(Mutex::new(0)));
-        let open = {
-            let opened = opened.clone();
-            move || {
-                *opened.lock().expect("lock") += 1;
-                let answers = answers.clone();
-                Ok(Box::new(Scripted { answers, events: None }) as Box<dyn Backend>)
+    /// A vendor whose driver can be opened while it has answers, and fails with `closed` otherwise. Also return how often it was opened.
+    struct Script {
+        vendor: Vendor,
+        answers: Answers,
+        closed: Arc<Mutex<Option<Failure>>>,
+        opened: Arc<Mutex<u32>>,
+    }
+
+    impl Script {
+        fn new(vendor: Vendor, answers: Vec<Result<Snapshot, Failure>>) -> Script {
+            Script {
+                vendor,
+                answers: Arc::new(Mutex::new(answers)),
+                closed: Arc::default(),
+                opened: Arc::default(),
             }
-        };
-        (
-            start(Arc::new(Hub::new()), pace, "/proc".into(), open).expect("thread"),
-            opened,
-        )
+        }
+
+        fn absent(vendor: Vendor) -> Script {
+            let script = Script::new(vendor, Vec::new());
+            script.close(Some(absence(vendor)));
+            script
+        }
+
+        fn close(&self, failure: Option<Failure>) {
+            *self.closed.lock().expect("lock") = failure;
+        }
+
+        fn then(&self, answer: Result<Snapshot, Failure>) {
+            self.answers.lock().expect("lock").push(answer);
+        }
+
+        fn opened(&self) -> u32 {
+            *self.opened.lock().expect("lock")
+        }
+
+        fn open(&self) -> (Vendor, Open) {
+            let (vendor, answers) = (self.vendor, self.answers.clone());
+            let (closed, opened) = (self.closed.clone(), self.opened.clone());
+            let open = move || {
+                if let Some(failure) = closed.lock().expect("lock").clone() {
+                    return Err(failure);
+                }
+                *opened.lock().expect("lock") += 1;
+                Ok(Box::new(Scripted {
+                    vendor,
+                    answers: answers.clone(),
+                    events: None,
+                }) as Box<dyn Backend>)
+            };
+            (vendor, Box::new(open))
+        }
     }
 
-    fn snapshot(lost: bool) -> Snapshot {
+    fn absence(vendor: Vendor) -> Failure {
+        match vendor {
+            Vendor::Nvidia => Failure::new(Code::LibraryNotFound, "no library"),
+            Vendor::Amd => Failure::new(Code::DriverNotLoaded, "no amdgpu"),
+        }
+    }
+
+    fn uuid(vendor: Vendor) -> String {
+        format!("{}-0", vendor.name())
+    }
+
+    /// Start an owner of these drivers.
+    fn owner(pace: Pace, scripts: &[&Script]) -> SyncSender<Job> {
+        let vendors = scripts.iter().map(|script| script.open()).collect();
+        start(Arc::new(Hub::new()), pace, "/proc".into(), vendors).expect("thread")
+    }
+
+    /// A pace at which a driver is opened whenever it is asked.
+    const AT_ONCE: Pace = Pace {
+        reopen: Duration::ZERO,
+        reopen_for_lost: Duration::ZERO,
+    };
+
+    fn of(vendor: Vendor, lost: bool) -> Snapshot {
         let gpu = GpuFacts {
-            uuid: "GPU-a".to_owned(),
+            vendor,
+            uuid: uuid(vendor),
             lost,
             ..GpuFacts::default()
         };
-        Snapshot {
-            v: 1,
-            driver: "1".to_owned(),
+        let driver = Driver {
+            version: format!("{vendor} 1"),
             cuda: String::new(),
+        };
+        Snapshot {
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::from([(vendor, driver)]),
             gpus: vec![gpu],
             unreadable: Vec::new(),
         }
+    }
+
+    fn without_gpus(vendor: Vendor) -> Snapshot {
+        Snapshot {
+            gpus: Vec::new(),
+            ..of(vendor, false)
+        }
+    }
+
+    /// Take a snapshot and return the UUIDs.
+    fn uuids(jobs: &SyncSender<Job>) -> Result<Vec<String>, Failure> {
+        let answer = ask(jobs, Question::Snapshot)?;
+        let snapshot: Snapshot = serde_json::from_value(answer).expect("a snapshot");
+        snapshot.validate().expect("valid");
+        Ok(snapshot.gpus.into_iter().map(|gpu| gpu.uuid).collect())
     }
 
     #[test]
@@ -250,7 +279,9 @@ mod tests {
             ..Pace::default()
         };
         let failure = Failure::new(Code::DriverNotLoaded, "gone");
-        let (jobs, opened) = scripted(pace, vec![Ok(snapshot(false)), Err(failure.clone()), Ok(snapshot(false))]);
+        let seen = || Ok(of(Vendor::Nvidia, false));
+        let script = Script::new(Vendor::Nvidia, vec![seen(), Err(failure.clone()), seen()]);
+        let jobs = owner(pace, &[&script]);
         let started = Instant::now();
         assert!(ask(&jobs, Question::Snapshot).is_ok());
         assert_eq!(ask(&jobs, Question::Snapshot), Err(failure));
@@ -259,23 +290,115 @@ mod tests {
             thread::sleep(Duration::from_millis(5));
         }
         assert!(started.elapsed() >= pace.reopen);
-        assert_eq!(*opened.lock().expect("lock"), 2);
+        assert_eq!(script.opened(), 2);
     }
 
     #[test]
     fn a_driver_is_opened_anew_while_a_gpu_is_lost_and_left_alone_otherwise() {
-        for (lost, wait, opens) in [(true, 0, 4), (true, 3600, 1), (false, 0, 1)] {
+        // Only a driver that keeps GPUs lost is opened anew.
+        for (vendor, lost, wait, opens) in [
+            (Vendor::Nvidia, true, 0, 4),
+            (Vendor::Nvidia, true, 3600, 1),
+            (Vendor::Nvidia, false, 0, 1),
+            (Vendor::Amd, true, 0, 1),
+        ] {
             let pace = Pace {
                 reopen: Duration::ZERO,
                 reopen_for_lost: Duration::from_secs(wait),
             };
-            let (jobs, opened) = scripted(pace, vec![Ok(snapshot(lost)); 3]);
+            let script = Script::new(vendor, vec![Ok(of(vendor, lost)); 3]);
+            let jobs = owner(pace, &[&script]);
             for _ in 0..3 {
                 assert_eq!(ask(&jobs, Question::Snapshot).expect("snapshot")["gpus"][0]["lost"], lost);
             }
-            // The owner reopens the driver after its answer, so wait with one more request.
-            ask(&jobs, Question::Processes).expect("processes");
-            assert_eq!(*opened.lock().expect("lock"), opens, "lost: {lost}, wait: {wait}");
+            assert_eq!(script.opened(), opens, "{vendor} lost: {lost}, wait: {wait}");
+        }
+    }
+
+    #[test]
+    fn the_gpus_and_processes_of_all_vendors_are_one_answer_and_a_lost_one_reopens_its_own_driver_alone() {
+        let nvidia = Script::new(Vendor::Nvidia, vec![Ok(of(Vendor::Nvidia, true)); 2]);
+        let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, true)); 2]);
+        let jobs = owner(AT_ONCE, &[&nvidia, &amd]);
+        for _ in 0..2 {
+            assert_eq!(uuids(&jobs).expect("both"), ["nvidia-0", "amd-0"]);
+        }
+        let processes = ask(&jobs, Question::Processes).expect("processes");
+        let names = processes.as_array().expect("a list").iter().map(|gpu| gpu["uuid"].clone());
+        assert_eq!(names.collect::<Vec<_>>(), ["nvidia-0", "amd-0"]);
+        assert_eq!((nvidia.opened(), amd.opened()), (3, 1));
+    }
+
+    #[test]
+    fn faults_of_all_vendors_reach_the_clients() {
+        let scripts = Vendor::ALL.map(|vendor| Script::new(vendor, vec![Ok(of(vendor, true))]));
+        let hub = Arc::new(Hub::new());
+        let vendors = scripts.iter().map(Script::open).collect();
+        let jobs = start(hub.clone(), Pace::default(), "/proc".into(), vendors).expect("thread");
+        ask(&jobs, Question::Snapshot).expect("snapshot");
+        let started = Instant::now();
+        while hub.hello().recent.len() < 2 {
+            assert!(started.elapsed() < Duration::from_secs(10), "no fault arrives");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let mut of: Vec<Vendor> = hub.hello().recent.iter().map(|past| past.event.fault.vendor).collect();
+        of.sort_unstable();
+        assert_eq!(of, Vendor::ALL);
+    }
+
+    #[test]
+    fn a_vendor_that_is_absent_is_ignored_while_another_has_gpus_and_appears_when_its_driver_does() {
+        for (there, away) in [(Vendor::Nvidia, Vendor::Amd), (Vendor::Amd, Vendor::Nvidia)] {
+            let present = Script::new(there, vec![Ok(of(there, false)); 4]);
+            let late = Script::absent(away);
+            let mut scripts = [&present, &late];
+            scripts.sort_by_key(|script| script.vendor);
+            let jobs = owner(AT_ONCE, &scripts);
+            assert_eq!(uuids(&jobs).expect("the other vendor"), [uuid(there)]);
+            ask(&jobs, Question::Processes).expect("processes of the other vendor");
+            late.then(Ok(of(away, false)));
+            late.close(None);
+            assert_eq!(uuids(&jobs).expect("both"), ["nvidia-0", "amd-0"]);
+            // From now on its absence is a failure, because its GPUs would count as lost.
+            late.then(Err(absence(away)));
+            late.close(Some(absence(away)));
+            assert_eq!(uuids(&jobs), Err(absence(away)));
+            assert_eq!(uuids(&jobs), Err(absence(away)), "while it cannot be opened");
+        }
+    }
+
+    #[test]
+    fn a_vendor_that_is_there_but_cannot_be_used_is_not_ignored() {
+        let failure = Failure::new(Code::NoPermission, "not privileged");
+        let nvidia = Script::new(Vendor::Nvidia, Vec::new());
+        nvidia.close(Some(failure.clone()));
+        let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
+        assert_eq!(uuids(&owner(AT_ONCE, &[&nvidia, &amd])), Err(failure));
+    }
+
+    #[test]
+    fn a_machine_without_gpus_is_told_why_the_first_vendor_has_none() {
+        let missing = |code| Failure::new(code, "x");
+        let with = |code: Option<Code>, amd: Script| {
+            let nvidia = Script::new(Vendor::Nvidia, vec![Ok(without_gpus(Vendor::Nvidia))]);
+            nvidia.close(code.map(missing));
+            uuids(&owner(AT_ONCE, &[&nvidia, &amd])).map_err(|failure| failure.text)
+        };
+        let absent = || Script::absent(Vendor::Amd);
+        let empty = || Script::new(Vendor::Amd, vec![Ok(without_gpus(Vendor::Amd))]);
+        for (code, amd, expected) in [
+            (Some(Code::LibraryNotFound), absent(), Err("x; for AMD GPUs: no amdgpu")),
+            (
+                Some(Code::LibraryNotFound),
+                empty(),
+                Err("x; for AMD GPUs: the driver is loaded but finds no GPU"),
+            ),
+            (Some(Code::DriverNotLoaded), absent(), Err("x")),
+            (Some(Code::DriverNotLoaded), empty(), Err("x")),
+            (None, absent(), Ok(Vec::new())),
+            (None, empty(), Ok(Vec::new())),
+        ] {
+            assert_eq!(with(code, amd), expected.map_err(str::to_owned), "{code:?}");
         }
     }
 }

@@ -6,19 +6,31 @@ use divvy_cdi::Format;
 use divvy_cdi::driver_spec::{Basis, Place};
 use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
 use divvy_hardware::protocol::DriverQuestion;
-use divvy_hardware::{Code, GpuFacts, Snapshot, xid_is_fatal};
-use divvy_model::MiB;
+use divvy_hardware::{Code, Fault, GpuFacts, Snapshot};
+use divvy_model::{MiB, Vendor};
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::support::{GPU0, GPU1, Machine, TWO, eventually, fast, kill, processes_with, snapshot, unavailable, wait_for};
 
-async fn xid(client: &mut ProbeClient) -> (Option<String>, u64) {
+async fn fault(client: &mut ProbeClient) -> Fault {
     let found = |update| match update {
-        Update::Xid(event) => Some((event.uuid, event.xid)),
+        Update::Fault(event) => Some(event.fault),
         _ => None,
     };
-    wait_for(client, "XID", found).await
+    wait_for(client, "fault", found).await
+}
+
+/// The fault that an XID of a GPU becomes.
+fn xid(uuid: &str, number: u64, fatal: bool) -> Fault {
+    Fault {
+        vendor: Vendor::Nvidia,
+        uuid: Some(uuid.to_owned()),
+        code: number,
+        fatal,
+        name: format!("XID {number}"),
+        partition: None,
+    }
 }
 
 fn any(_: &Snapshot) -> bool {
@@ -45,7 +57,7 @@ async fn the_first_update_is_what_the_machine_description_says() {
         .iter()
         .map(|gpu| (gpu.uuid.as_str(), gpu.total, gpu.minor))
         .collect();
-    assert_eq!(gpus, [(GPU0, MiB(40960), 0), (GPU1, MiB(15360), 5)]);
+    assert_eq!(gpus, [(GPU0, MiB(40960), Some(0)), (GPU1, MiB(15360), Some(5))]);
     let processes = client.handle().processes().await.expect("processes");
     assert_eq!((processes[0].uuid.as_str(), processes[0].processes.len()), (GPU0, 2));
 }
@@ -72,12 +84,12 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
         let place = |gpu: &GpuFacts| Place {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
+            minor: gpu.minor.expect("a minor number"),
             pci: gpu.pci.clone(),
             mig: None,
         };
         let question = DriverQuestion {
-            version: snapshot.driver.clone(),
+            version: snapshot.driver(Vendor::Nvidia).to_owned(),
             gpus: snapshot.gpus.iter().map(place).collect(),
             paths: vec!["/dev/nvidia0".to_owned(), "/dev/nvidia7".to_owned()],
         };
@@ -135,8 +147,7 @@ async fn an_xid_arrives_within_a_second_and_a_snapshot_follows_at_once() {
     for (number, fatal) in [(79, true), (31, false), (119, true)] {
         let before = Instant::now();
         machine.xid(0, number);
-        assert_eq!(xid(&mut client).await, (Some(GPU0.to_owned()), number));
-        assert_eq!(xid_is_fatal(number), fatal);
+        assert_eq!(fault(&mut client).await, xid(GPU0, number, fatal));
         snapshot(&mut client, "snapshot after the XID", any).await;
         assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
     }
@@ -149,7 +160,7 @@ async fn a_lost_gpu_keeps_its_name_its_neighbour_goes_on_and_it_comes_back() {
     snapshot(&mut client, "snapshot", any).await;
     machine.xid(0, 79);
     machine.change(json!({"op": "lost", "gpu": 0, "lost": true})).await;
-    assert_eq!(xid(&mut client).await.1, 79);
+    assert_eq!(fault(&mut client).await.code, 79);
     let seen = snapshot(&mut client, "loss", |seen| seen.gpus.iter().any(|gpu| gpu.lost)).await;
     let gpus: Vec<_> = seen.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.lost, gpu.total)).collect();
     assert_eq!(gpus, [(GPU0, true, MiB(40960)), (GPU1, false, MiB(15360))]);
@@ -259,7 +270,7 @@ async fn an_xid_that_comes_while_the_agent_is_away_is_told_when_it_is_back() {
     drop(client);
     machine.xid(1, 48);
     let mut client = ProbeClient::start(probe, fast());
-    assert_eq!(xid(&mut client).await, (Some(GPU1.to_owned()), 48));
+    assert_eq!(fault(&mut client).await, xid(GPU1, 48, true));
 }
 
 #[tokio::test]

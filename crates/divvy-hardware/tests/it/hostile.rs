@@ -30,7 +30,7 @@ fn serve(stream: UnixStream, answer: impl Fn(u64, &str) -> Option<Vec<u8>>) {
 fn good(id: u64, op: &str) -> Option<Vec<u8>> {
     let ok = match op {
         "hello" => json!({"v": 1, "probe": "9", "instance": "x", "seq": 0}),
-        "snapshot" => json!({"v": 1, "driver": "1", "gpus": [], "new": true}),
+        "snapshot" => json!({"v": 2, "gpus": [], "new": true}),
         _ => json!({}),
     };
     Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
@@ -39,7 +39,7 @@ fn good(id: u64, op: &str) -> Option<Vec<u8>> {
 #[tokio::test]
 async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
     type Answer = fn(u64, &str) -> Option<Vec<u8>>;
-    let cases: [(&str, Answer, Code); 13] = [
+    let cases: [(&str, Answer, Code); 15] = [
         ("garbage", |_, _| Some(b"\0\x01 not json {{{\n".to_vec()), Code::Protocol),
         ("not UTF-8", |_, _| Some(b"\xff\xfe\n".to_vec()), Code::Protocol),
         ("a line of 2 MiB", |_, _| Some(vec![b'x'; 2 << 20]), Code::Protocol),
@@ -80,7 +80,30 @@ async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
             |id, op| match op {
                 "snapshot" => {
                     let gpu = json!({"uuid": "../../etc/passwd", "index": 0, "minor": 0, "totalMiB": 1});
-                    let ok = json!({"v": 1, "driver": "1", "gpus": [gpu]});
+                    let ok = json!({"v": 2, "gpus": [gpu]});
+                    Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
+                }
+                _ => good(id, op),
+            },
+            Code::Protocol,
+        ),
+        (
+            "a snapshot of an older format",
+            |id, op| match op {
+                "snapshot" => {
+                    let ok = json!({"v": 1, "driver": "1", "gpus": []});
+                    Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
+                }
+                _ => good(id, op),
+            },
+            Code::Protocol,
+        ),
+        (
+            "a past fault without a name",
+            |id, op| match op {
+                "hello" => {
+                    let past = json!({"agoMs": 1, "seq": 1, "vendor": "amd", "uuid": null, "code": 1, "fatal": true, "name": ""});
+                    let ok = json!({"v": 1, "probe": "9", "instance": "x", "seq": 1, "recent": [past]});
                     Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
                 }
                 _ => good(id, op),
@@ -91,7 +114,7 @@ async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
             "a number that does not fit",
             |id, op| {
                 match op {
-                "snapshot" => Some(format!("{{\"id\":{id},\"ok\":{{\"v\":1,\"driver\":\"1\",\"gpus\":[{{\"uuid\":\"GPU-a\",\"index\":0,\"minor\":0,\"totalMiB\":1e300}}]}}}}\n").into_bytes()),
+                "snapshot" => Some(format!("{{\"id\":{id},\"ok\":{{\"v\":2,\"gpus\":[{{\"uuid\":\"GPU-a\",\"index\":0,\"minor\":0,\"totalMiB\":1e300}}]}}}}\n").into_bytes()),
                 _ => good(id, op),
             }
             },

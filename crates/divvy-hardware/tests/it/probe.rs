@@ -32,19 +32,22 @@ fn once_prints_what_the_machine_description_says() {
     let snapshot: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let gpus = json!([
         {
-            "uuid": GPU0, "index": 0, "minor": 0, "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "brand": "nvidia", "cc": "8.0",
+            "vendor": "nvidia", "uuid": GPU0, "index": 0, "minor": 0, "nodes": ["nvidia0"], "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "brand": "nvidia", "cc": "8.0",
             "sms": 108, "clockMHz": 1410, "bandwidthGBs": 1555, "totalMiB": 40960, "usedMiB": 510, "numa": null, "temperature": 35,
             "utilization": 0, "links": [[GPU1, "nvlink", 12], [GPU1, "single-switch", 0]],
             "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },
         {
-            "uuid": GPU1, "index": 1, "minor": 5, "pci": "0000:af:00.0", "model": "Tesla T4", "brand": "tesla", "cc": "7.5",
+            "vendor": "nvidia", "uuid": GPU1, "index": 1, "minor": 5, "nodes": ["nvidia5"], "pci": "0000:af:00.0", "model": "Tesla T4", "brand": "tesla", "cc": "7.5",
             "sms": 40, "clockMHz": 1590, "totalMiB": 15360, "usedMiB": 0, "numa": 1, "temperature": 60,
             "utilization": 90, "links": [[GPU0, "nvlink", 12], [GPU0, "single-switch", 0]],
             "computeMode": "default", "persistence": true, "lost": false, "error": null,
         },
     ]);
-    assert_eq!(snapshot, json!({"v": 1, "driver": "550.54.15", "cuda": "12.4", "gpus": gpus}));
+    assert_eq!(
+        snapshot,
+        json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15", "cuda": "12.4"}}, "gpus": gpus})
+    );
 }
 
 #[test]
@@ -91,7 +94,7 @@ fn once_says_why_there_is_no_driver_and_what_to_do() {
         assert_eq!(text(&output.stdout), "");
     }
     let missing = Command::new(PROBE)
-        .args(["--once", "--driver-root", "/nowhere"])
+        .args(["--once", "--driver-root", "/nowhere", "--sys-root", "/nowhere"])
         .output()
         .expect("probe");
     assert_eq!(missing.status.code(), Some(1));
@@ -116,6 +119,8 @@ fn the_driver_is_found_below_a_driver_root() {
         .envs(machine.env())
         .arg("--once")
         .arg("--driver-root")
+        .arg(machine.path("root"))
+        .arg("--sys-root")
         .arg(machine.path("root"));
     let output = command.output().expect("probe");
     let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("snapshot");
@@ -182,14 +187,16 @@ fn an_xid_reaches_every_client_within_a_second_and_one_that_was_away_finds_it_in
     let before = Instant::now();
     machine.xid(1, 79);
     for client in &mut clients {
-        let event = json!({"event": "xid", "seq": 1, "uuid": GPU1, "xid": 79, "gi": null, "ci": null});
+        let event = json!({
+            "event": "fault", "seq": 1, "vendor": "nvidia", "uuid": GPU1, "code": 79, "fatal": true, "name": "XID 79", "partition": null,
+        });
         assert_eq!(client.next(), Some(event));
     }
     assert!(before.elapsed() < Duration::from_secs(1), "{:?}", before.elapsed());
     let hello = Lines::new(connect(&machine.path("s"))).ask("{\"v\":1,\"id\":1,\"op\":\"hello\"}");
     assert_eq!(
-        (&hello["ok"]["seq"], &hello["ok"]["recent"][0]["xid"]),
-        (&json!(1), &json!(79))
+        (&hello["ok"]["seq"], &hello["ok"]["recent"][0]["name"]),
+        (&json!(1), &json!("XID 79"))
     );
 }
 

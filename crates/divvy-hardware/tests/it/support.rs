@@ -129,6 +129,8 @@ impl Machine {
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(PROBE);
         command.envs(self.env()).arg("--nvml-library").arg(sim_library());
+        // The GPUs of the machine that runs the tests do not count.
+        command.arg("--sys-root").arg(self.path("root"));
         command.stdin(Stdio::piped());
         command
     }

@@ -1,6 +1,8 @@
 //! A CDI spec of the GPUs that the driver reports now, kept only in memory: mode `jit-cdi`.
 
-use divvy_model::MigDevice;
+use std::collections::BTreeMap;
+
+use divvy_model::{MigDevice, Vendor};
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
@@ -13,6 +15,8 @@ use divvy_host::plain_line;
 /// The CDI kind of the devices, named as in NVIDIA's runtime. No spec file uses this kind, so a stale device is never used by mistake.
 pub const KIND: &str = "runtime.nvidia.com/gpu";
 const VENDOR: &str = "runtime.nvidia.com";
+/// The version of the probe's output.
+const VERSION: u32 = 2;
 /// The name that messages show instead of a spec file's path.
 const PLACE: &str = "the GPUs that the driver reports now";
 
@@ -33,20 +37,29 @@ pub enum Error {
 #[derive(Debug, Deserialize)]
 struct Snapshot {
     v: u32,
-    driver: String,
     #[serde(default)]
-    cuda: String,
+    drivers: BTreeMap<Vendor, Driver>,
     gpus: Vec<Gpu>,
     #[serde(default)]
     unreadable: Vec<Unreadable>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+struct Driver {
+    version: String,
+    #[serde(default)]
+    cuda: String,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Gpu {
+    #[serde(default)]
+    vendor: Vendor,
     uuid: String,
     index: u32,
-    minor: u32,
+    #[serde(default)]
+    minor: Option<u32>,
     #[serde(default)]
     pci: String,
     #[serde(default)]
@@ -64,6 +77,8 @@ struct Gpu {
 
 #[derive(Debug, Deserialize)]
 struct Unreadable {
+    #[serde(default)]
+    vendor: Vendor,
     index: u32,
     error: String,
 }
@@ -86,13 +101,20 @@ pub struct Live {
 /// See [`Error`].
 pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras) -> Result<Live, Error> {
     let refuse = |text: String| Err(Error::Snapshot(text));
-    let snapshot: Snapshot = match serde_json::from_str(probe) {
+    let mut snapshot: Snapshot = match serde_json::from_str(probe) {
         Ok(snapshot) => snapshot,
         Err(error) => return refuse(error.to_string()),
     };
-    if snapshot.v != 1 {
-        return refuse(format!("its version is {}, but only version 1 is supported", snapshot.v));
+    if snapshot.v != VERSION {
+        return refuse(format!(
+            "its version is {}, but only version {VERSION} is supported",
+            snapshot.v
+        ));
     }
+    // These are devices for NVIDIA's runtime.
+    let driver = snapshot.drivers.remove(&Vendor::Nvidia).unwrap_or_default();
+    snapshot.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
+    snapshot.unreadable.retain(|gpu| gpu.vendor == Vendor::Nvidia);
     let options = Options {
         driver_root: driver_root.to_owned(),
         extras,
@@ -108,20 +130,31 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
         lost.iter()
             .map(|gpu| format!("GPU {} ({}) is left out: it is lost", gpu.index, plain_line(gpu.uuid.chars()))),
     );
-    let facts = facts(&snapshot.driver, &snapshot.cuda, &there);
-    let gpus: Vec<nvidia::Gpu> = there
-        .into_iter()
-        .map(|gpu| nvidia::Gpu {
-            index: gpu.index,
-            mig: proc::mig_of(tree, gpu.minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
-            uuid: Some(gpu.uuid),
-            minor: gpu.minor,
-            pci: gpu.pci,
-        })
-        .collect();
+    let facts = facts(&driver.version, &driver.cuda, &there);
+    let version = Some(driver.version.as_str());
     let Generated { spec, notes } = match wsl::is_there(tree) {
-        true => wsl::generate(tree, Some(&snapshot.driver), &options)?,
-        false => nvidia::generate(tree, &gpus, Some(&snapshot.driver), &options)?,
+        true => wsl::generate(tree, version, &options)?,
+        false => {
+            let mut gpus = Vec::new();
+            for gpu in there {
+                let Some(minor) = gpu.minor else {
+                    left_out.push(format!(
+                        "GPU {} ({}) is left out: the driver does not report its minor number, which names its device node",
+                        gpu.index,
+                        plain_line(gpu.uuid.chars())
+                    ));
+                    continue;
+                };
+                gpus.push(nvidia::Gpu {
+                    index: gpu.index,
+                    mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
+                    uuid: Some(gpu.uuid),
+                    minor,
+                    pci: gpu.pci,
+                });
+            }
+            nvidia::generate(tree, &gpus, version, &options)?
+        }
     };
     left_out.extend(notes);
     let found = Found {

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use divvy_testkit::machine::{Machine, kinds};
 
 fn snapshot(gpus: &Value) -> String {
-    json!({"v": 1, "driver": "550.54.15", "cuda": "12.4", "gpus": gpus, "unreadable": [{"index": 9, "lost": true, "error": "gone"}]}).to_string()
+    let drivers = json!({"nvidia": {"version": "550.54.15", "cuda": "12.4"}, "amd": {"version": "6.10.5"}});
+    json!({"v": 2, "drivers": drivers, "gpus": gpus, "unreadable": [{"index": 9, "lost": true, "error": "gone"}]}).to_string()
 }
 
 #[test]
@@ -21,6 +22,8 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
         {"uuid": "GPU-a", "index": 0, "minor": 1, "totalMiB": 1},
         {"uuid": "GPU-b", "index": 1, "minor": 0, "totalMiB": 1},
         {"uuid": "GPU-c", "index": 2, "minor": 2, "totalMiB": 1, "lost": true},
+        {"uuid": "GPU-d", "index": 3, "totalMiB": 1},
+        {"vendor": "amd", "uuid": "0x1", "index": 0, "nodes": ["dri/card1", "dri/renderD128"], "totalMiB": 1},
     ]);
     let Live { registry, notes, .. } = registry(&machine, &snapshot(&gpus), "/", Extras::default()).expect("a spec");
     let names: Vec<String> = registry.devices().iter().map(|device| device.name.clone()).collect();
@@ -40,7 +43,8 @@ fn the_devices_are_those_that_the_probe_names_by_index_and_uuid() {
     );
     assert!(
         notes[0].contains("GPU 9 is left out: the driver says \"gone\"")
-            && notes[1].contains("GPU 2 (GPU-c) is left out: it is lost"),
+            && notes[1].contains("GPU 2 (GPU-c) is left out: it is lost")
+            && notes[2].contains("GPU 3 (GPU-d) is left out: the driver does not report its minor number"),
         "{notes:?}"
     );
 }

@@ -53,6 +53,47 @@ fn candidates(available: impl IntoIterator<Item = usize>, must: &[usize]) -> Vec
 }
 
 #[test]
+fn gpus_of_one_xgmi_hive_are_chosen_together() {
+    // Eight MI210 in two hives of four, whose GPUs alternate on the bus.
+    let mut connections: Vec<Connection> = Vec::new();
+    for a in 0..8 {
+        for b in 0..a {
+            if a % 2 == b % 2 {
+                connections.push((a, b, "xgmi", 1));
+            }
+            connections.push((a, b, if a / 4 == b / 4 { "node" } else { "system" }, 0));
+        }
+    }
+    let hives = topology(8, &connections);
+    for (available, count, chosen) in [
+        (vec![0, 1, 2, 3, 4, 5, 6, 7], 4, vec![0, 2, 4, 6]),
+        (vec![1, 2, 3, 4], 2, vec![1, 3]),
+        // What remains, 0 and 3, is on one processor.
+        (vec![0, 1, 3, 5, 7], 3, vec![1, 5, 7]),
+    ] {
+        assert_eq!(
+            hives.choose(&candidates(available.clone(), &[]), count),
+            Some(chosen),
+            "{available:?}"
+        );
+    }
+    let board = topology(
+        3,
+        &[
+            (0, 1, "same-board", 0),
+            (0, 1, "xgmi", 1),
+            (1, 2, "xgmi", 1),
+            (0, 2, "xgmi", 1),
+        ],
+    );
+    assert_eq!(
+        board.choose(&candidates(0..3, &[]), 2),
+        Some(vec![0, 1]),
+        "partitions of one GPU are closest"
+    );
+}
+
+#[test]
 fn what_nvidias_device_plugin_answers_where_it_is_right_is_answered_here() {
     let dgx1 = dgx1();
     let pairs = machine(8, 4, &[(0, 2, 12), (1, 3, 12), (4, 5, 12), (6, 7, 12)]);

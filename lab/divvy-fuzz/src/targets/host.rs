@@ -13,10 +13,11 @@ use divvy_doctor::facts::programs::{filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
 use divvy_engines::{Engine, Wanted};
 use divvy_host::{Entry, Kind, Root, Tree};
-use divvy_model::cgroup;
+use divvy_model::{MiB, cgroup};
 use divvy_oci::runtime::live;
 use serde_json::Value;
 
+use divvy_testkit::amd::{self as recorded, Machine as Recorded};
 use divvy_testkit::machine::{Machine, kinds};
 
 use super::{Target, text};
@@ -37,6 +38,13 @@ pub(crate) fn targets() -> Vec<Target> {
             accepted: machines.iter().map(written).collect(),
             refused: vec![written(&kinds::none())],
             ..Target::new("a machine's files", machine, &[])
+        },
+        Target {
+            accepted: [Recorded::Vega10, Recorded::Mi210]
+                .map(|machine| written(&recorded::tree(machine)))
+                .into(),
+            refused: vec![written(&kinds::none())],
+            ..Target::new("the files of AMD's driver", amd_files, &[])
         },
         Target::new("what programs say to doctor", answers, &[ANSWERS]),
         Target::new("what the API server says to doctor", objects, &[OBJECTS]),
@@ -71,10 +79,10 @@ pub(crate) fn targets() -> Vec<Target> {
     ]
 }
 
-const ANSWERS: &str = r#"{"probe":{"driver":"550.54.15","gpus":[{"uuid":"GPU-0","index":0,"model":"A100","cc":"8.0","lost":false,"error":null,"computeMode":"default","persistence":true,"mig":[true,false]}],"unreadable":[{"index":1,"error":"lost"}]},"containerd":"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n","kernel":"6,1,2,-;NVRM: Xid (PCI:0000:06:00): 79, pid=1\n","docker":["24.0.7","nvidia","runc"]}"#;
+const ANSWERS: &str = r#"{"probe":{"drivers":{"nvidia":{"version":"550.54.15"}},"gpus":[{"uuid":"GPU-0","index":0,"model":"A100","cc":"8.0","lost":false,"error":null,"computeMode":"default","persistence":true,"mig":[true,false]}],"unreadable":[{"index":1,"error":"lost"}]},"containerd":"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v2\"\n","kernel":"6,1,2,-;NVRM: Xid (PCI:0000:06:00): 79, pid=1\n","docker":["24.0.7","nvidia","runc"]}"#;
 const OBJECTS: &str = r#"{"nodes":{"items":[{"metadata":{"name":"n","labels":{"gpu":"true"}},"spec":{"taints":[{"key":"nvidia.com/gpu","effect":"NoSchedule"}]},"status":{"capacity":{"aliyun.com/gpu-mem":"16","nvidia.com/gpu":"0"},"allocatable":{"aliyun.com/gpu-mem":"16"},"nodeInfo":{"kubeletVersion":"v1.31.2+k3s1"}}}]},"pods":{"metadata":{"continue":"x"},"items":[{"metadata":{"name":"p","namespace":"d","labels":null,"annotations":{"a":"b"}},"spec":{"nodeName":"n","runtimeClassName":"nvidia","containers":[{"name":"c","image":"nvidia/cuda:12","env":[{"name":"NVIDIA_VISIBLE_DEVICES","value":"all"}],"resources":{"limits":{"aliyun.com/gpu-mem":"3"}},"ports":[{"containerPort":80}]}],"tolerations":[{"key":"a","operator":"Exists"}],"nodeSelector":{"a":"b"}},"status":{"phase":"Failed","reason":"UnexpectedAdmissionError"}}]},"sets":{"items":[{"metadata":{"name":"divvy-agent","labels":{"app.kubernetes.io/name":"divvy"}},"spec":{"template":{"spec":{"nodeSelector":{"gpu":"true"},"containers":[{"image":"x/k8s-device-plugin:1"}]}}},"status":{"desiredNumberScheduled":1}}]},"classes":{"items":[{"metadata":{"name":"nvidia"},"handler":"nvidia"}]}}"#;
 const LOG: &str = "a\nFailed to initialize NVML: Driver/library version mismatch\nFailed to initialize NVML: Driver/library version mismatch\ncould not select device driver \"\" with capabilities: [[gpu]]\n";
-const SNAPSHOT: &str = r#"{"v":1,"driver":"550.54.15","cuda":"12.4","gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
+const SNAPSHOT: &str = r#"{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"}},"gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
 
 /// Return a machine on which every check has something to read.
 fn busy() -> Machine {
@@ -265,6 +273,19 @@ fn judged(facts: &Facts<'_>) {
 /// Report whether a text contains nothing that a terminal treats as a command.
 fn plain(text: &str) -> bool {
     text.chars().all(|c| c == '\n' || !c.is_control())
+}
+
+/// Rule: whatever the files say, the agent accepts what the probe makes of them, and a GPU without memory says why.
+fn amd_files(bytes: &[u8]) -> bool {
+    let Some(snapshot) = Told::read(bytes).and_then(|told| divvy_hardware::amd::look(&told)) else {
+        return false;
+    };
+    snapshot.validate().expect("a snapshot that clients accept");
+    assert!(
+        snapshot.gpus.iter().all(|gpu| gpu.total > MiB::ZERO || gpu.error.is_some()),
+        "{snapshot:?}"
+    );
+    !snapshot.gpus.is_empty()
 }
 
 /// Rule: a machine results in specs that engines accept and that name existing files.

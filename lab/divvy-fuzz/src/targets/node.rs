@@ -35,7 +35,7 @@ pub(crate) fn targets() -> Vec<Target> {
         ),
         Target::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
         Target::new("a line to the probe", question, &[QUESTION]),
-        Target::new("a line of the probe", line, &[ANSWER, REFUSAL, XID]),
+        Target::new("a line of the probe", line, &[ANSWER, REFUSAL, FAULT]),
     ]
 }
 
@@ -291,9 +291,10 @@ fn carry_out(files: &mut BTreeMap<String, String>, plan: &Plan) {
 pub(crate) const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u-1","ContainerName":"c","ResourceName":"aliyun.com/gpu-mem","DeviceIDs":{"-1":["a-_-0","a-_-1"],"0":["a-_-2"]},"AllocResp":"CgYKAUESAWI="},{"PodUID":"u-2","ContainerName":"c","ResourceName":"r","DeviceIDs":null,"AllocResp":null}],"RegisteredDevices":{"aliyun.com/gpu-mem":["a-_-0"],"r":null}},"Checksum":2254567890}"#;
 const OLD_CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["a","b"],"AllocResp":""}],"RegisteredDevices":null},"Checksum":0}"#;
 const QUESTION: &str = r#"{"v":1,"id":7,"op":"snapshot"}"#;
-const ANSWER: &str = r#"{"id":7,"ok":{"v":1,"driver":"550.54.15","cuda":"12.4","gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0","totalMiB":15360,"mig":[true,false]}],"unreadable":[{"index":1,"lost":true,"error":"x"}]}}"#;
+const ANSWER: &str = r#"{"id":7,"ok":{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"},"amd":{"version":""}},"gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0","totalMiB":15360,"mig":[true,false]},{"vendor":"amd","uuid":"0x1","index":0,"nodes":["dri/card1","dri/renderD128"],"cc":"gfx90a","totalMiB":65520}],"unreadable":[{"vendor":"amd","index":1,"lost":true,"error":"x"}]}}"#;
 const REFUSAL: &str = r#"{"id":null,"err":{"code":"protocol","text":"the question is not JSON"}}"#;
-const XID: &str = r#"{"event":"xid","seq":1,"uuid":"GPU-1234","xid":79,"gi":null,"ci":3}"#;
+const FAULT: &str =
+    r#"{"event":"fault","seq":1,"vendor":"nvidia","uuid":"GPU-1234","code":79,"fatal":true,"name":"XID 79","partition":[1,0]}"#;
 
 /// Rule: a checkpoint is printed so that it reads back the same.
 fn checkpoint(bytes: &[u8]) -> bool {
@@ -332,7 +333,7 @@ fn line(bytes: &[u8]) -> bool {
     };
     let said = match &read {
         FromProbe::Answer { id, result } => protocol::answer_line(*id, result),
-        FromProbe::Xid(event) => protocol::event_line(event),
+        FromProbe::Fault(event) => protocol::event_line(event),
         FromProbe::OtherEvent => return true,
     };
     // Continue as the agent does.

@@ -179,7 +179,7 @@ pub(super) const NCCL_CUDA: Explanation = without_check(
 
 pub(super) const ENDED_BY_DRIVER: Explanation = of(
     "D11",
-    // The XIDs that divvy_model::xid_is_fatal does not count as fatal.
+    // The XIDs that divvy_model::nvidia::xid_is_fatal does not count as fatal.
     &[
         "NVRM: Xid (*): 13,",
         "NVRM: Xid (*): 31,",

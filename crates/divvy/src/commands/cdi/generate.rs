@@ -12,7 +12,7 @@ use divvy_hardware::client::{Probe, Spawn, snapshot};
 use divvy_hardware::{Code, Failure, GpuFacts, Snapshot};
 use divvy_host::Files;
 use divvy_host::Tree;
-use divvy_model::MigDevice;
+use divvy_model::{MigDevice, Vendor};
 
 use super::{directory, say, tell_troubles, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
@@ -221,7 +221,7 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
     if args.mode != CdiMode::Nvml && wsl::is_there(files) {
         // Under WSL no file has the driver's version; the probe knows it.
         let driver = match ask {
-            true => Some(ask_probe(args).await?.driver),
+            true => Some(ask_probe(args).await?.driver(Vendor::Nvidia).to_owned()),
             false => None,
         };
         return Ok(wsl::generate(files, driver.as_deref(), options)?);
@@ -245,18 +245,33 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
             nameless.index, nameless.error
         ))?;
     }
-    let gpus: Vec<nvidia::Gpu> = snapshot.gpus.iter().map(|facts| from_facts(facts, files)).collect();
-    Ok(nvidia::generate(files, &gpus, Some(&snapshot.driver), options)?)
+    let mut gpus = Vec::new();
+    for facts in &snapshot.gpus {
+        match from_facts(facts, files) {
+            Some(gpu) => gpus.push(gpu),
+            None => say(&format!(
+                "warning: GPU {} is left out: the driver does not report its minor number, which names its device node",
+                facts.index
+            ))?,
+        }
+    }
+    Ok(nvidia::generate(
+        files,
+        &gpus,
+        Some(snapshot.driver(Vendor::Nvidia)),
+        options,
+    )?)
 }
 
-fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> nvidia::Gpu {
-    nvidia::Gpu {
+fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> Option<nvidia::Gpu> {
+    let minor = facts.minor?;
+    Some(nvidia::Gpu {
         index: facts.index,
         uuid: Some(facts.uuid.clone()),
-        minor: facts.minor,
+        minor,
         pci: facts.pci.clone(),
-        mig: proc::mig_of(tree, facts.minor, MigDevice::of(facts.mig, &facts.mig_devices)),
-    }
+        mig: proc::mig_of(tree, minor, MigDevice::of(facts.mig, &facts.mig_devices)),
+    })
 }
 
 async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
@@ -272,7 +287,8 @@ async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
             Probe::Spawn(spawn(args, own.with_file_name("divvy-probe")))
         }
     };
-    snapshot(&probe, PATIENCE).await.map_err(|Failure { code, text }| {
+    let asked = snapshot(&probe, PATIENCE).await.map(|all| all.only(Vendor::Nvidia));
+    asked.map_err(|Failure { code, text }| {
         let hint = match code {
             Code::ProbeUnreachable => {
                 "; give the path of divvy-probe with --probe, or use --gpus-from proc, which does not need it"

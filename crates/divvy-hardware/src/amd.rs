@@ -1,0 +1,419 @@
+//! AMD GPUs through the files that the kernel module amdgpu has in `/sys`. No library is needed.
+//!
+//! A GPU that is divided into partitions counts as its partitions: each has device nodes and memory of its own. The first partition is the
+//! PCI function, the others are platform devices.
+
+mod address;
+mod devices;
+mod kfd;
+mod links;
+mod ras;
+mod sysfs;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use divvy_host::{Files, Tree};
+use divvy_model::{MiB, Partition, Vendor};
+
+use self::address::Address;
+use self::devices::Device;
+use self::kfd::Node;
+use self::links::Links;
+use self::ras::Counters;
+use self::sysfs::Folder;
+use crate::backend::{Backend, Calls, Event};
+use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+
+/// The processes that use KFD, by PID. Each has a file `vram_GPU` for each GPU, with the GPU's number in KFD.
+const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
+
+/// The name of the fault that the RAS counters report.
+const MEMORY_ERROR: &str = "uncorrectable memory error";
+
+/// The longest text of a GPU in bytes.
+const TEXT_BYTES: usize = 96;
+
+/// The driver for AMD GPUs.
+#[derive(Debug)]
+pub struct Amd {
+    sys_root: PathBuf,
+    calls: Calls,
+    memory: Memory,
+    counters: Counters,
+    links: Links,
+    events: Option<Sender<Event>>,
+}
+
+/// What is remembered of each device, by its name in `/sys`.
+#[derive(Debug, Default)]
+struct Memory {
+    /// The unique id that named the device, if it had one, and the UUID. A device keeps its UUID while it is in use, whatever becomes of the
+    /// other devices.
+    names: BTreeMap<String, (Option<u64>, String)>,
+    /// The last facts. A GPU that KFD no longer lists has few of its own.
+    facts: BTreeMap<String, GpuFacts>,
+}
+
+/// What was found of one device.
+#[derive(Debug)]
+struct Found<'t> {
+    device: Device<'t>,
+    facts: Result<GpuFacts, Unreadable>,
+}
+
+impl Amd {
+    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if amdgpu is not loaded.
+    pub fn open(sys_root: &Path, calls: &Calls) -> Result<Amd, Failure> {
+        let amd = Amd {
+            sys_root: sys_root.to_owned(),
+            calls: calls.clone(),
+            memory: Memory::default(),
+            counters: Counters::default(),
+            links: Links::default(),
+            events: None,
+        };
+        amd.module(&amd.files())?;
+        Ok(amd)
+    }
+
+    fn files(&self) -> Files {
+        Files::below(&self.sys_root)
+    }
+
+    /// Return the kernel module's files. They are gone as soon as the module is unloaded.
+    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Folder<'t>, Failure> {
+        let _call = self.calls.enter("looking for amdgpu");
+        Folder::open(tree, devices::MODULE).ok_or_else(|| {
+            let path = self.sys_root.join(devices::MODULE.trim_start_matches('/'));
+            let text = format!(
+                "the kernel module amdgpu is not loaded (there is no {}); load it (modprobe amdgpu), and the probe continues automatically",
+                path.display()
+            );
+            Failure::new(Code::DriverNotLoaded, text)
+        })
+    }
+
+    /// Tell the clients which files exist but cannot be read.
+    fn report(&self, files: &Files) {
+        let troubles = files.troubles();
+        if let (Some(events), false) = (&self.events, troubles.is_empty()) {
+            // An error means that the backend is being dropped.
+            let _ = events.send(Event::Degraded(format!(
+                "files of AMD GPUs cannot be read: {}",
+                troubles.join("; ")
+            )));
+        }
+    }
+
+    /// Send a fault for each GPU whose errors increased. All partitions of a GPU share its counters.
+    fn judge(&mut self, found: &[Found<'_>]) {
+        for card in found.iter().filter(|found| found.device.place.1.is_none()) {
+            let Some(function) = &card.device.function else { continue };
+            let count = {
+                let _call = self
+                    .calls
+                    .enter(format!("reading the error counters of GPU {}", card.device.name));
+                self.counters.read(&card.device.name, function)
+            };
+            let (Some(count), Some(events)) = (count, &self.events) else {
+                continue;
+            };
+            let of_card = found.iter().filter(|other| other.device.place.0 == card.device.place.0);
+            for gpu in of_card.filter_map(|found| found.facts.as_ref().ok()) {
+                // An error means that the backend is being dropped.
+                let _ = events.send(Event::Fault(Fault {
+                    vendor: Vendor::Amd,
+                    uuid: Some(gpu.uuid.clone()),
+                    code: count,
+                    fatal: true,
+                    name: MEMORY_ERROR.to_owned(),
+                    partition: None,
+                }));
+            }
+        }
+    }
+}
+
+impl Backend for Amd {
+    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        let files = self.files();
+        let module = self.module(&files)?;
+        let mut found = find(&files, &self.calls, &mut self.memory);
+        self.links.connect(&files, &self.calls, &mut found);
+        self.judge(&found);
+        self.report(&files);
+        for Found { device, facts } in &found {
+            if let Ok(facts) = facts
+                && facts.error.is_none()
+            {
+                self.memory.facts.insert(device.name.clone(), facts.clone());
+            }
+        }
+        Ok(assemble(&module, found))
+    }
+
+    fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &mut self.memory);
+        let used = {
+            let _call = self.calls.enter("reading the processes of AMD GPUs");
+            used(&files)
+        };
+        let gpus = found
+            .iter()
+            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
+        let lists = gpus.map(|(device, facts)| {
+            let gpu_id = device.node.as_ref().and_then(|node| node.gpu_id);
+            let processes = gpu_id.and_then(|gpu_id| used.get(&gpu_id));
+            let processes = processes.into_iter().flatten().map(|(pid, bytes)| Process {
+                pid: *pid,
+                used: bounded(*bytes).unwrap_or(MiB::ZERO),
+                pod: None,
+            });
+            GpuProcesses {
+                uuid: facts.uuid.clone(),
+                processes: processes.collect(),
+                error: match (gpu_id, &facts.error) {
+                    (Some(_), _) => None,
+                    (None, Some(error)) => Some(error.clone()),
+                    (None, None) => Some("KFD does not say the GPU's number (gpu_id)".to_owned()),
+                },
+            }
+        });
+        Ok(lists.collect())
+    }
+
+    fn events(&mut self) -> Receiver<Event> {
+        let (sender, receiver) = channel();
+        self.events = Some(sender);
+        receiver
+    }
+
+    fn keeps_lost(&self) -> bool {
+        // Each snapshot reads the files anew.
+        false
+    }
+}
+
+/// Report whether this is the name of a fault of AMD GPUs.
+pub(crate) fn is_fault_name(text: &str) -> bool {
+    text == MEMORY_ERROR
+}
+
+/// Read the GPUs of a machine whose files are a value, without what an earlier look remembers. `None` if amdgpu is not loaded there.
+pub fn look(tree: &dyn Tree) -> Option<Snapshot> {
+    let module = Folder::open(tree, devices::MODULE)?;
+    // Nothing watches these calls: a value does not hang.
+    let calls = Calls::new(Duration::MAX);
+    let mut found = find(tree, &calls, &mut Memory::default());
+    Links::default().connect(tree, &calls, &mut found);
+    Some(assemble(&module, found))
+}
+
+fn assemble(module: &Folder<'_>, found: Vec<Found<'_>>) -> Snapshot {
+    let driver = Driver {
+        version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
+        cuda: String::new(),
+    };
+    let mut snapshot = Snapshot {
+        v: SNAPSHOT_VERSION,
+        drivers: BTreeMap::from([(Vendor::Amd, driver)]),
+        gpus: Vec::new(),
+        unreadable: Vec::new(),
+    };
+    for Found { facts, .. } in found {
+        match facts {
+            Ok(facts) => snapshot.gpus.push(facts),
+            Err(unreadable) => snapshot.unreadable.push(unreadable),
+        }
+    }
+    snapshot
+}
+
+/// Read all GPUs.
+fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &mut Memory) -> Vec<Found<'t>> {
+    let devices = devices::devices(tree, calls);
+    name(&devices, &mut memory.names);
+    let mut taken = BTreeSet::new();
+    let numbered = (0..).zip(devices);
+    let found = numbered.map(|(index, device)| {
+        let unreadable = |error: String| Unreadable {
+            vendor: Vendor::Amd,
+            index,
+            lost: false,
+            error,
+        };
+        let uuid = memory.names.get(&device.name).map(|(_, uuid)| uuid.clone());
+        let facts = match (uuid, memory.facts.get(&device.name)) {
+            (None, _) => Err(unreadable(trouble(&device))),
+            (Some(uuid), _) if !taken.insert(uuid.clone()) => Err(unreadable(format!(
+                "another GPU has the same identity {uuid}; reload amdgpu or reboot"
+            ))),
+            (Some(uuid), before) => Ok(match &device.node {
+                Some(node) => {
+                    let _call = calls.enter(format!("reading GPU {}", device.name));
+                    read(&device, node, index, uuid)
+                }
+                None => GpuFacts {
+                    vendor: Vendor::Amd,
+                    uuid,
+                    index,
+                    used: MiB::ZERO,
+                    lost: device.lost,
+                    error: Some(trouble(&device)),
+                    ..before.cloned().unwrap_or_default()
+                },
+            }),
+        };
+        Found { device, facts }
+    });
+    found.collect()
+}
+
+fn trouble(device: &Device<'_>) -> String {
+    let reason = device.trouble.as_deref().unwrap_or("KFD says nothing about it");
+    format!("{}: {reason}", device.name)
+}
+
+/// Give each device that KFD lists a UUID: the card's unique id or, if it has none of its own, the PCI address; and the partition's number.
+fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, String)>) {
+    let unique_id = |device: &Device<'_>| device.node.as_ref()?.unique_id.filter(|id| *id > 0);
+    let mut cards: BTreeMap<u64, BTreeSet<Address>> = BTreeMap::new();
+    for device in devices {
+        if let Some(id) = unique_id(device) {
+            cards.entry(id).or_default().insert(device.place.0);
+        }
+    }
+    for device in devices.iter().filter(|device| device.node.is_some()) {
+        let id = unique_id(device);
+        // A device whose id cannot be read just now is the one that it was before.
+        if names
+            .get(&device.name)
+            .is_some_and(|(before, _)| id.is_none() || *before == id)
+        {
+            continue;
+        }
+        // An id that two cards claim names neither of them.
+        let own = id.filter(|id| cards.get(id).is_some_and(|cards| cards.len() == 1));
+        let card = match own {
+            Some(id) => format!("0x{id:016x}"),
+            None => format!("pci-{}", device.place.0.to_string().replace([':', '.'], "-")),
+        };
+        let uuid = match device.place.1 {
+            Some(number) => format!("{card}-xcp-{number}"),
+            None => card,
+        };
+        names.insert(device.name.clone(), (id, uuid));
+    }
+}
+
+/// Return what a partition is a part of. The profile is named as AMD's plugin names its resources: `cpx_nps4`.
+fn partition(device: &Device<'_>) -> Partition {
+    let mode = |file: &str| {
+        let text = device.function.as_ref()?.text(file)?;
+        let is_word = !text.is_empty() && text.len() <= 16 && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        is_word.then(|| text.to_lowercase())
+    };
+    let (compute, memory) = (mode("/current_compute_partition"), mode("/current_memory_partition"));
+    Partition {
+        parent: device.place.0.to_string(),
+        profile: [compute, memory].into_iter().flatten().collect::<Vec<_>>().join("_"),
+    }
+}
+
+/// Read the facts of a device.
+fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts {
+    let function = device.function.as_ref();
+    let cards = device.card.map(|minor| format!("dri/card{minor}"));
+    let renders = device.render.map(|minor| format!("dri/renderD{minor}"));
+    let mut facts = GpuFacts {
+        vendor: Vendor::Amd,
+        uuid,
+        index,
+        nodes: cards.into_iter().chain(renders).collect(),
+        partition: device.divided.then(|| partition(device)),
+        pci: device.place.0.to_string(),
+        cc: node.gfx.map(kfd::architecture).unwrap_or_default(),
+        sms: node.units.unwrap_or_default(),
+        clock_mhz: node.clock_mhz.unwrap_or_default(),
+        // −1 is none.
+        numa: function.and_then(|function| function.number("/numa_node")),
+        ..GpuFacts::default()
+    };
+    let product = function
+        .and_then(|function| function.text("/product_name"))
+        .map(|text| printable(&text));
+    facts.model = product.filter(|name| !name.is_empty()).unwrap_or_else(|| {
+        let device_id = node.device_id.map(|id| format!("{id:04x}")).unwrap_or_default();
+        let parts = ["AMD", &facts.cc, &device_id];
+        parts
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(" ")
+    });
+    // The PCI function's files are about the whole card.
+    let whole = function.filter(|_| !device.divided);
+    let of_card = |file| whole.and_then(|function| function.number::<u64>(file));
+    let total = of_card("/mem_info_vram_total").filter(|bytes| *bytes > 0).or(node.memory);
+    match total.and_then(bounded) {
+        Some(total) => facts.total = total,
+        None => facts.error = Some("memory: neither mem_info_vram_total nor KFD's memory banks say its size".to_owned()),
+    }
+    // Nothing says what a partition uses.
+    match of_card("/mem_info_vram_used").and_then(bounded) {
+        Some(used) => facts.used = used,
+        None if whole.is_some() => {
+            facts
+                .error
+                .get_or_insert_with(|| "memory: mem_info_vram_used does not say how much is in use".to_owned());
+        }
+        None => {}
+    }
+    if function.is_none() {
+        let error = format!("the GPU {} that it is a part of is not bound to amdgpu", device.place.0);
+        facts.error.get_or_insert(error);
+    }
+    if device.card.is_none() {
+        facts
+            .error
+            .get_or_insert_with(|| "it has no card node in /sys, which containers need; reload amdgpu or reboot".to_owned());
+    }
+    facts
+}
+
+/// Convert a size, unless no GPU can have it.
+fn bounded(bytes: u64) -> Option<MiB> {
+    (bytes < 1 << 60).then(|| MiB::from_bytes(bytes))
+}
+
+/// Return the first line of a text that the driver or the card's manufacturer wrote, without what cannot be printed.
+fn printable(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default().trim();
+    let kept: String = line.chars().filter(|c| !c.is_control()).collect();
+    kept[..kept.floor_char_boundary(TEXT_BYTES)].trim_end().to_owned()
+}
+
+/// Return the bytes that each process uses on each GPU, by the GPU's number in KFD, then by PID.
+fn used(tree: &dyn Tree) -> BTreeMap<u32, BTreeMap<u32, u64>> {
+    let mut used: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
+    let Some(processes) = Folder::open(tree, PROCESSES) else {
+        return used;
+    };
+    for pid in processes.numbered("/", "") {
+        // A process has a file for each GPU of the machine, and uses few of them. The process may have ended by now.
+        for gpu in processes.numbered(&format!("/{pid}"), "vram_") {
+            if let Some(bytes @ 1..) = processes.number(&format!("/{pid}/vram_{gpu}")) {
+                used.entry(gpu).or_default().insert(pid, bytes);
+            }
+        }
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! PCI addresses.
+
+use std::fmt;
+
+/// The address of a function on the PCI bus. The order is that of the bus, and not that of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Address {
+    domain: u32,
+    bus: u32,
+    device: u32,
+    function: u32,
+}
+
+impl Address {
+    /// Parse the kernel's name of a function, such as `0000:19:00.0`. Some machines have domains of five and more digits.
+    pub(super) fn parse(name: &str) -> Option<Address> {
+        let (domain, rest) = name.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        let number = |text: &str, digits: std::ops::RangeInclusive<usize>, most: u32| {
+            let is_hex = digits.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let value = is_hex.then(|| u32::from_str_radix(text, 16).ok()).flatten();
+            value.filter(|value| *value <= most)
+        };
+        Some(Address {
+            domain: number(domain, 4..=8, u32::MAX)?,
+            bus: number(bus, 2..=2, 0xff)?,
+            device: number(device, 2..=2, 0x1f)?,
+            function: number(function, 1..=1, 7)?,
+        })
+    }
+
+    /// Return the address of a card from KFD's `domain` and `location_id`. In some kernels the bits of the function, and in others those
+    /// above the bus, hold the number of a partition.
+    pub(super) fn of_location(domain: u32, location: u32) -> Address {
+        Address {
+            domain,
+            bus: location >> 8 & 0xff,
+            device: location >> 3 & 0x1f,
+            function: 0,
+        }
+    }
+
+    /// Return the address without the function.
+    pub(super) fn card(self) -> Address {
+        Address { function: 0, ..self }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Address {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_ordered_as_on_the_bus_and_nonsense_is_none() {
+        let names = [
+            "0000:09:00.0",
+            "0000:19:00.0",
+            "0000:19:00.1",
+            "0001:02:1f.7",
+            "10000:e1:00.0",
+        ];
+        let read: Vec<Address> = names.iter().map(|name| Address::parse(name).expect(name)).collect();
+        assert!(read.is_sorted());
+        assert_eq!(read.iter().map(Address::to_string).collect::<Vec<_>>(), names);
+        for name in [
+            "",
+            "bind",
+            "module",
+            "0000:19:00",
+            "000:19:00.0",
+            "0000:19:20.0",
+            "0000:19:00.8",
+            "0000:+1:00.0",
+            "0000:19:00.0/x",
+        ] {
+            assert_eq!(Address::parse(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn partitions_of_a_card_are_at_its_address_in_all_kernels() {
+        // Of an MI308X: 2560, 2561, and with the number in the upper bits.
+        for location in [2560, 2561, 2567, 2560 | 3 << 28] {
+            assert_eq!(Address::of_location(0, location).to_string(), "0000:0a:00.0");
+        }
+        assert_eq!(Address::of_location(1, 33_024).to_string(), "0001:81:00.0");
+    }
+}

@@ -1,0 +1,35 @@
+//! Uncorrectable memory errors, from the driver's RAS counters (Linux, `drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c`).
+
+use std::collections::BTreeMap;
+
+use super::sysfs::{Folder, Properties};
+
+/// The counters of all GPUs as they were last read: by the GPU's name, then by the counter's.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    before: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+impl Counters {
+    /// Read a GPU's counters. Return the number of uncorrectable errors so far, if a counter has risen since it was last read.
+    ///
+    /// The first value of a counter is its start, and so is a lower value, because a driver that is loaded again counts from 0. A counter
+    /// that cannot be read now keeps its value: when it can be read again, it has not risen.
+    pub(super) fn read(&mut self, gpu: &str, function: &Folder<'_>) -> Option<u64> {
+        let mut rose = false;
+        for name in function.names("/ras") {
+            if !name.ends_with("_err_count") {
+                continue;
+            }
+            // Correctable errors (`ce`) are corrected.
+            let text = function.text(&format!("/ras/{name}"));
+            let Some(count) = text.and_then(|text| Properties::parse(&text).get::<u64>("ue")) else {
+                continue;
+            };
+            let before = self.before.entry(gpu.to_owned()).or_default().insert(name, count);
+            rose |= before.is_some_and(|before| count > before);
+        }
+        let all = self.before.get(gpu)?.values();
+        rose.then(|| all.fold(0, |sum: u64, count| sum.saturating_add(*count)))
+    }
+}

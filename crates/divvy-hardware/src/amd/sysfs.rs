@@ -1,0 +1,138 @@
+//! Reads the kernel's small text files, within limits.
+
+use std::collections::BTreeMap;
+
+use divvy_host::{Root, Tree};
+
+/// The maximum size of a file in bytes. The kernel's own attributes have at most a page of 4 KiB.
+const FILE_BYTES: usize = 64 << 10;
+/// The number of entries of a directory that are looked at.
+const ENTRIES: usize = 4096;
+
+/// A directory. Links are followed, but never out of the machine's root.
+#[derive(Debug, Clone)]
+pub(super) struct Folder<'t> {
+    tree: &'t dyn Tree,
+    root: Root<'t>,
+}
+
+impl<'t> Folder<'t> {
+    /// Open the directory at a path of the machine.
+    pub(super) fn open(tree: &'t dyn Tree, path: &str) -> Option<Folder<'t>> {
+        let machine = Root::open(tree, "/")?;
+        let (path, _) = machine.resolve(path)?;
+        let root = Root::open(tree, &path)?;
+        Some(Folder { tree, root })
+    }
+
+    /// Open a directory below this one, for paths that are real directories and no links.
+    pub(super) fn below(&self, path: &str) -> Option<Folder<'t>> {
+        let (path, _) = self.root.resolve(path)?;
+        let root = Root::open(self.tree, &self.root.host(&path))?;
+        Some(Folder { tree: self.tree, root })
+    }
+
+    /// Return the names in a directory below this one; empty if there is no such directory.
+    pub(super) fn names(&self, path: &str) -> Vec<String> {
+        let mut names = self.root.names(path);
+        names.truncate(ENTRIES);
+        names
+    }
+
+    /// Return the numbers that follow `prefix` in the names of a directory below this one, in ascending order.
+    pub(super) fn numbered(&self, path: &str, prefix: &str) -> Vec<u32> {
+        let names = self.names(path);
+        let numbers = names.iter().filter_map(|name| natural(name.strip_prefix(prefix)?));
+        let mut numbers: Vec<u32> = numbers.collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Return the text of a file. A file that is too long, or not UTF-8, counts as missing.
+    pub(super) fn text(&self, path: &str) -> Option<String> {
+        let bytes = self.root.read(path, FILE_BYTES + 1)?;
+        (bytes.len() <= FILE_BYTES).then(|| String::from_utf8(bytes).ok()).flatten()
+    }
+
+    /// Return the number in a file. The kernel ends it with a line feed, so a number without one was cut off and is not used.
+    pub(super) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
+        self.text(path)?.strip_suffix('\n')?.trim().parse().ok()
+    }
+}
+
+/// Read a number as the kernel writes it in names: decimal digits without leading zeros.
+pub(super) fn natural(text: &str) -> Option<u32> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    is_plain.then(|| text.parse().ok()).flatten()
+}
+
+/// Lines of `key value`, where the value is a decimal number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Properties<'t>(BTreeMap<&'t str, Option<u64>>);
+
+impl<'t> Properties<'t> {
+    /// Parse the lines. What is not such a line is skipped, as is the last line without its line feed, because it may have been cut off.
+    pub(super) fn parse(text: &'t str) -> Properties<'t> {
+        let mut values = BTreeMap::new();
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            let Some((key, value)) = line.trim().split_once([' ', ':']) else {
+                continue;
+            };
+            let value: Option<u64> = value.trim().parse().ok();
+            // It is not known which of two different values is right.
+            let known = values.entry(key).or_insert(value);
+            if *known != value {
+                *known = None;
+            }
+        }
+        Properties(values)
+    }
+
+    /// Return the value of a key.
+    pub(super) fn get<T: TryFrom<u64>>(&self, key: &str) -> Option<T> {
+        (*self.0.get(key)?)?.try_into().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_lines_with_one_number_count() {
+        for (text, expected) in [
+            ("unique_id 18446744073709551615\n", Some(u64::MAX)),
+            ("simd_count 4\nunique_id 7\n", Some(7)),
+            ("unique_id 7\r\n", Some(7)),
+            ("unique_id   7 \n", Some(7)),
+            ("unique_id 7\nunique_id 7\n", Some(7)),
+            ("unique_id 7\nunique_id 8\n", None),
+            ("unique_id 7", None),
+            ("unique_id -1\n", None),
+            ("unique_id 18446744073709551616\n", None),
+            ("unique_id\n", None),
+            ("unique_idx 7\n", None),
+            ("", None),
+        ] {
+            assert_eq!(Properties::parse(text).get::<u64>("unique_id"), expected, "{text:?}");
+        }
+        assert_eq!(Properties::parse("ue: 3\nce: 9\n").get::<u64>("ue"), Some(3));
+        assert_eq!(Properties::parse("minor 4294967296\n").get::<u32>("minor"), None);
+    }
+
+    #[test]
+    fn numbers_in_names_are_natural_ones() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            ("128", Some(128)),
+            ("", None),
+            ("01", None),
+            ("-1", None),
+            ("+1", None),
+            ("1a", None),
+            ("4294967296", None),
+        ] {
+            assert_eq!(natural(text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,589 @@
+use std::fs;
+use std::time::Duration;
+
+use divvy_testkit::amd::{self as recorded, Machine, function_folder, kfd_node};
+use divvy_testkit::machine::Machine as Copy;
+use tempfile::TempDir;
+
+use super::*;
+use crate::health::{Settings, Tracker};
+
+fn write(machine: Machine) -> TempDir {
+    let root = tempfile::tempdir().expect("directory");
+    recorded::write(root.path(), machine).expect("written");
+    root
+}
+
+fn open(root: &TempDir) -> Amd {
+    Amd::open(root.path(), &Calls::new(Duration::from_secs(60))).expect("amdgpu is loaded")
+}
+
+fn snapshot(amd: &mut Amd) -> Snapshot {
+    let snapshot = amd.snapshot().expect("a snapshot");
+    snapshot.validate().expect("the client accepts it");
+    snapshot
+}
+
+fn look(root: &TempDir) -> Snapshot {
+    snapshot(&mut open(root))
+}
+
+/// The other ends of a GPU's links of one kind, by index.
+fn peers(snapshot: &Snapshot, gpu: usize, kind: &str) -> Vec<u32> {
+    let links = snapshot.gpus[gpu].links.iter().filter(|link| link.1 == kind);
+    let found = links.filter_map(|link| snapshot.gpus.iter().find(|gpu| gpu.uuid == link.0));
+    found.map(|gpu| gpu.index).collect()
+}
+
+#[test]
+fn the_recorded_machines_are_found_completely() {
+    for (machine, count, first) in [
+        (
+            Machine::Vega10,
+            2,
+            ("0xc34ec50444dd0a6c", "0000:19:00.0", "AMD 6860", "", 64, 16_368),
+        ),
+        (
+            Machine::Mi210,
+            8,
+            (
+                "0x93bb3629c01aea1c",
+                "0000:03:00.0",
+                "AMD Instinct MI210",
+                "gfx90a",
+                104,
+                65_520,
+            ),
+        ),
+        (
+            Machine::Mi308Cpx,
+            32,
+            (
+                "0x084cafeae17e7696",
+                "0000:0a:00.0",
+                "AMD Instinct MI308X",
+                "gfx942",
+                20,
+                49_152,
+            ),
+        ),
+        (
+            Machine::Mi300xCpx,
+            63,
+            (
+                "0xe3aa140f9a5f9e31",
+                "0000:05:00.0",
+                "AMD Instinct MI300X OAM",
+                "gfx942",
+                38,
+                24_576,
+            ),
+        ),
+    ] {
+        let root = write(machine);
+        let seen = look(&root);
+        assert_eq!((seen.gpus.len(), seen.unreadable.len()), (count, 0), "{machine:?}");
+        assert_eq!(seen.driver(Vendor::Amd), recorded::DRIVER);
+        let gpu = &seen.gpus[0];
+        assert_eq!(
+            (
+                gpu.uuid.as_str(),
+                gpu.pci.as_str(),
+                gpu.model.as_str(),
+                gpu.cc.as_str(),
+                gpu.sms,
+                gpu.total.0
+            ),
+            first
+        );
+        for (index, gpu) in seen.gpus.iter().enumerate() {
+            assert_eq!((gpu.index as usize, gpu.vendor, gpu.minor), (index, Vendor::Amd, None));
+            assert_eq!((&gpu.error, gpu.lost, gpu.nodes.len()), (&None, false, 2), "{gpu:?}");
+            let there = |node: &String| root.path().join("dev").join(node).exists();
+            assert!(gpu.nodes.iter().all(there), "{gpu:?}");
+        }
+        let nodes: BTreeSet<&String> = seen.gpus.iter().flat_map(|gpu| &gpu.nodes).collect();
+        assert_eq!(nodes.len(), 2 * count, "each GPU has nodes of its own");
+    }
+}
+
+#[test]
+fn gpus_are_in_the_order_of_the_bus_and_partitions_follow_their_gpu() {
+    let seen = look(&write(Machine::Mi210));
+    let places: Vec<&str> = seen.gpus.iter().map(|gpu| gpu.pci.as_str()).collect();
+    assert_eq!(
+        places,
+        ["03", "26", "43", "63", "83", "a3", "c3", "e3"].map(|bus| format!("0000:{bus}:00.0"))
+    );
+    let seen = look(&write(Machine::Mi308Cpx));
+    let names: Vec<(&str, &str)> = seen.gpus.iter().map(|gpu| (gpu.pci.as_str(), gpu.uuid.as_str())).collect();
+    let card = "0x084cafeae17e7696";
+    assert_eq!(names[0], ("0000:0a:00.0", card));
+    for (at, number) in [(1, 0), (2, 1), (3, 2)] {
+        assert_eq!(names[at], ("0000:0a:00.0", format!("{card}-xcp-{number}").as_str()));
+    }
+    assert_eq!(names[4].0, "0000:80:00.0");
+    assert_eq!(names[31].0, "0001:c9:00.0");
+    assert_eq!(seen.gpus[1].nodes, ["dri/card2", "dri/renderD129"]);
+}
+
+#[test]
+fn the_gpus_of_a_hive_are_connected_by_xgmi_and_the_partitions_of_a_gpu_are_on_one_board() {
+    let seen = look(&write(Machine::Mi210));
+    for at in 0..8 {
+        let hive: Vec<u32> = if at < 4 { (0..4).collect() } else { (4..8).collect() };
+        let others: Vec<u32> = hive.into_iter().filter(|peer| *peer as usize != at).collect();
+        assert_eq!(peers(&seen, at, "xgmi"), others);
+        assert_eq!(peers(&seen, at, "node"), others, "each hive is on a processor");
+        assert_eq!(peers(&seen, at, "system").len(), 4);
+    }
+    for (machine, parts) in [(Machine::Mi308Cpx, 4), (Machine::Mi300xCpx, 8)] {
+        let seen = look(&write(machine));
+        for (at, gpu) in seen.gpus.iter().enumerate() {
+            let first = at - at % parts;
+            let others: Vec<u32> = (first..(first + parts).min(seen.gpus.len()))
+                .filter(|peer| *peer != at)
+                .filter_map(|peer| u32::try_from(peer).ok())
+                .collect();
+            assert_eq!(peers(&seen, at, "same-board"), others, "{machine:?}");
+            assert_eq!(gpu.links.len(), others.len(), "no other link of so many GPUs is reported");
+        }
+    }
+    let seen = look(&write(Machine::Vega10));
+    assert!(
+        seen.gpus.iter().all(|gpu| gpu.links.is_empty()),
+        "nothing is recorded about this pair"
+    );
+}
+
+#[test]
+fn a_partition_has_the_memory_of_its_share_and_a_whole_gpu_that_of_the_card() {
+    let root = write(Machine::Mi308Cpx);
+    let seen = look(&root);
+    assert!(
+        seen.gpus
+            .iter()
+            .all(|gpu| gpu.total.0 / 1024 == 47 || gpu.total == MiB(49_152))
+    );
+    assert!(seen.gpus.iter().all(|gpu| gpu.used == MiB::ZERO));
+    // With its partitions gone, the function is the whole card again.
+    for render in 129..132 {
+        recorded::remove_kfd_node(root.path(), render).expect("removed");
+    }
+    let seen = look(&root);
+    assert_eq!((seen.gpus.len(), seen.gpus[0].total), (29, MiB(4 * 49_152)));
+    let root = write(Machine::Mi210);
+    let function = function_folder(root.path(), "0000:03:00.0");
+    fs::write(function.join("mem_info_vram_total"), "0\n").expect("written");
+    assert_eq!(look(&root).gpus[0].total, MiB(65_520), "KFD says it as well");
+}
+
+#[test]
+fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
+    type Change = fn(&Path, &Path);
+    /// What holds of the GPU, or a part of its error.
+    type Expected = Result<fn(&GpuFacts) -> bool, &'static str>;
+    let edit = |path: &Path, from: &str, to: &str| {
+        let text = fs::read_to_string(path).expect("read");
+        assert!(text.contains(from), "{text}");
+        fs::write(path, text.replace(from, to)).expect("written");
+    };
+    // Each case changes GPU 0; it gets the function's directory and the node's.
+    let cases: [(&str, Change, Expected); 12] = [
+        (
+            "no product name",
+            |function, _| fs::remove_file(function.join("product_name")).expect("removed"),
+            Ok(|gpu| gpu.model == "AMD gfx90a 740f"),
+        ),
+        (
+            "a long product name",
+            |function, _| fs::write(function.join("product_name"), format!("\u{1b}[2J{}", "ü".repeat(200))).expect("written"),
+            Ok(|gpu| gpu.model.len() <= 96 && gpu.model.starts_with("[2Jü")),
+        ),
+        (
+            "NUMA node -1",
+            |function, _| fs::write(function.join("numa_node"), "-1\n").expect("written"),
+            Ok(|gpu| gpu.numa.is_none()),
+        ),
+        (
+            "no NUMA node",
+            |function, _| fs::remove_file(function.join("numa_node")).expect("removed"),
+            Ok(|gpu| gpu.numa.is_none()),
+        ),
+        (
+            "no SIMDs per unit",
+            |_, node| {
+                fs::write(
+                    node.join("properties"),
+                    "drm_render_minor 130\nsimd_count 4\nsimd_per_cu 0\nunique_id 5\n",
+                )
+                .expect("written")
+            },
+            Ok(|gpu| gpu.sms == 0 && gpu.uuid == "0x0000000000000005"),
+        ),
+        (
+            "no unique id",
+            |_, node| fs::write(node.join("properties"), "drm_render_minor 130\n").expect("written"),
+            Ok(|gpu| gpu.uuid == "pci-0000-03-00-0"),
+        ),
+        (
+            "no size of the memory",
+            |function, node| {
+                fs::remove_file(function.join("mem_info_vram_total")).expect("removed");
+                fs::remove_dir_all(node.join("mem_banks")).expect("removed");
+            },
+            Err("memory: neither"),
+        ),
+        (
+            "an absurd size of the memory",
+            |function, _| fs::write(function.join("mem_info_vram_total"), "18446744073709551615\n").expect("written"),
+            Err("memory: neither"),
+        ),
+        (
+            "no used memory",
+            |function, _| fs::remove_file(function.join("mem_info_vram_used")).expect("removed"),
+            Err("mem_info_vram_used"),
+        ),
+        (
+            "a file of 1 MiB",
+            |function, _| fs::write(function.join("mem_info_vram_used"), " ".repeat(1 << 20)).expect("written"),
+            Err("mem_info_vram_used"),
+        ),
+        (
+            "a link out of the root",
+            |function, _| {
+                fs::remove_file(function.join("mem_info_vram_used")).expect("removed");
+                std::os::unix::fs::symlink("/../../proc/self/loginuid", function.join("mem_info_vram_used")).expect("linked");
+            },
+            Err("mem_info_vram_used"),
+        ),
+        (
+            "no card node",
+            |function, _| fs::remove_dir_all(function.join("drm/card3")).expect("removed"),
+            Err("no card node"),
+        ),
+    ];
+    for (name, change, expected) in cases {
+        let root = write(Machine::Mi210);
+        let before = look(&root);
+        let node = kfd_node(root.path(), 130).expect("a node");
+        change(&function_folder(root.path(), "0000:03:00.0"), &node);
+        let seen = look(&root);
+        let gpu = &seen.gpus[0];
+        match expected {
+            Ok(holds) => assert!(holds(gpu) && gpu.error.is_none(), "{name}: {gpu:?}"),
+            Err(part) => assert!(
+                gpu.error.as_ref().is_some_and(|error| error.contains(part)),
+                "{name}: {gpu:?}"
+            ),
+        }
+        assert!(!gpu.lost, "{name}");
+        let rest = |snapshot: &Snapshot| {
+            snapshot.gpus[1..]
+                .iter()
+                .map(|gpu| (gpu.uuid.clone(), gpu.total, gpu.model.clone()))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(rest(&seen), rest(&before), "{name}");
+    }
+    // Two nodes with one render minor: it is not known which of them is right.
+    let root = write(Machine::Mi210);
+    let node = kfd_node(root.path(), 131).expect("a node");
+    edit(&node.join("properties"), "drm_render_minor 131", "drm_render_minor 130");
+    let seen = look(&root);
+    assert_eq!((seen.gpus.len(), seen.unreadable.len()), (6, 2));
+    assert!(seen.unreadable[0].error.contains("renderD130 twice"), "{:?}", seen.unreadable);
+}
+
+#[test]
+fn gpus_without_an_id_of_their_own_are_named_by_their_place() {
+    let root = write(Machine::Vega10);
+    let names = |root: &TempDir| look(root).gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>();
+    let by_place = ["pci-0000-19-00-0", "pci-0000-19-00-1"];
+    for id in ["0", "7"] {
+        for (render, old) in [(128, "14073402507705256556"), (129, "14073402507705256557")] {
+            let file = kfd_node(root.path(), render).expect("a node").join("properties");
+            let text = fs::read_to_string(&file).expect("read");
+            let text = text.replace(old, id).replace("unique_id 0\n", &format!("unique_id {id}\n"));
+            fs::write(&file, text).expect("written");
+        }
+        assert_eq!(names(&root), by_place, "both have the id {id}");
+    }
+    // Partitions without an id differ by their numbers.
+    let root = write(Machine::Mi308Cpx);
+    for render in 128..132 {
+        let file = kfd_node(root.path(), render).expect("a node").join("properties");
+        let text = fs::read_to_string(&file).expect("read").replace("598046273873802902", "0");
+        fs::write(&file, text).expect("written");
+    }
+    assert_eq!(
+        names(&root)[..4],
+        ["", "-xcp-0", "-xcp-1", "-xcp-2"].map(|part| format!("pci-0000-0a-00-0{part}"))
+    );
+}
+
+#[test]
+fn partitions_are_found_under_both_names_that_the_kernel_gives_them() {
+    let root = write(Machine::Mi308Cpx);
+    let before = look(&root);
+    let platform = root.path().join("sys/devices/platform");
+    for number in 0..56 {
+        let [old, new] = ["amdgpu_xcp_", "amdgpu_xcp."].map(|prefix| platform.join(format!("{prefix}{number}")));
+        fs::rename(old, new).expect("renamed");
+    }
+    assert_eq!(look(&root), before);
+}
+
+#[test]
+fn a_gpu_that_kfd_no_longer_lists_is_lost_under_its_name_and_comes_back() {
+    let root = write(Machine::Mi210);
+    let mut amd = open(&root);
+    let before = snapshot(&mut amd);
+    let node = kfd_node(root.path(), 130).expect("a node");
+    let hidden = root.path().join("hidden");
+    fs::rename(&node, &hidden).expect("moved");
+    let seen = snapshot(&mut amd);
+    let gpu = &seen.gpus[0];
+    assert_eq!(
+        (gpu.lost, &gpu.uuid, gpu.total),
+        (true, &before.gpus[0].uuid, before.gpus[0].total)
+    );
+    assert!(
+        gpu.error
+            .as_ref()
+            .is_some_and(|error| error.contains("KFD does not list renderD130")),
+        "{gpu:?}"
+    );
+    assert!(seen.gpus[1..].iter().all(|gpu| !gpu.lost && gpu.error.is_none()));
+    // A probe that never saw the GPU cannot know its name.
+    let other = look(&root);
+    assert_eq!((other.gpus.len(), other.unreadable[0].index), (7, 0));
+    assert_eq!(other.gpus[0].index, 1);
+    fs::rename(&hidden, &node).expect("moved");
+    assert_eq!(snapshot(&mut amd), before);
+}
+
+#[test]
+fn without_the_compute_driver_each_gpu_says_so() {
+    let root = write(Machine::Vega10);
+    fs::remove_file(root.path().join("sys/class/kfd/kfd")).expect("removed");
+    let seen = look(&root);
+    assert_eq!((seen.gpus.len(), seen.unreadable.len()), (0, 2));
+    assert!(
+        seen.unreadable.iter().all(|gpu| gpu.error.contains("install amdgpu-dkms")),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn a_gpu_that_disappears_is_lost_for_the_tracker() {
+    let root = write(Machine::Vega10);
+    let mut amd = open(&root);
+    let mut tracker = Tracker::new(Settings::default());
+    assert!(tracker.snapshot(0, &snapshot(&mut amd)).is_empty());
+    fs::remove_file(root.path().join("sys/bus/pci/drivers/amdgpu/0000:19:00.0")).expect("removed");
+    let seen = snapshot(&mut amd);
+    assert_eq!(seen.gpus.len(), 1);
+    let lost = tracker.snapshot(1, &seen);
+    assert_eq!(lost, ["0xc34ec50444dd0a6c"]);
+}
+
+#[test]
+fn a_machine_whose_module_is_not_loaded_has_no_driver_and_says_how_to_load_it() {
+    let empty = tempfile::tempdir().expect("directory");
+    let calls = Calls::new(Duration::from_secs(60));
+    let failure = Amd::open(empty.path(), &calls).expect_err("no module");
+    assert_eq!(failure.code, Code::DriverNotLoaded);
+    assert!(failure.text.contains("modprobe amdgpu"), "{failure}");
+    let root = write(Machine::Vega10);
+    let mut amd = open(&root);
+    fs::remove_dir_all(root.path().join("sys/module/amdgpu")).expect("unloaded");
+    assert_eq!(amd.snapshot().expect_err("no module").code, Code::DriverNotLoaded);
+    assert_eq!(amd.processes().expect_err("no module").code, Code::DriverNotLoaded);
+}
+
+#[test]
+fn a_gpu_fails_when_its_uncorrectable_errors_increase_and_only_then() {
+    let root = write(Machine::Vega10);
+    let mut amd = open(&root);
+    let events = amd.events();
+    let address = "0000:19:00.0";
+    let ras = function_folder(root.path(), address).join("ras/umc_err_count");
+    let set = |count| recorded::set_memory_errors(root.path(), address, count).expect("written");
+    set(5);
+    // The value, and the faults that it causes.
+    for (count, faults) in [
+        (Some(5), 0),
+        (Some(5), 0),
+        (Some(6), 1),
+        (None, 0),
+        (Some(6), 0),
+        (Some(0), 0),
+        (Some(1), 1),
+        (Some(1), 0),
+    ] {
+        match count {
+            Some(count) => set(count),
+            None => fs::remove_file(&ras).expect("removed"),
+        }
+        snapshot(&mut amd);
+        let heard: Vec<Event> = events.try_iter().collect();
+        assert_eq!(heard.len(), faults, "{count:?}: {heard:?}");
+        for event in heard {
+            let Event::Fault(fault) = event else { panic!("{event:?}") };
+            assert_eq!((fault.uuid.as_deref(), Some(fault.code)), (Some("0xc34ec50444dd0a6c"), count));
+            assert!(fault.fatal && is_fault_name(&fault.name) && fault.vendor == Vendor::Amd);
+        }
+    }
+    fs::write(&ras, "ue: 1\nce: 99999\n").expect("written");
+    snapshot(&mut amd);
+    assert_eq!(events.try_iter().count(), 0, "errors that are corrected");
+    // All partitions of a GPU are on its memory.
+    let root = write(Machine::Mi308Cpx);
+    let mut amd = open(&root);
+    let events = amd.events();
+    let seen = snapshot(&mut amd);
+    recorded::set_memory_errors(root.path(), "0000:0a:00.0", 1).expect("written");
+    snapshot(&mut amd);
+    let hit: Vec<Option<String>> = events
+        .try_iter()
+        .filter_map(|event| match event {
+            Event::Fault(fault) => Some(fault.uuid),
+            Event::Degraded(_) => None,
+        })
+        .collect();
+    let expected: Vec<Option<String>> = seen.gpus[..4].iter().map(|gpu| Some(gpu.uuid.clone())).collect();
+    assert_eq!(hit, expected);
+}
+
+#[test]
+fn processes_are_those_that_use_memory_of_the_gpu() {
+    let root = write(Machine::Vega10);
+    let mut amd = open(&root);
+    for (pid, node, bytes) in [
+        (70, 1, 500 << 20),
+        (7, 1, 10 << 20),
+        (7, 2, 0),
+        (8, 2, u64::MAX),
+        (9, 55, 1 << 20),
+    ] {
+        recorded::set_process(root.path(), pid, recorded::gpu_id(node), bytes).expect("written");
+    }
+    let folder = root.path().join("sys/devices/virtual/kfd/kfd/proc/7");
+    fs::write(folder.join("vram_x"), "1\n").expect("written");
+    fs::write(folder.join("sdma_40001"), "1\n").expect("written");
+    let all = amd.processes().expect("processes");
+    GpuProcesses::validate(&all).expect("the client accepts them");
+    let found: Vec<(&str, Vec<(u32, u64)>)> = all
+        .iter()
+        .map(|gpu| {
+            (
+                gpu.uuid.as_str(),
+                gpu.processes.iter().map(|process| (process.pid, process.used.0)).collect(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("0xc34ec50444dd0a6c", vec![(7, 10), (70, 500)]),
+            ("0xc34ec50444dd0a6d", vec![(8, 0)]),
+        ]
+    );
+    assert!(all.iter().all(|gpu| gpu.error.is_none()));
+    fs::remove_dir_all(root.path().join("sys/devices/virtual/kfd/kfd/proc")).expect("removed");
+    assert!(
+        amd.processes()
+            .expect("no processes")
+            .iter()
+            .all(|gpu| gpu.processes.is_empty())
+    );
+}
+
+/// Read a copy, and return what was found of each device.
+fn read_copy(tree: &Copy) -> Vec<(String, Result<GpuFacts, Unreadable>)> {
+    let calls = Calls::new(Duration::from_secs(60));
+    let mut found = find(tree, &calls, &mut Memory::default());
+    Links::default().connect(tree, &calls, &mut found);
+    found.into_iter().map(|found| (found.device.name, found.facts)).collect()
+}
+
+/// The links of a GPU with the device names of the other ends.
+fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, Unreadable>)]) -> BTreeSet<(String, String)> {
+    let name = |uuid: &str| {
+        let of = all
+            .iter()
+            .find(|(_, facts)| facts.as_ref().is_ok_and(|facts| facts.uuid == uuid));
+        of.expect("a link to a GPU that is there").0.clone()
+    };
+    gpu.links.iter().map(|link| (name(&link.0), link.1.clone())).collect()
+}
+
+#[test]
+fn a_file_that_is_cut_off_or_missing_gives_no_gpu_a_value_that_is_not_its_own() {
+    for (machine, every) in [(Machine::Vega10, 1), (Machine::Mi210, 101)] {
+        let whole = recorded::tree(machine);
+        let before = read_copy(&whole);
+        let files: Vec<(String, Vec<u8>)> = files(&whole);
+        for (path, bytes) in files {
+            let cuts = (0..bytes.len()).step_by(every).map(Some).chain([None]);
+            for cut in cuts {
+                let mut damaged = whole.clone();
+                match cut {
+                    Some(cut) => damaged.file(&path, &bytes[..cut]),
+                    None => damaged.remove(&path),
+                };
+                let after = read_copy(&damaged);
+                assert_eq!(after.len(), before.len(), "{path} {cut:?}");
+                for ((name, was), (same, now)) in before.iter().zip(&after) {
+                    let (Ok(was), Ok(now)) = (was, now) else {
+                        assert!(was.is_ok(), "{path} {cut:?}");
+                        continue;
+                    };
+                    assert_eq!(name, same);
+                    let place = format!("pci-{}", was.pci.replace([':', '.'], "-"));
+                    let own = [
+                        (now.uuid == was.uuid || now.uuid == place, "UUID"),
+                        (now.pci == was.pci, "address"),
+                        (now.index == was.index, "index"),
+                        (now.nodes == was.nodes, "nodes"),
+                        (now.cc == was.cc || now.cc.is_empty(), "architecture"),
+                        (now.sms == was.sms || now.sms == 0, "units"),
+                        (
+                            now.total == was.total || (now.total == MiB::ZERO && now.error.is_some()),
+                            "memory",
+                        ),
+                        (now.used == was.used || now.error.is_some(), "used memory"),
+                        (now.numa == was.numa || now.numa.is_none(), "NUMA node"),
+                        (was.model.starts_with(&now.model) || now.model.starts_with("AMD"), "model"),
+                    ];
+                    for (holds, what) in own {
+                        assert!(holds, "{path} {cut:?}: the {what} of {name}: {now:?}");
+                    }
+                    let (had, has) = (named(was, &before), named(now, &after));
+                    assert!(has.is_subset(&had), "{path} {cut:?}: {name} {has:?} {had:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The regular files of a copy, with their bytes.
+fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
+    fn add(tree: &Copy, folder: &str, found: &mut Vec<(String, Vec<u8>)>) {
+        for name in tree.names(folder) {
+            let path = format!("{}/{name}", folder.trim_end_matches('/'));
+            match tree.look(&path).map(|entry| entry.kind) {
+                Some(divvy_host::Kind::Folder) => add(tree, &path, found),
+                Some(divvy_host::Kind::File) if path.starts_with("/sys") => {
+                    let bytes = tree.read(&path, 1 << 20).expect("read");
+                    found.push((path, bytes));
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut found = Vec::new();
+    add(tree, "/", &mut found);
+    found
+}

@@ -1,0 +1,227 @@
+//! The drivers of all vendors. Each is opened, asked, and reopened on its own; their answers become one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use divvy_model::Vendor;
+
+use super::hub::Hub;
+use super::{log, spawn};
+use crate::backend::{Backend, Event};
+use crate::{Code, Failure, GpuProcesses, Known, SNAPSHOT_VERSION, Snapshot};
+
+/// The intervals at which a driver is reopened.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    /// The minimum time between two attempts after the driver could not be opened or used.
+    pub(super) reopen: Duration,
+    /// The interval while a GPU is lost, for a driver that keeps GPUs lost until it is opened again.
+    pub(super) reopen_for_lost: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            reopen: Duration::from_secs(1),
+            reopen_for_lost: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Opens the driver of a vendor.
+pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Backend>, Failure> + Send>;
+
+/// A vendor's driver, which may be open, broken, or absent.
+struct Slot {
+    vendor: Vendor,
+    open: Open,
+    backend: Option<Box<dyn Backend>>,
+    opened_at: Option<Instant>,
+    /// Why there is no backend.
+    failure: Failure,
+    /// Whether the machine has no driver of this vendor, as far as it is known. That is no failure while another vendor has GPUs.
+    absent: bool,
+    /// Whether this driver has ever had a GPU. From then on, its absence is a failure: otherwise its GPUs would count as lost.
+    delivered: bool,
+}
+
+impl Slot {
+    fn ensure_open(&mut self, pace: Pace, hub: Option<&Arc<Hub>>) {
+        if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < pace.reopen) {
+            return;
+        }
+        let opened = (self.open)();
+        self.opened_at = Some(Instant::now());
+        match opened {
+            Ok(mut backend) => {
+                if let Some(hub) = hub {
+                    forward(backend.events(), hub.clone());
+                }
+                self.backend = Some(backend);
+                self.absent = false;
+            }
+            Err(failure) => {
+                self.absent = !self.delivered && matches!(failure.code, Code::LibraryNotFound | Code::DriverNotLoaded);
+                self.failure = failure;
+            }
+        }
+    }
+}
+
+/// The drivers of all vendors.
+pub(super) struct Drivers {
+    /// In the order of vendors.
+    slots: Vec<Slot>,
+    pace: Pace,
+    /// Where to send events, or `None` to ignore them.
+    hub: Option<Arc<Hub>>,
+    /// The last known GPUs. They outlive the backends, because a lost GPU no longer reports its UUID.
+    known: Known,
+}
+
+impl Drivers {
+    /// Create the set without opening a driver. The first vendor is the one whose failure is reported if there are no GPUs at all.
+    pub(super) fn new(vendors: Vec<(Vendor, Open)>, pace: Pace, hub: Option<Arc<Hub>>) -> Drivers {
+        let slots = vendors.into_iter().map(|(vendor, open)| Slot {
+            vendor,
+            open,
+            backend: None,
+            opened_at: None,
+            failure: Failure::new(Code::Unknown, "the driver was not opened yet"),
+            absent: false,
+            delivered: false,
+        });
+        Drivers {
+            slots: slots.collect(),
+            pace,
+            hub,
+            known: Known::default(),
+        }
+    }
+
+    /// Open the drivers. Fail if none can be opened.
+    pub(super) fn open(&mut self) -> Result<(), Failure> {
+        for slot in &mut self.slots {
+            slot.ensure_open(self.pace, self.hub.as_ref());
+        }
+        match self.slots.iter().any(|slot| slot.backend.is_some()) {
+            true => Ok(()),
+            false => Err(self.no_driver()),
+        }
+    }
+
+    /// Read all GPUs of all vendors.
+    pub(super) fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        let mut all = Snapshot {
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::new(),
+            gpus: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        for (at, part) in self.ask(|backend| backend.snapshot())? {
+            self.slots[at].delivered |= !part.gpus.is_empty();
+            all.drivers.extend(part.drivers);
+            all.gpus.extend(part.gpus);
+            all.unreadable.extend(part.unreadable);
+        }
+        // The kernel loads amdgpu for the graphics of a processor as well. Where it has no GPU to offer, the question is why there is none
+        // of the other vendor.
+        if all.gpus.is_empty() && all.unreadable.is_empty() && self.slots.first().is_some_and(|slot| slot.absent) {
+            return Err(self.no_driver());
+        }
+        let all = self.known.complete(all);
+        self.reopen_for_lost(&all);
+        Ok(all)
+    }
+
+    /// Read the processes on all GPUs of all vendors.
+    pub(super) fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
+        let lists = self.ask(|backend| backend.processes())?;
+        Ok(lists.into_iter().flat_map(|(_, list)| list).collect())
+    }
+
+    /// Ask every driver that exists. Return the answers with the positions in `slots`. One driver's failure is the failure of all, because a
+    /// reader would take the GPUs that are missing from an answer for lost.
+    fn ask<T>(&mut self, ask: impl Fn(&mut dyn Backend) -> Result<T, Failure>) -> Result<Vec<(usize, T)>, Failure> {
+        let mut answers = Vec::new();
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            slot.ensure_open(self.pace, self.hub.as_ref());
+            match &mut slot.backend {
+                Some(backend) => match ask(backend.as_mut()) {
+                    Ok(answer) => answers.push((at, answer)),
+                    Err(failure) => {
+                        slot.backend = None;
+                        slot.failure = failure.clone();
+                        return Err(failure);
+                    }
+                },
+                None if slot.absent => {}
+                None => return Err(slot.failure.clone()),
+            }
+        }
+        match answers.is_empty() {
+            true => Err(self.no_driver()),
+            false => Ok(answers),
+        }
+    }
+
+    /// Return the reason why there is no GPU of any vendor.
+    fn no_driver(&self) -> Failure {
+        let Some((first, others)) = self.slots.split_first() else {
+            return Failure::new(Code::Unknown, "the probe was started without drivers");
+        };
+        let mut failure = first.failure.clone();
+        // A kernel module that is not loaded shows which vendor's driver the machine has. A missing library does not.
+        if failure.code == Code::LibraryNotFound {
+            for slot in others {
+                let vendor = slot.vendor;
+                failure.text += &match slot.backend {
+                    Some(_) => format!("; for {vendor} GPUs: the driver is loaded but finds no GPU"),
+                    None => format!("; for {vendor} GPUs: {}", slot.failure.text),
+                };
+            }
+        }
+        failure
+    }
+
+    fn reopen_for_lost(&mut self, seen: &Snapshot) {
+        for slot in &mut self.slots {
+            let lost = seen.unreadable.iter().any(|gpu| gpu.vendor == slot.vendor)
+                || seen.gpus.iter().any(|gpu| gpu.vendor == slot.vendor && gpu.lost);
+            let keeps_lost = slot.backend.as_ref().is_some_and(|backend| backend.keeps_lost());
+            let expired = slot.opened_at.is_none_or(|at| at.elapsed() >= self.pace.reopen_for_lost);
+            if lost && keeps_lost && expired {
+                slot.backend = None;
+                // Reopen immediately: without a backend, faults of the other GPUs are missed.
+                slot.ensure_open(self.pace, self.hub.as_ref());
+            }
+        }
+    }
+}
+
+/// Pass on a backend's events until the backend is dropped.
+fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
+    let forwarding = spawn("forward", move || {
+        let mut last = String::new();
+        for event in events {
+            match event {
+                Event::Fault(fault) => {
+                    let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
+                    log(format_args!("{} on {gpu}", fault.name));
+                    hub.publish(fault);
+                }
+                // Log repeated failures with the same text only once.
+                Event::Degraded(text) if text == last => {}
+                Event::Degraded(text) => {
+                    log(format_args!("{text}"));
+                    last = text;
+                }
+            }
+        }
+    });
+    if let Err(error) = forwarding {
+        log(format_args!("faults are not reported: {error}"));
+    }
+}
