@@ -166,6 +166,8 @@ containerEdits:
             owner: "{\"v\":1}\n",
             env,
             device_nodes: nodes,
+            groups: &[],
+            libraries: Some(crate::NVIDIA_KIND),
             gpus: &["GPU-1"],
             base,
         }

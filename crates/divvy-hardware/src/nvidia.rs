@@ -17,8 +17,8 @@ pub use library::driver_root;
 
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
-use divvy_model::{MigDevice, Vendor};
 use divvy_model::nvidia::xid_is_fatal;
+use divvy_model::{MigDevice, Vendor};
 
 /// Where to find the driver.
 #[derive(Debug, Clone)]

@@ -69,7 +69,7 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                             .iter()
                             .enumerate()
                             .map(|(i, mib)| {
-                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "model": "NVIDIA T4", "totalMiB": mib})
+                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "nodes": [format!("nvidia{i}")], "model": "NVIDIA T4", "totalMiB": mib})
                             })
                             .collect();
                         if let Some((gpu, mig)) = gpus.last_mut().zip(mig) {
