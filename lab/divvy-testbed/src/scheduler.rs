@@ -89,10 +89,11 @@ impl Default for SchedulerConfig {
             extender_url: None,
             prioritize_verb: None,
             preempt_verb: None,
-            managed_resources: vec![
-                divvy_model::names::GPU_MEM.to_owned(),
-                divvy_model::names::GPU_COUNT.to_owned(),
-            ],
+            managed_resources: [divvy_model::names::GPU_MEM, divvy_model::names::GPU_COUNT]
+                .into_iter()
+                .chain(divvy_model::Vendor::whole().map(divvy_model::Vendor::whole_resource))
+                .map(str::to_owned)
+                .collect(),
             http_timeout: Duration::from_secs(5),
             weight: 1,
             seed: 0,

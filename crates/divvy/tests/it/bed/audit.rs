@@ -69,7 +69,8 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     for gpu in &inventory.gpus {
         let index = (0..machine.gpus.len()).find(|index| machine.gpu_uuid(*index) == gpu.uuid);
         let index = index.unwrap_or_else(|| panic!("{} is no GPU of {}", gpu.uuid, node.name));
-        assert_eq!(gpu.minor, machine.gpu_minor(index), "{} of {}", gpu.uuid, node.name);
+        let own = format!("nvidia{}", machine.gpu_minor(index));
+        assert_eq!(gpu.nodes, [own], "{} of {}", gpu.uuid, node.name);
         let offered = inventory.unit.memory(gpu.units).expect("a sum");
         assert!(
             offered.0 <= machine.gpus[index].memory_mib,
