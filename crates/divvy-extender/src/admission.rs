@@ -8,14 +8,18 @@
 //! that command compares the two.
 
 use divvy_kube::objects::PodSpec;
-use divvy_model::names;
+use divvy_model::{Vendor, names};
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// The extended resources whose pods must be scheduled through the extender: gpu-mem, which the ledger counts, and gpu-count, so that
-/// the extender can warn that it has no effect.
-pub const MANAGED: [&str; 2] = [names::GPU_MEM, names::GPU_COUNT];
+/// Return the extended resources whose pods must be scheduled through the extender: gpu-mem, which the ledger counts, gpu-count, so that
+/// the extender can warn that it has no effect, and the resources of whole GPUs that Divvy offers.
+pub fn managed() -> impl Iterator<Item = &'static str> {
+    [names::GPU_MEM, names::GPU_COUNT]
+        .into_iter()
+        .chain(Vendor::whole().map(Vendor::whole_resource))
+}
 
 /// The scheduler name that the API server writes into a pod without one, before any webhook sees the pod.
 pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
@@ -47,7 +51,7 @@ pub fn check_scheduler_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`MANAGED`], does not name a scheduler, and is not
+/// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`managed`], does not name a scheduler, and is not
 /// bound.
 fn is_to_be_given(spec: &PodSpec) -> bool {
     let names_none = spec
@@ -59,7 +63,7 @@ fn is_to_be_given(spec: &PodSpec) -> bool {
     let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
         let resources = &container.resources;
         let asked = |name: &&str| resources.limits.contains_key(name) || resources.requests.contains_key(name);
-        MANAGED.iter().any(asked)
+        managed().any(|name| asked(&name))
     });
     names_none && !bound && asks
 }

@@ -56,6 +56,7 @@ kube-scheduler calls the extender as its configuration says (KubeSchedulerConfig
   managedResources:
   - {name: aliyun.com/gpu-mem, ignoredByScheduler: false}
   - {name: aliyun.com/gpu-count, ignoredByScheduler: false}
+  - {name: amd.com/gpu, ignoredByScheduler: false}
 `divvy scheduler-config` prints the whole file; with --for it also says where to put it.")]
 pub struct Args {
     #[command(flatten)]

@@ -149,7 +149,7 @@ impl fmt::Display for GpuReport {
             match (self.whole, self.holders.first()) {
                 (false, _) => write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?,
                 (true, Some(holder)) => write!(f, "GPU {} is in use by {}", self.index, holder.pod)?,
-                (true, None) if self.fits => write!(f, "GPU {} is free", self.index)?,
+                (true, None) if self.fits => write!(f, "GPU {} is not allocated", self.index)?,
                 (true, None) => write!(f, "GPU {} is in use", self.index)?,
             }
             for (i, departed) in self.departed.iter().enumerate() {
@@ -229,18 +229,19 @@ pub fn gpu_list(indices: &[u32]) -> String {
 }
 
 impl NodeReport {
-    /// Format a refusal of whole GPUs: `node n1 has 1 of 2 AMD GPUs free, but 2 are needed: GPU 0 is free, GPU 1 is in use by …`.
+    /// Format a refusal of whole GPUs: `node n1: 1 of 2 AMD GPUs are not allocated; 2 are needed: GPU 0 is not allocated, GPU 1
+    /// is in use by …`.
     fn fmt_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (fit, taken) = self.fitting();
         let (node, needed) = (&self.node, self.ask.gpus);
         let vendor = self.ask.whole.unwrap_or_default();
         let rules = self.ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
         let are = if needed == 1 { "is" } else { "are" };
-        write!(f, "node {node} has {fit} of {taken} {vendor} GPUs{rules} free")?;
+        write!(f, "node {node}: {fit} of {taken} {vendor} GPUs{rules} are not allocated")?;
         if self.unnamed > 0 {
-            write!(f, ", {} of which pods without an allocation use", self.unnamed)?;
+            write!(f, ", but pods without an allocation use {} of them", self.unnamed)?;
         }
-        write!(f, ", but {needed} {are} needed: ")?;
+        write!(f, "; {needed} {are} needed: ")?;
         for (i, gpu) in self.gpus.iter().enumerate() {
             write!(f, "{}{gpu}", if i == 0 { "" } else { ", " })?;
         }

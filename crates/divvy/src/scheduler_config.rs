@@ -29,7 +29,7 @@ pub const DEFAULT_PROFILE: &str = "default-scheduler";
 /// ([`divvy_extender::Timing`]).
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
-pub use divvy_extender::admission::MANAGED;
+pub use divvy_extender::admission::managed;
 use divvy_model::scores::WEIGHT;
 
 /// Why a configuration cannot be made. Every text says what was found, why it matters, and what to do.
@@ -265,8 +265,7 @@ impl Stanza {
                 tls.push_str(&format!("    {name}: {}\n", quoted(value)));
             }
         }
-        let managed: String = MANAGED
-            .iter()
+        let managed: String = managed()
             .map(|name| format!("  - name: {name}\n    ignoredByScheduler: false\n"))
             .collect();
         format!(

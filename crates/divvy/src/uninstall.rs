@@ -1,7 +1,7 @@
 //! The objects of Divvy in a cluster, the plan to remove them, and the text of both.
 
 use divvy_host::plain;
-use divvy_model::{Held, MemoryUnit, MiB, Node, Pod, names};
+use divvy_model::{Held, Inventory, MemoryUnit, MiB, Node, Pod, Vendor, names};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -259,8 +259,15 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
             .iter()
             .any(|path| keys(path).any(|(key, _)| key == *resource))
     };
+    // The vendor's own plugin may offer its resource on a node where the agent does not.
+    let inventory = node
+        .pointer("/metadata/annotations")
+        .and_then(|annotations| annotations.get(names::INVENTORY)?.as_str());
+    let inventory = inventory.and_then(|text| Inventory::parse(text).ok());
+    let whole = Vendor::whole().filter(|vendor| inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor)));
     let resources = [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
+        .chain(whole.map(Vendor::whole_resource))
         .filter(|resource| ours && listed(resource));
     let left = NodeLeft {
         name: node.pointer("/metadata/name")?.as_str()?.to_owned(),
@@ -271,10 +278,22 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
     (left.labelled || left.has_something(false)).then_some(left)
 }
 
-/// Return the pod as a [`Holder`], if it is bound, has not ended, and requests GPU memory.
+fn offers_whole(inventory: &Inventory, vendor: Vendor) -> bool {
+    inventory.gpus.iter().any(|gpu| gpu.whole && gpu.vendor == vendor)
+}
+
+/// Report whether Divvy serves what a pod requests: GPU memory, or whole GPUs that one of these nodes offers through Divvy. Otherwise
+/// another device plugin serves the pod.
+pub fn serves<'a>(pod: &Pod, nodes: impl IntoIterator<Item = &'a Node>) -> bool {
+    let whole = pod.request.whole.as_deref();
+    let offered = |node: &Node, vendor| matches!(&node.inventory, Some(Ok(inventory)) if offers_whole(inventory, vendor));
+    pod.request.wants_memory() || whole.is_some_and(|whole| nodes.into_iter().any(|node| offered(node, whole.vendor)))
+}
+
+/// Return the pod as a [`Holder`], if it is bound, has not ended, and requests GPU memory or whole GPUs of Divvy.
 pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
     let node = pod.node.clone()?;
-    if pod.ended() || !pod.request.wants_memory() {
+    if pod.ended() || !serves(pod, nodes.iter().filter(|known| known.name == node)) {
         return None;
     }
     let inventory = nodes

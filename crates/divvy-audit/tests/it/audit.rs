@@ -801,3 +801,42 @@ proptest! {
         prop_assert_eq!(found, episodes);
     }
 }
+
+/// The findings about a history of pods on a node with a shared GPU and two whole GPUs of AMD.
+fn on_whole_gpus(pods: &[Pod]) -> Vec<&'static str> {
+    let mut node = divvy_node("n1", &[16]);
+    add_amd(&mut node, 2);
+    let mut audit = Audit::new(Limits::default());
+    let facts = [Fact::Node(node)].into_iter().chain(pods.iter().cloned().map(there));
+    for (at, fact) in facts.enumerate() {
+        let at_ms = Some(1_000_000 + at as i64 * 1000);
+        let revision = Some(100 + at as u64);
+        audit.take(Moment { revision, at_ms }, fact);
+    }
+    audit.finish(None).findings.iter().map(|finding| finding.what.id()).collect()
+}
+
+#[test]
+fn a_whole_gpu_has_one_pod_and_gpus_of_the_kubelets_choice_are_no_finding() {
+    let unnamed = Pod {
+        node: Some("n1".to_owned()),
+        ..amd_pending("unnamed", 1)
+    };
+    let share = running(bound("share", "n1", 0, 16));
+    let [a, b] = ["a", "b"].map(|name| running(amd_pod(name, "n1", &[1])));
+    let fine: [&[Pod]; 4] = [
+        &[a.clone(), share.clone()],
+        &[unnamed],
+        &[gpushare_pod("old", "n1", 0, 4), a.clone()],
+        &[ended(a.clone()), b.clone()],
+    ];
+    for pods in fine {
+        assert_eq!(on_whole_gpus(pods), Vec::<&str>::new(), "{pods:?}");
+    }
+    let twice = on_whole_gpus(&[a.clone(), b]);
+    assert_eq!(twice.len(), 1, "{twice:?}");
+    // A GPU that the node never had, and gpushare's index of a GPU that is not shared.
+    let elsewhere = running(amd_pod("x", "n1", &[7]));
+    assert_eq!(on_whole_gpus(&[elsewhere]).len(), 1);
+    assert_eq!(on_whole_gpus(&[gpushare_pod("old", "n1", 1, 4)]).len(), 1);
+}

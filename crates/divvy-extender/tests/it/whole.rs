@@ -87,8 +87,8 @@ fn a_pod_that_was_bound_without_the_extender_takes_gpus_that_are_not_promised_ag
     let refusal = one_answer(core.begin_bind(args(&pod, "a"), at(0)).1).expect_err("one is in use");
     assert_eq!(
         refusal,
-        "pod default/p: node a has 2 of 2 AMD GPUs free, 1 of which pods without an allocation use, but 2 are needed: GPU 0 is free, \
-         GPU 1 is free"
+        "pod default/p: node a: 2 of 2 AMD GPUs are not allocated, but pods without an allocation use 1 of them; 2 are needed: GPU 0 is \
+         not allocated, GPU 1 is not allocated"
     );
     assert_eq!(passed(&core, &amd_pending("q", 1), &["a"]).0, [0]);
     assert_eq!(core.index().ledger().anomalies(), []);

@@ -118,8 +118,8 @@ fn pods_without_an_allocation_hold_gpus_that_nobody_can_name() {
     assert_eq!(ledger.node("n").expect("known").unnamed_whole(Vendor::Amd), 2);
     assert_eq!(
         ledger.explain("n", &amd(3)).to_string(),
-        "node n has 4 of 4 AMD GPUs free, 2 of which pods without an allocation use, but 3 are needed: GPU 0 is free, GPU 1 is free, \
-         GPU 2 is free, GPU 3 is free"
+        "node n: 4 of 4 AMD GPUs are not allocated, but pods without an allocation use 2 of them; 3 are needed: GPU 0 is not allocated, \
+         GPU 1 is not allocated, GPU 2 is not allocated, GPU 3 is not allocated"
     );
 }
 
@@ -247,7 +247,7 @@ fn a_request_that_is_only_for_whole_gpus_is_not_nothing() {
     let report = ledger.explain("n", &ask);
     assert_eq!(
         report.to_string(),
-        "node n has 0 of 1 AMD GPUs free, but 1 is needed: GPU 0 is in use by default/a"
+        "node n: 0 of 1 AMD GPUs are not allocated; 1 is needed: GPU 0 is in use by default/a"
     );
     assert_eq!((report.fitting(), ledger.room("n", &ask).fitting), ((0, 1), 0));
 }

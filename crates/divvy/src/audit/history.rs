@@ -24,7 +24,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use divvy_audit::{Fact, Kind, Moment, What};
-use divvy_model::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::Object;
 use serde::de::value::MapAccessDeserializer;
@@ -551,7 +550,7 @@ impl Feed {
 }
 
 fn is_ours(resource: &str) -> bool {
-    resource == names::GPU_MEM || resource == names::GPU_COUNT
+    crate::scheduler_config::managed().any(|ours| ours == resource)
 }
 
 fn keep<S: Serialize, T: Serialize>(kind: &'static str, metadata: &mut ObjectMeta, spec: &S, status: &Option<T>) -> String {

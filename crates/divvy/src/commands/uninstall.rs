@@ -164,7 +164,7 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
         None,
         |object: PodObject| list::pod_of(object),
         |pod| {
-            waiting += u64::from(pod.node.is_none() && pod.request.wants_memory() && !pod.ended());
+            waiting += u64::from(pod.node.is_none() && !pod.ended() && uninstall::serves(&pod, &nodes));
             pods.extend(uninstall::holder(&pod, &nodes));
         },
     )

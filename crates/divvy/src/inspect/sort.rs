@@ -90,6 +90,7 @@ fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     fn view() -> View {
         let node = |name: &str, allocated, total| NodeView {
@@ -99,6 +100,7 @@ mod tests {
             total,
             gpus: Vec::new(),
             pending: Vec::new(),
+            unnamed: Vec::new(),
             driver_trouble: None,
         };
         View {
@@ -106,6 +108,7 @@ mod tests {
             nodes: vec![node("c", 9, 16), node("a", 10, 100), node("b", 2, 8)],
             allocated: 21,
             total: 124,
+            whole: BTreeMap::new(),
         }
     }
 

@@ -12,7 +12,12 @@ use crate::printer::columns;
 
 /// Return the table of `kubectl inspect gpushare`, with a row per node. Without `headers`, return only the rows.
 pub fn summary(view: &View, headers: bool) -> String {
-    let gpus = view.nodes.iter().map(|node| node.gpus.len()).max().unwrap_or(0);
+    // gpushare's tables are about units. Whole GPUs have none.
+    let nodes = || {
+        let units = |node: &&NodeView| node.shared().next().is_some() || !node.pending.is_empty();
+        view.nodes.iter().filter(units)
+    };
+    let gpus = nodes().map(|node| node.shared().count()).max().unwrap_or(0);
     let pending = view.nodes.iter().any(|node| !node.pending.is_empty());
     let mut raw = String::from("NAME\tIPADDRESS\t");
     for index in 0..gpus {
@@ -23,10 +28,10 @@ pub fn summary(view: &View, headers: bool) -> String {
     }
     let _ = writeln!(raw, "GPU Memory({})", view.unit);
     let mut dashes = 0;
-    for node in &view.nodes {
+    for node in nodes() {
         let mut row = format!("{}\t{}\t", node.name, node.address);
         for column in 0..gpus {
-            match node.gpus.get(column) {
+            match node.shared().nth(column) {
                 Some(gpu) => {
                     let _ = write!(row, "{}/{}\t", gpu.allocated, gpu.total);
                 }
@@ -59,7 +64,15 @@ pub fn summary(view: &View, headers: bool) -> String {
         view.total,
         percent(view.allocated, view.total)
     );
+    text.push_str(&whole(view));
     plain(&text).into_owned()
+}
+
+/// Return a line for each resource of whole GPUs: `amd.com/gpu 3/8`.
+fn whole(view: &View) -> String {
+    let sums = view.whole.iter();
+    sums.map(|(resource, sum)| format!("{resource} {}/{}\n", sum.allocated, sum.total))
+        .collect()
 }
 
 /// Return the table of `kubectl inspect gpushare -d`, with a block per node and a row per pod.
@@ -75,7 +88,7 @@ pub fn details(view: &View) -> String {
         let rows = pod_rows(node);
         let dashes = *dashes.get_or_insert(rows.len() + 10);
         let mut raw = String::from("NAME\tNAMESPACE\t");
-        for gpu in &node.gpus {
+        for gpu in node.shared() {
             let _ = write!(raw, "GPU{}(Allocated)\t", gpu.index);
         }
         if !node.pending.is_empty() {
@@ -100,17 +113,17 @@ pub fn details(view: &View) -> String {
         percent(view.allocated, view.total)
     );
     let _ = write!(text, "\n\n{}", columns(&cluster));
+    text.push_str(&whole(view));
     plain(&text).into_owned()
 }
 
 /// Return a row for each pod of a node, in the order of the pods' first GPUs, with pending pods last.
 fn pod_rows(node: &NodeView) -> String {
-    let pending_column = node.gpus.len();
+    let pending_column = node.shared().count();
     let mut order: Vec<(&str, &str)> = Vec::new();
     let mut cells: BTreeMap<(&str, &str), BTreeMap<usize, u64>> = BTreeMap::new();
     let on_gpus = node
-        .gpus
-        .iter()
+        .shared()
         .enumerate()
         .flat_map(|(column, gpu)| gpu.pods.iter().map(move |pod| (column, pod)));
     for (column, pod) in on_gpus.chain(node.pending.iter().map(|pod| (pending_column, pod))) {
@@ -164,16 +177,17 @@ pub fn wide(view: &View, headers: bool) -> String {
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
+            let (allocated, total) = match gpu.whole {
+                true => (u64::from(!gpu.pods.is_empty()), "whole".to_owned()),
+                false => (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit))),
+            };
             let _ = writeln!(
                 raw,
-                "{}\t{}\t{}\t{}\t{}\t{} {}\t{}\t{}\t{}",
+                "{}\t{}\t{}\t{}\t{allocated}\t{total}\t{}\t{}\t{}",
                 node.name,
                 node.address,
                 gpu.index,
                 dash(&gpu.model),
-                gpu.allocated,
-                gpu.total,
-                times(&view.unit),
                 health(gpu),
                 pods,
                 dash(&gpu.uuid)
@@ -187,10 +201,22 @@ pub fn wide(view: &View, headers: bool) -> String {
             );
         }
     }
+    for node in &view.nodes {
+        for pod in &node.unnamed {
+            let _ = writeln!(
+                raw,
+                "{}\t{}\tany\t-\t{}\twhole\t-\t{}/{}\t-",
+                node.name, node.address, pod.gpus, pod.namespace, pod.name
+            );
+        }
+    }
     if !headers {
         return without_headers(&raw);
     }
     let mut text = columns(&raw);
+    if !view.whole.is_empty() {
+        let _ = write!(text, "\n{}", whole(view));
+    }
     // Nodes with the same trouble share one line.
     let mut troubles: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in &view.nodes {
@@ -277,6 +303,54 @@ mod tests {
         assert!(
             text.ends_with("\n\nOn a, b, c and 2 more: no CDI spec; type this\n"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn whole_gpus_are_listed_and_counted_apart_from_memory() {
+        use divvy_testkit::nodes::{add_amd, amd_node, amd_pending, amd_pod, divvy_node, divvy_pod};
+        let mut mixed = divvy_node("mixed", &[16]);
+        mixed.allocatable_units = 16;
+        add_amd(&mut mixed, 2);
+        let by_kubelet = Pod {
+            node: Some("amd".to_owned()),
+            ..amd_pending("any", 2)
+        };
+        let pods = [divvy_pod("share", "mixed", 0, 4), amd_pod("train", "mixed", &[1]), by_kubelet];
+        let shown: Vec<Pod> = pods.into_iter().filter_map(crate::inspect::view::shown).collect();
+        let shown = view(&[mixed, amd_node("amd", 4)], &shown);
+        assert_eq!((shown.allocated, shown.total), (4, 16));
+        let json = serde_json::to_value(&shown).expect("JSON");
+        assert_eq!(
+            json["whole"],
+            serde_json::json!({"amd.com/gpu": {"allocated": 3, "total": 6}})
+        );
+        let gpu = &json["nodes"][1]["gpus"][2];
+        assert_eq!((gpu["vendor"].as_str(), gpu["whole"].as_bool()), (Some("amd"), Some(true)));
+        assert_eq!(json["nodes"][1]["gpus"][0].get("whole"), None);
+        let text = wide(&shown, true);
+        for line in [
+            "mixed unknown 1 AMD Instinct MI210 1 whole ok default/train 0xmixed-1",
+            "amd unknown 0 AMD Instinct MI210 0 whole ok - 0xamd-0",
+            "amd unknown any - 2 whole - default/any -",
+            "amd.com/gpu 3/6",
+        ] {
+            let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.lines().any(|found| words(found) == line), "{line}:\n{text}");
+        }
+        let text = summary(&shown, true);
+        assert!(
+            text.starts_with("NAME   IPADDRESS  GPU0(Allocated/Total)  GPU Memory(GiB)\nmixed"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("4/16 (25%)  \namd.com/gpu 3/6\n") && !text.contains("\namd "),
+            "{text}"
+        );
+        assert!(
+            details(&shown).ends_with("4/16 (25%)  \namd.com/gpu 3/6\n"),
+            "{}",
+            details(&shown)
         );
     }
 

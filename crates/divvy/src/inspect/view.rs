@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest};
+use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor};
 use serde::Serialize;
 
 /// The allocations in a cluster.
@@ -11,11 +11,23 @@ use serde::Serialize;
 pub struct View {
     /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty without GPU nodes.
     pub unit: String,
-    /// The nodes with shared GPUs, sorted by name.
+    /// The nodes with GPUs that Divvy offers, sorted by name.
     pub nodes: Vec<NodeView>,
     /// The units allocated to pods in the whole cluster.
     pub allocated: u64,
     /// The units of all nodes together.
+    pub total: u64,
+    /// The whole GPUs of all nodes together, by resource (`amd.com/gpu`); omitted without such GPUs.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub whole: BTreeMap<&'static str, WholeSum>,
+}
+
+/// The number of whole GPUs that one resource offers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct WholeSum {
+    /// The GPUs that pods have.
+    pub allocated: u64,
+    /// All GPUs, including failed ones.
     pub total: u64,
 }
 
@@ -31,10 +43,13 @@ pub struct NodeView {
     pub allocated: u64,
     /// The units of all the node's GPUs.
     pub total: u64,
-    /// The node's GPUs, sorted by index.
+    /// The node's GPUs, sorted by vendor and index.
     pub gpus: Vec<GpuView>,
     /// The pods on the node whose annotations name none of its GPUs.
     pub pending: Vec<PodView>,
+    /// The pods on the node that have whole GPUs without an allocation: the kubelet chose them. Omitted if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unnamed: Vec<UnnamedView>,
     /// From the inventory: why containers get no driver libraries on this node, or wrong ones, and what to type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_trouble: Option<String>,
@@ -44,7 +59,13 @@ pub struct NodeView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuView {
-    /// The GPU's index on its node.
+    /// The GPU's vendor. `None` if the node has no inventory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendor: Option<Vendor>,
+    /// The GPU is offered only as a whole, through its vendor's resource. It has no units.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
+    /// The GPU's index among the node's GPUs of its vendor.
     pub index: u32,
     /// The GPU's UUID. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,6 +109,19 @@ pub struct PodView {
     pub requested: Option<Requested>,
 }
 
+/// A pod that has whole GPUs of which only the kubelet knows which they are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UnnamedView {
+    /// The pod's name.
+    pub name: String,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The resource that the pod requests: `amd.com/gpu`.
+    pub resource: &'static str,
+    /// The number of GPUs.
+    pub gpus: u64,
+}
+
 /// A request in a unit other than the node's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Requested {
@@ -102,6 +136,11 @@ fn is_zero(value: &u64) -> bool {
 }
 
 impl NodeView {
+    /// Return the GPUs whose memory is shared.
+    pub fn shared(&self) -> impl Iterator<Item = &GpuView> {
+        self.gpus.iter().filter(|gpu| !gpu.whole)
+    }
+
     /// Return the units that are not allocated.
     pub fn free(&self) -> u64 {
         self.total.saturating_sub(self.allocated)
@@ -115,16 +154,19 @@ impl NodeView {
 
 /// Reduce a pod to what the view needs, to save memory in large clusters. `None` for a pod that the view does not show.
 pub fn shown(pod: Pod) -> Option<Pod> {
-    let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_memory();
+    let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_gpus();
     shows.then(|| Pod {
         uid: String::new(),
         own_visible: None,
-        request: PodRequest::new(pod.request.containers, None),
+        request: PodRequest {
+            rules: None,
+            ..pod.request
+        },
         ..pod
     })
 }
 
-/// Compute the view. Nodes without shared GPUs are omitted, as in gpushare's tool.
+/// Compute the view. Nodes without GPUs that Divvy offers are omitted, as in gpushare's tool.
 pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
     let mut by_node: HashMap<&str, Vec<&Pod>> = HashMap::new();
     for pod in pods.iter().filter(|pod| !done(pod)) {
@@ -146,8 +188,27 @@ pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
         unit,
         allocated: sum(|view| view.allocated),
         total: sum(|view| view.total),
+        whole: whole(&views),
         nodes: views,
     }
+}
+
+/// Count the whole GPUs of these nodes by resource.
+fn whole(nodes: &[NodeView]) -> BTreeMap<&'static str, WholeSum> {
+    let mut sums: BTreeMap<&'static str, WholeSum> = BTreeMap::new();
+    for node in nodes {
+        for gpu in node.gpus.iter().filter(|gpu| gpu.whole) {
+            let Some(vendor) = gpu.vendor else { continue };
+            let sum = sums.entry(vendor.whole_resource()).or_default();
+            sum.total += 1;
+            sum.allocated += u64::from(!gpu.pods.is_empty());
+        }
+        for pod in &node.unnamed {
+            let sum = sums.entry(pod.resource).or_default();
+            sum.allocated = sum.allocated.saturating_add(pod.gpus);
+        }
+    }
+    sums
 }
 
 /// Return the name of a node's unit. Without an inventory, guess from the size of a GPU: none has 1,000 GiB, and none has less than 1,000 MiB.
@@ -174,21 +235,23 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     // The inventory stays on the node when the agent stops. The kubelet then offers no units, and after a restart it no longer lists the resource.
     if node.allocatable_units == 0 {
-        for gpu in &mut gpus {
+        for gpu in gpus.iter_mut().filter(|gpu| !gpu.whole) {
             gpu.offered = false;
             if gpu.health == Some(Health::Ok) {
                 gpu.message = Some("ok, not offered (is the agent away?)".to_owned());
             }
         }
     }
-    gpus.sort_by_key(|gpu: &GpuView| gpu.index);
-    let mut pending = Vec::new();
+    gpus.sort_by_key(|gpu: &GpuView| (gpu.vendor, gpu.index));
+    let (mut pending, mut unnamed) = (Vec::new(), Vec::new());
     for pod in pods {
+        place_whole(pod, &mut gpus, &mut unnamed);
         place(pod, inventory, &mut gpus, &mut pending);
     }
     let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
     gpus.iter_mut().for_each(|gpu| gpu.pods.sort_by(by_name));
     pending.sort_by(by_name);
+    unnamed.sort_by(|a: &UnnamedView, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     let total = match inventory {
         Some(inventory) => inventory.total_units(),
         None => node.allocatable_units,
@@ -204,6 +267,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         total,
         gpus,
         pending,
+        unnamed,
         driver_trouble,
     })
 }
@@ -224,6 +288,8 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
         None => Some(state.to_owned()).filter(|_| gpu.health != Health::Ok),
     };
     GpuView {
+        vendor: Some(gpu.vendor),
+        whole: gpu.whole,
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
         model: Some(gpu.model.clone()),
@@ -244,6 +310,8 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
     // Limit the count, because anyone who may write node status can set any number.
     (0..u32::try_from(count.min(1024)).unwrap_or(0))
         .map(|index| GpuView {
+            vendor: None,
+            whole: false,
             index,
             uuid: None,
             model: None,
@@ -259,7 +327,35 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
         .collect()
 }
 
-/// Add a pod to its GPUs, or to the pending pods.
+/// Add a pod to the whole GPUs that its allocation names, or to those of which only the number is known.
+fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) {
+    let mut named = 0;
+    if let Held::Allocation(allocation) = &pod.held {
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.whole) {
+            if gpu.uuid.as_ref().is_some_and(|uuid| allocation.share(uuid).is_some()) {
+                named += 1;
+                gpu.pods.push(PodView {
+                    name: pod.name.clone(),
+                    namespace: pod.namespace.clone(),
+                    units: 0,
+                    requested: None,
+                });
+            }
+        }
+    }
+    let Some(whole) = pod.request.whole.as_deref() else { return };
+    let rest = whole.gpus().unwrap_or(u64::MAX).saturating_sub(named);
+    if rest > 0 {
+        unnamed.push(UnnamedView {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            resource: whole.vendor.whole_resource(),
+            gpus: rest,
+        });
+    }
+}
+
+/// Add a pod to its shared GPUs, or to the pending pods.
 fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
     let asked = pod
         .request
@@ -284,7 +380,7 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
             units,
             requested: requested.clone(),
         };
-        match gpus.iter_mut().find(|gpu| Some(gpu.index) == index) {
+        match gpus.iter_mut().find(|gpu| !gpu.whole && Some(gpu.index) == index) {
             Some(gpu) => {
                 gpu.allocated = gpu.allocated.saturating_add(units);
                 gpu.pods.push(row);
@@ -313,6 +409,7 @@ fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTre
     for share in &allocation.gpus {
         let index = inventory
             .and_then(|inventory| inventory.gpu(&share.uuid))
+            .filter(|gpu| !gpu.whole)
             .map(|gpu| gpu.index);
         let unit = inventory.map_or(divvy_model::MemoryUnit::GIB, |inventory| inventory.unit);
         let sum: &mut u64 = shares.entry(index).or_default();

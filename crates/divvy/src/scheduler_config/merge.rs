@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
-use super::{Error, INLINE_NOTE, Inline, MANAGED, PATH, PERCENTAGE, Stanza, Tls, WEIGHT, Whole};
+use super::{Error, INLINE_NOTE, Inline, PATH, PERCENTAGE, Stanza, Tls, WEIGHT, Whole};
 
 /// The settings that the merged file must contain.
 #[derive(Debug, Clone)]
@@ -280,7 +280,10 @@ fn extenders(
             .flatten()
             .filter_map(|resource| resource.get("name")?.as_str())
             .collect();
-        let of_ours = managed.iter().filter(|name| MANAGED.contains(name)).count();
+        let of_ours = managed
+            .iter()
+            .filter(|name| super::managed().any(|ours| ours == **name))
+            .count();
         let replaced = url.trim_end_matches('/').ends_with(PATH) || (of_ours > 0 && of_ours == managed.len());
         let clash = |found: String, why: &str| Error::Conflict {
             origin: origin.to_owned(),
@@ -327,7 +330,7 @@ fn extenders(
         notes.push(format!(
             "added: the extender at {} for {}: without it the scheduler binds every GPU pod by node sums only, without a GPU",
             stanza.url,
-            MANAGED.join(", ")
+            super::managed().collect::<Vec<_>>().join(", ")
         ));
     }
     Ok((rest.clone(), place.unwrap_or(rest.len()), stanza))

@@ -409,6 +409,75 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
 
 /// All obstacles of a node are found. They are ordered by how little a user can do about them.
 #[test]
+fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
+    let gpu = |index: usize, health: &str| {
+        json!({"vendor": "amd", "uuid": format!("0x{index}"), "index": index, "nodes": [], "model": "AMD Instinct MI210",
+            "totalMiB": 65520, "units": 0, "whole": true, "health": health})
+    };
+    let amd = |name: &'static str, health: [&'static str; 2]| {
+        let gpus = [gpu(0, health[0]), gpu(1, health[1])];
+        let inventory = json!({"v": 2, "agent": "0.2.0", "drivers": {"amd": "6.10.5"}, "unitMiB": 1024, "gpus": gpus});
+        node(move |node| {
+            let amounts = json!({"amd.com/gpu": "2", "cpu": "8", "memory": "64Gi", "pods": "110"});
+            node["metadata"]["name"] = json!(name);
+            node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory.to_string()});
+            node["status"] = json!({"capacity": amounts, "allocatable": amounts});
+        })
+    };
+    let asks = |name: &'static str, gpus: u64, on: Option<&'static str>| {
+        pod(0, move |pod| {
+            pod["metadata"]["name"] = json!(name);
+            pod["metadata"]["uid"] = json!(format!("u-{name}"));
+            pod["spec"]["containers"][0]["resources"]["limits"] = json!({"amd.com/gpu": gpus});
+            if let Some(node) = on {
+                pod["spec"]["nodeName"] = json!(node);
+                pod["status"] = json!({"phase": "Running"});
+            }
+        })
+    };
+    let well = ["ok", "ok"];
+    let full = asks("full", 2, Some("n2"));
+    let check = |nodes: &[NodeObject], gpus: u64, others: &[PodObject], says: &[&str]| {
+        let text = shown(&explained(nodes, &asks("q", gpus, None), others));
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in says {
+            assert!(words.contains(said), "{said}:\n{text}");
+        }
+        assert!(!text.contains("gpu-mem") && !text.contains("MiB"), "{text}");
+    };
+    let shared = node(|_| ());
+    check(
+        &[amd("n2", well), shared.clone()],
+        1,
+        std::slice::from_ref(&full),
+        &[
+            "waits: it asks for 1 whole AMD GPU, and no node has a free AMD GPU.",
+            "n2: no free AMD GPU (2 of 2 in use)",
+            "no AMD GPUs that Divvy offers",
+            "GPU 1 (AMD Instinct MI210) is not allocated",
+            "pod default/full on node n2",
+        ],
+    );
+    check(
+        &[amd("n2", ["ok", "failed"])],
+        1,
+        &[asks("one", 1, Some("n2"))],
+        &["n2: no free AMD GPU (1 of 2 in use, 1 of 2 not healthy)"],
+    );
+    check(
+        &[amd("n2", well)],
+        4,
+        &[],
+        &["n2: 2 of 2 AMD GPUs are free, and 4 are needed"],
+    );
+    check(&[amd("n2", well)], 2, &[], &["node n2 has room for that"]);
+    let text = shown(&explained(&[shared], &asks("q", 1, None), &[]));
+    assert!(text.contains("no node of the cluster offers any amd.com/gpu"), "{text}");
+    let text = shown(&explained(&[amd("n2", well)], &full, &[]));
+    assert!(text.contains("the kubelet chose its GPUs"), "{text}");
+}
+
+#[test]
 fn a_node_with_several_obstacles_shows_them_all() {
     let node = node(|node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}));
     let asks = pod(8, |pod| pod["spec"]["nodeSelector"] = json!({"disk": "ssd"}));

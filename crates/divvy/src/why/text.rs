@@ -282,8 +282,9 @@ impl Page {
         let name = named(gpu.index, &gpu.model);
         let mut text = match (gpu.whole, gpu.free == gpu.total) {
             (false, _) => format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit)),
-            (true, true) => format!("{name} is free"),
-            (true, false) => format!("{name} is in use"),
+            // Pods without an allocation may use it: only the kubelet knows.
+            (true, true) => format!("{name} is not allocated"),
+            (true, false) => format!("{name} is allocated"),
         };
         if gpu.health != Health::Ok {
             let word = if gpu.health == Health::Lost { "is lost" } else { "failed" };

@@ -109,14 +109,14 @@ fn words(bytes: &[u8]) -> bool {
     id.is_ok() | unit.is_ok() | value.is_ok() | text.parse::<MiB>().is_ok()
 }
 
-/// Accepted: the pod asks for memory, and everything that it says is valid.
+/// Accepted: the pod asks for memory or whole GPUs, and everything that it says is valid.
 fn pod(bytes: &[u8]) -> bool {
     let Ok(object) = serde_json::from_slice::<PodObject>(bytes) else {
         return false;
     };
     let Ok(pod) = convert::pod(&object) else { return false };
     let annotations = object.metadata.annotations.unwrap_or_default();
-    pod.request.wants_memory() && !matches!(pod.held, Held::Unreadable(_)) && GpuRules::from_annotations(&annotations).is_ok()
+    pod.request.wants_gpus() && !matches!(pod.held, Held::Unreadable(_)) && GpuRules::from_annotations(&annotations).is_ok()
 }
 
 /// Accepted: the node offers GPU memory, and its inventory is valid.
