@@ -223,6 +223,7 @@ mod tests {
                 true,
             ),
             ("gpu-count", asking(&json!({"limits": {"aliyun.com/gpu-count": "1"}})), true),
+            ("whole GPUs", asking(&json!({"limits": {"amd.com/gpu": "1"}})), true),
             (
                 "none of it, but named",
                 asking(&json!({"limits": {"aliyun.com/gpu-mem": "0"}})),

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn whole_gpus_are_used_again_after_init_containers_only() {
-        let check = |containers: &[(ContainerKind, u64)], expected: &[Range<u64>]| {
+        let check = |containers: &[(ContainerKind, u64)], expected: &[(u64, u64)]| {
             let containers = containers.iter().map(|(kind, gpus)| WholeContainer {
                 name: String::new(),
                 kind: *kind,
@@ -244,16 +244,26 @@ mod tests {
                 vendor: Vendor::Amd,
                 containers: containers.collect(),
             };
-            let found: Vec<Range<u64>> = request.gpus_of().into_iter().map(|(_, range)| range).collect();
+            let found: Vec<(u64, u64)> = request
+                .gpus_of()
+                .into_iter()
+                .map(|(_, range)| (range.start, range.end))
+                .collect();
             assert_eq!(found, expected);
-            let all = found.iter().map(|range| range.end).max();
+            let all = found.iter().map(|(_, end)| *end).max();
             assert_eq!(request.gpus(), all, "{request:?}");
         };
-        check(&[(App, 2)], &[0..2]);
-        check(&[(App, 1), (App, 3)], &[0..1, 1..4]);
-        check(&[(Init, 4), (App, 1)], &[0..4, 0..1]);
-        check(&[(Sidecar, 2), (Init, 4), (App, 1), (App, 1)], &[0..2, 2..6, 2..3, 3..4]);
-        check(&[(Init, 1), (Sidecar, 2), (Sidecar, 1), (App, 1)], &[0..1, 0..2, 2..3, 3..4]);
+        check(&[(App, 2)], &[(0, 2)]);
+        check(&[(App, 1), (App, 3)], &[(0, 1), (1, 4)]);
+        check(&[(Init, 4), (App, 1)], &[(0, 4), (0, 1)]);
+        check(
+            &[(Sidecar, 2), (Init, 4), (App, 1), (App, 1)],
+            &[(0, 2), (2, 6), (2, 3), (3, 4)],
+        );
+        check(
+            &[(Init, 1), (Sidecar, 2), (Sidecar, 1), (App, 1)],
+            &[(0, 1), (0, 2), (2, 3), (3, 4)],
+        );
     }
 
     #[test]

@@ -108,7 +108,7 @@ fn pods_without_an_allocation_hold_gpus_that_nobody_can_name() {
     // An allocation that names fewer GPUs than the pod requests frees none of the others.
     let mut forged = amd_pod("a", "n", &[0]);
     forged.request = amd_request(&[(ContainerKind::App, 3)]);
-    assert!(fits(&[forged.clone()], 1));
+    assert!(fits(std::slice::from_ref(&forged), 1));
     assert!(!fits(&[forged], 2));
     // A pod that names a GPU of the node's past, as after a replacement, holds no other in its place.
     assert!(fits(&[amd_pod("a", "n", &[7])], 4));
@@ -297,7 +297,7 @@ fn whole_gpus_are_kept_for_a_nominated_pod() {
         nominated: Some("n".into()),
         ..amd_pending("vip", 2)
     };
-    let ledger = ledger(&[amd_node("n", 3)], &[nominated.clone()]);
+    let ledger = ledger(&[amd_node("n", 3)], std::slice::from_ref(&nominated));
     let fits = |pod: &Pod| ledger.fits("n", &Ask::of_pod(pod, GIB), &pod.uid).is_ok();
     assert!(fits(&amd_pending("one", 1)));
     assert!(!fits(&amd_pending("two", 2)));
@@ -339,7 +339,7 @@ proptest! {
         const GPUS: usize = 5;
         let mut node = divvy_node("n", &[16, 16]);
         add_amd(&mut node, GPUS);
-        let mut ledger = ledger(&[node.clone()], &[]);
+        let mut ledger = ledger(std::slice::from_ref(&node), &[]);
         // What exists, by UID: bound pods, and pods whose Binding is under way.
         let (mut bound, mut sent): (BTreeMap<String, Pod>, BTreeMap<String, Pod>) = Default::default();
         for (number, event) in events.into_iter().enumerate() {

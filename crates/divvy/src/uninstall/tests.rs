@@ -141,6 +141,33 @@ fn units_that_another_plugin_serves_are_left_alone() {
     );
 }
 
+/// A vendor's own plugin may run beside Divvy, or instead of it.
+#[test]
+fn whole_gpus_are_divvys_where_the_inventory_says_so() {
+    use divvy_testkit::nodes::{amd_node, amd_pod, divvy_node, divvy_pod};
+    let (amd, shared) = (amd_node("amd", 1), divvy_node("shared", &[16]));
+    let left = |node: &Node| {
+        let inventory = node
+            .inventory
+            .as_ref()
+            .and_then(|inventory| inventory.as_ref().ok())
+            .expect("it has one");
+        let object = json!({"metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": inventory.to_json()}},
+            "status": {"capacity": {"amd.com/gpu": "1"}, "allocatable": {"amd.com/gpu": "1"}}});
+        node_left(&object).map(|left| left.resources)
+    };
+    assert_eq!((left(&amd), left(&shared)), (Some(vec!["amd.com/gpu"]), Some(vec![])));
+    let nodes = [amd, shared];
+    for (pod, node, expected) in [
+        (amd_pod("a", "amd", &[0]), "amd", true),
+        (amd_pod("b", "shared", &[0]), "shared", false),
+        (divvy_pod("c", "shared", 0, 4), "shared", true),
+    ] {
+        let found = holder(&pod, &nodes);
+        assert_eq!(found.map(|holder| holder.node), expected.then(|| node.to_owned()), "{pod:?}");
+    }
+}
+
 /// The directories in the plan are those that the chart mounts.
 #[test]
 fn the_folders_are_those_of_the_charts_daemon_set() {
