@@ -4,3 +4,4 @@ mod client;
 mod hostile;
 mod probe;
 mod support;
+mod vendors;

@@ -110,7 +110,7 @@ fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
     let fine = snapshot(&json!([{"uuid": "GPU-a", "index": 0, "minor": 0}]));
     for (probe, root, part) in [
         ("", "/", "not a list of GPUs"),
-        ("{\"v\":2,\"driver\":\"x\",\"gpus\":[]}", "/", "its version is 2"),
+        ("{\"v\":1,\"driver\":\"x\",\"gpus\":[]}", "/", "its version is 1"),
         (&fine, "/nowhere", "there is no directory /nowhere"),
         (&snapshot(&json!([])), "/", "the driver reports no GPU"),
     ] {
