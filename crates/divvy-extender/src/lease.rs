@@ -12,6 +12,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::boot_ns;
 use crate::election::{Election, Record, Rules, Step};
 use crate::shared::Shared;
 
@@ -40,15 +41,6 @@ pub(crate) fn address_of(holder: &str) -> Option<&str> {
     let (_, address) = holder.rsplit_once('@')?;
     let rest = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"))?;
     rest.parse::<SocketAddr>().ok().map(|_| address)
-}
-
-/// Return the nanoseconds of a clock that never goes back and keeps counting while the machine is suspended.
-pub(crate) fn boot_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    seconds
-        .saturating_mul(1_000_000_000)
-        .saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 /// Timeout of one request. It is short enough that after a request that hangs, another one can be sent before the Lease is lost.

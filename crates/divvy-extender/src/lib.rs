@@ -15,6 +15,7 @@
 
 pub mod admission;
 mod args;
+mod clock;
 pub mod core;
 pub mod election;
 mod error;

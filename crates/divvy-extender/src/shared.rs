@@ -1,8 +1,8 @@
 //! What the requests, the watches, and the election of one replica share: the core behind one lock, and what this replica knows about the leader.
 
+use crate::clock::boot_ns;
 use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, answer};
 use crate::forward::Forward;
-use crate::lease;
 use crate::metrics::Metrics;
 use crate::recheck::SecondLook;
 use crate::tls::Current;
@@ -31,7 +31,7 @@ pub(crate) struct Leadership {
     pub(crate) identity: String,
     /// The client that forwards binds to the leader.
     pub(crate) forward: Forward,
-    /// The time until which this replica leads ([`lease::boot_ns`]).
+    /// The time until which this replica leads ([`boot_ns`]).
     held_until_ns: AtomicU64,
     holder: Mutex<Option<String>>,
     /// Why the last attempt to read or write the lease failed; `None` if it succeeded.
@@ -116,10 +116,10 @@ impl Shared {
     pub(crate) fn leads(&self) -> bool {
         self.leadership
             .as_ref()
-            .is_none_or(|leadership| lease::boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
+            .is_none_or(|leadership| boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
     }
 
-    /// Take in that this replica holds the lease until this time ([`lease::boot_ns`]).
+    /// Take in that this replica holds the lease until this time ([`boot_ns`]).
     pub(crate) fn lead_until(&self, until_ns: u64) {
         let Some(leadership) = &self.leadership else { return };
         leadership.held_until_ns.store(until_ns, Ordering::Release);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::env;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nvml_wrapper_sys::bindings as ffi;
 
 use crate::changes::{self, Changes, Stamp};
-use crate::control;
 use crate::machine::{Card, Machine};
 
 /// An `nvmlReturn_t` that is not success.
@@ -84,9 +83,9 @@ impl Sim {
         }
     }
 
-    /// Handle nvmlInit.
-    pub(crate) fn init(&self) -> Result<(), Code> {
-        self.lock().configure();
+    /// Handle nvmlInit. In the first call, `listen` opens the control socket at its path, before the gate: the socket can end a hang.
+    pub(crate) fn init(&self, listen: impl FnOnce(PathBuf) -> io::Result<()>) -> Result<(), Code> {
+        self.lock().configure(listen);
         let mut inner = self.gate();
         if inner.changes.init_error != 0 {
             return Err(inner.changes.init_error);
@@ -201,7 +200,7 @@ impl Inner {
     }
 
     /// Read the environment variables, once per process.
-    fn configure(&mut self) {
+    fn configure(&mut self, listen: impl FnOnce(PathBuf) -> io::Result<()>) {
         if std::mem::replace(&mut self.configured, true) {
             return;
         }
@@ -215,7 +214,7 @@ impl Inner {
         };
         self.state = Some((changes::state_file(&path), None));
         self.refresh();
-        if let Err(error) = control::start(path) {
+        if let Err(error) = listen(path) {
             complain(&format!("the control socket cannot be opened: {error}"));
         }
     }

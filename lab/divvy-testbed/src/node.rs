@@ -30,8 +30,10 @@ pub(crate) mod plan;
 pub(crate) mod podresources;
 pub mod runtime;
 pub(crate) mod seed;
+pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod status_writer;
+pub(crate) mod tasks;
 pub(crate) mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};

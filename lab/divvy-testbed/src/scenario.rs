@@ -5,6 +5,7 @@
 //! required results. They use no internal hooks. The scenes of [`suite`] must have the same results on both clusters; the tour is for people.
 
 mod churn;
+mod devices;
 mod machines;
 mod play;
 pub mod suite;

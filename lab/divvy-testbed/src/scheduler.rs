@@ -42,6 +42,7 @@ mod run;
 pub mod selector;
 pub mod spread;
 pub mod taints;
+pub mod terms;
 pub mod view;
 
 pub use filters::feasible;

@@ -6,7 +6,8 @@ use divvy_extender::core::BindingRequest;
 use divvy_extender::election::Record;
 use divvy_model::{Allocation, Gpu, Health, Held, Inventory, MiB, Node, Phase, Pod, PodKey, PodRequest};
 
-use crate::node::GIB;
+/// The MiB in one unit of every node.
+pub const GIB: u64 = 1024;
 
 /// The longest time for which an API server may hold a request.
 const REQUEST_TIMEOUT_NS: u64 = 60_000_000_000;

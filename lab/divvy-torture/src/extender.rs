@@ -8,8 +8,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::watch::Change;
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
-use crate::api::{Api, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};
-use crate::node::GIB;
+use crate::api::{Api, GIB, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};
 use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
 use crate::story::{Story, ensure};

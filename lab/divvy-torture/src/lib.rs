@@ -2,7 +2,7 @@
 //! Every delay, loss, and crash in the simulated world is a separate step. After each step the invariants are checked, with the simulation's
 //! own sums. At the end, the world is brought to rest.
 //!
-//! The simulation consists of the API server with its watches, lists, and Lease (`api`), kube-scheduler and controllers (`scheduler`),
+//! The simulation consists of the API server with its watches, lists, and Lease (`api`), kube-scheduler and controllers (`world::scheduler`),
 //! proxies (`proxy`), the kubelet's device manager (`kubelet`), and a node with its GPUs, cgroups, and disk (`node`). Everything that is
 //! written and read again passes through its text form.
 //!
@@ -18,7 +18,6 @@ pub mod node;
 pub mod ops;
 pub mod proxy;
 pub mod quiet;
-pub mod scheduler;
 pub mod story;
 pub mod world;
 

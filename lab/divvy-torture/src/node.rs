@@ -7,13 +7,11 @@ use divvy_cdi as cdi;
 use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, Vendor, names, nvidia};
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
-use crate::api::{Api, Bound, Listing, Seen, booked};
+use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
 use crate::chance::Chance;
 use crate::kubelet::{Kubelet, Local, State};
 use crate::ops::Ending;
 use crate::story::{Story, ensure};
-
-pub const GIB: u64 = 1024;
 
 /// The processes of a pod: its sandbox, and its containers with the GPUs that the runtime gave them.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -45,7 +45,7 @@ impl World {
         let sizes: Vec<u64> = self
             .nodes
             .iter()
-            .flat_map(|node| node.gpus.iter().map(|gpu| gpu.total.0 / crate::node::GIB))
+            .flat_map(|node| node.gpus.iter().map(|gpu| gpu.total.0 / crate::api::GIB))
             .collect();
         let mut sizes = sizes;
         sizes.sort_unstable_by(|a, b| b.cmp(a));

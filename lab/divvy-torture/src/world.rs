@@ -10,14 +10,16 @@ use divvy_model::{
     names,
 };
 
-use crate::api::Api;
+use crate::api::{Api, GIB};
 use crate::extender::{Extender, late_write};
-use crate::node::{GIB, SimNode};
+use crate::node::SimNode;
 use crate::ops::{Fate, Forgery, LeaseFate, Mix, Op};
-use crate::scheduler::Scheduler;
 use crate::story::{Story, ensure};
 
 mod checks;
+mod scheduler;
+
+use scheduler::Scheduler;
 
 /// The pods' names; few, so that they are used again.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];

@@ -4,14 +4,15 @@ pub mod cluster;
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::OnceLock;
 
-use clap::{Command, CommandFactory as _};
+use clap::{CommandFactory as _, Parser as _};
 use clap_complete::CompleteEnv;
 use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
 
-use crate::cli::{Cli, CompletionsArgs, Shell};
+use crate::cli::{Cli, Command, CompletionsArgs, InspectCommand, Shell, arguments};
+use crate::commands::inspect::{access, choice};
 use crate::printer;
+use cluster::Selected;
 
 pub use cluster::{namespaces, nodes, pods};
 
@@ -23,9 +24,6 @@ const ASKED_BY_SHELL: &str = "DIVVY_COMPLETE";
 const NO_FILES: u32 = 4;
 /// cobra's `ShellCompDirectiveNoSpace`: the shell must not add a space, because the word continues.
 const NO_SPACE: u32 = 2;
-
-/// The words before the word that is being typed. The flags among them select the cluster to query.
-static BEFORE: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Print the completion script for a shell. The script calls this program each time the user presses Tab.
 pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
@@ -55,7 +53,8 @@ pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
         .and_then(|index| index.parse().ok());
     let at = index.unwrap_or_else(|| words.len().saturating_sub(1));
     let current = words.get(at).is_some_and(|word| is_flag(word));
-    let _ = BEFORE.set(words.into_iter().take(at).cloned().collect());
+    let before: Vec<OsString> = words.into_iter().take(at).cloned().collect();
+    cluster::select_with(move || selected(&before));
     let here = std::env::current_dir().ok();
     Ok(CompleteEnv::with_factory(|| grammar(current))
         .var(ASKED_BY_SHELL)
@@ -79,13 +78,29 @@ fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     Some(complete(line))
 }
 
+/// Return the cluster and the namespace that the flags among the words select. The last flag may lack its value, if that is the word being typed.
+fn selected(words: &[OsString]) -> Selected {
+    let parsed = (0..2).find_map(|less| {
+        let words = words.get(..words.len().checked_sub(less)?)?;
+        Cli::try_parse_from(arguments(words.iter().cloned()).ok()?).ok()
+    });
+    let (choice, namespace) = match parsed.map(|cli| cli.command) {
+        Some(Command::Why(args)) => (choice(&args.cluster), args.namespace),
+        Some(Command::SchedulerConfig(args)) => (choice(&args.cluster), args.namespace),
+        Some(Command::Inspect(InspectCommand::Gpushare(args))) => (choice(&args.cluster), None),
+        Some(Command::Simulate(args)) => (access(&args.access), None),
+        _ => return Selected::default(),
+    };
+    Selected { choice, namespace }
+}
+
 fn is_flag(word: &OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
 /// Return the command-line grammar. If the word is not a flag, hide the flags, so that they are offered only if nothing else is, as kubectl does.
-fn grammar(flags: bool) -> Command {
-    fn without(command: Command) -> Command {
+fn grammar(flags: bool) -> clap::Command {
+    fn without(command: clap::Command) -> clap::Command {
         let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });
         command.mut_subcommands(without)
     }
@@ -101,7 +116,8 @@ fn grammar(flags: bool) -> Command {
 /// Return one candidate per line, with a tab and its description, and cobra's directive in the last line.
 fn complete(line: Vec<OsString>) -> std::io::Result<String> {
     let at = line.len() - 1;
-    let _ = BEFORE.set(line[..at].to_vec());
+    let before = line[..at].to_vec();
+    cluster::select_with(move || selected(&before));
     let here = std::env::current_dir().ok();
     let mut grammar = grammar(is_flag(&line[at]));
     let found = clap_complete::engine::complete(&mut grammar, line, at, here.as_deref())?;

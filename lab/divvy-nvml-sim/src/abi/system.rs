@@ -5,11 +5,12 @@ use std::ffi::{c_char, c_int, c_uint};
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{NOT_FOUND, answer, machine_call, put, put_text};
+use crate::control;
 use crate::sim::sim;
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> ffi::nvmlReturn_t {
-    answer(|| sim().init())
+    answer(|| sim().init(control::start))
 }
 
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_kubelet::api::podresources::pod_resources_lister_server::PodResourcesListerServer;
@@ -15,104 +15,20 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::net::UnixListener;
-use tokio::sync::{RwLock, broadcast, mpsc, watch};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::events::{Note, Recorder};
 use super::manager::{DeviceManager, DeviceTimings, RegistrationService};
 use super::plan::{PodPlan, effective_requests};
-use super::podresources::{KnownPod, KnownPods, PodResourcesService};
+use super::podresources::PodResourcesService;
 use super::runtime::Runtime;
 use super::seed::Seed;
+use super::shared::{KnownPod, KnownPods, Shared};
+use super::tasks::Tasks;
 use super::worker::{Begin, Update, Worker};
-use super::{AdmissionOrder, Bugs, Error, NodeEvent, NodePaths, NodeSpec, Timings, node_status};
-
-/// A group of tasks that end together.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Tasks {
-    token: CancellationToken,
-    tracker: TaskTracker,
-}
-
-impl Tasks {
-    pub(crate) fn token(&self) -> &CancellationToken {
-        &self.token
-    }
-
-    /// Run a task until it ends or the group is stopped.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let token = self.token.clone();
-        self.tracker.spawn(async move {
-            let _ = token.run_until_cancelled(task).await;
-        });
-    }
-
-    /// Run a task that watches the token itself.
-    fn spawn_to_its_end(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(task);
-    }
-
-    pub(crate) async fn stop(&self) {
-        self.token.cancel();
-        self.tracker.close();
-        self.tracker.wait().await;
-    }
-}
-
-/// The state that the workers and loops of one kubelet share.
-pub(crate) struct Shared {
-    pub(crate) client: Client,
-    pub(crate) name: String,
-    pub(crate) address: String,
-    pub(crate) timings: Timings,
-    pub(crate) runtime: Runtime,
-    pub(crate) manager: Arc<DeviceManager>,
-    pub(crate) recorder: Recorder,
-    pub(crate) tasks: Tasks,
-    /// Held for reading during calls to plugins. A soft stop of the kubelet waits for these calls.
-    pub(crate) busy: Arc<RwLock<()>>,
-    known: KnownPods,
-    events: broadcast::Sender<NodeEvent>,
-    pod_net: u8,
-}
-
-impl Shared {
-    pub(crate) fn tell(&self, event: NodeEvent) {
-        // There may be no receiver.
-        let _ = self.events.send(event);
-    }
-
-    /// Return an address for the pod whose sandbox has this PID.
-    pub(crate) fn pod_ip(&self, pid: u32) -> String {
-        let [_, _, high, low] = pid.to_be_bytes();
-        format!("10.{}.{high}.{low}", self.pod_net)
-    }
-
-    fn with_known<T>(&self, change: impl FnOnce(&mut BTreeMap<String, KnownPod>) -> T) -> T {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = change(&mut known);
-        let active: BTreeSet<String> = known
-            .iter()
-            .filter(|(_, pod)| pod.active)
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        drop(known);
-        self.manager.set_active(active);
-        result
-    }
-
-    /// Note that the pod's containers have ended, so its devices and requests are free.
-    pub(crate) fn set_inactive(&self, uid: &str) {
-        self.with_known(|known| {
-            if let Some(pod) = known.get_mut(uid) {
-                pod.active = false;
-            }
-        });
-    }
-}
+use super::{AdmissionOrder, Bugs, Error, NodeEvent, NodePaths, NodeSpec, node_status};
 
 pub(crate) struct Kubelet {
     pub(crate) shared: Arc<Shared>,

@@ -22,10 +22,10 @@ use tonic::{Code, Request, Response, Status};
 use super::checkpoint;
 use super::devices::{Bugs, DeviceBooks, DeviceError, Holder, Next, is_extended_resource};
 use super::endpoint::{dial, go_error};
-use super::kubelet::Tasks;
 use super::plan::{ContainerPlan, PodPlan};
 use super::runtime::{DeviceOptions, Runtime};
 use super::seed::Seed;
+use super::tasks::Tasks;
 
 /// A plugin's connection. The newest registration of a resource wins.
 #[derive(Debug, Clone)]

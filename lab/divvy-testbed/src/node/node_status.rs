@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Time
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 
-use super::kubelet::Shared;
+use super::shared::Shared;
 use super::{MAX_PODS, NodeSpec};
 
 /// The values that change while the kubelet runs: capacity and allocatable.

@@ -17,19 +17,7 @@ use tonic::{Request, Response, Status};
 use super::devices::DeviceBooks;
 use super::manager::DeviceManager;
 use super::plan::PodPlan;
-
-/// A pod whose admission has begun.
-#[derive(Debug, Clone)]
-pub(crate) struct KnownPod {
-    pub(crate) plan: PodPlan,
-    /// The pod's effective requests.
-    pub(crate) requests: BTreeMap<String, u64>,
-    /// Whether the pod is not yet terminal.
-    pub(crate) active: bool,
-}
-
-/// The kubelet's pods, keyed by UID.
-pub(crate) type KnownPods = Arc<Mutex<BTreeMap<String, KnownPod>>>;
+use super::shared::{KnownPod, KnownPods};
 
 /// The rate limit in calls per second, and the burst, of all clients together.
 const RATE: f64 = 100.0;

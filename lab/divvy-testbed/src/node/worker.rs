@@ -11,10 +11,10 @@ use tokio::time::Instant;
 
 use super::devices::DeviceError;
 use super::events::Note;
-use super::kubelet::Shared;
 use super::lifecycle::{self, Latest, Step};
 use super::plan::{ContainerPlan, PodPlan};
 use super::runtime::{ContainerState, ContainerView, Row};
+use super::shared::Shared;
 use super::status::{self, Waiting};
 use super::status_writer::{Desired, write_status};
 use super::{Backoff, NodeEvent};

@@ -13,7 +13,6 @@ mod restarts;
 mod units;
 mod vendors;
 
-pub(super) use pods::is_gpu;
 pub(super) use vendors::vendors;
 
 use super::churn::{self, Churn};

@@ -1,11 +1,10 @@
 //! The plugin InterPodAffinity: required affinity and anti-affinity between pods, including the anti-affinity of existing pods
-//! (`plugins/interpodaffinity`, `framework/types.go`: `AffinityTerm`).
+//! (`plugins/interpodaffinity`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::PodAffinityTerm;
-
-use super::selector::{Labels, Selector};
+use super::selector::Labels;
+use super::terms::Term;
 use super::view::{Cluster, NodeView, PodView};
 
 /// The reason for a node without a nearby pod that the new pod's affinity requires.
@@ -19,36 +18,9 @@ pub const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity r
 
 static NO_LABELS: Labels = Labels::new();
 
-/// A parsed required term.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Term {
-    namespaces: BTreeSet<String>,
-    namespace_selector: Selector,
-    selector: Selector,
-    key: String,
-}
-
-impl Term {
-    /// Parse a term of a pod with this namespace and these labels. Without `namespaces` and `namespaceSelector`, the term is about the pod's
-    /// own namespace.
-    pub fn of(term: &PodAffinityTerm, namespace: &str, labels: &Labels) -> Term {
-        let named = term.namespaces.iter().flatten().cloned().collect::<BTreeSet<_>>();
-        let own = named.is_empty() && term.namespace_selector.is_none();
-        Term {
-            namespaces: if own { BTreeSet::from([namespace.to_owned()]) } else { named },
-            namespace_selector: Selector::of(term.namespace_selector.as_ref()),
-            selector: Selector::of(term.label_selector.as_ref())
-                .with_keys("In", term.match_label_keys.as_ref(), labels)
-                .with_keys("NotIn", term.mismatch_label_keys.as_ref(), labels),
-            key: term.topology_key.clone(),
-        }
-    }
-
-    /// Report whether the term matches a pod whose namespace has these labels.
-    fn matches(&self, pod: &PodView, namespace: &Labels) -> bool {
-        (self.namespaces.contains(&pod.namespace) || self.namespace_selector.matches(namespace))
-            && self.selector.matches(&pod.labels)
-    }
+/// Report whether a term matches a pod whose namespace has these labels.
+fn matches(term: &Term, pod: &PodView, namespace: &Labels) -> bool {
+    (term.namespaces.contains(&pod.namespace) || term.namespace_selector.matches(namespace)) && term.selector.matches(&pod.labels)
 }
 
 /// A term of the pod that is being placed, with the namespaces that its selector matches (`mergeAffinityTermNamespacesIfNotEmpty`). As a
@@ -137,7 +109,7 @@ impl<'a> Between<'a> {
     /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted count.
     pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
         for term in &other.anti_affinity {
-            if term.matches(self.pod, self.namespace) {
+            if matches(term, self.pod, self.namespace) {
                 add(&mut self.unwanting, &term.key, node, by);
             }
         }

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::TopologySpreadConstraint;
-
-use super::selector::{Labels, Selector};
 use super::taints;
+use super::terms::Constraint;
 use super::view::{Cluster, NodeView, PodView};
 
 /// The reason for a node where the pod would exceed the allowed skew.
@@ -14,36 +12,10 @@ pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
 /// The reason for a node without the topology key.
 pub const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
-/// A parsed constraint.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Constraint {
-    max_skew: i64,
-    key: String,
-    selector: Selector,
-    min_domains: i64,
-    honor_affinity: bool,
-    honor_taints: bool,
-}
-
-impl Constraint {
-    /// Parse a constraint of a pod with these labels. Return `None` if it does not restrict the pod's placement.
-    pub fn of(constraint: &TopologySpreadConstraint, labels: &Labels) -> Option<Constraint> {
-        let selector = Selector::of(constraint.label_selector.as_ref());
-        (constraint.when_unsatisfiable == "DoNotSchedule").then(|| Constraint {
-            max_skew: i64::from(constraint.max_skew),
-            key: constraint.topology_key.clone(),
-            selector: selector.with_keys("In", constraint.match_label_keys.as_ref(), labels),
-            min_domains: constraint.min_domains.map_or(1, i64::from),
-            honor_affinity: constraint.node_affinity_policy.as_deref().unwrap_or("Honor") == "Honor",
-            honor_taints: constraint.node_taints_policy.as_deref().unwrap_or("Ignore") == "Honor",
-        })
-    }
-
-    /// Report whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
-    fn includes(&self, pod: &PodView, name: &str, node: &NodeView) -> bool {
-        (!self.honor_affinity || pod.selects(name, &node.labels))
-            && (!self.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
-    }
+/// Report whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
+fn includes(constraint: &Constraint, pod: &PodView, name: &str, node: &NodeView) -> bool {
+    (!constraint.honor_affinity || pod.selects(name, &node.labels))
+        && (!constraint.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
 }
 
 /// The current spread of pods with respect to one pod's constraints.
@@ -96,7 +68,9 @@ impl<'a> Spread<'a> {
         if !constraints.iter().all(|constraint| node.labels.contains_key(&constraint.key)) {
             return Vec::new();
         }
-        let included = constraints.iter().map(|constraint| constraint.includes(self.pod, name, node));
+        let included = constraints
+            .iter()
+            .map(|constraint| includes(constraint, self.pod, name, node));
         included
             .enumerate()
             .filter_map(|(index, included)| included.then_some(index))

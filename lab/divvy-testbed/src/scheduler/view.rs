@@ -6,10 +6,9 @@ use k8s_openapi::api::core::v1::{Affinity, Node, Pod, PodAffinityTerm, Taint, To
 
 use super::node_affinity::NodeAffinity;
 use super::node_ports::{HostPort, host_ports};
-use super::pod_affinity::Term;
 use super::selector::Labels;
-use super::spread::Constraint;
 use super::taints;
+use super::terms::{Constraint, Term};
 use crate::node::plan::{amount, effective_requests};
 
 /// A node as the filters see it.

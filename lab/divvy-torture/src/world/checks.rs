@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use divvy_model::{Health, MiB, Pod};
 
 use super::World;
-use crate::api::{booked, offered, share};
+use crate::api::{GIB, booked, offered, share};
 use crate::extender::wants;
-use crate::node::{GIB, SimNode};
+use crate::node::SimNode;
 use crate::story::ensure;
 
 impl World {

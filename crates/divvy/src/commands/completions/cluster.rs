@@ -1,19 +1,14 @@
 //! Names of the cluster's objects, for the word that is being typed. If the cluster does not answer in time, there are no names and no error.
 
 use std::ffi::OsStr;
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
-use clap::Parser as _;
 use clap_complete::CompletionCandidate;
 use divvy_kube::client::{self, Choice, Connection};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
-
-use super::BEFORE;
-use crate::cli::{Cli, Command, InspectCommand, arguments};
-use crate::commands::inspect::{access, choice};
 
 /// The time limit for the names; the user waits for them.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,6 +16,22 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MOST: usize = 300;
 /// The number of objects to request in one page of a list.
 const PAGE: u32 = 500;
+
+/// What the flags before the word select.
+#[derive(Default)]
+pub(super) struct Selected {
+    pub(super) choice: Choice,
+    pub(super) namespace: Option<String>,
+}
+
+/// Finds out what the flags before the word select. The grammar calls this module for the names, so this module cannot parse the flags itself.
+static SELECTED: OnceLock<Box<dyn Fn() -> Selected + Send + Sync>> = OnceLock::new();
+
+/// Set how to find out what the flags before the word select. This happens only if the names of objects are needed.
+pub(super) fn select_with(selected: impl Fn() -> Selected + Send + Sync + 'static) {
+    // A process completes one word; only a test calls this more often.
+    let _ = SELECTED.set(Box::new(selected));
+}
 
 /// The kind of the objects whose names to offer.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +64,10 @@ fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
         Some((before, typed)) => (format!("{before}/"), typed.to_owned()),
         None => (String::new(), current.to_owned()),
     };
-    let (choice, of_flag) = typed_before();
+    let Selected {
+        choice,
+        namespace: of_flag,
+    } = SELECTED.get().map(|selected| selected()).unwrap_or_default();
     let namespace = match before.trim_end_matches('/') {
         "" | "pod" | "pods" | "po" => of_flag,
         // A namespace, or the kind of a workload. No namespace has the name of a kind, so the latter finds nothing.
@@ -71,22 +85,6 @@ fn candidates(kind: Kind, current: &OsStr) -> Vec<CompletionCandidate> {
         .into_iter()
         .map(|name| CompletionCandidate::new(format!("{before}{name}")))
         .collect()
-}
-
-/// Return the cluster and the namespace from the flags before the word. The last flag may lack its value, if that is the word being typed.
-fn typed_before() -> (Choice, Option<String>) {
-    let words = BEFORE.get().map(Vec::as_slice).unwrap_or_default();
-    let parsed = (0..2).find_map(|less| {
-        let words = words.get(..words.len().checked_sub(less)?)?;
-        Cli::try_parse_from(arguments(words.iter().cloned()).ok()?).ok()
-    });
-    match parsed.map(|cli| cli.command) {
-        Some(Command::Why(args)) => (choice(&args.cluster), args.namespace),
-        Some(Command::SchedulerConfig(args)) => (choice(&args.cluster), args.namespace),
-        Some(Command::Inspect(InspectCommand::Gpushare(args))) => (choice(&args.cluster), None),
-        Some(Command::Simulate(args)) => (access(&args.access), None),
-        _ => (Choice::default(), None),
-    }
 }
 
 async fn names(kind: Kind, choice: Choice, namespace: Option<String>, typed: &str) -> Option<Vec<String>> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::builders::pod;
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Report, Stop};
 
 /// Create pod `old`, which only SIGKILL ends, and wait until it runs. Return its UID.

@@ -6,7 +6,7 @@ use divvy_model::Inventory;
 use serde_json::json;
 
 use crate::builders::pod;
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
 const SPEC: &str = "/etc/cdi/nvidia.json";

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::one_runs;
 use crate::builders::pod;
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
 
 /// Long enough for watches to end, back-offs to grow, and the extender's lease to expire.

@@ -6,7 +6,7 @@ use divvy_model::names;
 use tokio::time::Instant;
 
 use crate::builders::pod;
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::{check_own_gpu, is_gpu};
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
 pub(super) async fn too_large<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -201,10 +201,4 @@ fn shares(used: &BTreeMap<(String, u64), (u64, u64)>) -> String {
         .iter()
         .map(|((node, gpu), (used, has))| format!("{node}'s GPU {gpu} {used}/{has}"));
     parts.collect::<Vec<_>>().join(", ")
-}
-
-/// Report whether a path is the device node of a GPU, not one of the driver's own device nodes.
-pub(in crate::scenario) fn is_gpu(path: &str) -> bool {
-    let index = path.strip_prefix("/dev/nvidia");
-    index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
 }

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::one_runs;
 use crate::builders::pod;
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, End, Part, Play, Stop};
 
 const WAYS: [(End, &str); 2] = [(End::Stopped, "SIGTERM"), (End::Killed, "kill -9")];

@@ -8,7 +8,7 @@ use divvy_model::MemoryUnit;
 use super::one_runs;
 use crate::builders::pod;
 use crate::scenario::churn::{record, stop};
-use crate::scenario::tour::check_own_gpu;
+use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, Play, Stop};
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {

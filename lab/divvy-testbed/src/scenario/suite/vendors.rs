@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use divvy_model::{Vendor, names};
 
 use crate::builders::pod;
+use crate::scenario::devices::is_gpu;
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 
 /// On the machine with AMD's GPUs, GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
@@ -93,6 +94,6 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
 /// The device nodes of GPUs in the container, one for each GPU.
 fn gpus(reports: &[Report]) -> Vec<String> {
     let devices = reports.iter().flat_map(|report| &report.devices);
-    let is_gpu = |path: &&String| super::is_gpu(path) || path.starts_with("/dev/dri/renderD");
-    devices.filter(is_gpu).cloned().collect()
+    let is_any_gpu = |path: &&String| is_gpu(path) || path.starts_with("/dev/dri/renderD");
+    devices.filter(is_any_gpu).cloned().collect()
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use divvy_extender::core::Eviction;
 use divvy_model::{Phase, Pod, PodRequest};
 
+use super::World;
 use crate::story::ensure;
-use crate::world::World;
 
 /// The most evictions for one pod. More evictions are an error.
 const MOST_EVICTIONS: u32 = 8;
