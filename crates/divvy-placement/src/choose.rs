@@ -156,9 +156,12 @@ impl Ask {
 }
 
 impl fmt::Display for Ask {
-    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`.
+    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`, `2 whole AMD GPUs (amd.com/gpu)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
+        if let Some(vendor) = self.whole {
+            write!(f, " ({})", vendor.whole_resource())?;
+        }
         match self.wanted() {
             Some(rules) if self.whole.is_some() => write!(f, " {rules}"),
             Some(rules) if self.gpus > 1 => write!(f, " on GPUs {rules}"),
