@@ -16,7 +16,7 @@ use crate::{Asker, GpuState, Ledger, NodeState, NodeView, Reservation, Source, U
 /// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// The vendor of whom the pod requests whole GPUs; `None` for a pod that requests shared memory, or nothing.
+    /// The vendor whose GPUs the pod requests as a whole; `None` for a pod that requests shared memory, or nothing.
     pub whole: Option<Vendor>,
     /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
     pub units: u64,
