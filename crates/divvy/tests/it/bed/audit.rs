@@ -69,7 +69,7 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     for gpu in &inventory.gpus {
         let index = (0..machine.gpus.len()).find(|index| machine.gpu_uuid(*index) == gpu.uuid);
         let index = index.unwrap_or_else(|| panic!("{} is no GPU of {}", gpu.uuid, node.name));
-        let minor = divvy_model::nvidia::minor(gpu);
+        let minor = divvy_model::nvidia::minor(&gpu.nodes);
         assert_eq!(minor, Some(machine.gpu_minor(index)), "{} of {}", gpu.uuid, node.name);
         let offered = inventory.unit.memory(gpu.units).expect("a sum");
         assert!(
