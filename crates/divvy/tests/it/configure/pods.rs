@@ -669,6 +669,7 @@ fn a_grant(engine: &Engine, name: &str, uid: &str) -> String {
         owner: &record.to_string(),
         env: &[("NVIDIA_VISIBLE_DEVICES", "void".to_owned())],
         gpus: &["0"],
+        libraries: Some("nvidia.com/gpu"),
         base: &[Spec::parse(&base).expect("a spec")],
         ..GrantSpec::default()
     })
