@@ -67,7 +67,7 @@ impl Ledger {
         Ok(Choice::of(state, &positions, ask, memory))
     }
 
-    /// Choose the GPUs at these positions of [`NodeState::gpus`], if they are as many as requested and each of them is healthy
+    /// Choose the GPUs at these positions of [`crate::NodeState::gpus`], if they are as many as requested and each of them is healthy
     /// and has room.
     pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
