@@ -11,7 +11,7 @@ Play the scenes and check each step, first on the embedded cluster, then on a re
 
 usage: cargo xtask suite [--on embedded|real] [SCENE...] [FLAGS]
 
-If a cluster of `cargo xtask cluster` is up with Divvy on it, the suite uses it as the real Kubernetes. Otherwise the suite starts one (two
+If a cluster of `cargo xtask cluster` is up with Divvy on it, the suite uses it as the real Kubernetes. Otherwise the suite starts one (three
 nodes, RBAC, service accounts; built first if necessary), installs Divvy on it as a user does (`cargo xtask image`, the Helm chart), and
 stops it afterwards. If that is not possible (no root, no Go, ...), the suite prints what is missing and skips the real Kubernetes. With
 `--on real` the exit status is then 77.

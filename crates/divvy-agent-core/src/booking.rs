@@ -209,7 +209,7 @@ impl Core {
 
     /// Return the GPUs for a container whose pod has no allocation: those that its ids name. A GPU that another pod holds is replaced by
     /// one that is free: the pods on this node hold together as many GPUs as the kubelet handed out ids, but not always the same ones,
-    /// because a pod with an allocation has the GPUs of its allocation, whatever its ids are.
+    /// because a pod with an allocation has the GPUs of its allocation, even if its ids name others.
     fn by_ids(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod, facts: &Facts) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         if let Some(record) = self.records.get(key) {

@@ -14,6 +14,7 @@ mod booking;
 mod devices;
 pub mod driver_spec;
 mod inventory;
+mod node_files;
 mod prestart;
 mod project;
 mod reason;
@@ -28,8 +29,8 @@ use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey, Vendor};
 
 pub use devices::{Device, SizeWarning, TooManyIds};
+pub use node_files::NodeFiles;
 pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
-pub use project::NodeFiles;
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};

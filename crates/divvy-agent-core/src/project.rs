@@ -1,22 +1,12 @@
 //! Convert a grant's record to the CDI spec that the container runtime reads. The spec contains only what the record and the node state,
 //! so it can be rebuilt at any time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use divvy_cdi::{self as cdi, GrantSpec, Spec};
+use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
 
-use super::{Core, vendor};
-
-/// The driver's files on the node, by their paths on the node.
-#[derive(Debug, Clone, Default)]
-pub struct NodeFiles {
-    /// Those of [`Core::device_paths`] that exist. The value is the group that a container's process must be in to use the device,
-    /// or `None` if any process may use it, or only root.
-    pub devices: BTreeMap<String, Option<u32>>,
-    /// CDI specs of whole GPUs, which provide the driver's libraries.
-    pub specs: Vec<Spec>,
-}
+use super::{Core, NodeFiles, vendor};
 
 impl Core {
     /// Return the paths of device nodes on the node whose state [`NodeFiles::devices`] has to contain.

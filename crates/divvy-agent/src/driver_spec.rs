@@ -105,7 +105,7 @@ impl DriverSpec {
             Some(Place {
                 index: gpu.index,
                 uuid: gpu.uuid.clone(),
-                minor: nvidia::minor(gpu)?,
+                minor: nvidia::minor(&gpu.nodes)?,
                 pci: gpu.pci.clone(),
                 mig: mig.get(&gpu.uuid).cloned(),
             })

@@ -230,7 +230,7 @@ async fn serve(
         tokio::select! {
             ended = &mut serving => return ended,
             // The sender lives as long as the agent.
-            _ = offered.changed() => info!("this node now offers other resources; the agent registers anew"),
+            _ = offered.changed() => info!("this node now offers other resources; the agent registers again"),
         }
         until_changed.cancel();
         serving.await?;
@@ -346,7 +346,7 @@ async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch:
             }
         }
         if status.changed().await.is_err() {
-            // The server has ended. If the node no longer offers the resource, nobody waits for it.
+            // The server has ended. If the node no longer offers the resource, nothing waits for it.
             agent.ready.clear(part);
             return;
         }

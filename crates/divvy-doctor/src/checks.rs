@@ -18,6 +18,7 @@ mod objects;
 mod pods;
 mod scheduler;
 mod system;
+mod vendor_part;
 mod vendors;
 
 use crate::check::{Check, Group, Needs, Severity};

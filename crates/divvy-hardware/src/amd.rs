@@ -194,7 +194,7 @@ impl Backend for Amd {
     }
 
     fn keeps_lost(&self) -> bool {
-        // Each snapshot reads the files anew.
+        // Each snapshot reads the files again.
         false
     }
 }

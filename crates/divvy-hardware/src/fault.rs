@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::facts::{is_text, is_uuid};
-use crate::{amd, nvidia};
 
 /// The maximum length of a fault's name in bytes.
 const NAME_BYTES: usize = 64;
@@ -29,14 +28,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Report whether `text` is the name of a fault of this vendor. An inventory has only the text, and says with it why a GPU failed.
-    pub fn is_name(vendor: Vendor, text: &str) -> bool {
-        match vendor {
-            Vendor::Nvidia => nvidia::is_fault_name(text),
-            Vendor::Amd => amd::is_fault_name(text),
-        }
-    }
-
     /// Refuse a fault that no probe sends: its texts become part of logs, events, and the inventory.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         if self.uuid.as_deref().is_some_and(|uuid| !is_uuid(uuid)) {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use divvy_model::{Health, Vendor};
 
+use crate::vendors::is_fault_name;
 use crate::{Fault, Snapshot};
 
 /// The conditions under which a failed GPU counts as recovered.
@@ -177,7 +178,7 @@ impl Tracker {
         gpu.vendor = vendor;
         let gpu = &mut gpu.health;
         if gpu.verdict.health == Health::Ok {
-            gpu.is_fault = verdict.reason.as_deref().is_some_and(|reason| Fault::is_name(vendor, reason));
+            gpu.is_fault = verdict.reason.as_deref().is_some_and(|reason| is_fault_name(vendor, reason));
             gpu.verdict = verdict;
         }
     }

@@ -22,6 +22,7 @@ pub mod health;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
+mod vendors;
 
 pub use error::{Code, Error, Failure};
 pub use facts::{Driver, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};

@@ -1,18 +1,16 @@
 //! What several modules of NVIDIA's need: the names of device nodes, and which XIDs (the driver's error codes) mean that a GPU is broken.
 //! Elsewhere, a device node is a path, and an XID is a fault with a name.
 
-use crate::Gpu;
-
 const PREFIX: &str = "nvidia";
 
-/// Return the device node of the GPU with this minor number, as [`Gpu::nodes`] lists it: `nvidia0`.
+/// Return the device node of the GPU with this minor number, as [`Gpu::nodes`](crate::Gpu::nodes) lists it: `nvidia0`.
 pub fn node(minor: u32) -> String {
     format!("{PREFIX}{minor}")
 }
 
-/// Return the minor number of a GPU's device node `/dev/nvidia<minor>`; `None` for a GPU of another vendor.
-pub fn minor(gpu: &Gpu) -> Option<u32> {
-    let [node] = gpu.nodes.as_slice() else { return None };
+/// Return the minor number of a GPU with these device nodes (`nvidia<minor>`); `None` for a GPU of another vendor.
+pub fn minor(nodes: &[String]) -> Option<u32> {
+    let [node] = nodes else { return None };
     let minor = node.strip_prefix(PREFIX)?.parse().ok()?;
     (self::node(minor) == *node).then_some(minor)
 }

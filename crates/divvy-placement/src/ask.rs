@@ -15,7 +15,7 @@ const WANTED_BYTES: usize = 100;
 /// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// The vendor of whom the pod requests whole GPUs; `None` for a pod that requests shared memory, or nothing.
+    /// The vendor whose GPUs the pod requests as a whole; `None` for a pod that requests shared memory, or nothing.
     pub whole: Option<Vendor>,
     /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
     pub units: u64,
@@ -161,9 +161,12 @@ impl Ask {
 }
 
 impl fmt::Display for Ask {
-    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`.
+    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`, `2 whole AMD GPUs (amd.com/gpu)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
+        if let Some(vendor) = self.whole {
+            write!(f, " ({})", vendor.whole_resource())?;
+        }
         match self.wanted() {
             Some(rules) if self.whole.is_some() => write!(f, " {rules}"),
             Some(rules) if self.gpus > 1 => write!(f, " on GPUs {rules}"),

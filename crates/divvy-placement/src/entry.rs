@@ -105,7 +105,22 @@ impl Entry {
         self.usage.unnamed_whole.get(&vendor).copied().unwrap_or(0)
     }
 
-    /// Return how many GPUs must have room for the pod: as many as it requests, and those of [`Entry::unnamed_whole`].
+    /// Return how many of the [`Entry::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
+    /// although neither a pod's allocation nor a departed pod explains it.
+    pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
+        let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
+        let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
+        let located = gpus.iter().enumerate().filter(|(position, gpu)| {
+            gpu.offered_as() == Some(vendor)
+                && gpu.held > MiB::ZERO
+                && !explained(&self.usage.gpus, *position)
+                && !explained(&self.usage.departed, *position)
+        });
+        self.unnamed_whole(vendor).saturating_sub(located.count() as u64)
+    }
+
+    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
+    /// [`Entry::unnamed_whole`].
     pub(crate) fn needed(&self, ask: &Ask) -> usize {
         let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
         ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))

@@ -25,7 +25,7 @@ pub struct NodeReport {
     /// The GPUs of the requested kind in ascending order of index: the shared ones, or a vendor's whole ones.
     pub gpus: Vec<GpuReport>,
     /// The number of whole GPUs that pods hold without an allocation, so that as many of the free ones are in use
-    /// ([`NodeView::unnamed_whole`]).
+    /// ([`NodeView::unlocated_whole`]).
     pub unnamed: u64,
 }
 
@@ -296,7 +296,7 @@ impl Ledger {
             source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
             unit: self.unit(),
             gpus,
-            unnamed: view.zip(ask.whole).map_or(0, |(view, vendor)| view.unnamed_whole(vendor)),
+            unnamed: view.zip(ask.whole).map_or(0, |(view, vendor)| view.unlocated_whole(vendor)),
         }
     }
 

@@ -65,6 +65,15 @@ impl<'a> NodeView<'a> {
         self.entry.unnamed_whole(vendor)
     }
 
+    /// Return how many of the [`NodeView::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
+    /// although neither a pod's allocation nor a departed pod explains it.
+    ///
+    /// A held GPU may also be that of a container whose pod is gone. Then too few are kept free until the container ends, and a pod without
+    /// an allocation starts only after that. No GPU is given to two pods, because the agent books each GPU before a container starts.
+    pub fn unlocated_whole(&self, vendor: Vendor) -> u64 {
+        self.entry.unlocated_whole(vendor)
+    }
+
     /// Return the nominated pods for which memory of the GPU at this position is kept from the requesting pod, highest priority
     /// first.
     pub fn nominated<'s>(&'s self, position: usize, ask: &'s Ask) -> impl Iterator<Item = &'s Nominated> {

@@ -1,7 +1,7 @@
 //! Whole GPUs: how many must be free, next to those that pods hold without saying which.
 //!
 //! A pod that was bound without the extender has no allocation, and the kubelet chooses its GPUs. The ledger knows only their
-//! number. They may be any of the vendor's free GPUs, so as many must stay free.
+//! number, until the agent's inventory shows their GPUs as held. They may be any of the vendor's free GPUs, so as many must stay free.
 
 use crate::entry::Entry;
 use crate::one_gpu::liking;
@@ -15,5 +15,6 @@ pub(crate) fn enough(entry: &Entry, taste: &Taste<'_>) -> bool {
     }
     let gpus = entry.state.as_ref().map_or(0, |state| state.gpus.len());
     let free = (0..gpus).filter(|position| liking(entry, *position, taste).is_some());
-    free.count() >= entry.needed(ask)
+    let taken = ask.whole.map_or(0, |vendor| entry.unlocated_whole(vendor));
+    free.count() as u64 >= (ask.gpus as u64).saturating_add(taken)
 }

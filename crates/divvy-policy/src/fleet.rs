@@ -11,6 +11,7 @@ use super::{
     from_ledger, rank,
 };
 use crate::mixer::Mixer;
+use crate::ranking::Ranking;
 use crate::whole;
 use divvy_placement::{Ask, Choice, Ledger, NodeView, Taste};
 
@@ -69,15 +70,6 @@ struct Group {
     id: Option<NodeId>,
     shape: Shape,
     positions: Vec<usize>,
-}
-
-/// The costs of a pod on some nodes.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ranking {
-    /// The costs, in the order of the nodes in the request; `None` where the policy sees no room.
-    pub costs: Vec<Option<Cost>>,
-    /// The position of the best node.
-    pub best: Option<usize>,
 }
 
 /// The cost of a pod on a node in detail.

@@ -45,7 +45,7 @@ pub struct Request {
     pub memory: Option<MiB>,
     /// The number of GPUs of one node.
     pub gpus: usize,
-    /// The vendor of whom the pod requests whole GPUs; omitted for a request for GPU memory.
+    /// The vendor whose GPUs the pod requests as a whole; omitted for a request for GPU memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<Vendor>,
     /// The rules in the pod's annotations, in words that follow "a GPU".

@@ -301,7 +301,7 @@ impl Question<'_> {
         let view = self.ledger(position).node(&self.site(position).name);
         let unnamed = view
             .zip(self.ask.whole)
-            .map_or(0, |(view, vendor)| view.unnamed_whole(vendor));
+            .map_or(0, |(view, vendor)| view.unlocated_whole(vendor));
         fitting.saturating_sub(usize::try_from(unnamed).unwrap_or(usize::MAX))
     }
 

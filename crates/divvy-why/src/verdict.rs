@@ -10,7 +10,7 @@ use crate::obstacle::Words;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
-/// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`, `2 whole AMD GPUs`.
+/// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`, `2 whole AMD GPUs (amd.com/gpu)`.
 pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     if ask.whole.is_some() {
         return ask.to_string();

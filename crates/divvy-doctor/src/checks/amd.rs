@@ -2,7 +2,7 @@
 
 use divvy_cdi::generate::amd as topology;
 
-use super::vendors::{DeviceNodes, Expected, VendorChecks};
+use super::vendor_part::{DeviceNodes, Expected, VendorChecks};
 use crate::check::{Stop, Verdict, problem, skip};
 use crate::facts::{Facts, Vendor};
 

@@ -1,13 +1,9 @@
 //! Checks of the GPU and the kernel driver that concern all vendors.
 
+use super::vendor_part::addresses;
 use super::vendors;
 use crate::check::{Verdict, count, problem};
 use crate::facts::{Facts, PciGpu, Vendor};
-
-/// Return the PCI addresses of these GPUs, separated by commas.
-pub(super) fn addresses(gpus: &[PciGpu]) -> String {
-    gpus.iter().map(|gpu| gpu.address.as_str()).collect::<Vec<_>>().join(", ")
-}
 
 /// Judge check D01.
 pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {

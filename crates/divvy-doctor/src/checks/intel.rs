@@ -1,7 +1,6 @@
 //! Checks of Intel's GPUs and driver.
 
-use super::driver::addresses;
-use super::vendors::VendorChecks;
+use super::vendor_part::{VendorChecks, addresses};
 use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
 use crate::facts::{Facts, Vendor};
 

@@ -1,30 +1,7 @@
-//! What each vendor contributes to the checks that concern all of them. A vendor's own checks are in the module named after it.
+//! The table of vendors: their parts of the checks that concern all of them. A vendor's own checks are in the module named after it.
 
+use super::vendor_part::VendorChecks;
 use super::{amd, intel, nvidia};
-use crate::check::Stop;
-use crate::facts::Facts;
-
-/// A vendor's part.
-pub(super) struct VendorChecks {
-    /// Return the loaded kernel modules for the vendor's GPUs, or the problem that a GPU has none.
-    pub(super) modules: fn(&Facts<'_>) -> Result<Vec<String>, Stop>,
-    /// Return the device nodes that should exist; `None` if the vendor's driver is not loaded.
-    pub(super) nodes: fn(&Facts<'_>) -> Option<DeviceNodes>,
-}
-
-/// The device nodes of a vendor's GPUs.
-pub(super) struct DeviceNodes {
-    pub(super) expected: Vec<Expected>,
-    /// The command that creates missing ones.
-    pub(super) create: &'static str,
-}
-
-/// A device node that should exist.
-pub(super) struct Expected {
-    pub(super) path: String,
-    /// The major and minor device number, if the kernel publishes them.
-    pub(super) number: Option<(u32, u32)>,
-}
 
 /// All vendors.
 pub(super) const ALL: [VendorChecks; 3] = [nvidia::PART, amd::PART, intel::PART];

@@ -294,8 +294,8 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_opened_anew_while_a_gpu_is_lost_and_left_alone_otherwise() {
-        // Only a driver that keeps GPUs lost is opened anew.
+    fn a_driver_is_opened_again_while_a_gpu_is_lost_and_left_alone_otherwise() {
+        // Only a driver that keeps GPUs lost is opened again.
         for (vendor, lost, wait, opens) in [
             (Vendor::Nvidia, true, 0, 4),
             (Vendor::Nvidia, true, 3600, 1),

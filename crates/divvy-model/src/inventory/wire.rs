@@ -218,7 +218,7 @@ fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
     inventory
         .gpus
         .iter()
-        .map(|gpu| nvidia::minor(gpu).filter(|_| plain(gpu)))
+        .map(|gpu| nvidia::minor(&gpu.nodes).filter(|_| plain(gpu)))
         .collect()
 }
 

@@ -105,6 +105,16 @@ fn pods_without_an_allocation_hold_gpus_that_nobody_can_name() {
     assert!(!fits(&[unnamed("u", "n", 1)], 4));
     assert!(!fits(&[unnamed("u", "n", 2), amd_pod("a", "n", &[0])], 2));
     assert!(fits(&[unnamed("u", "n", 2), amd_pod("a", "n", &[0])], 1));
+    // The GPU of such a pod is not counted twice when the inventory shows it as held.
+    let mut shown = nodes.clone();
+    edit_gpu(&mut shown[0], 2, |gpu| gpu.held = gpu.total);
+    let fits_shown = |pods: &[Pod], gpus: u64| ledger(&shown, pods).fits("n", &amd(gpus), "u-nobody").is_ok();
+    assert!(fits_shown(&[unnamed("u", "n", 1)], 3));
+    assert!(fits_shown(&[unnamed("u", "n", 2)], 2));
+    assert!(!fits_shown(&[unnamed("u", "n", 2)], 3));
+    // That a GPU with an allocation is held as well says nothing about the others.
+    assert!(fits_shown(&[unnamed("u", "n", 1), amd_pod("a", "n", &[2])], 2));
+    assert!(!fits_shown(&[unnamed("u", "n", 1), amd_pod("a", "n", &[2])], 3));
     // An allocation that names fewer GPUs than the pod requests frees none of the others.
     let mut forged = amd_pod("a", "n", &[0]);
     forged.request = amd_request(&[(ContainerKind::App, 3)]);

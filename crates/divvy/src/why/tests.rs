@@ -451,7 +451,7 @@ fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
         1,
         std::slice::from_ref(&full),
         &[
-            "waits: it asks for 1 whole AMD GPU, and no node has a free AMD GPU.",
+            "waits: it asks for 1 whole AMD GPU (amd.com/gpu), and no node has a free AMD GPU.",
             "n2: no free AMD GPU (2 of 2 in use)",
             "no AMD GPUs that Divvy offers",
             "GPU 1 (AMD Instinct MI210) is not allocated",

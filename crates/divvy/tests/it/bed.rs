@@ -93,9 +93,20 @@ impl Bed {
 
     /// Like the constructor above, with an API server that takes the time from `clock`.
     pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
+        Bed::of(machines(nodes), nodes.len(), clock, tune).await
+    }
+
+    /// Like [`Bed::new`]. The last node also has this many AMD GPUs, which are offered as a whole.
+    pub(crate) async fn with_amd(nodes: &[&[u64]], amd: usize) -> Bed {
+        let gpu = "[[node.amd]]\nmodel = \"AMD Instinct MI210\"\nmemory_mib = 65520\n";
+        let text = machines(nodes) + &gpu.repeat(amd);
+        Bed::of(text, nodes.len(), Clock::system(), |_| {}).await
+    }
+
+    async fn of(machines: String, nodes: usize, clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
         let settings = Settings {
             clock,
-            ..Settings::new(machines(nodes), programs())
+            ..Settings::new(machines, programs())
         };
         let cluster = Embedded::start(settings).await.expect("the cluster comes up");
         let mut bed = Bed {
@@ -105,7 +116,7 @@ impl Bed {
             expected: BTreeSet::new(),
             listeners: JoinSet::new(),
         };
-        for i in 1..=nodes.len() {
+        for i in 1..=nodes {
             let name = format!("n{i}");
             let tuned = |spec: &mut NodeSpec| {
                 quick(spec);

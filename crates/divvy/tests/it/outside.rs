@@ -227,12 +227,12 @@ async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged
 async fn a_half_upgraded_cluster_is_told_by_version() {
     // The agent is newer than the extender.
     let (resource, mut newer) = node(16, "containerd://2.1.0", 0);
-    newer["metadata"]["annotations"] = json!({"divvy.dev/inventory": r#"{"v":2,"cards":[]}"#});
+    newer["metadata"]["annotations"] = json!({"divvy.dev/inventory": r#"{"v":3,"cards":[]}"#});
     let (_, text) = why(&[(resource, newer), ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
     says(
         &text,
         &[
-            "inventory (node annotation divvy.dev/inventory) has version 2; this Divvy reads version 1 (is another component newer?)",
+            "inventory (node annotation divvy.dev/inventory) has version 3; this Divvy reads versions 1 to 2 (is another component newer?)",
         ],
     );
     // The extender is newer than the agent.

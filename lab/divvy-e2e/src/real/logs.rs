@@ -119,7 +119,7 @@ mod tests {
             ("ALIYUN_COM_GPU_MEM_IDX".to_owned(), "0".to_owned()),
             ("A".to_owned(), "b=c d".to_owned()),
         ]);
-        let devices = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dri/card1"]
+        let devices = ["/dev/dri/card1", "/dev/kfd", "/dev/nvidia0", "/dev/nvidiactl"]
             .map(str::to_owned)
             .to_vec();
         let expected = |whole| Printed {

@@ -66,10 +66,18 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     let Some(machine) = machines.node(&node.name) else {
         panic!("node {} is no machine", node.name);
     };
-    for gpu in &inventory.gpus {
+    let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| gpu.whole);
+    let whole: Vec<_> = whole.iter().map(|gpu| gpu.total.0).collect();
+    let expected: Vec<_> = machine.amd.iter().map(|gpu| gpu.memory_mib).collect();
+    assert!(
+        whole.is_empty() || whole == expected,
+        "{} has whole GPUs {whole:?}",
+        node.name
+    );
+    for gpu in shared {
         let index = (0..machine.gpus.len()).find(|index| machine.gpu_uuid(*index) == gpu.uuid);
         let index = index.unwrap_or_else(|| panic!("{} is no GPU of {}", gpu.uuid, node.name));
-        let minor = divvy_model::nvidia::minor(gpu);
+        let minor = divvy_model::nvidia::minor(&gpu.nodes);
         assert_eq!(minor, Some(machine.gpu_minor(index)), "{} of {}", gpu.uuid, node.name);
         let offered = inventory.unit.memory(gpu.units).expect("a sum");
         assert!(

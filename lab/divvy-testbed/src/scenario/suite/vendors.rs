@@ -57,7 +57,9 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
         "rocm-1 sees one GPU, which is not one of rocm-2's",
         || format!("{one:?}"),
     )?;
-    let table = play.run("kubectl divvy inspect", &["inspect"]).await?;
+    let table = play
+        .run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
+        .await?;
     for part in ["AMD Instinct MI210", "rocm-2", "rocm-1"] {
         play.check(table.contains(part), &format!("`inspect` shows {part}"), || table.clone())?;
     }

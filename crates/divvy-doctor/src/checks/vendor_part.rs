@@ -1,0 +1,31 @@
+//! What each vendor contributes to the checks that concern all of them.
+
+use crate::check::Stop;
+use crate::facts::{Facts, PciGpu};
+
+/// A vendor's part.
+pub(super) struct VendorChecks {
+    /// Return the loaded kernel modules for the vendor's GPUs, or the problem that a GPU has none.
+    pub(super) modules: fn(&Facts<'_>) -> Result<Vec<String>, Stop>,
+    /// Return the device nodes that should exist; `None` if the vendor's driver is not loaded.
+    pub(super) nodes: fn(&Facts<'_>) -> Option<DeviceNodes>,
+}
+
+/// The device nodes of a vendor's GPUs.
+pub(super) struct DeviceNodes {
+    pub(super) expected: Vec<Expected>,
+    /// The command that creates missing ones.
+    pub(super) create: &'static str,
+}
+
+/// A device node that should exist.
+pub(super) struct Expected {
+    pub(super) path: String,
+    /// The major and minor device number, if the kernel publishes them.
+    pub(super) number: Option<(u32, u32)>,
+}
+
+/// Return the PCI addresses of these GPUs, separated by commas.
+pub(super) fn addresses(gpus: &[PciGpu]) -> String {
+    gpus.iter().map(|gpu| gpu.address.as_str()).collect::<Vec<_>>().join(", ")
+}
