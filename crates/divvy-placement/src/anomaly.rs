@@ -2,7 +2,8 @@ use std::fmt;
 
 use divvy_model::{Error, Held, MiB, PodKey};
 
-use crate::Ledger;
+use crate::ledger::Ledger;
+use crate::parts;
 
 /// A contradiction in the ledger. The ledger repairs none of them. No anomaly takes more memory than it should; the extender
 /// counts and shows each one.
@@ -109,7 +110,7 @@ impl Ledger {
                         units: pod.request.effective_units().unwrap_or(u64::MAX),
                     }),
                     held => found.extend(
-                        self.parts(state, held)
+                        parts::of_held(held, state, self.unit())
                             .into_iter()
                             .filter(|part| part.position.is_none())
                             .map(|part| Anomaly::UnknownGpu {

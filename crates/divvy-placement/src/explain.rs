@@ -2,8 +2,12 @@ use std::fmt;
 
 use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
 
-use crate::ledger::Part;
-use crate::{Ask, Ledger, NodeView, Refusal, Source};
+use crate::ask::Ask;
+use crate::ledger::Ledger;
+use crate::node::Source;
+use crate::node_view::NodeView;
+use crate::parts::{self, Part};
+use crate::refusal::Refusal;
 
 /// What one node answers to one request: every number that the decision was made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -311,7 +315,7 @@ impl Ledger {
             .node(&node)
             .and_then(|view| view.state())
             .map(|state| {
-                self.parts_of(state, pod)
+                parts::of_pod(pod, state, self.unit())
                     .into_iter()
                     .map(|part| PodShare {
                         known: part
@@ -342,7 +346,7 @@ impl NodeView<'_> {
         let bound = self.pods().map(|pod| Holder {
             pod: pod.key(),
             uid: pod.uid.clone(),
-            memory: here(self.ledger.parts_of(state, pod)),
+            memory: here(self.parts(pod)),
             kind: if pod.deleting {
                 HolderKind::Deleting
             } else {
@@ -353,7 +357,7 @@ impl NodeView<'_> {
             pod: reservation.pod.clone(),
             uid: uid.to_owned(),
             memory: reservation.possible().fold(MiB::ZERO, |sum, held| {
-                sum.saturating_add(here(self.ledger.parts(state, held)))
+                sum.saturating_add(here(parts::of_held(held, state, self.unit)))
             }),
             kind: HolderKind::Reserved,
         });
@@ -369,7 +373,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
         .enumerate()
         .filter(|(_, gpu)| ask.is_for(gpu))
         .map(|(position, gpu)| {
-            let free = view.free_for(position, ask);
+            let free = view.entry.free_for(position, ask);
             let nominated = view.nominated(position, ask).map(|nominated| NominatedHolder {
                 pod: nominated.pod.clone(),
                 priority: nominated.priority,

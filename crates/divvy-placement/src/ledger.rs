@@ -1,11 +1,20 @@
+//! The ledger itself: nodes, pods, and reservations, updated event by event.
+
+mod departures;
+mod settle;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use divvy_model::{Health, Held, MemoryUnit, MiB, Node, Pod, PodKey, Vendor, kept};
+use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey, kept};
 
+use crate::departed::Departed;
+use crate::entry::Entry;
+use crate::node::NodeState;
+use crate::node_view::NodeView;
 use crate::pods::{ByUid, Pods};
 use crate::products::Products;
-use crate::{Departed, GpuState, NodeState, NodeView, Nominated, whole};
+use crate::reservation::{Reservation, Standing};
 
 /// Nodes, pods, and the allocations that are being written, and what is free on each GPU.
 ///
@@ -44,58 +53,6 @@ pub struct Ledger {
     last_arrival: u64,
 }
 
-/// Everything known about one node name.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Entry {
-    pub(crate) state: Option<NodeState>,
-    /// Pod → its arrival number, which is higher the later the pod came to this node.
-    pub(crate) pods: BTreeMap<ByUid, u64>,
-    pub(crate) reserved: BTreeSet<String>,
-    pub(crate) departed: BTreeSet<String>,
-    /// The UIDs of the pods nominated to this node.
-    pub(crate) nominated: BTreeSet<String>,
-    /// The GPUs kept for the nominated pods, highest priority first.
-    pub(crate) nominated_to: Vec<Nominated>,
-    pub(crate) usage: Usage,
-    pub(crate) version: u64,
-}
-
-impl Entry {
-    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
-        // The memory that the agent reports as held may be the memory of these departed pods, so only the larger of the two
-        // counts.
-        let departed = self.usage.departed.get(position).copied().unwrap_or(MiB::ZERO);
-        self.free_beside_and_kept(position, own, departed)
-            .saturating_sub(self.usage.departed_anywhere)
-    }
-
-    pub(crate) fn free_beside_and_kept(&self, position: usize, own: MiB, kept: MiB) -> MiB {
-        let held = self.gpu(position).map_or(MiB::ZERO, |gpu| gpu.held);
-        self.free_in_time(position, own).saturating_sub(held.max(kept))
-    }
-
-    /// Return the memory that is free once the containers of deleted pods have ended.
-    pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
-        let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
-        self.gpu(position)
-            .map_or(MiB::ZERO, |gpu| gpu.capacity)
-            .saturating_sub(used.saturating_sub(own))
-            .saturating_sub(self.usage.anywhere)
-    }
-
-    fn gpu(&self, position: usize) -> Option<&GpuState> {
-        self.state.as_ref().and_then(|state| state.gpus.get(position))
-    }
-
-    fn most_free(&self) -> MiB {
-        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
-        gpus.filter(|(_, gpu)| gpu.health == Health::Ok && !gpu.whole)
-            .map(|(position, _)| self.free_beside(position, MiB::ZERO))
-            .max()
-            .unwrap_or(MiB::ZERO)
-    }
-}
-
 /// The UIDs buried most recently: enough to outlast any watch that lags, and bounded.
 #[derive(Debug, Clone, Default)]
 struct Buried {
@@ -122,79 +79,6 @@ impl Buried {
             self.order.retain(|other| other != uid);
         }
     }
-}
-
-/// What is taken on a node.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
-    /// Memory taken per GPU, in the order of [`NodeState::gpus`].
-    pub(crate) gpus: Vec<MiB>,
-    /// Memory allocated on a node whose GPUs' UUIDs are not known. It may be on any of its GPUs.
-    pub(crate) anywhere: MiB,
-    /// Memory kept per GPU for departed pods.
-    pub(crate) departed: Vec<MiB>,
-    /// Memory kept for departed pods on a node whose GPUs' UUIDs are not known.
-    pub(crate) departed_anywhere: MiB,
-    /// The most memory that is free on one healthy shared GPU.
-    pub(crate) most_free: MiB,
-    /// The number of whole GPUs per vendor that pods hold without an allocation: any of the GPUs that nothing is booked on.
-    pub(crate) unnamed_whole: BTreeMap<Vendor, u64>,
-    pub(crate) cpu_milli: u64,
-    pub(crate) memory_bytes: u64,
-    pub(crate) pods: u64,
-    pub(crate) oddities: Oddities,
-}
-
-/// How many of a node's pods that have not ended have each kind of [`crate::Anomaly`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Oddities {
-    pub(crate) unknown_gpu: u64,
-    pub(crate) unreadable: u64,
-    pub(crate) not_allocated: u64,
-}
-
-/// An allocation that was promised to a pod and is not seen in the pod's annotations yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reservation {
-    pub pod: PodKey,
-    /// The allocation that is being written to the pod.
-    pub held: Held,
-    /// Allocations that were written for this node before, without an answer. One of them may still take effect instead of
-    /// `held`. Each of them counts like `held`, so that whichever takes effect was not promised to another pod.
-    pub earlier: Vec<Held>,
-    /// The progress of the write.
-    pub standing: Standing,
-    /// When the allocation was last written, by the caller's clock in nanoseconds. The ledger itself does not use it.
-    pub since_ns: u64,
-}
-
-impl Reservation {
-    /// Return all allocations that may take effect, the most recent first.
-    pub fn possible(&self) -> impl Iterator<Item = &Held> {
-        std::iter::once(&self.held).chain(self.earlier.iter().rev())
-    }
-}
-
-/// The progress of a reservation's write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// The Binding was sent, and there is no answer yet.
-    InFlight,
-    /// The Binding took effect; the pod's own event has not arrived yet.
-    Bound,
-    /// No answer arrived. The Binding may have taken effect, or may still do so.
-    Doubt,
-}
-
-/// A share of a node's GPU that a pod holds. The position is in [`NodeState::gpus`], or `None` if the node has no such GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// The GPU's position in [`NodeState::gpus`]; `None` if the node has no such GPU.
-    pub position: Option<usize>,
-    /// The GPU's UUID or index, as the pod's annotation names it.
-    pub gpu: String,
-    /// The share's size.
-    pub memory: MiB,
 }
 
 impl Ledger {
@@ -226,11 +110,7 @@ impl Ledger {
     /// Return the node with what is taken on it, even if it is known only because pods say that they are on it.
     pub fn node<'a>(&'a self, name: &str) -> Option<NodeView<'a>> {
         let (name, entry) = self.nodes.get_key_value(name)?;
-        Some(NodeView {
-            ledger: self,
-            name,
-            entry,
-        })
+        Some(self.view(name, entry))
     }
 
     /// Return all nodes, ordered by name.
@@ -242,11 +122,17 @@ impl Ledger {
 
     /// Return all nodes in any order, for sums.
     pub(crate) fn nodes_in_any_order(&self) -> impl Iterator<Item = NodeView<'_>> {
-        self.nodes.iter().map(|(name, entry)| NodeView {
-            ledger: self,
+        self.nodes.iter().map(|(name, entry)| self.view(name, entry))
+    }
+
+    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> NodeView<'a> {
+        NodeView {
             name,
             entry,
-        })
+            unit: self.unit,
+            all_departed: &self.departed,
+            all_reservations: &self.reservations,
+        }
     }
 
     /// Return the pod with this UID.
@@ -327,12 +213,14 @@ impl Ledger {
             state.name_unhealthy(indices);
         }
         let entry = self.nodes.entry(node.name.clone()).or_default();
-        self.products.add(&mut state.gpus);
+        state.hold_products(&mut self.products);
         if entry.state.as_ref() == Some(&state) {
-            self.products.remove(&state.gpus);
+            state.release_products(&mut self.products);
             return false;
         }
-        self.products.remove(entry.state.as_ref().map_or(&[], |known| &known.gpus));
+        if let Some(known) = &entry.state {
+            known.release_products(&mut self.products);
+        }
         let another = entry.state.as_ref().is_some_and(|known| known.uid != state.uid);
         entry.state = Some(state);
         if another {
@@ -377,7 +265,9 @@ impl Ledger {
             return false;
         };
         let known = entry.state.take();
-        self.products.remove(known.as_ref().map_or(&[], |known| &known.gpus));
+        if let Some(known) = &known {
+            known.release_products(&mut self.products);
+        }
         let known = known.is_some();
         self.dirty.insert(name.to_owned());
         self.settle();
@@ -605,41 +495,6 @@ impl Ledger {
         released
     }
 
-    /// Count again all nodes on which something changed, and forget nodes about which nothing is left to know.
-    pub(crate) fn settle(&mut self) {
-        for name in std::mem::take(&mut self.dirty) {
-            self.hear_of_departed(&name);
-            // It is counted right below.
-            self.dirty.remove(&name);
-            let Some(entry) = self.nodes.get(&name) else {
-                continue;
-            };
-            self.overbooked.remove(&(entry.version, name.clone()));
-            self.versions.remove(&entry.version);
-            let unused = entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty();
-            if entry.state.is_none() && unused && entry.nominated.is_empty() {
-                self.nodes.remove(&name);
-                self.last_version += 1;
-                self.last_gone = self.last_version;
-                continue;
-            }
-            let usage = self.count(&name, entry);
-            self.last_version += 1;
-            let version = self.last_version;
-            if let Some(entry) = self.nodes.get_mut(&name) {
-                entry.usage = usage;
-                entry.version = version;
-                entry.usage.most_free = entry.most_free();
-                let gpus = entry.state.iter().flat_map(|state| &state.gpus);
-                if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
-                    self.overbooked.insert((version, name.clone()));
-                }
-                self.versions.insert(version, name.clone());
-            }
-            self.keep_for_nominated(&name);
-        }
-    }
-
     /// Return the nodes that changed after this version and have an overbooked GPU.
     pub(crate) fn overbooked_nodes(&self, since: u64) -> impl Iterator<Item = NodeView<'_>> {
         let changed = self.overbooked.range((since.saturating_add(1), String::new())..);
@@ -660,146 +515,5 @@ impl Ledger {
     /// Return the version of the last change of any node.
     pub fn version(&self) -> u64 {
         self.last_version
-    }
-
-    fn count(&self, name: &str, entry: &Entry) -> Usage {
-        let mut usage = Usage {
-            gpus: vec![MiB::ZERO; entry.state.as_ref().map_or(0, |state| state.gpus.len())],
-            ..Usage::default()
-        };
-        for pod in entry.pods.keys().filter(|pod| !pod.ended()) {
-            usage.add_pod(pod);
-            let unknown = self.book_pod(&mut usage, entry.state.as_ref(), pod);
-            // A node that has not been seen has no anomalies.
-            if entry.state.is_some() {
-                usage.oddities.add(pod, unknown);
-            }
-        }
-        for uid in &entry.reserved {
-            if let Some(pod) = self.pods.get(uid) {
-                usage.add_pod(pod);
-            }
-            for held in self.reservation(uid, name).into_iter().flat_map(Reservation::possible) {
-                self.book(&mut usage, entry.state.as_ref(), held);
-            }
-        }
-        if let Some(state) = entry.state.as_ref().filter(|_| !entry.departed.is_empty()) {
-            let kept = self.kept(state, &entry.departed);
-            usage.departed = kept.gpus;
-            usage.departed_anywhere = kept.anywhere;
-        }
-        usage
-    }
-
-    /// Add what a bound pod holds to what is taken, and return the number of its GPUs that the node does not have.
-    fn book_pod(&self, usage: &mut Usage, state: Option<&NodeState>, pod: &Pod) -> u64 {
-        let Some(state) = state else { return 0 };
-        let parts = self.parts_of(state, pod);
-        usage.add_unnamed(whole::unnamed(state, pod, &parts));
-        book_parts(usage, state, &pod.held, parts)
-    }
-
-    /// Add an allocation to what is taken.
-    pub(crate) fn book(&self, usage: &mut Usage, state: Option<&NodeState>, held: &Held) {
-        if let Some(state) = state {
-            book_parts(usage, state, held, self.parts(state, held));
-        }
-    }
-
-    /// Return what a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it requests if that is
-    /// more. The kubelet gave the pod devices for its whole request, so a smaller amount in the annotations, which some client
-    /// may have written without the extender, frees nothing. A pod that was bound before the unit was made larger requested in
-    /// the former unit; the node's agent reports which units that may be.
-    pub(crate) fn parts_of(&self, state: &NodeState, pod: &Pod) -> Vec<Part> {
-        let mut parts = self.parts(state, &pod.held);
-        if parts.is_empty() || !pod.request.wants_memory() {
-            return parts;
-        }
-        let asked = pod
-            .request
-            .effective_units()
-            .and_then(|units| self.unit.memory(units))
-            .unwrap_or(MiB(u64::MAX));
-        let held = parts.iter().fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));
-        if held < asked && state.former_unit(pod).is_none() {
-            let each = MiB(asked.0.div_ceil(parts.len() as u64));
-            for part in &mut parts {
-                // A pod that was bound with a larger number of smaller units cannot hold more than the GPU has.
-                let gpu = part.position.and_then(|position| state.gpus.get(position));
-                part.memory = part.memory.max(gpu.map_or(each, |gpu| each.min(gpu.capacity)));
-            }
-        }
-        parts
-    }
-
-    /// Return what an allocation holds, resolved against a node's GPUs.
-    pub(crate) fn parts(&self, state: &NodeState, held: &Held) -> Vec<Part> {
-        match held {
-            Held::Nothing | Held::Unreadable(_) => Vec::new(),
-            Held::Allocation(allocation) => allocation
-                .gpus
-                .iter()
-                .map(|share| {
-                    let position = state.by_uuid(&share.uuid);
-                    let gpu = position.and_then(|position| state.gpus.get(position));
-                    Part {
-                        position,
-                        gpu: share.uuid.clone(),
-                        memory: match gpu {
-                            // One pod has all of it, even if the driver reported another size when the pod was bound.
-                            Some(gpu) if gpu.whole => gpu.capacity,
-                            Some(gpu) if share.whole => share.memory.max(gpu.capacity),
-                            _ => share.memory,
-                        },
-                    }
-                })
-                .collect(),
-            Held::Legacy(legacy) => legacy
-                .gpus
-                .iter()
-                .map(|(index, units)| Part {
-                    position: state.by_index(*index),
-                    gpu: index.to_string(),
-                    memory: self.unit.memory(*units).unwrap_or(MiB(u64::MAX)),
-                })
-                .collect(),
-        }
-    }
-}
-
-/// Add these parts to what is taken, and return the number of GPUs that the node does not have.
-fn book_parts(usage: &mut Usage, state: &NodeState, held: &Held, parts: Vec<Part>) -> u64 {
-    let mut unknown = 0;
-    for part in parts {
-        if let Some(used) = part.position.and_then(|position| usage.gpus.get_mut(position)) {
-            *used = used.saturating_add(part.memory);
-            continue;
-        }
-        unknown += 1;
-        // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is no longer there, and
-        // what was on it takes nothing from the others.
-        if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
-            usage.anywhere = usage.anywhere.saturating_add(part.memory);
-        }
-    }
-    unknown
-}
-
-impl Usage {
-    fn add_pod(&mut self, pod: &Pod) {
-        self.pods = self.pods.saturating_add(1);
-        self.cpu_milli = self.cpu_milli.saturating_add(pod.cpu_milli);
-        self.memory_bytes = self.memory_bytes.saturating_add(pod.memory_bytes);
-    }
-}
-
-impl Oddities {
-    fn add(&mut self, pod: &Pod, unknown_gpus: u64) {
-        self.unknown_gpu = self.unknown_gpu.saturating_add(unknown_gpus);
-        match &pod.held {
-            Held::Unreadable(_) => self.unreadable = self.unreadable.saturating_add(1),
-            Held::Nothing if pod.request.wants_memory() => self.not_allocated = self.not_allocated.saturating_add(1),
-            Held::Nothing | Held::Allocation(_) | Held::Legacy(_) => {}
-        }
     }
 }

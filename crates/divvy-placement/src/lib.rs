@@ -15,42 +15,70 @@
 //! - [`Taste`]: a pod's rules, compared with each product once
 //! - [`hash`]: hashes that are the same everywhere, for ties
 //!
+//! The modules form layers. A module uses only layers below its own, and within its layer only modules that are listed before it:
+//!
+//! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`
+//! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
+//! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `entry` (what is left)
+//! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go for it: `fewest`; what is kept for
+//!    pods that wait for that: `nominated`
+//! 5. the ledger: `node_view` (what it says of one node) and `ledger` (all nodes and pods, and the updates)
+//! 6. questions to the ledger: `question`, `kept_for`, `explain`, `victims`, `what_if`, `anomaly`, `overbooked`, `totals`
+//!
 //! Nothing here does I/O, reads a clock, or draws a random number. All amounts are integers (MiB). Sums saturate toward
 //! "everything is taken", and differences toward "nothing is free", so that no input can make memory appear.
 
 #![forbid(unsafe_code)]
 
 mod anomaly;
+mod ask;
+mod choice;
 mod choose;
 mod departed;
+mod entry;
 mod explain;
+mod fewest;
 pub mod hash;
+mod kept_for;
 mod ledger;
 mod multi_gpu;
 mod node;
 mod node_view;
 mod nominated;
+mod one_gpu;
 mod overbooked;
+mod parts;
 mod pods;
 mod products;
+mod question;
+mod refusal;
+mod reservation;
 mod speed;
+mod taste;
 mod topology;
 mod totals;
+mod usage;
 mod victims;
 mod what_if;
 mod whole;
 
 pub use anomaly::Anomaly;
-pub use choose::{Ask, Choice, ChosenGpu, Question, Refusal};
-pub use departed::{Departed, KeptFor};
+pub use ask::{Ask, Asker};
+pub use choice::{Choice, ChosenGpu};
+pub use departed::Departed;
+pub use entry::Nominated;
 pub use explain::{DepartedHolder, GpuReport, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list};
-pub use ledger::{Ledger, Part, Reservation, Standing};
+pub use fewest::Victims;
+pub use kept_for::KeptFor;
+pub use ledger::Ledger;
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use node_view::NodeView;
-pub use nominated::{Asker, Nominated};
 pub use overbooked::{Overbooked, Promise};
-pub use products::Taste;
+pub use parts::Part;
+pub use question::Question;
+pub use refusal::Refusal;
+pub use reservation::{Reservation, Standing};
+pub use taste::Taste;
 pub use topology::{Candidate, Topology};
 pub use totals::Totals;
-pub use victims::Victims;
 pub use what_if::Room;

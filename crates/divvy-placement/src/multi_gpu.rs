@@ -3,18 +3,20 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::products::Taste;
-use crate::{Candidate, NodeView};
+use crate::entry::Entry;
+use crate::one_gpu::liking;
+use crate::taste::Taste;
+use crate::topology::Candidate;
 
 /// Choose as many of the GPUs at these positions as the pod requests, in ascending order; `None` if too few of them have room.
 ///
 /// What the pod prefers comes first. Next, all GPUs should have the same product and size, if there are enough. Among those, the
 /// set that works best together is chosen ([`crate::Topology::choose`]).
-pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
-    let (state, ask) = (view.state()?, taste.ask());
+pub(crate) fn best(entry: &Entry, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+    let (state, ask) = (entry.state.as_ref()?, taste.ask());
     let with_liking = among
         .into_iter()
-        .filter_map(|position| Some((view.liking(position, taste)?, position)));
+        .filter_map(|position| Some((liking(entry, position, taste)?, position)));
     let mut liked: Vec<(u64, usize)> = with_liking.collect();
     liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
     // GPUs that the pod prefers over the last one that it needs are taken in any case, regardless of their connections.
@@ -24,7 +26,7 @@ pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoItera
         .into_iter()
         .map(|(liking, position)| Candidate {
             position,
-            free: view.free_for(position, ask),
+            free: entry.free_for(position, ask),
             must: liking > least,
         })
         .collect();
@@ -42,7 +44,7 @@ pub(crate) fn best(view: &NodeView<'_>, taste: &Taste<'_>, among: impl IntoItera
     let best = sets.min_by_key(|set| {
         let free = set
             .iter()
-            .fold(0_u64, |sum, position| sum.saturating_add(view.free_for(*position, ask).0));
+            .fold(0_u64, |sum, position| sum.saturating_add(entry.free_for(*position, ask).0));
         (Reverse(state.topology.worth(set)), free, set.clone())
     });
     best.or_else(|| state.topology.choose(&candidates, ask.gpus))

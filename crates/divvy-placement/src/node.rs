@@ -4,10 +4,10 @@ use std::fmt;
 use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, legacy};
 
-use crate::Topology;
 use crate::hash::rank;
-use crate::products::Product;
+use crate::products::{Product, Products};
 use crate::speed;
+use crate::topology::Topology;
 
 /// A node's GPUs, and whether and on what basis the extender may offer them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -234,6 +234,20 @@ impl NodeState {
                 ));
                 gpu.only_named = true;
             }
+        }
+    }
+
+    /// Count the node's GPUs among the products, and set the numbers of their products.
+    pub(crate) fn hold_products(&mut self, products: &mut Products) {
+        for gpu in &mut self.gpus {
+            gpu.product = Some(products.hold(&gpu.model));
+        }
+    }
+
+    /// Remove the node's GPUs from the products' counts.
+    pub(crate) fn release_products(&self, products: &mut Products) {
+        for gpu in &self.gpus {
+            products.release(&gpu.model, gpu.product);
         }
     }
 

@@ -1,14 +1,30 @@
-use divvy_model::{MiB, Pod, PodKey};
+//! What the ledger answers about one node.
 
-use crate::ledger::{Entry, Oddities, Part};
-use crate::{Ledger, NodeState, Reservation};
+use std::collections::BTreeMap;
+
+use divvy_model::{MemoryUnit, MiB, Pod, PodKey, Vendor};
+
+use crate::ask::Ask;
+use crate::departed::Departed;
+use crate::entry::{Entry, Nominated};
+use crate::node::NodeState;
+use crate::parts::{self, Part};
+use crate::refusal::Refusal;
+use crate::reservation::Reservation;
+use crate::taste::Taste;
+use crate::{choose, multi_gpu, one_gpu};
 
 /// A node as the ledger sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
-    pub(crate) ledger: &'a Ledger,
     pub(crate) name: &'a str,
     pub(crate) entry: &'a Entry,
+    /// The cluster's unit of gpu-mem.
+    pub(crate) unit: MemoryUnit,
+    /// The departed pods of all nodes by UID.
+    pub(crate) all_departed: &'a BTreeMap<String, Departed>,
+    /// UID → node → the reservation.
+    pub(crate) all_reservations: &'a BTreeMap<String, BTreeMap<String, Reservation>>,
 }
 
 impl<'a> NodeView<'a> {
@@ -40,22 +56,54 @@ impl<'a> NodeView<'a> {
 
     /// Return the free memory of the GPU at this position, regardless of its health; 0 if more is allocated than it has.
     pub fn free(&self, position: usize) -> MiB {
-        self.free_beside(position, MiB::ZERO)
+        self.entry.free(position)
     }
 
-    /// Return the free memory as [`NodeView::free`] does, as if `own` were not allocated there.
-    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
-        self.entry.free_beside(position, own)
+    /// Return the number of a vendor's whole GPUs that pods of this node hold without an allocation, so that it is not known
+    /// which they are.
+    pub fn unnamed_whole(&self, vendor: Vendor) -> u64 {
+        self.entry.unnamed_whole(vendor)
     }
 
-    /// Return the free memory as [`NodeView::free`] does, as if nothing were kept for departed pods.
-    pub(crate) fn free_without_departed(&self, position: usize) -> MiB {
-        self.entry.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
+    /// Return how many of the [`NodeView::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
+    /// although neither a pod's allocation nor a departed pod explains it.
+    ///
+    /// A held GPU may also be that of a container whose pod is gone. Then too few are kept free until the container ends, and a pod without
+    /// an allocation starts only after that. No GPU is given to two pods, because the agent books each GPU before a container starts.
+    pub fn unlocated_whole(&self, vendor: Vendor) -> u64 {
+        self.entry.unlocated_whole(vendor)
+    }
+
+    /// Return the nominated pods for which memory of the GPU at this position is kept from the requesting pod, highest priority
+    /// first.
+    pub fn nominated<'s>(&'s self, position: usize, ask: &'s Ask) -> impl Iterator<Item = &'s Nominated> {
+        self.entry.nominated_ahead_of(position, ask)
+    }
+
+    /// Return the GPUs of this node that fit best, in ascending order of position.
+    ///
+    /// # Errors
+    /// Why the pod has no room here.
+    pub fn best(&self, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
+        choose::best(self.entry, taste)
+    }
+
+    /// Return as many of the GPUs at these positions as the pod asks for, those that work best together, in ascending order; `None` if too few of them
+    /// have room.
+    pub fn best_of(&self, taste: &Taste<'_>, positions: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+        multi_gpu::best(self.entry, taste, positions)
+    }
+
+    /// Return how much a pod likes the GPU at this position: higher is better. `None` if the pod does not accept the GPU, or if
+    /// the GPU has no room.
+    pub fn liking(&self, position: usize, taste: &Taste<'_>) -> Option<u64> {
+        one_gpu::liking(self.entry, position, taste)
     }
 
     /// Return the shares that a bound pod holds on this node, one for each GPU.
     pub fn parts(&self, pod: &Pod) -> Vec<Part> {
-        self.state().map_or_else(Vec::new, |state| self.ledger.parts_of(state, pod))
+        self.state()
+            .map_or_else(Vec::new, |state| parts::of_pod(pod, state, self.unit))
     }
 
     /// Return what is kept for departed pods on the GPU at this position ([`crate::Departed`]) as (UID, name, share), largest
@@ -64,7 +112,28 @@ impl<'a> NodeView<'a> {
         if self.entry.departed.is_empty() {
             return Vec::new();
         }
-        self.ledger.departed_of(self.name, position)
+        let Some(state) = &self.entry.state else {
+            return Vec::new();
+        };
+        let mut shares: BTreeMap<&String, MiB> = BTreeMap::new();
+        for uid in &self.entry.departed {
+            let parts = self
+                .all_departed
+                .get(uid)
+                .map(|departed| parts::of_held(&departed.held, state, self.unit))
+                .unwrap_or_default();
+            for part in parts.iter().filter(|part| part.position == Some(position)) {
+                let share = shares.entry(uid).or_default();
+                *share = share.saturating_add(part.memory);
+            }
+        }
+        let mut shares: Vec<(String, PodKey, MiB)> = shares
+            .into_iter()
+            .filter_map(|(uid, memory)| Some((uid.clone(), self.all_departed.get(uid)?.pod.clone(), memory)))
+            .filter(|(_, _, memory)| *memory > MiB::ZERO)
+            .collect();
+        shares.sort_by(|a, b| (b.2, &a.1, &a.0).cmp(&(a.2, &b.1, &b.0)));
+        shares
     }
 
     /// Return the memory promised beyond what the node's GPUs have, summed over the GPUs. It is greater than 0 only if a capacity
@@ -100,16 +169,12 @@ impl<'a> NodeView<'a> {
         pods.filter(|(_, pod)| !pod.ended())
     }
 
-    pub(crate) fn oddities(&self) -> Oddities {
-        self.entry.usage.oddities
-    }
-
     /// Return the reservations on this node, ordered by UID.
     pub fn reserved(&self) -> impl Iterator<Item = (&'a str, &'a Reservation)> {
-        let (ledger, name) = (self.ledger, self.name);
+        let (all, name) = (self.all_reservations, self.name);
         self.entry
             .reserved
             .iter()
-            .filter_map(move |uid| Some((uid.as_str(), ledger.reservation(uid, name)?)))
+            .filter_map(move |uid| Some((uid.as_str(), all.get(uid)?.get(name)?)))
     }
 }

@@ -1,6 +1,7 @@
 use divvy_model::{MiB, PodKey};
 
-use crate::{Ledger, NodeView};
+use crate::ledger::Ledger;
+use crate::node_view::NodeView;
 
 /// A GPU of which more memory is promised to bound pods than it has. This is only on paper: the node's agent does not start a
 /// container for which no memory is free.
@@ -52,7 +53,7 @@ fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
         .filter(|(position, gpu)| view.used(*position) > gpu.most)
         .filter_map(|(position, gpu)| {
             let promises = arrivals.iter().filter_map(|(_, pod)| {
-                let parts = view.ledger.parts_of(state, pod).into_iter();
+                let parts = view.parts(pod).into_iter();
                 let memory = parts
                     .filter(|part| part.position == Some(position))
                     .fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));

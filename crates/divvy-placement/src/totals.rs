@@ -1,6 +1,7 @@
 use divvy_model::MiB;
 
-use crate::{Ledger, Source};
+use crate::ledger::Ledger;
+use crate::node::Source;
 
 /// Numbers of the whole ledger, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Ledger {
                 let beyond = view.used(position).saturating_sub(gpu.capacity.saturating_sub(gpu.held));
                 totals.overcommitted = totals.overcommitted.saturating_add(u64::from(beyond > MiB::ZERO));
             }
-            let oddities = view.oddities();
+            let oddities = view.entry.usage.oddities;
             totals.unknown_gpu = totals.unknown_gpu.saturating_add(oddities.unknown_gpu);
             totals.unreadable = totals.unreadable.saturating_add(oddities.unreadable);
             totals.not_allocated = totals.not_allocated.saturating_add(oddities.not_allocated);

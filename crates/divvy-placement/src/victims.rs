@@ -1,26 +1,13 @@
+//! Which pods of a node are evicted so that a pod with higher priority has room: kube-scheduler's proposal, corrected.
+
 use std::collections::BTreeSet;
 
-use divvy_model::{Health, MiB, Pod, Vendor};
+use divvy_model::Pod;
 
-use crate::products::Taste;
-use crate::{Ask, Ledger, NodeState, NodeView, choose, whole};
-
-/// The pods that must go so that a GPU, or several GPUs of a node, have room for another pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Victims<'a> {
-    /// The NVML indices of the GPUs, ascending.
-    pub indices: Vec<u32>,
-    /// The positions of the GPUs in [`crate::NodeState::gpus`].
-    pub(crate) positions: Vec<usize>,
-    /// The pods that must go; empty if there is room already.
-    pub pods: Vec<&'a Pod>,
-}
-
-/// The price of victims: the highest priority among them, their number, and the memory that they have there. Lower is better.
-type Price = (Option<i64>, usize, MiB);
-
-/// Returns the free memory of the GPU at a position, as if the given amount of allocated memory were free as well.
-type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
+use crate::ask::Ask;
+use crate::fewest::{There, Victims, fewest, there};
+use crate::ledger::Ledger;
+use crate::node_view::NodeView;
 
 impl Ledger {
     /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed` holds
@@ -37,13 +24,13 @@ impl Ledger {
         // A node has at most hundreds of pods, but kube-scheduler names hundreds of nodes. So nothing here grows with the square
         // of the number of pods.
         let is_proposed: BTreeSet<&str> = proposed.iter().map(String::as_str).collect();
-        let here = self.there(view.state(), view.pods());
+        let here = there(view.pods(), view.state(), self.unit());
         let (of_proposed, others): (Vec<&There<'_>>, Vec<&There<'_>>) =
             here.iter().partition(|other| is_proposed.contains(other.pod.uid.as_str()));
-        let chosen = self.fewest(&view, &ask, &of_proposed).or_else(|| {
+        let chosen = fewest(view.entry, &ask, &of_proposed).or_else(|| {
             let lower = others.iter().filter(|other| other.pod.priority < pod.priority);
             let all: Vec<&There<'_>> = of_proposed.iter().chain(lower).copied().collect();
-            self.fewest(&view, &ask, &all)
+            fewest(view.entry, &ask, &all)
         })?;
         let mut gone = chosen.pods;
         gone.extend(of_proposed.iter().filter(|other| !other.holds_here()).map(|other| other.pod));
@@ -76,232 +63,10 @@ impl Ledger {
     /// obstacles there.
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
-        let here = self.there(view.state(), view.pods());
+        let here = there(view.pods(), view.state(), self.unit());
         let lower: Vec<&There<'_>> = here.iter().filter(|other| other.pod.priority < pod.priority).collect();
-        self.fewest(&view, &Ask::of_pod(pod, self.unit()), &lower)
+        fewest(view.entry, &Ask::of_pod(pod, self.unit()), &lower)
     }
-
-    /// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come
-    /// first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority. `here`
-    /// holds the node's pods.
-    pub(crate) fn room_to_come<'a>(&self, view: &NodeView<'a>, here: &[There<'a>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
-        let go = here
-            .iter()
-            .filter(|other| other.pod.deleting || other.pod.priority < pod.priority);
-        let go: Vec<&There<'_>> = go.collect();
-        let leave: Vec<&There<'_>> = go.iter().filter(|other| other.pod.deleting).copied().collect();
-        let in_time = |position, own| view.entry.free_in_time(position, own);
-        let victims = self.fewest(view, ask, &leave);
-        let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &leave));
-        let victims = victims.or_else(|| self.fewest_where(view, ask, &in_time, &go));
-        victims.map(|victims| victims.positions)
-    }
-
-    /// Return pods of a node with what each holds of which GPU.
-    pub(crate) fn there<'a>(&self, state: Option<&NodeState>, pods: impl IntoIterator<Item = &'a Pod>) -> Vec<There<'a>> {
-        let there = |pod: &'a Pod| {
-            let mut shares: Vec<(usize, MiB)> = Vec::new();
-            let parts = state.map(|state| self.parts_of(state, pod)).unwrap_or_default();
-            let unnamed = state.and_then(|state| whole::unnamed(state, pod, &parts));
-            for part in parts {
-                let Some(position) = part.position.filter(|_| part.memory > MiB::ZERO) else {
-                    continue;
-                };
-                match shares.iter_mut().find(|(at, _)| *at == position) {
-                    Some((_, memory)) => *memory = memory.saturating_add(part.memory),
-                    None => shares.push((position, part.memory)),
-                }
-            }
-            There { pod, shares, unnamed }
-        };
-        pods.into_iter().map(there).collect()
-    }
-
-    /// Choose the GPU with the cheapest victims among the candidates. If several GPUs are requested, choose one after another,
-    /// because a victim on one GPU may also free memory on others.
-    fn fewest<'a>(&self, view: &NodeView<'a>, ask: &Ask, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
-        let free = |position, own| view.free_beside(position, own);
-        self.fewest_where(view, ask, &free, candidates)
-    }
-
-    /// As [`Ledger::fewest`], with a function for the free memory. `free` must not subtract what is kept for nominated pods.
-    fn fewest_where<'a>(&self, view: &NodeView<'a>, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
-        let state = view.state().filter(|state| state.unusable(ask.whole).is_none())?;
-        if choose::takes_one_at_most(state, ask) {
-            return None;
-        }
-        ask.memory?;
-        let taste = Taste::of(ask);
-        // What is kept does not depend on which pods leave.
-        let kept: Vec<MiB> = (0..state.gpus.len()).map(|position| view.kept_from(position, ask)).collect();
-        let free = |position: usize, own: MiB| free(position, own).saturating_sub(kept[position]);
-        let mut open: Vec<usize> = (0..state.gpus.len())
-            .filter(|position| state.gpus[*position].health == Health::Ok && taste.takes(&state.gpus[*position]))
-            .collect();
-        let mut positions = Vec::new();
-        // The victims so far, by their indices among the candidates, and the memory that they free on each GPU.
-        let mut gone: Vec<usize> = Vec::new();
-        let mut freed = vec![MiB::ZERO; state.gpus.len()];
-        let mut candidates_on: Vec<Vec<(usize, MiB)>> = vec![Vec::new(); state.gpus.len()];
-        for (at, candidate) in candidates.iter().enumerate() {
-            for (position, held) in &candidate.shares {
-                candidates_on[*position].push((at, *held));
-            }
-        }
-        // Pods without an allocation hold any of the free whole GPUs, so as many more GPUs must be free. When such a pod goes, it
-        // is that many fewer.
-        let mut needed = view.needed(ask);
-        while positions.len() < needed {
-            let priced = open.iter().filter_map(|position| {
-                let on = candidates_on[*position].iter().filter(|(at, _)| !gone.contains(at));
-                let here = on.map(|(at, held)| (dearness(candidates[*at].pod), *held, *at)).collect();
-                let needs = ask.needs(&state.gpus[*position]);
-                let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]))) >= needs;
-                let (price, more) = fewest_on_one(&room, here, candidates)?;
-                Some((price, state.gpus[*position].index, *position, more))
-            });
-            let cheapest = priced.min_by_key(|(price, index, ..)| (*price, *index));
-            let unnamed = candidates
-                .iter()
-                .enumerate()
-                .filter(|(at, candidate)| candidate.unnamed(ask.whole) > 0 && !gone.contains(at));
-            let unnamed = unnamed.map(|(at, candidate)| ((Some(dearness(candidate.pod)), 1, MiB::ZERO), at));
-            let unnamed = unnamed.min_by_key(|(price, at)| (*price, candidates[*at].pod.uid.as_str()));
-            if let Some((price, at)) = unnamed
-                && cheapest.as_ref().is_none_or(|(other, ..)| price < *other)
-            {
-                needed = needed.saturating_sub(candidates[at].unnamed(ask.whole)).max(ask.gpus);
-                gone.push(at);
-                for (position, held) in &candidates[at].shares {
-                    freed[*position] = freed[*position].saturating_add(*held);
-                }
-                continue;
-            }
-            let (_, _, position, more) = cheapest?;
-            open.retain(|other| *other != position);
-            positions.push(position);
-            for at in more {
-                for (position, held) in &candidates[at].shares {
-                    freed[*position] = freed[*position].saturating_add(*held);
-                }
-                gone.push(at);
-            }
-        }
-        if needed > 1 {
-            let needs = |position: usize| state.gpus.get(position).and_then(|gpu| ask.needs(gpu));
-            spare(&free, &needs, &positions, candidates, &mut gone);
-            // The ones beyond what the pod requests stay free for the pods without an allocation.
-            positions.truncate(ask.gpus);
-        }
-        let mut indices: Vec<u32> = positions.iter().map(|position| state.gpus[*position].index).collect();
-        indices.sort_unstable();
-        Some(Victims {
-            indices,
-            positions,
-            pods: gone.into_iter().map(|at| candidates[at].pod).collect(),
-        })
-    }
-}
-
-/// A pod of a node, and what it holds there.
-#[derive(Debug)]
-pub(crate) struct There<'a> {
-    pod: &'a Pod,
-    /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
-    shares: Vec<(usize, MiB)>,
-    /// Whole GPUs that the pod holds without an allocation, and their vendor.
-    unnamed: Option<(Vendor, u64)>,
-}
-
-impl There<'_> {
-    fn held_at(&self, position: usize) -> MiB {
-        let here = self.shares.iter().find(|(at, _)| *at == position);
-        here.map_or(MiB::ZERO, |(_, memory)| *memory)
-    }
-
-    fn holds_here(&self) -> bool {
-        !self.shares.is_empty() || self.unnamed.is_some()
-    }
-
-    /// Return the number of the vendor's whole GPUs that become free, besides the named ones, when the pod goes.
-    fn unnamed(&self, vendor: Option<Vendor>) -> usize {
-        let of_vendor = self.unnamed.filter(|(of, _)| Some(*of) == vendor);
-        of_vendor.map_or(0, |(_, gpus)| usize::try_from(gpus).unwrap_or(usize::MAX))
-    }
-}
-
-/// Remove victims that are not needed any longer because others go, the most expensive first.
-fn spare(
-    free: Free<'_>,
-    needs: &dyn Fn(usize) -> Option<MiB>,
-    positions: &[usize],
-    candidates: &[&There<'_>],
-    gone: &mut Vec<usize>,
-) {
-    let held = |position: usize, gone: &[usize]| {
-        let held = gone.iter().map(|at| candidates[*at].held_at(position));
-        held.fold(MiB::ZERO, MiB::saturating_add)
-    };
-    let mut order = gone.clone();
-    order.sort_by_key(|at| {
-        (
-            std::cmp::Reverse(dearness(candidates[*at].pod)),
-            candidates[*at].pod.uid.as_str(),
-        )
-    });
-    // A victim whose GPUs are not known makes fewer GPUs necessary, wherever they are.
-    for at in order.into_iter().filter(|at| candidates[*at].unnamed.is_none()) {
-        let others: Vec<usize> = gone.iter().filter(|other| **other != at).copied().collect();
-        // On the other GPUs, this victim changes nothing.
-        let mut here = positions
-            .iter()
-            .filter(|position| candidates[at].held_at(**position) > MiB::ZERO);
-        if here.all(|position| Some(free(*position, held(*position, &others))) >= needs(*position)) {
-            *gone = others;
-        }
-    }
-}
-
-/// Return the pods that must leave a GPU. `here` holds the candidates with memory there. `room` reports whether the GPU has room
-/// when that much memory is freed.
-fn fewest_on_one(
-    room: &dyn Fn(MiB) -> bool,
-    mut here: Vec<(i64, MiB, usize)>,
-    candidates: &[&There<'_>],
-) -> Option<(Price, Vec<usize>)> {
-    if room(MiB::ZERO) {
-        return Some(((None, 0, MiB::ZERO), Vec::new()));
-    }
-    let uid = |at: usize| candidates[at].pod.uid.as_str();
-    here.sort_by_key(|(dearness, _, at)| (*dearness, uid(*at)));
-    // Find the lowest priority that is enough, so that no victim is more expensive than necessary.
-    let mut sum = MiB::ZERO;
-    let last = here.iter().find(|(_, held, _)| {
-        sum = sum.saturating_add(*held);
-        room(sum)
-    });
-    let most = last?.0;
-    here.retain(|(dearness, ..)| *dearness <= most);
-    // Taking the largest first needs the fewest victims. For the last one, the smallest that is enough is taken.
-    here.sort_by_key(|(dearness, held, at)| (std::cmp::Reverse(*held), *dearness, uid(*at)));
-    let mut sum = MiB::ZERO;
-    let mut taken = 0;
-    while taken < here.len() && !room(sum.saturating_add(here[taken].1)) {
-        sum = sum.saturating_add(here[taken].1);
-        taken += 1;
-    }
-    let enough = here[taken..].iter().filter(|(_, held, _)| room(sum.saturating_add(*held)));
-    let last = *enough.min_by_key(|(dearness, held, at)| (*held, *dearness, uid(*at)))?;
-    let mut chosen = here[..taken].to_vec();
-    chosen.push(last);
-    let dearest = chosen.iter().map(|(dearness, ..)| *dearness).max();
-    let price = (dearest, chosen.len(), sum.saturating_add(last.1));
-    Some((price, chosen.into_iter().map(|(.., at)| at).collect()))
-}
-
-/// Return the price of one victim: its priority. A pod that is being deleted anyway costs nothing.
-fn dearness(pod: &Pod) -> i64 {
-    if pod.deleting { i64::MIN } else { i64::from(pod.priority) }
 }
 
 /// CPU, main memory, and number of pods taken on a node, if some pods are gone and the new pod is there.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use divvy_model::{Health, MiB};
 
-use crate::{Ask, Ledger};
+use crate::ask::Ask;
+use crate::ledger::Ledger;
 
 /// How close a node comes to a request. Only GPUs that the pod accepts count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl Ledger {
             room.taken += 1;
             sizes.push(gpu.capacity);
             if gpu.health == Health::Ok {
-                let free = view.free_for(position, ask);
+                let free = view.entry.free_for(position, ask);
                 room.fitting += usize::from(Some(free) >= ask.needs(gpu) && ask.memory.is_some());
                 frees.push(free);
             } else {

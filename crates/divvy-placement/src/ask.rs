@@ -1,0 +1,186 @@
+//! What a pod requests of a node's GPUs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use divvy_model::limits::shortened;
+use divvy_model::{Error, GpuRules, MemoryUnit, MiB, Pod, PodRequest, Vendor};
+
+use crate::node::{GpuState, NodeState, Source};
+use crate::products::Product;
+
+/// The maximum length in bytes of a pod's rules.
+const WANTED_BYTES: usize = 100;
+
+/// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// The vendor whose GPUs the pod requests as a whole; `None` for a pod that requests shared memory, or nothing.
+    pub whole: Option<Vendor>,
+    /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
+    pub units: u64,
+    /// The number of GPUs of one node; at least 1.
+    pub gpus: usize,
+    /// The memory of each GPU; `None` if it is more than can be counted; 0 for whole GPUs, where each GPU's size counts
+    /// ([`Ask::needs`]).
+    pub memory: Option<MiB>,
+    /// The rules that say which GPUs the pod accepts; `None` if it accepts any.
+    pub rules: Option<Arc<Result<GpuRules, Error>>>,
+    /// The requesting pod; `None` if memory kept for nominated pods shall count as free.
+    pub asker: Option<Arc<Asker>>,
+}
+
+impl Ask {
+    /// Create a request for this many units of one GPU, in a cluster with this unit.
+    pub fn new(units: u64, unit: MemoryUnit) -> Ask {
+        Ask::spread(units, 1, unit)
+    }
+
+    /// Create a request as [`Ask::new`] does, spread evenly over this many GPUs; rounded up.
+    fn spread(units: u64, gpus: usize, unit: MemoryUnit) -> Ask {
+        let gpus = gpus.max(1);
+        Ask {
+            whole: None,
+            units,
+            gpus,
+            memory: unit.memory(units.div_ceil(gpus as u64)),
+            rules: None,
+            asker: None,
+        }
+    }
+
+    /// Create a request for this many whole GPUs of a vendor.
+    pub fn whole(vendor: Vendor, gpus: u64) -> Ask {
+        Ask {
+            whole: Some(vendor),
+            units: 0,
+            gpus: usize::try_from(gpus).unwrap_or(usize::MAX).max(1),
+            memory: Some(MiB::ZERO),
+            rules: None,
+            asker: None,
+        }
+    }
+
+    /// Read the request of a pod. A request that is more than can be counted becomes `u64::MAX` units or GPUs, which fit nowhere.
+    pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
+        // A pod that requests both has rules that cannot be read, so it fits nowhere either way.
+        if let Some(whole) = request.whole.as_deref().filter(|_| !request.wants_memory()) {
+            return Ask {
+                rules: request.rules.clone(),
+                ..Ask::whole(whole.vendor, whole.gpus().unwrap_or(u64::MAX))
+            };
+        }
+        let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
+        Ask {
+            rules: request.rules.clone(),
+            ..Ask::spread(request.effective_units().unwrap_or(u64::MAX), gpus as usize, unit)
+        }
+    }
+
+    /// Read the request of a pod as [`Ask::of`] does. Memory kept for nominated pods ([`crate::Nominated`]) is not free for this
+    /// pod, unless its priority is higher.
+    pub fn of_pod(pod: &Pod, unit: MemoryUnit) -> Ask {
+        Ask {
+            asker: Some(Arc::new(Asker {
+                uid: pod.uid.clone(),
+                priority: pod.priority,
+            })),
+            ..Ask::of(&pod.request, unit)
+        }
+    }
+
+    /// Return the pod's rules, if it has any that can be read.
+    pub fn rules(&self) -> Option<&GpuRules> {
+        self.rules.as_deref()?.as_ref().ok()
+    }
+
+    /// Report whether the pod requests no GPU at all.
+    pub fn is_nothing(&self) -> bool {
+        self.units == 0 && self.whole.is_none()
+    }
+
+    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor.
+    pub fn is_for(&self, gpu: &GpuState) -> bool {
+        self.whole == gpu.offered_as()
+    }
+
+    /// Return the memory that must be free on this GPU for the pod: all of it, if the pod requests whole GPUs. `None` if it is
+    /// more than can be counted.
+    pub fn needs(&self, gpu: &GpuState) -> Option<MiB> {
+        match self.whole {
+            Some(_) => Some(gpu.capacity),
+            None => self.memory,
+        }
+    }
+
+    /// Report whether the pod accepts this GPU, regardless of what is free on it.
+    pub fn takes(&self, gpu: &GpuState) -> bool {
+        if !self.is_for(gpu) {
+            return false;
+        }
+        match self.rules.as_deref() {
+            None => true,
+            Some(Ok(rules)) => rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) && self.takes_product_of(gpu),
+            Some(Err(_)) => false,
+        }
+    }
+
+    /// Report whether the pod requests more than one GPU of a node where a pod can only get one: gpushare's plugin gives no more.
+    pub(crate) fn is_too_wide_for(&self, state: &NodeState) -> bool {
+        self.whole.is_none() && self.gpus > 1 && state.source != Source::Inventory
+    }
+
+    /// Report whether the pod's rules accept the GPU's product.
+    pub(crate) fn takes_product_of(&self, gpu: &GpuState) -> bool {
+        let known = !gpu.product.is_some_and(Product::is_unknown);
+        let product = if known { gpu.model.as_str() } else { "" };
+        self.rules().is_none_or(|rules| rules.models.allows(product))
+    }
+
+    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`, `2 whole AMD GPUs`.
+    pub fn amount(&self) -> String {
+        if let Some(vendor) = self.whole {
+            let s = if self.gpus == 1 { "" } else { "s" };
+            return format!("{} whole {vendor} GPU{s}", self.gpus);
+        }
+        let s = if self.units == 1 { "" } else { "s" };
+        match self.memory {
+            Some(memory) if self.gpus > 1 => format!("{} unit{s} ({} GPUs with {memory} each)", self.units, self.gpus),
+            Some(memory) => format!("{} unit{s} ({memory})", self.units),
+            None => format!("{} unit{s} (more memory than can be counted)", self.units),
+        }
+    }
+
+    /// Describe the rules in words that follow "a GPU"; `None` if the pod accepts any GPU. Long texts are shortened, because the
+    /// text is repeated for each node that does not match.
+    pub fn wanted(&self) -> Option<String> {
+        let text = self.rules()?.to_string();
+        (!text.is_empty()).then(|| shortened(&text, WANTED_BYTES).into_owned())
+    }
+}
+
+impl fmt::Display for Ask {
+    /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`, `2 whole AMD GPUs (amd.com/gpu)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.amount())?;
+        if let Some(vendor) = self.whole {
+            write!(f, " ({})", vendor.whole_resource())?;
+        }
+        match self.wanted() {
+            Some(rules) if self.whole.is_some() => write!(f, " {rules}"),
+            Some(rules) if self.gpus > 1 => write!(f, " on GPUs {rules}"),
+            Some(rules) => write!(f, " on a GPU {rules}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The requesting pod, for which room is searched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asker {
+    /// The pod's UID.
+    pub uid: String,
+    /// The pod's priority.
+    pub priority: i32,
+}

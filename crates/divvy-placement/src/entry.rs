@@ -1,0 +1,149 @@
+//! What is known about one node name, and what is free on the node's GPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{Health, MiB, PodKey, Vendor};
+
+use crate::ask::{Ask, Asker};
+use crate::node::{GpuState, NodeState};
+use crate::pods::ByUid;
+use crate::usage::Usage;
+
+/// Everything known about one node name.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Entry {
+    pub(crate) state: Option<NodeState>,
+    /// Pod → its arrival number, which is higher the later the pod came to this node.
+    pub(crate) pods: BTreeMap<ByUid, u64>,
+    pub(crate) reserved: BTreeSet<String>,
+    pub(crate) departed: BTreeSet<String>,
+    /// The UIDs of the pods nominated to this node.
+    pub(crate) nominated: BTreeSet<String>,
+    /// The GPUs kept for the nominated pods, highest priority first.
+    pub(crate) nominated_to: Vec<Nominated>,
+    pub(crate) usage: Usage,
+    pub(crate) version: u64,
+}
+
+impl Entry {
+    /// Return the free memory of the GPU at this position of [`NodeState::gpus`], regardless of its health; 0 if more is
+    /// allocated than it has.
+    pub(crate) fn free(&self, position: usize) -> MiB {
+        self.free_beside(position, MiB::ZERO)
+    }
+
+    /// Return the free memory as [`Entry::free`] does, as if `own` were not allocated there.
+    pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
+        // The memory that the agent reports as held may be the memory of these departed pods, so only the larger of the two
+        // counts.
+        let departed = self.usage.departed.get(position).copied().unwrap_or(MiB::ZERO);
+        self.free_beside_and_kept(position, own, departed)
+            .saturating_sub(self.usage.departed_anywhere)
+    }
+
+    /// Return the free memory as [`Entry::free`] does, as if nothing were kept for departed pods.
+    pub(crate) fn free_without_departed(&self, position: usize) -> MiB {
+        self.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
+    }
+
+    fn free_beside_and_kept(&self, position: usize, own: MiB, kept: MiB) -> MiB {
+        let held = self.gpu(position).map_or(MiB::ZERO, |gpu| gpu.held);
+        self.free_in_time(position, own).saturating_sub(held.max(kept))
+    }
+
+    /// Return the memory that is free once the containers of deleted pods have ended.
+    pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
+        let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
+        self.gpu(position)
+            .map_or(MiB::ZERO, |gpu| gpu.capacity)
+            .saturating_sub(used.saturating_sub(own))
+            .saturating_sub(self.usage.anywhere)
+    }
+
+    fn gpu(&self, position: usize) -> Option<&GpuState> {
+        self.state.as_ref().and_then(|state| state.gpus.get(position))
+    }
+
+    /// Count the most memory that is free on one healthy shared GPU.
+    pub(crate) fn count_most_free(&self) -> MiB {
+        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
+        gpus.filter(|(_, gpu)| gpu.health == Health::Ok && !gpu.whole)
+            .map(|(position, _)| self.free(position))
+            .max()
+            .unwrap_or(MiB::ZERO)
+    }
+
+    /// Return the nominated pods for which memory of the GPU at this position is kept from the requesting pod, highest priority
+    /// first.
+    pub(crate) fn nominated_ahead_of<'s>(&'s self, position: usize, ask: &'s Ask) -> impl Iterator<Item = &'s Nominated> {
+        let here = self.nominated_to.iter();
+        let here = here.filter(move |nominated| nominated.positions.contains(&position));
+        here.filter(|nominated| ask.asker.as_deref().is_some_and(|asker| nominated.is_kept_from(asker)))
+    }
+
+    /// Report whether anything is kept from the requesting pod.
+    pub(crate) fn keeps_from(&self, ask: &Ask) -> bool {
+        let asker = ask.asker.as_deref();
+        let mut all = self.nominated_to.iter();
+        asker.is_some_and(|asker| all.any(|nominated| nominated.is_kept_from(asker)))
+    }
+
+    /// Return what is free for the requesting pod: [`Entry::free`] minus what is kept from it.
+    pub(crate) fn free_for(&self, position: usize, ask: &Ask) -> MiB {
+        self.free(position).saturating_sub(self.kept_from(position, ask))
+    }
+
+    /// Return the memory that is kept from the requesting pod.
+    pub(crate) fn kept_from(&self, position: usize, ask: &Ask) -> MiB {
+        let kept = self.nominated_ahead_of(position, ask).map(|nominated| nominated.memory);
+        kept.fold(MiB::ZERO, MiB::saturating_add)
+    }
+
+    /// Return the number of a vendor's whole GPUs that pods of this node hold without an allocation, so that it is not known
+    /// which they are.
+    pub(crate) fn unnamed_whole(&self, vendor: Vendor) -> u64 {
+        self.usage.unnamed_whole.get(&vendor).copied().unwrap_or(0)
+    }
+
+    /// Return how many of the [`Entry::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
+    /// although neither a pod's allocation nor a departed pod explains it.
+    pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
+        let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
+        let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
+        let located = gpus.iter().enumerate().filter(|(position, gpu)| {
+            gpu.offered_as() == Some(vendor)
+                && gpu.held > MiB::ZERO
+                && !explained(&self.usage.gpus, *position)
+                && !explained(&self.usage.departed, *position)
+        });
+        self.unnamed_whole(vendor).saturating_sub(located.count() as u64)
+    }
+
+    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
+    /// [`Entry::unnamed_whole`].
+    pub(crate) fn needed(&self, ask: &Ask) -> usize {
+        let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
+        ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))
+    }
+}
+
+/// A nominated pod, and the GPUs that are kept for it on its node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Nominated {
+    pub pod: PodKey,
+    /// The pod's UID.
+    pub uid: String,
+    /// The pod's priority.
+    pub priority: i32,
+    /// The memory that is kept on each of the GPUs.
+    pub memory: MiB,
+    /// The positions of the GPUs in [`crate::NodeState::gpus`].
+    pub(crate) positions: Vec<usize>,
+}
+
+impl Nominated {
+    /// Report whether the requesting pod may not take what is kept for this one, because its priority is equal or lower.
+    fn is_kept_from(&self, asker: &Asker) -> bool {
+        self.priority >= asker.priority && self.uid != asker.uid
+    }
+}

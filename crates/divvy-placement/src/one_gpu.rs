@@ -1,0 +1,32 @@
+//! Whether one GPU of a node has room for a pod, and which of them fits best.
+
+use std::cmp::Reverse;
+
+use divvy_model::Health;
+
+use crate::entry::Entry;
+use crate::taste::Taste;
+
+/// Return how much a pod likes the GPU at this position: higher is better. `None` if the pod does not accept the GPU, or if the
+/// GPU has no room.
+pub(crate) fn liking(entry: &Entry, position: usize, taste: &Taste<'_>) -> Option<u64> {
+    let ask = taste.ask();
+    let state = entry.state.as_ref()?;
+    let gpu = state.gpus.get(position)?;
+    if ask.is_too_wide_for(state) {
+        return None;
+    }
+    let good = gpu.health == Health::Ok && entry.free_for(position, ask) >= ask.needs(gpu)? && taste.takes(gpu);
+    good.then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
+}
+
+/// Choose, among the GPUs with room, the most preferred; on a tie the one with the least left, then the lowest index.
+pub(crate) fn best(entry: &Entry, taste: &Taste<'_>) -> Option<usize> {
+    let gpus = entry.state.as_ref()?.gpus.iter().enumerate();
+    gpus.filter_map(|(position, gpu)| {
+        let liking = liking(entry, position, taste)?;
+        Some((Reverse(liking), entry.free_for(position, taste.ask()), gpu.index, position))
+    })
+    .min()
+    .map(|(.., position)| position)
+}

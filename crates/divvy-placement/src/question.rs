@@ -1,0 +1,138 @@
+//! Whether a pod fits on the nodes of the ledger, and which GPUs it gets.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Health, Held, MiB};
+
+use crate::ask::Ask;
+use crate::choice::Choice;
+use crate::ledger::Ledger;
+use crate::node_view::NodeView;
+use crate::refusal::Refusal;
+use crate::reservation::Reservation;
+use crate::taste::Taste;
+use crate::{choose, parts, whole};
+
+impl Ledger {
+    /// Prepare to check many nodes for one pod.
+    pub fn question<'a>(&'a self, ask: &'a Ask, uid: &'a str) -> Question<'a> {
+        Question {
+            ledger: self,
+            ask,
+            taste: Taste::of(ask),
+            uid,
+            bound: self.bound_to(uid),
+            reserved: self.reservations_of(uid),
+        }
+    }
+
+    /// Check one node with [`Question::fits`].
+    pub fn fits(&self, node: &str, ask: &Ask, uid: &str) -> Result<(), Refusal> {
+        self.question(ask, uid).fits(node)
+    }
+
+    /// Return what is reserved for a pod on a node, the most recent first, if the pod could get it now: the GPUs are there and
+    /// healthy, and have room for it next to what other pods hold.
+    pub fn reserved_and_good(&self, uid: &str, node: &str) -> Option<&Held> {
+        let reservation = self.reservation(uid, node)?;
+        let view = self.node(node)?;
+        let state = view.state()?;
+        let own: Vec<_> = reservation
+            .possible()
+            .flat_map(|held| parts::of_held(held, state, self.unit()))
+            .collect();
+        let good = |held: &&Held| {
+            let parts = parts::of_held(held, state, self.unit());
+            let mut rooms = parts.iter().map(|part| {
+                let position = part.position?;
+                let own = own.iter().filter(|own| own.position == Some(position));
+                let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
+                let gpu = state.gpus.get(position)?;
+                let well = gpu.health == Health::Ok && state.unusable(gpu.offered_as()).is_none();
+                (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
+            });
+            !parts.is_empty() && rooms.all(|room| room.is_some())
+        };
+        reservation.possible().find(good)
+    }
+
+    /// Choose the GPU of a node: the one with the least memory left that is enough, on a tie the one with the lowest index, as
+    /// gpushare does (`docs/compatibility/gpushare.md`). If several GPUs are requested, choose those that work best together. A
+    /// GPU that failed or is lost is never chosen.
+    pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
+        let view = self.known(node)?;
+        let taste = Taste::of(ask);
+        let (state, memory) = choose::offered(view.entry, &taste)?;
+        let positions = choose::best(view.entry, &taste)?;
+        Ok(Choice::of(state, &positions, ask, memory))
+    }
+
+    /// Choose the GPUs at these positions of [`crate::NodeState::gpus`], if they are as many as requested and each of them is healthy
+    /// and has room.
+    pub fn choose_at(&self, node: &str, positions: &[usize], ask: &Ask) -> Result<Choice, Refusal> {
+        let view = self.known(node)?;
+        let taste = Taste::of(ask);
+        let (state, memory) = choose::offered(view.entry, &taste)?;
+        let mut positions = positions.to_vec();
+        positions.sort_unstable();
+        positions.dedup();
+        let good = positions.iter().all(|position| view.liking(*position, &taste).is_some());
+        if positions.len() != ask.gpus || !good || !whole::enough(view.entry, &taste) {
+            return Err(choose::short(ask));
+        }
+        Ok(Choice::of(state, &positions, ask, memory))
+    }
+
+    fn known<'a>(&'a self, node: &str) -> Result<NodeView<'a>, Refusal> {
+        self.node(node)
+            .filter(|view| view.state().is_some())
+            .ok_or(Refusal::UnknownNode)
+    }
+}
+
+/// A pod that needs a node. What is known about the pod is looked up once for all nodes.
+#[derive(Debug, Clone)]
+pub struct Question<'a> {
+    ledger: &'a Ledger,
+    ask: &'a Ask,
+    taste: Taste<'a>,
+    uid: &'a str,
+    bound: Option<&'a str>,
+    reserved: Option<&'a BTreeMap<String, Reservation>>,
+}
+
+impl Question<'_> {
+    /// Report whether the pod may go to a node, for filter. The answer is advisory: nothing is reserved. What is already reserved
+    /// or bound for the pod on this node is its own, and fits as long as it is good.
+    ///
+    /// A pod that requests no memory fits every known node. For a node that is offered, this mostly compares one number, which
+    /// was counted when the node changed.
+    pub fn fits(&self, node: &str) -> Result<(), Refusal> {
+        let view = self.ledger.known(node)?;
+        if self.ask.is_nothing() || self.bound == Some(node) {
+            return Ok(());
+        }
+        if self.reserved.is_some_and(|nodes| nodes.contains_key(node)) && self.ledger.reserved_and_good(self.uid, node).is_some()
+        {
+            return Ok(());
+        }
+        let (state, memory) = choose::offered(view.entry, &self.taste)?;
+        if self.ask.whole.is_some() {
+            return match whole::enough(view.entry, &self.taste) {
+                true => Ok(()),
+                false => Err(choose::short(self.ask)),
+            };
+        }
+        if view.most_free() < memory {
+            return Err(choose::short(self.ask));
+        }
+        if self.ask.rules.is_none() && !view.entry.keeps_from(self.ask) {
+            return Ok(());
+        }
+        let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.taste).is_some());
+        if good.take(self.ask.gpus).count() < self.ask.gpus {
+            return Err(choose::short(self.ask));
+        }
+        Ok(())
+    }
+}

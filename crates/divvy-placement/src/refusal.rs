@@ -1,0 +1,88 @@
+//! Why a node does not take a pod, in words for people and for kube-scheduler.
+
+use std::borrow::Cow;
+
+use divvy_model::limits::shortened;
+use divvy_model::{Error, MiB, Vendor};
+
+use crate::ask::Ask;
+use crate::node::Unusable;
+
+/// Why a node does not take a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such node, or the extender has not seen it yet.
+    UnknownNode,
+    /// The node's GPUs are not offered to any pod.
+    Unusable(Unusable),
+    /// None of the GPUs that the pod accepts has enough memory free.
+    NoGpuFits,
+    /// Fewer GPUs than requested, among those that the pod accepts, have enough memory free.
+    TooFewFit(Ask),
+    /// The pod accepts none of the node's GPUs, or fewer than it requests, regardless of free memory.
+    NoGpuTaken(Ask),
+    /// The pod requests several GPUs, but the node is known only by gpushare's capacities, and gpushare's device plugin gives a
+    /// container one GPU.
+    OneGpuOnly,
+    /// The pod's rules cannot be read.
+    Unreadable(Error),
+    /// The request is more MiB than can be counted.
+    Uncountable(Ask),
+    /// The pod requests whole GPUs of a vendor of which the node has none that are offered as a whole.
+    NoneOfVendor(Vendor),
+    /// Fewer whole GPUs of the vendor than requested are free, among those that the pod accepts.
+    TooFewWhole(Ask),
+}
+
+/// The maximum length in bytes of a refusal in filter's answer. The answer has one refusal per node, so kube-scheduler receives
+/// less than 2 MB for 5,000 nodes, whatever the pod and the nodes contain.
+const FILTER_TEXT_BYTES: usize = 300;
+
+impl Refusal {
+    /// Return the text for the extender's `FailedNodes`. Where gpushare would refuse, this is gpushare's own sentence, character
+    /// for character, because people and tools search for it.
+    pub fn filter_message(&self, node: &str) -> String {
+        self.filter_text(node).into_owned()
+    }
+
+    /// Return the text of [`Refusal::filter_message`], without copying it if it does not name the node.
+    pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
+        let text = self.whole_text(node);
+        match text.len() > FILTER_TEXT_BYTES {
+            true => Cow::Owned(shortened(&text, FILTER_TEXT_BYTES).into_owned()),
+            false => text,
+        }
+    }
+
+    fn whole_text(&self, node: &str) -> Cow<'static, str> {
+        Cow::Owned(match self {
+            Refusal::NoGpuFits => return Cow::Borrowed("Insufficient GPU Memory in one device"),
+            Refusal::UnknownNode => format!("node {node:?} not found"),
+            Refusal::Unusable(Unusable::NotShared) => format!("The node {node} is not for GPU share, need skip"),
+            Refusal::Unusable(why) => format!("node {node} is not offered: {why}"),
+            Refusal::Uncountable(ask) => format!("the pod asks for {ask}"),
+            // The text is the same for all nodes, so that kube-scheduler counts them together.
+            Refusal::NoGpuTaken(ask) if ask.gpus > 1 => {
+                let wanted = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
+                format!("fewer than {} GPUs{wanted}", ask.gpus)
+            }
+            Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            Refusal::NoneOfVendor(vendor) => format!("no {vendor} GPUs that Divvy offers"),
+            Refusal::TooFewWhole(ask) => {
+                let vendor = ask.whole.unwrap_or_default();
+                let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
+                match ask.gpus {
+                    1 => format!("no free {vendor} GPU{rules}"),
+                    gpus => format!("fewer than {gpus} free {vendor} GPUs{rules}"),
+                }
+            }
+            Refusal::TooFewFit(ask) => format!(
+                "fewer than {} GPUs with {} free",
+                ask.gpus,
+                ask.memory.unwrap_or(MiB(u64::MAX))
+            ),
+            Refusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
+            Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),
+        })
+    }
+}
