@@ -20,6 +20,9 @@ use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
+/// The part of readiness that says whether the agent is registered: before it knows what to offer, and for units of memory.
+const KUBELET: &str = "kubelet";
+const NOT_REGISTERED: &str = "not registered yet";
 /// The time between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
 /// The same while a change is expected.
@@ -95,7 +98,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     agent.ready.set("gpus", "the probe has not delivered a snapshot yet");
     agent.ready.set("inventory", "not written yet");
     agent.ready.set("pods", "not listed yet");
-    agent.ready.set("kubelet", "not registered yet");
+    agent.ready.set(KUBELET, NOT_REGISTERED);
 
     let asked = stop;
     let stop = CancellationToken::new();
@@ -241,6 +244,12 @@ async fn serve(
 async fn offer(agent: &Arc<Agent>, config: &Config, specs: Vec<ResourceSpec>, stop: &CancellationToken) -> Result<(), Error> {
     let mut servers = JoinSet::new();
     let (mut plugins, mut registrations) = (Vec::new(), Vec::new());
+    for spec in &specs {
+        agent.ready.set(part(*spec), format!("{}: {NOT_REGISTERED}", spec.name));
+    }
+    if specs.iter().all(|spec| part(*spec) != KUBELET) {
+        agent.ready.clear(KUBELET);
+    }
     for spec in specs {
         let plugin = AgentPlugin {
             agent: agent.clone(),
@@ -327,21 +336,25 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
     }
 }
 
+/// Return the part of readiness that a resource's registration is.
+fn part(spec: ResourceSpec) -> &'static str {
+    match spec.ids {
+        Ids::Units => KUBELET,
+        Ids::Count => "kubelet (gpu-count)",
+        Ids::Whole(_) => spec.name,
+    }
+}
+
 /// Follow a resource's registration for readiness and metrics. Ends with the resource's server.
 async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch::Receiver<Status>) {
-    let name = spec.name;
-    let part = match spec.ids {
-        Ids::Units => "kubelet",
-        Ids::Count => "kubelet (gpu-count)",
-        Ids::Whole(_) => name,
-    };
+    let (name, part) = (spec.name, part(spec));
     loop {
         let now = status.borrow_and_update().clone();
         agent.metrics.registration(name, &now);
         match now.is_ready() {
             true => agent.ready.clear(part),
             false => {
-                let text = now.last_error.as_deref().unwrap_or("not registered yet");
+                let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
                 agent.ready.set(part, format!("{name}: {text}"));
             }
         }

@@ -11,7 +11,7 @@ use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid_is_fatal;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, names};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{ContainerView, Node, NodeSpec};
@@ -31,6 +31,8 @@ struct Machine {
     xids: Vec<(usize, u64)>,
     /// MIG devices of the last GPU, if MIG mode is on.
     mig: Option<Vec<MigDevice>>,
+    /// The number of AMD GPUs.
+    amd: usize,
 }
 
 /// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
@@ -61,7 +63,7 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                 };
                 let Ok(Some(line)) = line else { return };
                 let request: Value = serde_json::from_str(&line).expect("a request");
-                let Machine { gpus, mig, .. } = machine.borrow().clone();
+                let Machine { gpus, mig, amd, .. } = machine.borrow().clone();
                 let ok = match request["op"].as_str() {
                     Some("hello") => json!({"v": 1, "probe": "test", "instance": "one", "seq": 0}),
                     Some("snapshot") => {
@@ -76,7 +78,18 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                             gpu["mig"] = json!([true, true]);
                             gpu["migDevices"] = json!(mig);
                         }
-                        json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15"}}, "gpus": gpus})
+                        let mut drivers = serde_json::Map::new();
+                        if amd == 0 || !gpus.is_empty() {
+                            drivers.insert("nvidia".to_owned(), json!({"version": "550.54.15"}));
+                        }
+                        if amd > 0 {
+                            drivers.insert("amd".to_owned(), json!({"version": "6.10.5"}));
+                        }
+                        gpus.extend((0..amd).map(|i| {
+                            json!({"vendor": "amd", "uuid": format!("0x{i}"), "index": i, "nodes": [format!("dri/renderD{}", 128 + i)],
+                                "pci": format!("0000:0{i}:00.0"), "model": "AMD Instinct MI210", "totalMiB": 65520})
+                        }));
+                        json!({"v": 2, "drivers": drivers, "gpus": gpus})
                     }
                     Some("driver") => {
                         let question: DriverQuestion = serde_json::from_value(request.clone()).expect("a question");
@@ -337,6 +350,25 @@ async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
     bed.create("b", Some(0), 16);
     assert_eq!(env(&bed.running("b").await, names::ALIYUN_IDX), "0");
     assert_eq!(bed.running("a").await.id, a.id, "nothing moved");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_node_is_ready_with_the_resources_that_it_offers_and_offers_others_when_their_driver_comes() {
+    let mut bed = Bed::new(&[]).await;
+    bed.machine.send_modify(|machine| machine.amd = 2);
+    let whole = Vendor::Amd.whole_resource();
+    let kubelet_has = async |resource: &str, count: usize| {
+        let look = || (bed.node.device_manager().resources.get(resource) == Some(&(count, count))).then_some(());
+        bed.eventually(resource, look).await;
+    };
+    kubelet_has(whole, 2).await;
+    bed.ready_is(200, "ok").await;
+    assert_eq!(bed.node.device_manager().resources.get(names::GPU_MEM), None);
+    bed.machine.send_modify(|machine| machine.gpus = vec![4096]);
+    kubelet_has(names::GPU_MEM, 4).await;
+    kubelet_has(whole, 2).await;
+    bed.ready_is(200, "ok").await;
     bed.stop_agent().await;
 }
 
