@@ -41,7 +41,7 @@ struct Slot {
     opened_at: Option<Instant>,
     /// Why there is no backend.
     failure: Failure,
-    /// Whether the machine has no driver of this vendor, as far as it is known. That is no failure while another vendor has GPUs.
+    /// Whether the machine has no driver of this vendor, as far as it is known. This is not a failure as long as another vendor has GPUs.
     absent: bool,
     /// Whether this driver has ever had a GPU. From then on, its absence is a failure: otherwise its GPUs would count as lost.
     delivered: bool,
