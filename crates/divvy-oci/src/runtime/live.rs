@@ -1,7 +1,5 @@
 //! A CDI spec of the GPUs that the driver reports now, kept only in memory: mode `jit-cdi`.
 
-use std::collections::BTreeMap;
-
 use divvy_model::{MigDevice, Vendor};
 use serde::Deserialize;
 use thiserror::Error as ThisError;
@@ -38,10 +36,17 @@ pub enum Error {
 struct Snapshot {
     v: u32,
     #[serde(default)]
-    drivers: BTreeMap<Vendor, Driver>,
+    drivers: Drivers,
     gpus: Vec<Gpu>,
     #[serde(default)]
     unreadable: Vec<Unreadable>,
+}
+
+/// The drivers by vendor. These are devices for NVIDIA's runtime, so the other ones do not matter.
+#[derive(Debug, Default, Deserialize)]
+struct Drivers {
+    #[serde(default)]
+    nvidia: Driver,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -111,8 +116,7 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
             snapshot.v
         ));
     }
-    // These are devices for NVIDIA's runtime.
-    let driver = snapshot.drivers.remove(&Vendor::Nvidia).unwrap_or_default();
+    let driver = snapshot.drivers.nvidia;
     snapshot.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
     snapshot.unreadable.retain(|gpu| gpu.vendor == Vendor::Nvidia);
     let options = Options {
