@@ -264,7 +264,7 @@ impl Core {
         }
     }
 
-    /// The version of a vendor's driver that the probe found; empty before the first snapshot and if there is no such driver.
+    /// The version of a vendor's driver that the probe found. Empty before the first snapshot, and if the driver is not loaded.
     pub fn driver(&self, vendor: Vendor) -> &str {
         self.drivers.get(&vendor).map_or("", String::as_str)
     }

@@ -53,7 +53,7 @@ struct Memory {
     /// The unique id that named the device, if it had one, and the UUID. A device keeps its UUID while it is in use, whatever becomes of the
     /// other devices.
     names: BTreeMap<String, (Option<u64>, String)>,
-    /// The last facts. A GPU that KFD no longer lists has few of its own.
+    /// The last facts, used for a GPU that KFD no longer lists.
     facts: BTreeMap<String, GpuFacts>,
 }
 

@@ -31,7 +31,7 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Driver {
-    /// The version, such as `550.54.15`. Empty if the driver has none of its own, as the amdgpu that is part of Linux.
+    /// The version, such as `550.54.15`. Empty if the driver has no version number, as the amdgpu that is part of Linux.
     pub version: String,
     /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown, and for other vendors than NVIDIA.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -55,7 +55,7 @@ pub struct GpuFacts {
     /// The device nodes of this GPU alone, as paths below `/dev`, such as `nvidia0` or `dri/card1` and `dri/renderD128`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// The GPU that this is a part of, if a partition is listed as a GPU of its own.
+    /// The GPU that this is a part of, if a partition is listed as a separate GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<Partition>,
     /// PCI bus id, such as `0000:81:00.0`.

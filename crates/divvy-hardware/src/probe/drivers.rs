@@ -39,7 +39,7 @@ struct Slot {
     open: Open,
     backend: Option<Box<dyn Backend>>,
     opened_at: Option<Instant>,
-    /// Why there is no backend.
+    /// Why the driver could not be opened.
     failure: Failure,
     /// Whether the machine has no driver of this vendor, as far as it is known. This is not a failure as long as another vendor has GPUs.
     absent: bool,
