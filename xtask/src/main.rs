@@ -38,7 +38,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
   prose             fail on words that .ci/words lists, and on references to files that do not exist
   purity            fail if a crate that must be pure can do I/O, if files import each other in a circle, or if a dependency is unused
-  reference         write docs/reference/cli.md, and man pages into target/man, from the grammar of divvy
+  reference         write docs/reference, and man pages into target/man, from what the programs are made of
   codegen           generate crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
   codegen --check   change nothing; fail if the generated files are out of date";
 

@@ -137,7 +137,7 @@ impl Agent {
             hardware_generation: std::sync::atomic::AtomicU64::new(0),
             inventory: watch::Sender::new(Arc::from("")),
             events: parts.events,
-            metrics: Metrics::new(),
+            metrics: Metrics::default(),
             ready: Readiness::default(),
             cdi_declared: parts.cdi_declared,
             without_cdi: watch::Sender::new(false),

@@ -34,6 +34,7 @@ pub use args::{Args, DeviceListStrategy, DriverSpecMode, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
+pub use metrics::Metrics;
 pub use run::run;
 
 /// Run the agent with the flags of `divvy agent` until it is told to stop.

@@ -47,8 +47,8 @@ struct GpuLabel {
     gpu: String,
 }
 
-/// The metrics of one agent.
-pub(crate) struct Metrics {
+/// The metrics of one agent. docs/reference/metrics.md is generated from them.
+pub struct Metrics {
     registry: Mutex<Registry>,
     pre_start: Family<Outcome, Histogram>,
     steering_misses: Counter,
@@ -66,8 +66,9 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Metrics {
+impl Default for Metrics {
+    /// Return metrics that have counted nothing.
+    fn default() -> Metrics {
         let metrics = Metrics {
             registry: Mutex::new(Registry::default()),
             // The buckets reach up to 5 s, the time that a start waits for its pod's object.
@@ -130,8 +131,11 @@ impl Metrics {
         drop(registry);
         metrics
     }
+}
 
-    pub(crate) fn pre_start(&self, outcome: &'static str, took: Duration) {
+impl Metrics {
+    /// Count one answer to PreStartContainer.
+    pub fn pre_start(&self, outcome: &'static str, took: Duration) {
         self.pre_start.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
     }
 
@@ -152,13 +156,14 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn registration(&self, resource: &str, status: &divvy_kubelet::plugin::Status) {
+    /// Show whether the resource is registered with the kubelet, and how often it was.
+    pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
         let label = ResourceLabel {
             resource: resource.to_owned(),
         };
-        let count = i64::try_from(status.registrations).unwrap_or(i64::MAX);
+        let count = i64::try_from(registrations).unwrap_or(i64::MAX);
         self.registrations.get_or_create(&label).set(count);
-        self.registered.get_or_create(&label).set(i64::from(status.is_ready()));
+        self.registered.get_or_create(&label).set(i64::from(is_ready));
     }
 
     pub(crate) fn probe(&self, up: bool) {
@@ -170,7 +175,10 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics` in the OpenMetrics format.
-    pub(crate) fn text(&self, core: &Core) -> Result<String, fmt::Error> {
+    ///
+    /// # Errors
+    /// A value cannot be formatted.
+    pub fn text(&self, core: &Core) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
         let mut now = Registry::default();
@@ -188,6 +196,7 @@ fn describe(registry: &mut Registry, core: &Core) {
     }
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
+    let granted: Family<GpuLabel, Gauge> = Family::default();
     let inventory = core.inventory();
     for gpu in &inventory.gpus {
         let health = match gpu.health {
@@ -198,12 +207,13 @@ fn describe(registry: &mut Registry, core: &Core) {
         gpus.get_or_create(&HealthLabel { health }).inc();
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
+        // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
+        drop(granted.get_or_create(&label));
         if !gpu.whole {
             let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
             shared.get_or_create(&label).set(gauge(capacity));
         }
     }
-    let granted: Family<GpuLabel, Gauge> = Family::default();
     let mut pods: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     let mut records = 0;
     for record in core.records() {

@@ -350,7 +350,7 @@ async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch:
     let (name, part) = (spec.name, part(spec));
     loop {
         let now = status.borrow_and_update().clone();
-        agent.metrics.registration(name, &now);
+        agent.metrics.registration(name, now.is_ready(), now.registrations);
         match now.is_ready() {
             true => agent.ready.clear(part),
             false => {

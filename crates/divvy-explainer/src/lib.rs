@@ -46,9 +46,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
+pub use metrics::Metrics;
 use desk::{Desk, problem};
 use identity::Identity;
-use metrics::Metrics;
 use tunnel::Tunnels;
 
 /// The flags of `divvy explainer`.
@@ -140,7 +140,7 @@ pub async fn run_with(
         Err(error) => tracing::info!(%error, "the explainer is listening"),
     }
     let identity = Identity::new().map_err(Error::Identity)?;
-    let metrics = Arc::new(Metrics::new());
+    let metrics = Arc::new(Metrics::default());
     let published = publish::keep(settings.configmap, client.clone(), identity.certificate, stop.clone());
     let questions = Desk::router(client, settings.memory_unit, metrics.clone());
     let tunnels = Tunnels::new(identity.server, questions, stop.clone());

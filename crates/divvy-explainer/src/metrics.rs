@@ -14,9 +14,10 @@ struct Code {
     code: u16,
 }
 
-pub(crate) struct Metrics {
+/// The metrics of one explainer. docs/reference/metrics.md is generated from them.
+pub struct Metrics {
     questions: Family<Code, Counter>,
-    looks: Counter,
+    cluster_reads: Counter,
     registry: Registry,
 }
 
@@ -26,9 +27,10 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Metrics {
-        let (questions, looks) = (Family::<Code, Counter>::default(), Counter::default());
+impl Default for Metrics {
+    /// Return metrics that have counted nothing.
+    fn default() -> Metrics {
+        let (questions, cluster_reads) = (Family::<Code, Counter>::default(), Counter::default());
         let mut registry = Registry::default();
         registry.register(
             "divvy_explainer_questions",
@@ -38,25 +40,32 @@ impl Metrics {
         registry.register(
             "divvy_explainer_cluster_reads",
             "Times that all nodes and pods were listed to answer questions",
-            looks.clone(),
+            cluster_reads.clone(),
         );
         Metrics {
             questions,
-            looks,
+            cluster_reads,
             registry,
         }
     }
+}
 
-    pub(crate) fn answered(&self, status: StatusCode) {
+impl Metrics {
+    /// Count one answered question.
+    pub fn answered(&self, status: StatusCode) {
         self.questions.get_or_create(&Code { code: status.as_u16() }).inc();
     }
 
-    pub(crate) fn looked(&self) {
-        self.looks.inc();
+    /// Count one list of all nodes and pods.
+    pub fn cluster_read(&self) {
+        self.cluster_reads.inc();
     }
 
     /// Return the text of `/metrics`, in the OpenMetrics format.
-    pub(crate) fn text(&self) -> Result<String, fmt::Error> {
+    ///
+    /// # Errors
+    /// A value cannot be formatted.
+    pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

@@ -127,7 +127,7 @@ impl Sight {
     /// Read the cluster on another thread, so that this thread can answer probes in the meantime.
     async fn read(&self) -> Kept {
         let began = Instant::now();
-        self.metrics.looked();
+        self.metrics.cluster_read();
         let (client, unit, runtime) = (self.client.clone(), self.unit, Handle::current());
         let looked = tokio::task::spawn_blocking(move || {
             runtime.block_on(async { tokio::time::timeout(LONGEST, look::look_without_waiting(&client, unit)).await })

@@ -106,7 +106,7 @@ pub(crate) fn serve_with(
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
         answers: Mutex::new(BTreeMap::new()),
-        metrics: Arc::new(Metrics::new()),
+        metrics: Arc::new(Metrics::default()),
         credentials,
         leadership,
         second_look: SecondLook::new(),

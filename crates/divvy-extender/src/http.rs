@@ -29,7 +29,7 @@ use crate::admission;
 use crate::core::{EVICTIONS_AT_ONCE, Eviction};
 use crate::forward::FORWARDED;
 use crate::lease;
-use crate::metrics::{Refused, Seen};
+use crate::metrics::{Refused, Scrape};
 use crate::shared::{Leadership, Shared};
 use crate::tls::listener::{Peer, Shown};
 use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
@@ -476,8 +476,8 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
         .credentials
         .as_ref()
         .map(|current| current.borrow().as_ref().map_or(0, |credentials| credentials.not_after_s));
-    let seen = Seen::of(&shared.core(), certificate_ends_s, shared.leads());
-    match shared.metrics.text(&seen) {
+    let scrape = Scrape::of(&shared.core(), certificate_ends_s, shared.leads());
+    match shared.metrics.text(&scrape) {
         Ok(text) => (
             [(
                 header::CONTENT_TYPE,

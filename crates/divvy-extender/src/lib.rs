@@ -24,7 +24,7 @@ mod host;
 pub mod http;
 pub mod index;
 mod lease;
-mod metrics;
+pub mod metrics;
 mod recheck;
 mod shared;
 pub mod tls;

@@ -57,8 +57,8 @@ impl Refused {
     ];
 }
 
-/// The metrics that request handlers and the TLS listener update.
-pub(crate) struct Metrics {
+/// The metrics that request handlers and the TLS listener update. docs/reference/metrics.md is generated from these and from [`Scrape`].
+pub struct Metrics {
     refused: [AtomicU64; Refused::ALL.len()],
     durations: Family<Verb, Histogram>,
     registry: Mutex<Registry>,
@@ -70,8 +70,9 @@ impl fmt::Debug for Metrics {
     }
 }
 
-impl Metrics {
-    pub(crate) fn new() -> Metrics {
+impl Default for Metrics {
+    /// Return metrics that have counted nothing.
+    fn default() -> Metrics {
         // From 0.2 ms, a tenth of the time budget of filter, to kube-scheduler's timeout of 5 s.
         let durations = Family::<Verb, Histogram>::new_with_constructor(|| {
             Histogram::new([
@@ -90,8 +91,11 @@ impl Metrics {
             registry: Mutex::new(registry),
         }
     }
+}
 
-    pub(crate) fn answered(&self, verb: &'static str, took: Duration) {
+impl Metrics {
+    /// Count one answered request.
+    pub fn answered(&self, verb: &'static str, took: Duration) {
         self.durations.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
     }
 
@@ -101,14 +105,17 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics`, in the OpenMetrics format.
-    pub(crate) fn text(&self, seen: &Seen) -> Result<String, fmt::Error> {
+    ///
+    /// # Errors
+    /// A value cannot be formatted.
+    pub fn text(&self, scrape: &Scrape) -> Result<String, fmt::Error> {
         let mut text = String::new();
         prometheus_client::encoding::text::encode_registry(
             &mut text,
             &self.registry.lock().unwrap_or_else(PoisonError::into_inner),
         )?;
         let mut now = Registry::default();
-        describe(&mut now, seen);
+        describe(&mut now, scrape);
         counters(
             &mut now,
             ("divvy_extender_refused_clients", "Clients that were refused, by reason"),
@@ -123,7 +130,7 @@ impl Metrics {
 /// A snapshot of the core for one scrape. While the core is locked, no loop goes over the pods and no text is written: with 5,000 nodes,
 /// this takes a fraction of a millisecond.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub struct Scrape {
     counts: Counts,
     under_way: u64,
     pods: Feed,
@@ -137,11 +144,11 @@ pub(crate) struct Seen {
     leads: bool,
 }
 
-impl Seen {
+impl Scrape {
     /// Take a snapshot. `certificate_ends_s` is when the extender's certificate expires, in Unix seconds; `None` without TLS.
-    pub(crate) fn of(core: &Core, certificate_ends_s: Option<i64>, leads: bool) -> Seen {
+    pub fn of(core: &Core, certificate_ends_s: Option<i64>, leads: bool) -> Scrape {
         let ledger = core.index().ledger();
-        Seen {
+        Scrape {
             counts: core.counts(),
             under_way: core.under_way() as u64,
             pods: core.index().pods().clone(),
@@ -157,8 +164,8 @@ impl Seen {
     }
 }
 
-fn describe(registry: &mut Registry, seen: &Seen) {
-    let counts = seen.counts;
+fn describe(registry: &mut Registry, scrape: &Scrape) {
+    let counts = scrape.counts;
     counters(
         registry,
         ("divvy_extender_binds", "Binds by outcome"),
@@ -187,7 +194,7 @@ fn describe(registry: &mut Registry, seen: &Seen) {
             "Times that a watch broke and was resumed",
         ),
         "resource",
-        [("pods", seen.pods.interruptions), ("nodes", seen.nodes.interruptions)],
+        [("pods", scrape.pods.interruptions), ("nodes", scrape.nodes.interruptions)],
     );
     counters(
         registry,
@@ -196,9 +203,9 @@ fn describe(registry: &mut Registry, seen: &Seen) {
             "Complete lists received; each list after the first follows a watch that could not be resumed",
         ),
         "resource",
-        [("pods", seen.pods.lists), ("nodes", seen.nodes.lists)],
+        [("pods", scrape.pods.lists), ("nodes", scrape.nodes.lists)],
     );
-    let totals = seen.totals;
+    let totals = scrape.totals;
     let nodes = [
         ("inventory", totals.inventory),
         ("division", totals.division),
@@ -235,31 +242,31 @@ fn describe(registry: &mut Registry, seen: &Seen) {
         (
             "divvy_ledger_reservations",
             "Allocations that the extender has reserved but not yet seen in a pod's annotations",
-            seen.reservations,
+            scrape.reservations,
         ),
         (
             "divvy_ledger_departed",
             "Vanished pods whose memory is held until their node's agent reports what they still hold, or for a while",
-            seen.departed,
+            scrape.departed,
         ),
-        ("divvy_ledger_pods", "Pods that the ledger knows", seen.known_pods),
+        ("divvy_ledger_pods", "Pods that the ledger knows", scrape.known_pods),
         (
             "divvy_extender_binds_under_way",
             "Binds that have not been answered yet",
-            seen.under_way,
+            scrape.under_way,
         ),
         (
             "divvy_extender_leads",
             "1 if this replica is the leader; the sum over all replicas is at most 1",
-            u64::from(seen.leads),
+            u64::from(scrape.leads),
         ),
         (
             "divvy_extender_synced",
             "1 if pods and nodes have been listed",
-            u64::from(seen.synced),
+            u64::from(scrape.synced),
         ),
     ];
-    if let Some(ends_s) = seen.certificate_ends_s {
+    if let Some(ends_s) = scrape.certificate_ends_s {
         registry.register(
             "divvy_extender_certificate_expiry_timestamp_seconds",
             "When the extender's certificate expires, in Unix time; 0 while there is none",

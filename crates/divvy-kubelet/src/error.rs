@@ -56,22 +56,4 @@ pub enum Error {
         /// What is wrong, and where in the file.
         reason: String,
     },
-
-    /// podresources allows 100 calls per second to all its clients together.
-    #[error("the kubelet's podresources at {} turns calls away because it has too many, for {seconds} s now", path.display())]
-    Throttled {
-        /// The socket.
-        path: PathBuf,
-        /// For how long it was tried.
-        seconds: u64,
-    },
-
-    /// A call to podresources failed; the kubelet's text is kept.
-    #[error("the kubelet's podresources at {} does not answer: {text}", path.display())]
-    PodResources {
-        /// The socket.
-        path: PathBuf,
-        /// The kubelet's text, or the transport's.
-        text: String,
-    },
 }

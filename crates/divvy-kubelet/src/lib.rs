@@ -1,18 +1,16 @@
-//! The kubelet's device plugin API v1beta1 from the plugin's side, its checkpoint and podresources.
+//! The kubelet's device plugin API v1beta1 from the plugin's side, and its checkpoint.
 //!
 //! This crate does not depend on the rest of Divvy. It knows nothing about GPUs or about any other meaning of a device.
 //!
 //! * [`plugin`]: a [`Plugin`](plugin::Plugin) implements an extended resource; a [`PluginServer`](plugin::PluginServer) keeps it
 //!   registered, even when the kubelet restarts or fails.
 //! * [`checkpoint`]: which container holds which device, from the kubelet's own file, by pod UID.
-//! * [`podresources`]: the same from the kubelet's socket, by pod name.
 //! * [`api`]: the generated messages, clients and servers below all of them.
 
 pub mod api;
 pub mod checkpoint;
 mod error;
 pub mod plugin;
-pub mod podresources;
 
 pub use error::Error;
 

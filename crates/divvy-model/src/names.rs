@@ -1,50 +1,57 @@
 //! Names that other programs depend on: extended resources, annotations, and environment variables.
 
-/// Extended resource for shared GPU memory, counted in units. gpushare uses the same name.
+/// Extended resource: shared GPU memory, counted in units. gpushare uses the same name.
 pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
-/// Extended resource that counts a node's GPUs. gpushare uses the same name. A container's request for it has no effect.
+/// Extended resource: the number of a node's GPUs. gpushare uses the same name. A container's request for it has no effect.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
 
-/// Extended resource for whole GPUs, which NVIDIA's device plugin advertises.
+/// Extended resource: whole GPUs, which NVIDIA's device plugin advertises.
 pub const WHOLE_GPU: &str = "nvidia.com/gpu";
-/// Node annotation: the agent's description of the node's GPUs ([`crate::Inventory`]).
+/// Node annotation: the agent's description of the node's GPUs, in JSON.
+///
+/// [`crate::Inventory`] is its type.
 pub const INVENTORY: &str = "divvy.dev/inventory";
-/// Pod annotation: the extender's decision ([`crate::Allocation`]), which the Binding writes.
+/// Pod annotation that Divvy writes: the extender's decision, in JSON. The Binding carries it. Users may not write it.
+///
+/// [`crate::Allocation`] is its type.
 pub const ALLOCATION: &str = "divvy.dev/allocation";
 
-/// Prefix of all of Divvy's annotations.
+/// Prefix: all of Divvy's annotations begin with it.
 pub const PREFIX: &str = "divvy.dev/";
-/// Pod annotation: the number of GPUs over which the pod's memory is spread evenly.
+/// Pod annotation that users write: the number of GPUs of one node over which the pod's memory is divided equally, 1 to 16. Example: `"2"`.
 pub const GPUS: &str = "divvy.dev/gpus";
-/// Pod annotation: patterns of GPU products that the pod accepts or rejects.
+/// Pod annotation that users write: patterns of GPU products, separated by commas. The pod accepts only products that match one of them, and
+/// none that match a pattern with `!`. Example: `"A100*,H100*"`, `"!T4"`.
 pub const GPU_MODEL: &str = "divvy.dev/gpu-model";
-/// Pod annotation: the least total memory that a GPU must have.
+/// Pod annotation that users write: the total memory that a GPU must have at least, free or not. Example: `">=40Gi"`.
 pub const GPU_MEMORY: &str = "divvy.dev/gpu-memory";
-/// Pod annotation: the preference among the GPUs that fit.
+/// Pod annotation that users write: which of the GPUs with enough free memory the pod prefers: `fastest`, `most-memory`, or `least-memory`.
 pub const GPU_PREFER: &str = "divvy.dev/gpu-prefer";
-/// Pod annotation: UUIDs of the only GPUs that the pod accepts.
+/// Pod annotation that users write: the UUIDs of the only GPUs that the pod accepts, separated by commas.
 pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
-/// Pod annotation, reserved: the share of compute. This version refuses pods that have it.
+/// Pod annotation that is reserved: a share of the GPU's compute. This version refuses pods that have it.
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Divvy's annotations that a user may write on a pod.
 pub const POD_KEYS: [&str; 5] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS];
-/// Pod annotation: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the extender.
-/// The extender refuses the pod and repeats the annotation's value in the refusal.
+/// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
+/// extender. The extender refuses the pod and repeats the annotation's value in the refusal.
 pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";
 
-/// gpushare: decimal index of the pod's GPU. Pod annotation and environment variable.
+/// gpushare's annotation and environment variable: the decimal index of the pod's GPU. A pod with several GPUs has their indices in the
+/// variable, separated by commas, and the first one in the annotation.
 pub const ALIYUN_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
-/// gpushare: units of the pod's GPU. Pod annotation and environment variable.
+/// gpushare's annotation and environment variable: the units of the pod's first GPU.
 pub const ALIYUN_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
-/// gpushare: as a pod annotation, the pod's units; as an environment variable, the container's units.
+/// gpushare's annotation and environment variable: as an annotation, the pod's units; as a variable, the container's units.
 pub const ALIYUN_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
-/// gpushare: environment variable, the container's units.
+/// Environment variable: the container's units. gpushare uses the same name.
 pub const ALIYUN_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
-/// gpushare: pod annotation, `"false"` at bind and `"true"` after gpushare's device plugin has allocated the GPU.
+/// gpushare's annotation: `"false"` at bind, and `"true"` after gpushare's device plugin has allocated the GPU.
 pub const ALIYUN_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
-/// gpushare: pod annotation, the time of the bind in nanoseconds since the Unix epoch.
+/// gpushare's annotation: the time of the bind in nanoseconds since the Unix epoch.
 pub const ALIYUN_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
-/// gpushare 2.0: pod annotation `{"<container>":{"<gpu>":<units>}}`, which `kubectl inspect gpushare` reads.
+/// gpushare's annotation: the units of each container on each GPU, `{"<container>":{"<gpu>":<units>}}`. `kubectl inspect gpushare` reads it
+/// (since gpushare 2.0).
 pub const GPUSHARE_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 
 /// The longest name of a node or pod, in bytes (RFC 1123 subdomain, apimachinery `pkg/util/validation/validation.go`).
@@ -57,10 +64,11 @@ pub fn is_name(text: &str) -> bool {
     (1..=MOST_NAME_BYTES).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
 }
 
-/// Environment variable from which NVIDIA's runtime takes a container's GPUs. A grant sets it to [`VISIBLE_NONE`].
+/// Environment variable: NVIDIA's runtime takes a container's GPUs from it. Divvy sets it to `void`, so that this runtime does not change the
+/// container.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Value of [`VISIBLE_DEVICES`] with which NVIDIA's runtime does not change the container (see `docs/compatibility/toolkit.md`).
+/// Value of [`VISIBLE_DEVICES`]: NVIDIA's runtime does not change the container (see `docs/compatibility/toolkit.md`).
 pub const VISIBLE_NONE: &str = "void";
 
-/// CDI kind of the device that a grant describes.
+/// CDI kind: the devices that grants describe.
 pub const CDI_KIND: &str = "divvy.dev/grant";

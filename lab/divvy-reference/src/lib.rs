@@ -1,48 +1,30 @@
-//! The command-line reference, generated from the grammar in `divvy::cli`: one source for `--help`, for docs/reference/cli.md, and for the man pages.
+//! Generates docs/reference and the man pages from what the programs are made of.
+//!
+//! - [`annotations`]: from the doc comments in `divvy_model::names`
+//! - [`cli`]: from the grammar in `divvy::cli`
+//! - [`metrics`]: from a scrape of each daemon's metrics
 
-use std::path::Path;
+#![forbid(unsafe_code)]
 
-use clap::CommandFactory as _;
-use divvy::cli::Cli;
+pub mod annotations;
+pub mod cli;
+pub mod metrics;
 
-/// Return docs/reference/cli.md.
-pub fn markdown() -> String {
-    let options = clap_markdown::MarkdownOptions::new()
-        .title("The command line of divvy".to_owned())
-        .show_footer(false);
-    let text = clap_markdown::help_markdown_command_custom(&command(), &options);
-    let mut lines: Vec<&str> = Vec::new();
-    let mut in_examples = false;
-    for line in text.lines().map(str::trim_end) {
-        // Examples are columns of text.
-        match line {
-            "Examples:" => {
-                lines.extend(["**Examples:**", "", "```text"]);
-                in_examples = true;
-                continue;
-            }
-            "" if in_examples => {
-                lines.push("```");
-                in_examples = false;
-            }
-            _ => {}
-        }
-        lines.push(line);
-    }
-    let note = "<!-- Made by `cargo xtask reference` from crates/divvy/src/cli.rs and the daemons' args.rs. Do not edit. -->";
-    format!("{note}\n\n{}\n", lines.join("\n").trim_end())
-}
+use anyhow::Result;
 
-/// Write a man page for `divvy` and for each of its commands into a directory.
+/// Return the files of docs/reference: their paths in the repository, and their texts.
 ///
 /// # Errors
-/// The directory cannot be written to.
-pub fn man_pages(directory: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(command(), directory)
+/// `divvy_model::names` has a name whose doc comment does not say what kind of name it is, or a metric cannot be formatted.
+pub fn documents() -> Result<[(&'static str, String); 3]> {
+    Ok([
+        ("docs/reference/annotations.md", annotations::markdown()?),
+        ("docs/reference/cli.md", cli::markdown()),
+        ("docs/reference/metrics.md", metrics::markdown()?),
+    ])
 }
 
-/// The grammar without the values of this process's environment, which clap would print.
-fn command() -> clap::Command {
-    Cli::command().mut_args(|arg| arg.hide_env_values(true))
+/// Return the text of a table's cell, in which no `|` ends the cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
 }

@@ -27,7 +27,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod manager;
 pub(crate) mod node_status;
 pub(crate) mod plan;
-pub(crate) mod podresources;
+pub mod podresources;
 pub mod runtime;
 pub(crate) mod seed;
 pub(crate) mod shared;

@@ -3,7 +3,6 @@
 mod fake_kubelet;
 mod plugin_calls;
 mod plugin_lifecycle;
-mod podresources;
 mod test_plugin;
 
 use std::time::Duration;

@@ -13,8 +13,7 @@ use divvy_extender::admission;
 use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{Data, Lifetimes, next_s, plan};
-use divvy_kubelet::api::{podresources, v1beta1};
-use divvy_kubelet::podresources::PodDevices;
+use divvy_kubelet::api::v1beta1;
 use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
 use divvy_simulator::{Order, Trace};
@@ -48,7 +47,7 @@ pub(crate) fn targets() -> Vec<Target> {
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
         Target::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
         Target {
-            accepted: vec![allocate(), held()],
+            accepted: vec![allocate()],
             ..Target::new("the kubelet's messages", messages, &[])
         },
     ]
@@ -325,47 +324,9 @@ fn allocate() -> Vec<u8> {
     v1beta1::AllocateRequest { container_requests }.encode_to_vec()
 }
 
-fn held() -> Vec<u8> {
-    let devices = podresources::ContainerDevices {
-        resource_name: "aliyun.com/gpu-mem".to_owned(),
-        device_ids: vec!["GPU-0::m0".to_owned()],
-        ..Default::default()
-    };
-    let container = podresources::ContainerResources {
-        name: "c".to_owned(),
-        devices: vec![devices],
-        ..Default::default()
-    };
-    podresources::GetPodResourcesResponse {
-        pod_resources: Some(podresources::PodResources {
-            name: "p".to_owned(),
-            namespace: "d".to_owned(),
-            containers: vec![container],
-        }),
-    }
-    .encode_to_vec()
-}
-
-/// Read messages as tonic does. Rule: no id is lost, and none is invented.
+/// Decode the requests of the kubelet as tonic does.
 fn messages(bytes: &[u8]) -> bool {
-    let mut any = false;
-    if let Ok(answer) = podresources::GetPodResourcesResponse::decode(bytes) {
-        any = true;
-        let pod = answer.pod_resources.unwrap_or_default();
-        let all = pod.containers.iter().flat_map(|container| &container.devices);
-        let said: std::collections::BTreeSet<String> = all.flat_map(|devices| devices.device_ids.clone()).collect();
-        let held = PodDevices::from(pod);
-        let read = held
-            .containers
-            .values()
-            .flat_map(BTreeMap::values)
-            .flatten()
-            .cloned()
-            .collect();
-        assert_eq!(said, read);
-    }
-    any |= v1beta1::AllocateRequest::decode(bytes).is_ok();
-    any |= v1beta1::PreferredAllocationRequest::decode(bytes).is_ok();
-    any |= v1beta1::PreStartContainerRequest::decode(bytes).is_ok();
-    any
+    v1beta1::AllocateRequest::decode(bytes).is_ok()
+        | v1beta1::PreferredAllocationRequest::decode(bytes).is_ok()
+        | v1beta1::PreStartContainerRequest::decode(bytes).is_ok()
 }

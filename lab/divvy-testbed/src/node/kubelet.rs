@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_kubelet::api::podresources::pod_resources_lister_server::PodResourcesListerServer;
 use divvy_kubelet::api::v1beta1::registration_server::RegistrationServer;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -23,6 +22,7 @@ use super::events::{Note, Recorder};
 use super::manager::{DeviceManager, DeviceTimings, RegistrationService};
 use super::plan::{PodPlan, effective_requests};
 use super::podresources::PodResourcesService;
+use super::podresources::api::pod_resources_lister_server::PodResourcesListerServer;
 use super::runtime::Runtime;
 use super::seed::Seed;
 use super::shared::{KnownPod, KnownPods, Shared};

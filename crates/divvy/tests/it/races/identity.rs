@@ -3,13 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_kubelet::api::podresources::ListPodResourcesRequest;
-use divvy_kubelet::api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
+use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::Bugs;
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
-use tonic::transport::Endpoint;
 
 use crate::bed::Bed;
 
@@ -160,12 +157,7 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
 /// Lists the pod resources, as every monitoring tool does.
 async fn list_pod_resources(bed: &Bed) {
     let socket = bed.node("n1").paths().pod_resources_socket();
-    let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    let endpoint = Endpoint::from_static("http://localhost");
-    let channel = endpoint.connect_with_connector(connector).await.expect("the kubelet listens");
+    let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.expect("the kubelet listens");
     let mut client = PodResourcesListerClient::new(channel);
     client.list(ListPodResourcesRequest {}).await.expect("a list");
 }

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
-use divvy_kubelet::api::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use divvy_kubelet::api::podresources::{GetPodResourcesRequest, ListPodResourcesRequest};
+use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
+use divvy_testbed::node::podresources::api::{GetPodResourcesRequest, ListPodResourcesRequest};
 use divvy_testbed::node::{AdmissionOrder, Node, NodeEvent, NodeSpec};
-use hyper_util::rt::TokioIo;
 use prost::Message as _;
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::plugin::{Call, TestPlugin, healthy, ids};
@@ -25,12 +23,7 @@ fn set(ids: &[String]) -> BTreeSet<String> {
 
 async fn pod_resources(node: &Node) -> PodResourcesListerClient<Channel> {
     let socket = node.paths().pod_resources_socket();
-    let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    let endpoint = Endpoint::from_static("http://localhost");
-    PodResourcesListerClient::new(endpoint.connect_with_connector(connector).await.unwrap())
+    PodResourcesListerClient::new(divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.unwrap())
 }
 
 async fn get(client: &mut PodResourcesListerClient<Channel>, name: &str) -> Result<Vec<(String, Vec<String>)>, Status> {

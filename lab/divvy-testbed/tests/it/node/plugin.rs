@@ -14,11 +14,10 @@ use divvy_kubelet::api::v1beta1::{
 };
 use divvy_testbed::node::Node;
 use futures::{Stream, StreamExt as _};
-use hyper_util::rt::TokioIo;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::RESOURCE;
@@ -144,12 +143,7 @@ impl TestPlugin {
 
     pub(crate) async fn register_as(&self, version: &str, resource: &str, endpoint: &str) -> Result<(), Status> {
         let socket = self.directory.join("kubelet.sock");
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let endpoint_uri = Endpoint::from_static("http://localhost");
-        let channel = endpoint_uri.connect_with_connector(connector).await.unwrap();
+        let channel = divvy_kubelet::api::connect(&socket, std::time::Duration::from_secs(5)).await.unwrap();
         let request = RegisterRequest {
             version: version.to_owned(),
             endpoint: endpoint.to_owned(),

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use divvy_kubelet::api::podresources::ListPodResourcesRequest;
-use divvy_kubelet::api::podresources::pod_resources_lister_client::PodResourcesListerClient;
+use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
+use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_testbed::node::{Bugs, ContainerState};
-use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
-use tonic::transport::Endpoint;
 
 use super::plugin::{Call, TestPlugin};
 use super::{Bed, container, eventually, plain};
@@ -225,12 +223,8 @@ async fn ids_are_handed_out_twice_only_with_the_bug() {
         // The kubelet's main loop is blocked, but its pod workers are not.
         bed.phase("ends", "Succeeded").await;
         let socket = bed.node.paths().pod_resources_socket();
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let endpoint = Endpoint::from_static("http://localhost");
-        let mut client = PodResourcesListerClient::new(endpoint.connect_with_connector(connector).await.unwrap());
+        let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.unwrap();
+        let mut client = PodResourcesListerClient::new(channel);
         client.list(ListPodResourcesRequest {}).await.unwrap();
         plugin.change(|state| state.hold_allocate = None);
         hold.notify_one();

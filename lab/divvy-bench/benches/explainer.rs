@@ -1,8 +1,8 @@
 //! Measures the explainer in a large simulated cluster, and prints the results next to their budgets:
 //!
 //! ```text
-//! cargo run --release -p divvy-explainer --example questions
-//! cargo run --release -p divvy-explainer --example questions -- 1000 10000     nodes and pods
+//! cargo bench -p divvy-bench --bench explainer
+//! cargo bench -p divvy-bench --bench explainer -- 1000 10000     nodes and pods
 //! ```
 //!
 //! There are three processes, so that each is measured separately: this one sends questions, one is the API server, and one is the explainer as
@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Outcome<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = divvy_bench::arguments().collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["serve", nodes, pods] => runtime.block_on(serve(nodes.parse()?, pods.parse()?)),

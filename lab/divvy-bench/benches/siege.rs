@@ -2,9 +2,9 @@
 //! takes during the attack:
 //!
 //! ```text
-//! cargo build --release -p divvy && cargo run --release -p divvy --example siege
-//! cargo run --release -p divvy --example siege -- slow-bodies silent-350    only these
-//! cargo run --release -p divvy --example siege -- --programs DIRECTORY      divvy and divvy-agent of another build
+//! cargo build --release -p divvy && cargo bench -p divvy-bench --bench siege
+//! cargo bench -p divvy-bench --bench siege -- slow-bodies silent-350    only these
+//! cargo bench -p divvy-bench --bench siege -- --programs DIRECTORY      divvy and divvy-agent of another build
 //! ```
 //!
 //! The attackers' connections come from 127.0.0.2, the probe's from 127.0.0.1. Each probe uses a new connection, as a kubelet does. Exit status 1: the memory
@@ -374,7 +374,7 @@ async fn besiege(attack: &Attack, programs: &Path) -> Result<Report> {
 }
 
 fn main() -> Result<()> {
-    let mut chosen: Vec<String> = std::env::args().skip(1).collect();
+    let mut chosen: Vec<String> = divvy_bench::arguments().collect();
     let mut programs = None;
     if let Some(at) = chosen.iter().position(|arg| arg == "--programs") {
         ensure!(

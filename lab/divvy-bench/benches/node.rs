@@ -1,7 +1,7 @@
 //! Measures the resources for which there are budgets, on a node with 8 GPUs, and prints the values next to the budgets:
 //!
 //! ```text
-//! cargo build --release --workspace && cargo run --release -p divvy --example measure
+//! cargo build --release --workspace && cargo bench -p divvy-bench --bench node
 //! ```
 //!
 //! With a directory as argument it measures the programs in that directory: static `divvy` and `divvy-agent` as in an image, with `divvy-probe` and
@@ -26,7 +26,7 @@ async fn main() -> Result<()> {
         .parent()
         .and_then(Path::parent)
         .context("this program is not in a target directory of cargo")?;
-    let given = std::env::args_os().nth(1).map(std::path::PathBuf::from);
+    let given = divvy_bench::arguments().next().map(std::path::PathBuf::from);
     let programs = Programs::beside(&given.as_deref().unwrap_or(folder).join("divvy"))?;
     for (name, path) in [
         ("divvy", &programs.divvy),

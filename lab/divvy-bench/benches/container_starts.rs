@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --profile runtime --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
-//! cargo run --release -p divvy-runtime --example starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
+//! cargo bench -p divvy-bench --bench container_starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
 //! ```
 //!
 //! If `DIVVY_NVIDIA_CTK` names a directory of NVIDIA's programs, its `nvidia-container-runtime` takes part as well.
@@ -154,10 +154,10 @@ const JIT: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = true
     [nvidia-container-runtime]\nmode = \"jit-cdi\"\nruntimes = [\"LOW\"]\n[nvidia-container-runtime.modes.jit-cdi]\nprobe = \"HERE/probe\"\n";
 
 fn main() {
-    let mut words = std::env::args().skip(1);
+    let mut words = divvy_bench::arguments();
     let (Some(programs), Ok(starts)) = (words.next(), words.next().map_or(Ok(200), |word| word.parse::<usize>())) else {
         eprintln!(
-            "usage: starts DIR [STARTS]: DIR contains divvy-runtime and divvy-hook, built for size; each variant starts STARTS times (200)"
+            "usage: container_starts DIR [STARTS]: DIR contains divvy-runtime and divvy-hook, built for size; each variant starts STARTS times (200)"
         );
         return;
     };

@@ -1,6 +1,6 @@
 //! Creates lists of pods that are harder than a given one, for `divvy simulate`:
 //!
-//! `cargo run --release -p divvy-simulator --example variants -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
+//! `cargo run --release -p divvy-bench --bin pod_lists -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
 
 #![allow(clippy::print_stdout)]
 

@@ -1,10 +1,10 @@
 //! Measures the extender in a large simulated cluster, and prints the results next to their budgets:
 //!
 //! ```text
-//! cargo run --release -p divvy-extender --example bench
-//! cargo run --release -p divvy-extender --example bench -- --tls
-//! cargo run --release -p divvy-extender --example bench -- --nodes 1000 --pods 10000 --requests 500 --binds 500
-//! cargo run --release -p divvy-extender --example bench -- hostile
+//! cargo bench -p divvy-bench --bench extender
+//! cargo bench -p divvy-bench --bench extender -- --tls
+//! cargo bench -p divvy-bench --bench extender -- --nodes 1000 --pods 10000 --requests 500 --binds 500
+//! cargo bench -p divvy-bench --bench extender -- hostile
 //! ```
 //!
 //! There are three processes, so that each is measured separately. This one sends the requests. The second is the API server, whose
@@ -46,7 +46,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 
 fn main() -> Outcome<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = divvy_bench::arguments().collect();
     let number = |flag: &str, otherwise: usize| -> Outcome<usize> {
         match arguments.iter().position(|argument| argument == flag) {
             None => Ok(otherwise),

@@ -1,7 +1,7 @@
 //! Measures how long it takes to choose several of 16 GPUs: the slowest case found for each number of GPUs, among machines with
 //! many sets of equal worth, which are the hard ones.
 //!
-//! `cargo run --release -p divvy-placement --example topology`
+//! `cargo bench -p divvy-placement`
 
 #![allow(clippy::print_stdout)]
 

@@ -1,11 +1,10 @@
 //! Prints the percentiles of the time for one decision, including learning about the pod and about its placement, for three sizes
 //! of clusters; and the time for the first decision of a process that has just read such a cluster.
 //!
-//! `cargo run --release -p divvy-placement --example latency -- [POLICY [DECISIONS [NODES]]]`
+//! `cargo bench -p divvy-policy --bench latency -- [POLICY [DECISIONS [NODES]]]`
 
 #![allow(clippy::print_stdout)]
 
-#[path = "../benches/cluster/mod.rs"]
 mod cluster;
 
 use cluster::Cluster;
@@ -19,7 +18,8 @@ fn now() -> f64 {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1);
+    // cargo bench adds --bench.
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let policy: Policy = arguments.next().as_deref().unwrap_or("divvy").parse().expect("a policy");
     let decisions: usize = arguments.next().map_or(20_000, |count| count.parse().expect("a number"));
     let only: Option<usize> = arguments.next().map(|nodes| nodes.parse().expect("a number of nodes"));

@@ -2,7 +2,7 @@
 //! requests without kubectl. Run this by hand when the set of commands changes:
 //!
 //! ```sh
-//! cargo run -p divvy-testbed --example record_kubectl -- kubectl lab/divvy-testbed/tests/data/kubectl
+//! cargo run -p divvy-testbed --bin record_kubectl -- kubectl lab/divvy-testbed/tests/data/kubectl
 //! ```
 
 use std::io::{self, Write};

@@ -1,0 +1,121 @@
+//! The metrics of the daemons.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::Result;
+use axum::http::StatusCode;
+use divvy_agent_core::{NodeKey, Settings};
+use divvy_model::{MemoryUnit, MiB, names};
+
+use crate::cell;
+
+const INTRODUCTION: &str = "\
+<!-- Made by `cargo xtask reference` from the metrics.rs of divvy-agent, divvy-extender, and divvy-explainer. Do not edit. -->
+
+# Metrics
+
+Each program serves `/metrics` in the OpenMetrics format, to every client and without a token. No metric contains the name of a pod.
+A label's values are listed where all of them always exist. Memory is in MiB.
+";
+
+/// Return docs/reference/metrics.md.
+///
+/// # Errors
+/// A value cannot be formatted.
+pub fn markdown() -> Result<String> {
+    let mut text = INTRODUCTION.to_owned();
+    let programs = [
+        ("Agent", "`divvy agent` serves them on the address of `--metrics`; the chart sets port 9400.", agent()?),
+        ("Extender", "`divvy extender` serves them on the port on which kube-scheduler calls it, 32766.", extender()?),
+        ("Explainer", "`divvy explainer` serves them on the port that its users call, 32767.", explainer()?),
+    ];
+    for (program, place, scrape) in programs {
+        write!(text, "\n## {program}\n\n{place}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")?;
+        for (name, family) in families(&scrape) {
+            let labels: Vec<String> = family.labels.iter().map(|(label, values)| described(label, values)).collect();
+            let suffix = if family.kind == "counter" { "_total" } else { "" };
+            let (kind, labels, help) = (family.kind, labels.join("; "), cell(family.help));
+            writeln!(text, "| `{name}{suffix}` | {kind} | {labels} | {help} |")?;
+        }
+    }
+    Ok(text)
+}
+
+/// Return the metrics of an agent with one GPU, on which each metric has a sample.
+fn agent() -> Result<String> {
+    let mut core = divvy_agent_core::Core::new(Settings {
+        unit: MemoryUnit::GIB,
+        reserve: MiB::ZERO,
+        node_key: NodeKey([0; 32]),
+        agent_version: String::new(),
+        boot_id: String::new(),
+    });
+    let node = divvy_testkit::nodes::divvy_node("n", &[16]);
+    let gpus = node.inventory.into_iter().flatten().flat_map(|inventory| inventory.gpus);
+    core.set_hardware(BTreeMap::new(), gpus.collect())?;
+    let metrics = divvy_agent::Metrics::default();
+    metrics.pre_start("granted", Duration::ZERO);
+    metrics.registration(names::GPU_MEM, true, 1);
+    Ok(metrics.text(&core)?)
+}
+
+fn extender() -> Result<String> {
+    use divvy_extender::Timing;
+    use divvy_extender::core::Core;
+    use divvy_extender::metrics::{Metrics, Scrape};
+
+    let metrics = Metrics::default();
+    metrics.answered("filter", Duration::ZERO);
+    let core = Core::new(MemoryUnit::GIB, Timing::default());
+    Ok(metrics.text(&Scrape::of(&core, Some(0), true))?)
+}
+
+fn explainer() -> Result<String> {
+    let metrics = divvy_explainer::Metrics::default();
+    metrics.answered(StatusCode::OK);
+    Ok(metrics.text()?)
+}
+
+#[derive(Default)]
+struct Family<'a> {
+    kind: &'a str,
+    help: &'a str,
+    labels: BTreeMap<&'a str, BTreeSet<&'a str>>,
+}
+
+/// Read a scrape: <https://prometheus.io/docs/specs/om/open_metrics_spec/>.
+fn families(scrape: &str) -> BTreeMap<&str, Family<'_>> {
+    let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
+    // The samples of a family follow its description.
+    let mut current = "";
+    for line in scrape.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            current = name;
+            families.entry(name).or_default().help = help;
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            families.entry(name).or_default().kind = kind;
+        } else if let Some((_, labels)) = line.split_once('{') {
+            let labels = labels.split_once('}').map_or("", |(labels, _)| labels).split(',');
+            let family = families.entry(current).or_default();
+            for (label, value) in labels.filter_map(|label| label.split_once('=')) {
+                family.labels.entry(label).or_default().insert(value.trim_matches('"'));
+            }
+        }
+    }
+    // The label of a histogram's buckets.
+    families.values_mut().for_each(|family| drop(family.labels.remove("le")));
+    families
+}
+
+/// Return a label with its values. A label with one value has others on a real node.
+fn described(label: &str, values: &BTreeSet<&str>) -> String {
+    match values.len() {
+        0 | 1 => format!("`{label}`"),
+        _ => {
+            let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+            format!("`{label}`: {}", values.join(", "))
+        }
+    }
+}
