@@ -59,14 +59,14 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
 }
 
 /// Return the directory of cargo's debug builds.
-pub(crate) fn debug_folder() -> PathBuf {
+pub(crate) fn debug_directory() -> PathBuf {
     target().join("debug")
 }
 
 /// Build all programs, then replace this process with the demo.
 pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
     programs()?;
-    let program = debug_folder().join("divvy");
+    let program = debug_directory().join("divvy");
     // Replace this process, so that Ctrl-C and the exit status are the demo's own.
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).arg("demo").args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
@@ -75,7 +75,7 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
 /// Build all programs, then replace this process with `divvy-torture`.
 pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
     programs()?;
-    let program = debug_folder().join("divvy-torture");
+    let program = debug_directory().join("divvy-torture");
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
 }
@@ -83,7 +83,7 @@ pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
 /// Build all programs, and write the references that are generated from them.
 pub(crate) fn reference() -> Result<()> {
     programs()?;
-    let program = debug_folder().join("divvy-reference");
+    let program = debug_directory().join("divvy-reference");
     let status = Command::new(&program)
         .arg(target().join("man"))
         .status()

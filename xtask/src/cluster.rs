@@ -73,15 +73,15 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
 
 /// Report whether the cluster runs.
 pub(crate) fn is_up() -> bool {
-    folder().join("pids/kube-apiserver").exists()
+    directory().join("pids/kube-apiserver").exists()
 }
 
 /// Report whether Divvy runs on the cluster, either as processes or installed.
 pub(crate) fn has_divvy() -> bool {
-    is_up() && folder().join("divvy.settings").exists()
+    is_up() && directory().join("divvy.settings").exists()
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     std::env::var_os("CLUSTER_DIR").map_or_else(|| std::env::temp_dir().join("divvy-cluster"), PathBuf::from)
 }
 
@@ -90,12 +90,12 @@ fn kubectl(args: &[&str]) -> Result<ExitCode> {
     ensure!(
         is_up(),
         "no cluster runs in {}; run cargo xtask cluster up",
-        folder().display()
+        directory().display()
     );
     let status = Command::new("bash")
         .arg(e2e().join("kubectl.sh"))
         .args(args)
-        .env("DIVVY_BIN", std::path::absolute(build::debug_folder())?)
+        .env("DIVVY_BIN", std::path::absolute(build::debug_directory())?)
         .status()
         .context("bash could not be run")?;
     Ok(ExitCode::from(
@@ -108,8 +108,8 @@ pub(crate) fn script(args: &[&str]) -> Result<u8> {
     let mut plan = plan(args)?;
     if plan.needs_divvy {
         build::programs()?;
-        let folder = std::path::absolute(build::debug_folder()).context("the directory of cargo's builds is unknown")?;
-        plan.env.push(("DIVVY_BIN", folder.display().to_string()));
+        let directory = std::path::absolute(build::debug_directory()).context("the directory of cargo's builds is unknown")?;
+        plan.env.push(("DIVVY_BIN", directory.display().to_string()));
     }
     if plan.needs_image {
         // A cluster for tests: half the build time matters more than the size.

@@ -7,7 +7,12 @@ use anyhow::{Context, Result, bail};
 
 /// For each protocol: the crate, the file below its `proto/`, the package, and the generated file below its `src/gen/`.
 const PROTOCOLS: [(&str, &str, &str, &str); 2] = [
-    ("crates/divvy-kubelet", "deviceplugin/v1beta1.proto", "v1beta1", "deviceplugin_v1beta1.rs"),
+    (
+        "crates/divvy-kubelet",
+        "deviceplugin/v1beta1.proto",
+        "v1beta1",
+        "deviceplugin_v1beta1.rs",
+    ),
     ("lab/divvy-testbed", "podresources/v1.proto", "v1", "podresources_v1.rs"),
 ];
 
@@ -43,7 +48,7 @@ fn generate() -> Result<Vec<(PathBuf, String)>> {
         let owner = repository().join(owner);
         let proto = owner.join("proto");
         let descriptors = protox::compile([proto.join(file)], [&proto])?;
-        let out = OutFolder::new(package)?;
+        let out = OutDirectory::new(package)?;
         tonic_prost_build::configure()
             .build_client(true)
             .build_server(true)
@@ -61,9 +66,9 @@ fn generate() -> Result<Vec<(PathBuf, String)>> {
 }
 
 /// A directory of this process below the system's temporary directory, removed on drop.
-struct OutFolder(PathBuf);
+struct OutDirectory(PathBuf);
 
-impl OutFolder {
+impl OutDirectory {
     fn new(package: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("divvy-codegen-{}-{package}", std::process::id()));
         fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -71,7 +76,7 @@ impl OutFolder {
     }
 }
 
-impl Drop for OutFolder {
+impl Drop for OutDirectory {
     fn drop(&mut self) {
         // A failure only leaves a few kilobytes in the temporary directory, which is not worth an error.
         let _ = fs::remove_dir_all(&self.0);

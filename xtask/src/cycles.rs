@@ -32,11 +32,11 @@ struct Module {
 /// Fail if files of one crate import each other in a circle.
 pub(crate) fn check() -> Result<()> {
     let mut found = String::new();
-    for folder in ["crates", "lab", "."] {
-        let mut crates: Vec<PathBuf> = match folder {
+    for directory in ["crates", "lab", "."] {
+        let mut crates: Vec<PathBuf> = match directory {
             "." => vec!["xtask".into()],
-            _ => fs::read_dir(folder)
-                .with_context(|| format!("{folder} cannot be listed"))?
+            _ => fs::read_dir(directory)
+                .with_context(|| format!("{directory} cannot be listed"))?
                 .map(|entry| Ok(entry?.path()))
                 .collect::<Result<_>>()?,
         };
@@ -60,8 +60,8 @@ pub(crate) fn check() -> Result<()> {
 /// Return a description of each circle among the files of the crate with this root file.
 fn circles(entry: &Path) -> Result<Vec<String>> {
     let mut modules = Vec::new();
-    let folder = entry.parent().unwrap_or(Path::new("."));
-    read(entry, folder, None, &mut modules)?;
+    let directory = entry.parent().unwrap_or(Path::new("."));
+    read(entry, directory, None, &mut modules)?;
     let mut imports: BTreeMap<(&Path, &Path), BTreeSet<String>> = BTreeMap::new();
     for (at, module) in modules.iter().enumerate() {
         for path in &module.paths {
@@ -91,13 +91,13 @@ fn circles(entry: &Path) -> Result<Vec<String>> {
 }
 
 /// Read a file and the files of its modules.
-fn read(file: &Path, folder: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
+fn read(file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
     let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let parsed = syn::parse_file(&text).with_context(|| format!("{} cannot be parsed", file.display()))?;
-    module(&parsed.items, file, folder, parent, modules)
+    module(&parsed.items, file, directory, parent, modules)
 }
 
-fn module(items: &[Item], file: &Path, folder: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
+fn module(items: &[Item], file: &Path, directory: &Path, parent: Option<usize>, modules: &mut Vec<Module>) -> Result<usize> {
     let at = modules.len();
     modules.push(Module {
         file: file.to_owned(),
@@ -115,11 +115,11 @@ fn module(items: &[Item], file: &Path, folder: &Path, parent: Option<usize>, mod
         match item {
             Item::Mod(inner) => {
                 let name = inner.ident.to_string();
-                let below = folder.join(&name);
+                let below = directory.join(&name);
                 let child = match &inner.content {
                     Some((_, items)) => module(items, file, &below, Some(at), modules)?,
                     None => {
-                        let flat = folder.join(format!("{name}.rs"));
+                        let flat = directory.join(format!("{name}.rs"));
                         let nested = below.join("mod.rs");
                         let file = if flat.exists() { flat } else { nested };
                         read(&file, &below, Some(at), modules)?
@@ -277,13 +277,13 @@ mod tests {
 
     /// A crate of these files, and the number of its circles.
     fn count(files: &[(&str, &str)]) -> usize {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         for (name, text) in files {
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             fs::create_dir_all(path.parent().expect("a parent")).expect("made");
             fs::write(path, text).expect("written");
         }
-        circles(&folder.path().join("lib.rs")).expect("read").len()
+        circles(&directory.path().join("lib.rs")).expect("read").len()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::build::{cargo, debug_folder};
+use crate::build::{cargo, debug_directory};
 
 /// The environment variable that is set while cargo calls this program in place of rustc.
 const AS_RUSTC: &str = "DIVVY_XTASK_AS_RUSTC";
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
         "divvy-fuzz-guided could not be built: libFuzzer is compiled from C++ and needs g++ or clang++; \
          `cargo run -p divvy-fuzz` needs neither, and sees no coverage"
     );
-    let programs = debug_folder();
+    let programs = debug_directory();
     let error = Command::new(programs.join("divvy-fuzz"))
         .arg("--guided")
         .arg(programs.join("divvy-fuzz-guided"))

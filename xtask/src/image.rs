@@ -25,8 +25,7 @@ Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-
 
   --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    output file [default: target/divvy-VERSION-ARCH.tar]
-  --fast        build all but divvy-runtime and divvy-hook without link-time optimization: for tests, half the build time, larger
-                programs
+  --fast        build all but divvy-runtime and divvy-hook without optimization: for tests; builds faster, makes larger and slower programs
 
 Examples:
   cargo xtask image
@@ -70,8 +69,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let programs = machine.build()?;
     let layer = layer(&files(&programs)?)?;
     let image = archive(&machine, name, &layer)?;
-    if let Some(folder) = out.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("{} could not be created", folder.display()))?;
+    if let Some(directory) = out.parent() {
+        std::fs::create_dir_all(directory).with_context(|| format!("{} could not be created", directory.display()))?;
     }
     std::fs::write(out, &image).with_context(|| format!("{} could not be written", out.display()))?;
     let mib = |bytes: usize| bytes as f64 / 1048576.0;
@@ -82,7 +81,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         mib(layer.size),
         digest(&image)
     ));
-    // Without link-time optimization the programs are larger than what users get.
+    // Without optimization the programs are larger than what users get.
     ensure!(
         machine.fast || compressed <= MOST_MIB,
         "the image is larger than {MOST_MIB} MiB"
@@ -107,9 +106,9 @@ pub(crate) fn missing() -> Option<String> {
     let libraries = Command::new("rustc")
         .args(["--target", &target, "--print", "target-libdir"])
         .output();
-    let folder = libraries.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
-    match folder {
-        Ok(folder) if folder.is_dir() => None,
+    let directory = libraries.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
+    match directory {
+        Ok(directory) if directory.is_dir() => None,
         _ => Some(format!(
             "Rust's libraries for {target} are missing (rustup target add {target})"
         )),
@@ -136,7 +135,7 @@ struct Machine {
     rust: &'static str,
     /// OCI's name of the architecture.
     oci: &'static str,
-    /// Whether to build without link-time optimization.
+    /// Whether to build without optimization.
     fast: bool,
 }
 
@@ -159,7 +158,7 @@ impl Machine {
 
     /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
     fn build(&self) -> Result<Programs> {
-        let folder = folder()?;
+        let directory = directory()?;
         let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
         let flags = flags()?;
         // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
@@ -182,11 +181,11 @@ impl Machine {
             &["--release", "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
         self.build_runtime()?;
-        let in_static = |path: &str| folder.join(&static_target).join(path);
+        let in_static = |path: &str| directory.join(&static_target).join(path);
         Ok(Programs {
             divvy: in_static("release/divvy"),
             agent: in_static("release/divvy-agent"),
-            probe: folder.join(dynamic_target).join("release/divvy-probe"),
+            probe: directory.join(dynamic_target).join("release/divvy-probe"),
             runtime: in_static("runtime/divvy-runtime"),
             hook: in_static("runtime/divvy-hook"),
         })
@@ -208,12 +207,13 @@ impl Machine {
         if self.fast {
             command
                 .env("CARGO_PROFILE_RELEASE_LTO", "off")
+                .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
                 .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         }
         let status = command
             .args(["build", "--locked", "--target", target])
             .args(what)
-            .env("CARGO_TARGET_DIR", folder()?)
+            .env("CARGO_TARGET_DIR", directory()?)
             .env("RUSTFLAGS", flags)
             .env(format!("CC_{}", self.static_target().replace('-', "_")), "musl-gcc")
             .status()
@@ -231,7 +231,7 @@ impl Machine {
 }
 
 /// Return the target directory of an image's programs.
-fn folder() -> Result<PathBuf> {
+fn directory() -> Result<PathBuf> {
     std::path::absolute("target/image").context("the current directory is unknown")
 }
 
@@ -338,19 +338,19 @@ struct Layer {
 
 fn layer(files: &BTreeMap<String, PathBuf>) -> Result<Layer> {
     let mut tar = tar::Builder::new(Vec::new());
-    let mut folders = BTreeSet::new();
+    let mut directories = BTreeSet::new();
     for at in files.keys() {
-        folders.extend(
+        directories.extend(
             Path::new(at)
                 .ancestors()
                 .skip(1)
-                .filter(|folder| !folder.as_os_str().is_empty()),
+                .filter(|directory| !directory.as_os_str().is_empty()),
         );
     }
-    for folder in folders {
+    for directory in directories {
         let mut header = header(0, 0o755);
         header.set_entry_type(tar::EntryType::Directory);
-        tar.append_data(&mut header, folder, std::io::empty())?;
+        tar.append_data(&mut header, directory, std::io::empty())?;
     }
     let mut packed: BTreeMap<&Path, &str> = BTreeMap::new();
     for (at, path) in files {

@@ -77,23 +77,23 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         Some(file) => PathBuf::from(file),
         None => build(rust)?,
     };
-    let folder = Path::new(out.unwrap_or("target/krew"));
-    std::fs::create_dir_all(folder).with_context(|| format!("{} could not be created", folder.display()))?;
+    let directory = Path::new(out.unwrap_or("target/krew"));
+    std::fs::create_dir_all(directory).with_context(|| format!("{} could not be created", directory.display()))?;
     let name = format!("divvy-{VERSION}-linux-{arch}.tar.gz");
     let archive = archive(&read(&program)?, &read(Path::new("LICENSE"))?)?;
-    write(&folder.join(&name), &archive)?;
+    write(&directory.join(&name), &archive)?;
     let default_uri = format!("{REPOSITORY}/releases/download/v{VERSION}");
     let uri = format!("{}/{name}", uri.unwrap_or(&default_uri).trim_end_matches('/'));
     let sum: String = Sha256::digest(&archive).iter().map(|byte| format!("{byte:02x}")).collect();
     for plugin in PLUGINS {
         write(
-            &folder.join(format!("{}.yaml", plugin.0)),
+            &directory.join(format!("{}.yaml", plugin.0)),
             manifest(plugin, arch, &uri, &sum).as_bytes(),
         )?;
     }
     say(&format!(
         "{}: {:.1} MiB, sha256:{sum}\ndivvy.yaml and inspect-gpushare.yaml in the same directory refer to {uri}",
-        folder.join(&name).display(),
+        directory.join(&name).display(),
         archive.len() as f64 / 1048576.0
     ));
     Ok(())
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
 /// Build a static program, which runs on every Linux. Its target directory is not the image's, because its features differ.
 fn build(rust: &str) -> Result<PathBuf> {
     let target = format!("{rust}-unknown-linux-musl");
-    let folder = std::env::current_dir()?.join("target/krew-build");
+    let directory = std::env::current_dir()?.join("target/krew-build");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args([
             "build",
@@ -115,7 +115,7 @@ fn build(rust: &str) -> Result<PathBuf> {
             "--no-default-features",
         ])
         .args(["--features", "completions", "--target", &target])
-        .env("CARGO_TARGET_DIR", &folder)
+        .env("CARGO_TARGET_DIR", &directory)
         .env(format!("CC_{}", target.replace('-', "_")), "musl-gcc")
         .status()
         .context("cargo could not be run")?;
@@ -123,7 +123,7 @@ fn build(rust: &str) -> Result<PathBuf> {
         status.success(),
         "cargo build for {target} failed; check that the target (rustup target add {target}) and musl-gcc (apt-get install musl-tools) are installed"
     );
-    Ok(folder.join(target).join("release/divvy"))
+    Ok(directory.join(target).join("release/divvy"))
 }
 
 /// Pack the archive. The same program always produces the same bytes.

@@ -129,16 +129,16 @@ fn references(prose: &str, file: &Path) -> Vec<(bool, String)> {
             "../shared",
         ]
         .iter()
-        .any(|folder| path.starts_with(folder));
+        .any(|directory| path.starts_with(directory));
         let is_plain = path.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
         if is_ours
             && is_plain
             && (path.ends_with(".md") || path.ends_with(".rs") || path.ends_with(".sh") || path.ends_with(".yaml"))
         {
-            let here = file.parent().is_some_and(|folder| folder.join(path).exists());
+            let here = file.parent().is_some_and(|directory| directory.join(path).exists());
             let of_crate = file
                 .ancestors()
-                .any(|folder| folder.join("Cargo.toml").exists() && folder.join(path).exists());
+                .any(|directory| directory.join("Cargo.toml").exists() && directory.join(path).exists());
             found.push((here || of_crate || Path::new(path).exists(), path.to_owned()));
         }
     }

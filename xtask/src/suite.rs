@@ -76,7 +76,7 @@ fn play_on(kind: &str, on: Option<&str>, args: &[&str]) -> Result<u8> {
 }
 
 fn play(args: &[&str], output: Stdio) -> Result<u8> {
-    let program = build::debug_folder().join("divvy-e2e");
+    let program = build::debug_directory().join("divvy-e2e");
     let status = Command::new(&program).args(args).stdout(output).status();
     let status = status.with_context(|| format!("{} could not be run", program.display()))?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

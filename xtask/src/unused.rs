@@ -13,13 +13,13 @@ const RENAMED: [(&str, &str); 1] = [("rustls-webpki", "webpki")];
 /// Fail if a manifest names a dependency that no source file mentions.
 pub(crate) fn check() -> Result<()> {
     let mut found = String::new();
-    for folder in crates()? {
-        let manifest = fs::read_to_string(folder.join("Cargo.toml"))?;
+    for directory in crates()? {
+        let manifest = fs::read_to_string(directory.join("Cargo.toml"))?;
         let (mut production, mut tests) = (String::new(), String::new());
-        read(&folder.join("src"), &mut production)?;
-        read(&folder.join("build.rs"), &mut production)?;
+        read(&directory.join("src"), &mut production)?;
+        read(&directory.join("build.rs"), &mut production)?;
         for part in ["tests", "examples", "benches"] {
-            read(&folder.join(part), &mut tests)?;
+            read(&directory.join(part), &mut tests)?;
         }
         tests.push_str(&production);
         for (section, text) in [("dependencies", &production), ("dev-dependencies", &tests)] {
@@ -30,7 +30,7 @@ pub(crate) fn check() -> Result<()> {
                     .map_or(name.as_str(), |(_, library)| library);
                 let used = Regex::new(&format!(r"\b{}\b", library.replace('-', "_")))?;
                 if !used.is_match(text) {
-                    found.push_str(&format!("  {}: {section}: {name}\n", folder.display()));
+                    found.push_str(&format!("  {}: {section}: {name}\n", directory.display()));
                 }
             }
         }
@@ -41,12 +41,12 @@ pub(crate) fn check() -> Result<()> {
 
 fn crates() -> Result<Vec<PathBuf>> {
     let mut found = vec![PathBuf::from("xtask")];
-    for folder in ["crates", "lab"] {
-        for entry in fs::read_dir(folder).with_context(|| format!("{folder} cannot be listed"))? {
+    for directory in ["crates", "lab"] {
+        for entry in fs::read_dir(directory).with_context(|| format!("{directory} cannot be listed"))? {
             found.push(entry?.path());
         }
     }
-    found.retain(|folder| folder.join("Cargo.toml").exists());
+    found.retain(|directory| directory.join("Cargo.toml").exists());
     found.sort();
     Ok(found)
 }

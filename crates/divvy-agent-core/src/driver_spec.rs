@@ -16,7 +16,7 @@ pub struct SpecFile {
     /// The file's path on the machine.
     pub path: String,
     /// The file lies in the directory in which the agent would write its own.
-    pub same_folder: bool,
+    pub same_directory: bool,
     /// Container runtimes accept the file.
     pub valid: bool,
     /// The driver version that the spec was made for, if the spec says so.
@@ -247,10 +247,13 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
                 gpu.uuid.as_deref() == Some(name) || index == gpu.index.to_string()
             })
     };
-    files.iter().filter(|file| file.same_folder && file.valid).find_map(|file| {
-        let device = file.devices.iter().find(|name| ours(name))?;
-        Some((file.path.as_str(), device.as_str()))
-    })
+    files
+        .iter()
+        .filter(|file| file.same_directory && file.valid)
+        .find_map(|file| {
+            let device = file.devices.iter().find(|name| ours(name))?;
+            Some((file.path.as_str(), device.as_str()))
+        })
 }
 
 /// The command that makes the spec.

@@ -239,7 +239,7 @@ impl DriverSpec {
         });
         let files = files.into_iter().map(|file| SpecFile {
             path: file.shown.clone(),
-            same_folder: file.in_cdi_dir,
+            same_directory: file.in_cdi_dir,
             valid: file.spec.is_valid(),
             driver: stale::driver_version(&file.spec).map(str::to_owned),
             devices: file.spec.devices.iter().map(|device| device.name.clone()).collect(),

@@ -17,7 +17,7 @@ use super::{NVIDIA_KIND, Spec, stale};
 /// The file that `ldconfig` rewrites whenever a driver is installed.
 const CACHE: &str = "/etc/ld.so.cache";
 /// The usual directories of the driver's libraries. A directory that has neither these nor [`CACHE`] is not a driver root.
-const FOLDERS: [&str; 6] = [
+const DIRECTORIES: [&str; 6] = [
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -130,7 +130,7 @@ impl RootState {
         };
         let stamps: Vec<_> = match stamp(CACHE) {
             Some(cache) => vec![cache],
-            None => FOLDERS.iter().filter_map(|folder| stamp(folder)).collect(),
+            None => DIRECTORIES.iter().filter_map(|directory| stamp(directory)).collect(),
         };
         let own = gpus.iter().map(|gpu| format!("/dev/nvidia{}", gpu.minor));
         // After the driver creates a MIG device, its capability nodes are still missing until a program such as nvidia-smi creates them.

@@ -352,7 +352,9 @@ impl<'t> Nodes<'t> {
     }
 
     fn has(&self, path: &str) -> bool {
-        self.root.resolve(path).is_some_and(|(_, entry)| entry.kind != Kind::Folder)
+        self.root
+            .resolve(path)
+            .is_some_and(|(_, entry)| entry.kind != Kind::Directory)
     }
 
     /// Add a device node to the edits if it exists, and report whether it does.

@@ -97,7 +97,7 @@ pub struct Finding {
 #[serde(rename_all = "camelCase", tag = "do")]
 pub enum Repair {
     /// Create a directory.
-    Folder {
+    Directory {
         /// The path of the directory.
         path: String,
     },

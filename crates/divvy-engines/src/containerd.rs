@@ -131,7 +131,7 @@ pub(super) fn absolute(file: &str, import: &str) -> String {
         return import.to_owned();
     }
     let mut parts: Vec<&str> = Vec::new();
-    let whole = format!("{}/{import}", glob::folder(file));
+    let whole = format!("{}/{import}", glob::directory(file));
     for part in whole.split('/') {
         match part {
             "" | "." => {}
@@ -184,8 +184,8 @@ fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result
     if let Some(cdi) = values.flag(&keys(&at(&["enable_cdi"])))? {
         all.cdi = Some(cdi);
     }
-    if let Some(folders) = values.texts(&keys(&at(&["cdi_spec_dirs"])))? {
-        all.cdi_spec_dirs = folders;
+    if let Some(directories) = values.texts(&keys(&at(&["cdi_spec_dirs"])))? {
+        all.cdi_spec_dirs = directories;
     }
     if let Some(name) = values.text(&keys(&at(&["containerd", "default_runtime_name"])))? {
         all.default_runtime = (!name.is_empty()).then(|| name.to_owned());

@@ -21,13 +21,13 @@ pub fn drop_ins(main: &str) -> String {
 
 /// Report whether CRI-O reads a drop-in by default, that is, without `--config-dir`.
 pub(super) fn is_read(main: &str, drop_in: &str) -> bool {
-    glob::folder(drop_in) == drop_ins(main)
+    glob::directory(drop_in) == drop_ins(main)
 }
 
 /// Return the files that CRI-O reads, in CRI-O's order: path and text.
 pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)>, Error> {
-    let folder = drop_ins(main);
-    let names = files.names(&folder).into_iter().map(|name| format!("{folder}/{name}"));
+    let directory = drop_ins(main);
+    let names = files.names(&directory).into_iter().map(|name| format!("{directory}/{name}"));
     let mut loaded = Vec::new();
     for path in std::iter::once(main.to_owned()).chain(names) {
         if let Some(text) = text(files, &path)? {
@@ -53,8 +53,8 @@ pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
         if let Some(manager) = values.text(&at("cgroup_manager"))? {
             all.cgroup_driver = Some(manager.to_owned());
         }
-        if let Some(folders) = values.texts(&at("cdi_spec_dirs"))? {
-            all.cdi_spec_dirs = folders;
+        if let Some(directories) = values.texts(&at("cdi_spec_dirs"))? {
+            all.cdi_spec_dirs = directories;
         }
         let names: Vec<&String> = values
             .table(&at("runtimes"))?
@@ -106,7 +106,7 @@ pub(super) fn configure(
         notes.push(format!(
             "CRI-O reads {}/, so it ignores {drop_in} unless it is started with --config-dir {}",
             drop_ins(main),
-            glob::folder(drop_in)
+            glob::directory(drop_in)
         ));
     }
     let tables = runtimes(without, main)?;

@@ -37,8 +37,8 @@ pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
             all.cdi = Some(cdi.as_bool().ok_or_else(|| at(&["features", "cdi"], cdi, "true or false"))?);
         }
     }
-    if let Some(folders) = object.get("cdi-spec-dirs") {
-        all.cdi_spec_dirs = texts(folders).ok_or_else(|| at(&["cdi-spec-dirs"], folders, "a list of strings"))?;
+    if let Some(directories) = object.get("cdi-spec-dirs") {
+        all.cdi_spec_dirs = texts(directories).ok_or_else(|| at(&["cdi-spec-dirs"], directories, "a list of strings"))?;
     }
     if let Some(options) = object.get("exec-opts") {
         let options = texts(options).ok_or_else(|| at(&["exec-opts"], options, "a list of strings"))?;

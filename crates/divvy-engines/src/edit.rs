@@ -47,11 +47,11 @@ impl Files for After<'_> {
         }
     }
 
-    fn names(&self, folder: &str) -> Vec<String> {
-        let mut names = self.files.names(folder);
+    fn names(&self, directory: &str) -> Vec<String> {
+        let mut names = self.files.names(directory);
         for (path, text) in &self.edits {
             let below = path
-                .strip_prefix(folder.trim_end_matches('/'))
+                .strip_prefix(directory.trim_end_matches('/'))
                 .and_then(|rest| rest.strip_prefix('/'));
             let Some(below) = below else { continue };
             match (below.split_once('/'), text) {

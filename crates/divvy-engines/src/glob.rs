@@ -49,15 +49,15 @@ pub(super) fn expand(files: &dyn Files, pattern: &str) -> Vec<String> {
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
         found = found
             .iter()
-            .flat_map(|folder| {
+            .flat_map(|directory| {
                 let names = if is_pattern(part) {
-                    let mut names = files.names(if folder.is_empty() { "/" } else { folder });
+                    let mut names = files.names(if directory.is_empty() { "/" } else { directory });
                     names.retain(|name| part_matches(part, name));
                     names
                 } else {
                     vec![part.to_owned()]
                 };
-                names.into_iter().map(move |name| format!("{folder}/{name}"))
+                names.into_iter().map(move |name| format!("{directory}/{name}"))
             })
             .collect();
     }
@@ -65,9 +65,9 @@ pub(super) fn expand(files: &dyn Files, pattern: &str) -> Vec<String> {
 }
 
 /// Return the directory of a path; `/` if there is none.
-pub(super) fn folder(path: &str) -> &str {
+pub(super) fn directory(path: &str) -> &str {
     match path.rsplit_once('/') {
         Some(("", _)) | None => "/",
-        Some((folder, _)) => folder,
+        Some((directory, _)) => directory,
     }
 }

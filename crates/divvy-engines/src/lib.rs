@@ -47,7 +47,7 @@ pub trait Files {
     /// Returns the reason why an existing path has no readable text: missing permission, not UTF-8, or a directory.
     fn text(&self, path: &str) -> Result<Option<String>, String>;
     /// Return the names in a directory, sorted; empty if the directory does not exist.
-    fn names(&self, folder: &str) -> Vec<String>;
+    fn names(&self, directory: &str) -> Vec<String>;
 }
 
 impl Files for BTreeMap<String, String> {
@@ -55,11 +55,11 @@ impl Files for BTreeMap<String, String> {
         Ok(self.get(path).cloned())
     }
 
-    fn names(&self, folder: &str) -> Vec<String> {
-        let folder = format!("{}/", folder.trim_end_matches('/'));
+    fn names(&self, directory: &str) -> Vec<String> {
+        let directory = format!("{}/", directory.trim_end_matches('/'));
         let names: BTreeSet<&str> = self
             .keys()
-            .filter_map(|path| path.strip_prefix(&folder)?.split('/').next())
+            .filter_map(|path| path.strip_prefix(&directory)?.split('/').next())
             .collect();
         names.into_iter().map(str::to_owned).collect()
     }
@@ -72,7 +72,7 @@ impl Files for Root<'_> {
         };
         match entry.kind {
             Kind::File => {}
-            Kind::Folder | Kind::Link(_) => return Err("it is a directory".to_owned()),
+            Kind::Directory | Kind::Link(_) => return Err("it is a directory".to_owned()),
             Kind::Special => return Err("it is a device, a socket or a pipe".to_owned()),
         }
         let bytes = self.read(path, LARGEST + 1).ok_or("it could not be opened")?;
@@ -84,8 +84,8 @@ impl Files for Root<'_> {
             .map_err(|_| "it is not UTF-8 text".to_owned())
     }
 
-    fn names(&self, folder: &str) -> Vec<String> {
-        Root::names(self, folder)
+    fn names(&self, directory: &str) -> Vec<String> {
+        Root::names(self, directory)
     }
 }
 

@@ -118,7 +118,7 @@ impl Engine {
             }
             Engine::Containerd => {
                 let config = config(containerd::CONFIG);
-                let drop_in = drop_in(format!("{}/conf.d/{DROP_IN}.toml", glob::folder(&config)));
+                let drop_in = drop_in(format!("{}/conf.d/{DROP_IN}.toml", glob::directory(&config)));
                 let release = wanted.containerd.as_deref().and_then(containerd::release);
                 Target::Containerd {
                     config,
@@ -155,13 +155,13 @@ impl Engine {
     /// k3s and rke2 generate containerd's file at each start. In newer releases the generated file imports a directory of drop-ins; in older
     /// releases only the template of that file can be edited.
     fn rancher(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
-        let folder = format!("/var/lib/rancher/{}/agent/etc/containerd", self.as_str());
-        let generated = format!("{folder}/config.toml");
+        let directory = format!("/var/lib/rancher/{}/agent/etc/containerd", self.as_str());
+        let generated = format!("{directory}/config.toml");
         let version = version(files, &generated)?.unwrap_or(3);
         let drop_in = wanted
             .drop_in
             .clone()
-            .unwrap_or_else(|| format!("{folder}/config-v3.toml.d/{DROP_IN}.toml"));
+            .unwrap_or_else(|| format!("{directory}/config-v3.toml.d/{DROP_IN}.toml"));
         let read = containerd::read(files, &generated, containerd::Merge::Keys)?;
         if version >= 3 && read.imports.iter().any(|import| glob::matches(import, &drop_in)) {
             return Ok(Target::Containerd {
@@ -177,7 +177,7 @@ impl Engine {
             "config.toml.tmpl"
         };
         Ok(Target::Template {
-            config: wanted.config.clone().unwrap_or_else(|| format!("{folder}/{template}")),
+            config: wanted.config.clone().unwrap_or_else(|| format!("{directory}/{template}")),
             generated,
             version,
         })
@@ -235,7 +235,7 @@ struct Kubelet {
 
 fn is_there(files: &dyn Files, path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or_default();
-    files.names(glob::folder(path)).iter().any(|there| there == name)
+    files.names(glob::directory(path)).iter().any(|there| there == name)
 }
 
 fn version(files: &dyn Files, path: &str) -> Result<Option<i64>, Error> {

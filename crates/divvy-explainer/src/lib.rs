@@ -46,9 +46,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
-pub use metrics::Metrics;
 use desk::{Desk, problem};
 use identity::Identity;
+pub use metrics::Metrics;
 use tunnel::Tunnels;
 
 /// The flags of `divvy explainer`.

@@ -23,7 +23,7 @@ use self::devices::Device;
 use self::kfd::Node;
 use self::links::Links;
 use self::ras::Counters;
-use self::sysfs::Folder;
+use self::sysfs::Directory;
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
@@ -84,9 +84,9 @@ impl Amd {
     }
 
     /// Return the kernel module's files. They are gone as soon as the module is unloaded.
-    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Folder<'t>, Failure> {
+    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
         let _call = self.calls.enter("looking for amdgpu");
-        Folder::open(tree, devices::MODULE).ok_or_else(|| {
+        Directory::open(tree, devices::MODULE).ok_or_else(|| {
             let path = self.sys_root.join(devices::MODULE.trim_start_matches('/'));
             let text = format!(
                 "the kernel module amdgpu is not loaded (there is no {}); load it (modprobe amdgpu), and the probe continues automatically",
@@ -206,7 +206,7 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 
 /// Read the GPUs of a machine whose files are a value, without what an earlier look remembers. `None` if amdgpu is not loaded there.
 pub fn look(tree: &dyn Tree) -> Option<Snapshot> {
-    let module = Folder::open(tree, devices::MODULE)?;
+    let module = Directory::open(tree, devices::MODULE)?;
     // Nothing watches these calls: a value does not hang.
     let calls = Calls::new(Duration::MAX);
     let mut found = find(tree, &calls, &mut Memory::default());
@@ -214,7 +214,7 @@ pub fn look(tree: &dyn Tree) -> Option<Snapshot> {
     Some(assemble(&module, found))
 }
 
-fn assemble(module: &Folder<'_>, found: Vec<Found<'_>>) -> Snapshot {
+fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
     let driver = Driver {
         version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
         cuda: String::new(),
@@ -401,7 +401,7 @@ fn printable(text: &str) -> String {
 /// Return the bytes that each process uses on each GPU, by the GPU's number in KFD, then by PID.
 fn used(tree: &dyn Tree) -> BTreeMap<u32, BTreeMap<u32, u64>> {
     let mut used: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
-    let Some(processes) = Folder::open(tree, PROCESSES) else {
+    let Some(processes) = Directory::open(tree, PROCESSES) else {
         return used;
     };
     for pid in processes.numbered("/", "") {

@@ -21,37 +21,37 @@ const MUSL_LIMIT: usize = 64 * 1024;
 
 /// Add the libraries that are mounted into these directories to the cache. A library is listed under its file name, its soname, and the names of
 /// links next to it that differ only in the version. All libraries of the directory `first` come before them.
-pub(crate) fn update(root: &Root, mounts: &[String], folders: &[String], first: Option<&str>) -> Result<()> {
+pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
     let mut with_libraries: Vec<&str> = Vec::new();
-    for (folder, mounted_only) in first
-        .map(|folder| (folder, false))
+    for (directory, mounted_only) in first
+        .map(|directory| (directory, false))
         .into_iter()
-        .chain(folders.iter().map(|folder| (folder.as_str(), true)))
+        .chain(directories.iter().map(|directory| (directory.as_str(), true)))
     {
-        let folder = folder.trim_end_matches('/');
+        let directory = directory.trim_end_matches('/');
         let mounted: BTreeSet<&str> = mounts
             .iter()
-            .filter_map(|path| stem(path.strip_prefix(folder)?.strip_prefix('/')?))
+            .filter_map(|path| stem(path.strip_prefix(directory)?.strip_prefix('/')?))
             .collect();
         if mounted.is_empty() && mounted_only {
             continue;
         }
-        with_libraries.push(folder);
-        let mut names = root.names(folder)?;
+        with_libraries.push(directory);
+        let mut names = root.names(directory)?;
         for path in mounts {
-            let name = path.strip_prefix(folder).and_then(|rest| rest.strip_prefix('/'));
+            let name = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix('/'));
             // Create the link that ldconfig would create. NVIDIA's specs mount a library only under its long name, and add links to a short
             // name that does not exist.
             if let Some(name) = name.filter(|name| stem(name).is_some())
                 && let Some(short) = soname_of(root, path, name)?.filter(|short| !names.contains(short))
             {
-                root.link(name, &format!("{folder}/{short}"))?;
+                root.link(name, &format!("{directory}/{short}"))?;
                 names.push(short);
             }
         }
         for name in names {
-            let path = format!("{folder}/{name}");
+            let path = format!("{directory}/{name}");
             if stem(&name).is_some_and(|stem| mounted.contains(stem) || !mounted_only)
                 && let Some(header) = root.read(&path, HEADER)?
                 && let Some(flags) = ldcache::flags_of(&header)
@@ -96,14 +96,14 @@ fn soname_of(root: &Root, path: &str, name: &str) -> Result<Option<String>> {
 }
 
 /// Add the directories to the list of musl's loader, if the image has that loader.
-fn for_musl(root: &Root, folders: &[&str]) -> Result<()> {
+fn for_musl(root: &Root, directories: &[&str]) -> Result<()> {
     let arch = std::env::consts::ARCH;
     if root.file(&format!("/lib/ld-musl-{arch}.so.1"))?.is_none() {
         return Ok(());
     }
     let path = format!("/etc/ld-musl-{arch}.path");
     let there = root.read(&path, MUSL_LIMIT)?.and_then(|bytes| String::from_utf8(bytes).ok());
-    let list = musl_list(there.as_deref(), folders);
+    let list = musl_list(there.as_deref(), directories);
     match there.as_ref() == Some(&list) {
         true => Ok(()),
         false => root.write(&path, list.as_bytes()),

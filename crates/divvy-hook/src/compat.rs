@@ -10,12 +10,12 @@ use crate::root::Root;
 
 /// Report whether the directory contains exactly one libcuda that should be preferred to that of the host's driver. A note in the library lists
 /// the drivers that it supports. A library without a note is preferred if its major version is newer.
-pub(crate) fn is_wanted(root: &Root, folder: &str, host_driver: &str) -> Result<bool> {
-    let names = root.names(folder)?;
+pub(crate) fn is_wanted(root: &Root, directory: &str, host_driver: &str) -> Result<bool> {
+    let names = root.names(directory)?;
     let Some(version) = compat::version(&names) else {
         return Ok(false);
     };
-    let path = format!("{folder}/{LIBCUDA}{version}");
+    let path = format!("{directory}/{LIBCUDA}{version}");
     let Some(file) = root.file(&path)? else { return Ok(false) };
     let made_for = drivers(&file).map_err(|error| Error::image("read", &path, error))?;
     Ok(compat::is_wanted(version, made_for.as_deref(), host_driver))
@@ -26,9 +26,9 @@ const CONFIG: &str = "/etc/ld.so.conf.d/00-divvy-cuda-compat.conf";
 const CONFIG_LIMIT: usize = 4096;
 
 /// Record the directory for later hooks, or record that there is none.
-pub(crate) fn remember(root: &Root, folder: Option<&str>) -> Result<()> {
+pub(crate) fn remember(root: &Root, directory: Option<&str>) -> Result<()> {
     let there = root.read(CONFIG, CONFIG_LIMIT)?;
-    let text = folder.map_or_else(String::new, |folder| format!("{folder}\n"));
+    let text = directory.map_or_else(String::new, |directory| format!("{directory}\n"));
     match there {
         None if text.is_empty() => Ok(()),
         Some(there) if there == text.as_bytes() => Ok(()),
@@ -41,8 +41,8 @@ pub(crate) fn remembered(root: &Root) -> Result<Option<String>> {
     let text = root
         .read(CONFIG, CONFIG_LIMIT)?
         .and_then(|bytes| String::from_utf8(bytes).ok());
-    let folder = text.map(|text| text.trim().to_owned());
-    Ok(folder.filter(|folder| folder.starts_with('/') && !folder.contains('\n')))
+    let directory = text.map(|text| text.trim().to_owned());
+    Ok(directory.filter(|directory| directory.starts_with('/') && !directory.contains('\n')))
 }
 
 fn drivers(file: &File) -> std::io::Result<Option<Vec<u64>>> {

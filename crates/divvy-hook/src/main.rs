@@ -84,7 +84,7 @@ fn run(hook: Hook) -> Result<()> {
             (links.iter().try_for_each(|link| links::create(&root, link)), on_failure)
         }
         Hook::UpdateLdcache {
-            folders,
+            directories,
             host_driver,
             compat,
             on_failure,
@@ -95,14 +95,14 @@ fn run(hook: Hook) -> Result<()> {
                 Some(driver) => compat::is_wanted(&root, &compat, driver).and_then(|wanted| {
                     let first = wanted.then_some(compat);
                     // Without directories this is NVIDIA's enable-cuda-compat. A later update-ldcache must find its decision.
-                    match folders.is_empty() {
+                    match directories.is_empty() {
                         true => compat::remember(&root, first.as_deref()).map(|()| first),
                         false => Ok(first),
                     }
                 }),
                 None => compat::remembered(&root),
             };
-            let done = first.and_then(|first| cache::update(&root, &state.mounts, &folders, first.as_deref()));
+            let done = first.and_then(|first| cache::update(&root, &state.mounts, &directories, first.as_deref()));
             (done, on_failure)
         }
         Hook::DisableDeviceNodeModification { on_failure } => {

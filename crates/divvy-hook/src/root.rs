@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 
 /// The number of attempts to resolve a path that another process changes meanwhile.
 const TRIES: usize = 16;
-const FOLDER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
 /// The image's root, held open by a file descriptor.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ enum Mounts {
 impl Root {
     /// Open the root directory that the container's configuration names.
     pub(crate) fn open(path: &Path) -> Result<Root> {
-        let opened = rustix::fs::open(path, FOLDER | OFlags::CLOEXEC, Mode::empty());
+        let opened = rustix::fs::open(path, DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         opened
             .map(|at| Root { at })
             .map_err(|error| Error::host("open the container's root", &path.display().to_string(), error.into()))
@@ -75,7 +75,7 @@ impl Root {
         if parts.contains(&"..") {
             return Err(Errno::XDEV);
         }
-        let Some((last, folders)) = parts.split_last() else {
+        let Some((last, directories)) = parts.split_last() else {
             return openat(&self.at, ".", flags | OFlags::CLOEXEC, Mode::empty());
         };
         let own = mount_of(&self.at)?;
@@ -88,16 +88,16 @@ impl Root {
             }
         };
         let mut at = self.at.try_clone().map_err(|_| Errno::MFILE)?;
-        for part in folders {
-            at = open(&at, part, FOLDER)?;
+        for part in directories {
+            at = open(&at, part, DIRECTORY)?;
         }
         open(&at, last, flags)
     }
 
     /// Return the sorted names in a directory; empty if the directory does not exist.
-    pub(crate) fn names(&self, folder: &str) -> Result<Vec<String>> {
-        let failed = |error: Errno| Error::image("read the directory", folder, error);
-        let opened = match self.resolve(folder, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Crossed) {
+    pub(crate) fn names(&self, directory: &str) -> Result<Vec<String>> {
+        let failed = |error: Errno| Error::image("read the directory", directory, error);
+        let opened = match self.resolve(directory, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Crossed) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
             opened => opened.map_err(failed)?,
         };
@@ -143,57 +143,57 @@ impl Root {
 
     /// Create or replace a file atomically.
     pub(crate) fn write(&self, path: &str, bytes: &[u8]) -> Result<()> {
-        let (folder, name, beside) = self.beside(path)?;
+        let (directory, name, beside) = self.beside(path)?;
         let failed = |error: Errno| Error::image("write", path, error);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = openat(&folder, &beside, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
+        let opened = openat(&directory, &beside, flags, Mode::from_raw_mode(0o644)).map_err(failed)?;
         let written = File::from(opened)
             .write_all(bytes)
             .map_err(|error| Error::image("write", path, error))
-            .and_then(|()| renameat(&folder, &beside, &folder, name).map_err(failed));
-        leave_nothing(written, &folder, &beside)
+            .and_then(|()| renameat(&directory, &beside, &directory, name).map_err(failed));
+        leave_nothing(written, &directory, &beside)
     }
 
     /// Mount a small read-only file over an existing file, in the current mount namespace, which is the container's.
     pub(crate) fn cover(&self, path: &str, bytes: &[u8]) -> Result<()> {
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let covered = self
             .resolve(path, OFlags::PATH, Mounts::Crossed)
-            .and_then(|file| Ok((file, self.resolve(folder, FOLDER, Mounts::Crossed)?)))
-            .and_then(|(file, folder)| cover(&file, &folder, bytes));
+            .and_then(|file| Ok((file, self.resolve(directory, DIRECTORY, Mounts::Crossed)?)))
+            .and_then(|(file, directory)| cover(&file, &directory, bytes));
         covered.map_err(|error| Error::image("mount a file over", path, error))
     }
 
     /// Create a symbolic link, or replace the file or link at that path.
     pub(crate) fn link(&self, target: &str, path: &str) -> Result<()> {
         let failed = |error: Errno| Error::image("create the link", path, error);
-        let (folder, name, beside) = self.beside(path)?;
-        if readlinkat(&folder, name, Vec::new()).is_ok_and(|there| there.as_bytes() == target.as_bytes()) {
+        let (directory, name, beside) = self.beside(path)?;
+        if readlinkat(&directory, name, Vec::new()).is_ok_and(|there| there.as_bytes() == target.as_bytes()) {
             return Ok(());
         }
-        symlinkat(target, &folder, &beside).map_err(failed)?;
-        let renamed = renameat(&folder, &beside, &folder, name).map_err(failed);
-        leave_nothing(renamed, &folder, &beside)
+        symlinkat(target, &directory, &beside).map_err(failed)?;
+        let renamed = renameat(&directory, &beside, &directory, name).map_err(failed);
+        leave_nothing(renamed, &directory, &beside)
     }
 
     /// Prepare to replace the file at a path. Return its directory, which is created if necessary, its name, and the name of a temporary file in
     /// the same directory. A temporary file that a killed hook left behind is removed.
     fn beside<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str, String)> {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.is_empty() || name == "." || name == ".." {
             return Err(Error::image("write", path, Errno::ISDIR));
         }
-        let folder = self.folder(folder)?;
+        let directory = self.directory(directory)?;
         let beside = format!(".{name}.divvy");
-        match unlinkat(&folder, &beside, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => Ok((folder, name, beside)),
+        match unlinkat(&directory, &beside, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok((directory, name, beside)),
             Err(error) => Err(Error::image("write", path, error)),
         }
     }
 
-    fn folder(&self, path: &str) -> Result<OwnedFd> {
+    fn directory(&self, path: &str) -> Result<OwnedFd> {
         let failed = |error: Errno| Error::image("create the directory", path, error);
-        match self.resolve(path, FOLDER, Mounts::Refused) {
+        match self.resolve(path, DIRECTORY, Mounts::Refused) {
             Err(Errno::NOENT) => {}
             opened => return opened.map_err(failed),
         }
@@ -201,10 +201,10 @@ impl Root {
         if name.is_empty() || name == ".." {
             return Err(failed(Errno::NOENT));
         }
-        let parent = self.folder(parent)?;
+        let parent = self.directory(parent)?;
         match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
             // A dangling link also exists; then the second attempt to resolve the path fails.
-            Ok(()) | Err(Errno::EXIST) => self.resolve(path, FOLDER, Mounts::Refused).map_err(failed),
+            Ok(()) | Err(Errno::EXIST) => self.resolve(path, DIRECTORY, Mounts::Refused).map_err(failed),
             Err(error) => Err(failed(error)),
         }
     }
@@ -223,7 +223,7 @@ fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
 
 /// Mount a file of a new file system over an existing file. Kernels before 6.15 can mount a part of a file system only if the file system is
 /// already mounted, so the whole file system covers the directory for a moment.
-fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<()> {
+fn cover(file: &OwnedFd, directory: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<()> {
     const NAME: &str = "file";
     let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&system, "mode", "0555")?;
@@ -238,7 +238,7 @@ fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<(
     fsconfig_set_flag(&system, "ro")?;
     fsconfig_reconfigure(&system)?;
     let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(&mount, "", folder, "", both)?;
+    move_mount(&mount, "", directory, "", both)?;
     let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let moved = open_tree(&mount, NAME, clone).and_then(|tree| move_mount(&tree, "", file, "", both));
     // Unmount through the file descriptor, so that no path of the image is resolved again.
@@ -246,10 +246,10 @@ fn cover(file: &OwnedFd, folder: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<(
     moved.and(uncovered)
 }
 
-fn leave_nothing(done: Result<()>, folder: impl AsFd, beside: impl AsRef<OsStr>) -> Result<()> {
+fn leave_nothing(done: Result<()>, directory: impl AsFd, beside: impl AsRef<OsStr>) -> Result<()> {
     if done.is_err() {
         // Ignore a second error, because the first one is the cause.
-        let _ = unlinkat(folder, beside.as_ref(), AtFlags::empty());
+        let _ = unlinkat(directory, beside.as_ref(), AtFlags::empty());
     }
     done
 }

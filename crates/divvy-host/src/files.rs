@@ -54,8 +54,8 @@ impl Files {
 }
 
 impl Tree for Files {
-    fn names(&self, folder: &str) -> Vec<String> {
-        let path = self.path(folder);
+    fn names(&self, directory: &str) -> Vec<String> {
+        let path = self.path(directory);
         let Some(entries) = self.known(&path, fs::read_dir(&path)) else {
             return Vec::new();
         };
@@ -72,7 +72,7 @@ impl Tree for Files {
         let path = self.path(path);
         let metadata = self.known(&path, fs::symlink_metadata(&path))?;
         let kind = match metadata.file_type() {
-            kind if kind.is_dir() => Kind::Folder,
+            kind if kind.is_dir() => Kind::Directory,
             kind if kind.is_file() => Kind::File,
             kind if kind.is_symlink() => {
                 Kind::Link(self.known(&path, fs::read_link(&path))?.into_os_string().into_string().ok()?)
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn a_copied_machine_is_looked_at_below_its_root_alone() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let root = folder.path().join("root");
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("root");
         fs::create_dir_all(root.join("usr/lib64")).expect("made");
         fs::write(root.join("usr/lib64/libcuda.so.1.2"), "0123456789").expect("written");
-        fs::write(folder.path().join("secret"), "outside").expect("written");
+        fs::write(directory.path().join("secret"), "outside").expect("written");
         std::os::unix::fs::symlink("/usr/lib64", root.join("lib64")).expect("linked");
         std::os::unix::fs::symlink("../secret", root.join("out")).expect("linked");
         let files = Files::below(&root);

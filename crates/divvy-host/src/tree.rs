@@ -17,7 +17,7 @@ pub struct Entry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A directory.
-    Folder,
+    Directory,
     /// A regular file.
     File,
     /// A symbolic link, with its target.
@@ -29,7 +29,7 @@ pub enum Kind {
 /// A machine's files. Paths begin with `/` and must not contain links: the caller resolves them, usually through [`Root`].
 pub trait Tree: fmt::Debug + Sync {
     /// Return the names in a directory, sorted; empty if the path is not a directory.
-    fn names(&self, folder: &str) -> Vec<String>;
+    fn names(&self, directory: &str) -> Vec<String>;
     /// Return the metadata of a path, or `None` if it does not exist.
     fn look(&self, path: &str) -> Option<Entry>;
     /// Return at most the first `limit` bytes of a file, or `None` if it cannot be read.
@@ -75,7 +75,7 @@ impl<'t> Root<'t> {
             named: String::new(),
         };
         let (at, entry) = machine.resolve(path)?;
-        (entry.kind == Kind::Folder).then(|| Root {
+        (entry.kind == Kind::Directory).then(|| Root {
             tree,
             at: at.trim_end_matches('/').to_owned(),
             named: normal(path).trim_end_matches('/').to_owned(),
@@ -92,7 +92,7 @@ impl<'t> Root<'t> {
         let mut todo: Vec<String> = parts(path).rev().map(str::to_owned).collect();
         let mut done: Vec<String> = Vec::new();
         let mut entry = Entry {
-            kind: Kind::Folder,
+            kind: Kind::Directory,
             mode: 0o755,
             gid: 0,
         };
@@ -101,7 +101,7 @@ impl<'t> Root<'t> {
             if part == ".." {
                 done.pop();
                 // The remaining path is a directory, since a component below it was resolved.
-                entry.kind = Kind::Folder;
+                entry.kind = Kind::Directory;
                 continue;
             }
             done.push(part);
@@ -116,7 +116,7 @@ impl<'t> Root<'t> {
                     done.clear();
                 }
                 todo.extend(parts(target).rev().map(str::to_owned));
-                entry.kind = Kind::Folder;
+                entry.kind = Kind::Directory;
             }
         }
         Some((format!("/{}", done.join("/")), entry))
@@ -136,18 +136,18 @@ impl<'t> Root<'t> {
 
     /// Return the target of the link at a path, or `None` if it is not a link. Links in the directories before it are followed.
     pub fn link(&self, path: &str) -> Option<String> {
-        let (folder, name) = path.rsplit_once('/')?;
-        let (folder, _) = self.resolve(folder)?;
-        match self.look(&folder, name)?.kind {
+        let (directory, name) = path.rsplit_once('/')?;
+        let (directory, _) = self.resolve(directory)?;
+        match self.look(&directory, name)?.kind {
             Kind::Link(target) => Some(target),
             _ => None,
         }
     }
 
     /// Return the names in a directory, sorted; empty if the path is not a directory.
-    pub fn names(&self, folder: &str) -> Vec<String> {
-        match self.resolve(folder) {
-            Some((path, entry)) if entry.kind == Kind::Folder => {
+    pub fn names(&self, directory: &str) -> Vec<String> {
+        match self.resolve(directory) {
+            Some((path, entry)) if entry.kind == Kind::Directory => {
                 let mut path = format!("{}{path}", self.at);
                 if path.len() > 1 {
                     path = path.trim_end_matches('/').to_owned();
@@ -159,8 +159,9 @@ impl<'t> Root<'t> {
     }
 
     /// Return the metadata of the entry `name` of a directory, without following a link. The directory's path must not contain links.
-    pub fn look(&self, folder: &str, name: &str) -> Option<Entry> {
-        self.tree.look(&format!("{}{}/{name}", self.at, folder.trim_end_matches('/')))
+    pub fn look(&self, directory: &str, name: &str) -> Option<Entry> {
+        self.tree
+            .look(&format!("{}{}/{name}", self.at, directory.trim_end_matches('/')))
     }
 
     /// Return at most the first `limit` bytes of a regular file; links are followed.

@@ -47,7 +47,9 @@ impl Plugin for Fuse {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> divvy_kubelet::Result<()> {
-    let directory = std::env::args().nth(1).unwrap_or_else(|| "/var/lib/kubelet/device-plugins".to_owned());
+    let directory = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| "/var/lib/kubelet/device-plugins".to_owned());
     // The number of devices is the number of containers that may use the file at the same time.
     let devices = (0..100).map(|slot| Device {
         id: format!("fuse-{slot}"),

@@ -39,4 +39,3 @@ pub async fn connect(socket: &Path, patience: Duration) -> Result<Channel, tonic
     let endpoint = Endpoint::from_static("http://localhost");
     endpoint.connect_timeout(patience).connect_with_connector(connector).await
 }
-

@@ -166,8 +166,8 @@ impl Log {
 
     /// Write to the runtime's own log file. If that fails, the container starts anyway, and the engine's log gets a warning.
     fn in_own(&self, path: &Path, level: Level, text: &str) {
-        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let written = folder.and_then(|()| append(path, &self.line(level, text)));
+        let directory = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        let written = directory.and_then(|()| append(path, &self.line(level, text)));
         if let (Err(error), Some(engine)) = (written, &self.engine) {
             let why = format!(
                 "nvidia-container-runtime.debug: {} cannot be written: {error}",

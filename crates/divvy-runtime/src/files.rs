@@ -109,15 +109,15 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Read the CDI specs in these directories, in order of increasing priority. A directory that does not exist is skipped.
-pub(crate) fn specs(folders: &[String]) -> Result<Registry, Error> {
+pub(crate) fn specs(directories: &[String]) -> Result<Registry, Error> {
     let mut found = Vec::new();
-    for (priority, folder) in folders.iter().enumerate() {
+    for (priority, directory) in directories.iter().enumerate() {
         let unread = |source| Error::File {
             what: "read",
-            path: PathBuf::from(folder),
+            path: PathBuf::from(directory),
             source,
         };
-        let entries = match fs::read_dir(folder) {
+        let entries = match fs::read_dir(directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries.map_err(unread)?,
         };

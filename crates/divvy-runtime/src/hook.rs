@@ -159,8 +159,8 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     files::read_all(std::io::stdin(), &mut said).map_err(|error| Error::State(format!("cannot be read: {error}")))?;
     let state = State::parse(said.as_bytes())
         .map_err(|error| Error::State(format!("does not follow the runtime specification: {error}")))?;
-    let folder = state.bundle().ok_or_else(|| Error::State("names no bundle".to_owned()))?;
-    let path = Path::new(folder).join("config.json");
+    let directory = state.bundle().ok_or_else(|| Error::State("names no bundle".to_owned()))?;
+    let path = Path::new(directory).join("config.json");
     let of_bundle = |source| Error::Bundle {
         path: path.clone(),
         source,
@@ -178,7 +178,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
         log.warning(sentence);
     }
     let Some(wanted) = wanted else { return Ok(()) };
-    let root = Path::new(folder).join(bundle.root().map_err(of_bundle)?);
+    let root = Path::new(directory).join(bundle.root().map_err(of_bundle)?);
     let words = legacy::words(&container, &wanted, &settings, create::ldconfig()).map_err(plan::Error::Legacy)?;
     if state.pid == 0 {
         return Err(Error::State("has no PID, which a prestart hook needs".to_owned()));

@@ -11,7 +11,7 @@ use divvy_oci::runtime::settings::Cli;
 use crate::error::Error;
 
 /// The directories to search after those in `PATH`, because engines do not always set `PATH`.
-const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+const DIRECTORIES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Return the path of the first candidate that exists. A candidate with a slash is a path; any other is a program's name.
 pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
@@ -31,7 +31,7 @@ pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
     let found = program(name, root).and_then(|path| path.into_os_string().into_string().ok());
     found.ok_or_else(|| match name.contains('/') {
         true => name.to_owned(),
-        false => FOLDERS.join(", "),
+        false => DIRECTORIES.join(", "),
     })
 }
 
@@ -42,13 +42,13 @@ fn program(name: &str, root: &str) -> Option<PathBuf> {
         return Some(PathBuf::from(name)).filter(is_it);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from)).collect();
+    let directories: Vec<PathBuf> = std::env::split_paths(&path).chain(DIRECTORIES.map(PathBuf::from)).collect();
     // A driver container has its own copy of the program.
-    let below = |folder: &PathBuf| Path::new(root).join(folder.strip_prefix("/").unwrap_or(folder));
-    let of_root = folders.iter().map(below).filter(|_| root != "/");
+    let below = |directory: &PathBuf| Path::new(root).join(directory.strip_prefix("/").unwrap_or(directory));
+    let of_root = directories.iter().map(below).filter(|_| root != "/");
     of_root
-        .chain(folders.iter().cloned())
-        .map(|folder| folder.join(name))
+        .chain(directories.iter().cloned())
+        .map(|directory| directory.join(name))
         .find(is_it)
 }
 

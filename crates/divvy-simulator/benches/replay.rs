@@ -13,11 +13,11 @@ use divvy_policy::Policy;
 use divvy_simulator::{Order, Trace, inflate};
 
 fn replay(c: &mut Criterion) {
-    let Some(folder) = divvy_skip::folder("DIVVY_OPENB", "the openb traces") else {
+    let Some(directory) = divvy_skip::directory("DIVVY_OPENB", "the openb traces") else {
         return;
     };
     let read = |name: &str| {
-        let path = folder.join(name);
+        let path = directory.join(name);
         fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let nodes = read("openb_node_list_gpu_node.csv.gz");

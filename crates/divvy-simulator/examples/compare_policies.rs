@@ -33,7 +33,10 @@ fn main() -> Result<(), divvy_simulator::Error> {
     };
     for policy in [Policy::Spread, Policy::Divvy] {
         let outcome = inflate(&trace, &in_order, policy);
-        println!("{policy:<10} placed {} pods, {} found no room", outcome.placed, outcome.failed);
+        println!(
+            "{policy:<10} placed {} pods, {} found no room",
+            outcome.placed, outcome.failed
+        );
     }
     Ok(())
 }

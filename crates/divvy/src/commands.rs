@@ -68,17 +68,17 @@ fn say(line: &str) -> std::io::Result<()> {
 /// Replace a file atomically: write a temporary file in the same directory, sync it, and rename it.
 fn write_whole(file: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
-    let folder = file
+    let directory = file
         .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
+        .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     // The temporary name starts with a dot, because the kubelet and the engines read their directories while we write, and skip such names.
-    let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(folder)?;
+    let mut new = tempfile::Builder::new().prefix(".divvy-").tempfile_in(directory)?;
     new.write_all(text.as_bytes())?;
     new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
     new.as_file().sync_all()?;
     new.persist(file).map_err(|error| error.error)?;
-    std::fs::File::open(folder)?.sync_all()
+    std::fs::File::open(directory)?.sync_all()
 }
 
 /// Read a text file that another program wrote. A file with more than `largest` bytes is an error.

@@ -164,7 +164,7 @@ pub struct Holder {
 /// The directories in which the agent keeps files on each node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Folders {
+pub struct Directories {
     /// The directory of the records, the node's key, and the probe's socket.
     pub state: String,
     /// The directory of CDI specs. Only the files whose names start with `divvy.dev-` are Divvy's.
@@ -173,9 +173,9 @@ pub struct Folders {
     pub known: bool,
 }
 
-impl Default for Folders {
-    fn default() -> Folders {
-        Folders {
+impl Default for Directories {
+    fn default() -> Directories {
+        Directories {
             state: "/var/lib/kubelet/plugins/divvy.dev".to_owned(),
             cdi: "/var/run/cdi".to_owned(),
             known: false,
@@ -183,15 +183,15 @@ impl Default for Folders {
     }
 }
 
-impl Folders {
+impl Directories {
     /// Read the paths from the volumes `state` and `cdi` of the agent's DaemonSet.
-    pub fn of(daemon_set: &Value) -> Option<Folders> {
+    pub fn of(daemon_set: &Value) -> Option<Directories> {
         let volumes = daemon_set.pointer("/spec/template/spec/volumes")?.as_array()?;
         let path = |name: &str| {
             let volume = volumes.iter().find(|volume| volume["name"] == name)?;
             Some(volume.pointer("/hostPath/path")?.as_str()?.to_owned())
         };
-        Some(Folders {
+        Some(Directories {
             state: path("state")?,
             cdi: path("cdi")?,
             known: true,
@@ -231,7 +231,7 @@ pub struct Found {
     /// The number of pods that wait for GPU memory.
     pub waiting: u64,
     /// The directories of Divvy's files on the nodes.
-    pub folders: Folders,
+    pub directories: Directories,
 }
 
 impl Found {
@@ -450,8 +450,8 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
     );
     text.push_str(&format!(
         "  files, on each node that had an agent, as root{}:\n    {}\n    and, if `divvy configure` was used: divvy configure --detect --undo --restart\n",
-        if found.folders.known { "" } else { " (the default directories; the agent's DaemonSet is gone)" },
-        found.folders.command(),
+        if found.directories.known { "" } else { " (the default directories; the agent's DaemonSet is gone)" },
+        found.directories.command(),
     ));
     let labelled: Vec<&str> = found
         .nodes

@@ -130,8 +130,8 @@ mod tests {
         };
         install(root.path(), &[gpu(1), gpu(2), gpu(1), gpu(0), gpu(0)]).expect("written");
         let links = |node: usize| {
-            let folder = root.path().join(format!("{NODES}/{node}/io_links"));
-            fs::read_dir(folder).map_or(0, Iterator::count)
+            let directory = root.path().join(format!("{NODES}/{node}/io_links"));
+            fs::read_dir(directory).map_or(0, Iterator::count)
         };
         assert_eq!([1, 2, 3, 4, 5].map(links), [1, 0, 1, 0, 0]);
         assert!(root.path().join("dev/dri/renderD132").exists());

@@ -39,27 +39,27 @@ struct Row {
 }
 
 /// Write a spec like that of `divvy cdi generate` for eight GPUs, with a hundred mounts.
-fn spec(folder: &Path) {
-    fs::write(folder.join("driver-file"), "").unwrap();
+fn spec(directory: &Path) {
+    fs::write(directory.join("driver-file"), "").unwrap();
     let node = |name: &str| json!({"path": format!("/dev/{name}"), "hostPath": "/dev/null"});
     let devices: Vec<Value> = (0..8)
         .map(|i| json!({"name": i.to_string(), "containerEdits": {"deviceNodes": [node(&format!("nvidia{i}"))]}}))
         .collect();
     let mounts: Vec<Value> = (0..100)
-        .map(|i| json!({"hostPath": folder.join("driver-file"), "containerPath": format!("/usr/lib64/libnvidia-{i}.so.1"), "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}))
+        .map(|i| json!({"hostPath": directory.join("driver-file"), "containerPath": format!("/usr/lib64/libnvidia-{i}.so.1"), "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}))
         .collect();
     let common =
         json!({"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [node("nvidiactl"), node("nvidia-uvm")], "mounts": mounts});
     let spec = json!({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": common});
-    fs::create_dir_all(folder.join("cdi")).unwrap();
-    fs::write(folder.join("cdi/nvidia.json"), spec.to_string()).unwrap();
+    fs::create_dir_all(directory.join("cdi")).unwrap();
+    fs::write(directory.join("cdi/nvidia.json"), spec.to_string()).unwrap();
 }
 
 /// Write a driver's root and a stand-in for the probe, for mode `jit-cdi`. Report whether the device nodes could be created.
-fn driver(folder: &Path) -> bool {
-    let libraries = folder.join("driver/usr/lib64");
+fn driver(directory: &Path) -> bool {
+    let libraries = directory.join("driver/usr/lib64");
     fs::create_dir_all(&libraries).unwrap();
-    fs::create_dir_all(folder.join("driver/dev")).unwrap();
+    fs::create_dir_all(directory.join("driver/dev")).unwrap();
     for name in [
         "libcuda",
         "libnvidia-ml",
@@ -71,7 +71,7 @@ fn driver(folder: &Path) -> bool {
         fs::write(libraries.join(format!("{name}.so.550.54.15")), "").unwrap();
     }
     let made = ["nvidiactl", "nvidia-uvm", "nvidia0"].iter().all(|name| {
-        let path = folder.join("driver/dev").join(name);
+        let path = directory.join("driver/dev").join(name);
         Command::new("mknod")
             .arg(path)
             .args(["c", "1", "3"])
@@ -80,13 +80,13 @@ fn driver(folder: &Path) -> bool {
     });
     let said =
         json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15"}}, "gpus": [{"uuid": "GPU-a", "index": 0, "minor": 0}]});
-    fs::write(folder.join("probe"), format!("#!/bin/sh\necho '{said}'\n")).unwrap();
-    fs::set_permissions(folder.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(directory.join("probe"), format!("#!/bin/sh\necho '{said}'\n")).unwrap();
+    fs::set_permissions(directory.join("probe"), fs::Permissions::from_mode(0o755)).unwrap();
     made
 }
 
-fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
-    let (config, toml) = (folder.join("bundle/config.json"), folder.join("config.toml"));
+fn measure(rows: &mut [Row], directory: &Path, low_level: &Path, starts: usize) {
+    let (config, toml) = (directory.join("bundle/config.json"), directory.join("config.toml"));
     // The first five starts only warm the caches.
     for start in 0..starts + 5 {
         for row in rows.iter_mut() {
@@ -94,14 +94,14 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
             let settings = row
                 .settings
                 .replace("LOW", &low_level.display().to_string())
-                .replace("HERE", &folder.display().to_string());
+                .replace("HERE", &directory.display().to_string());
             fs::write(&toml, settings).unwrap();
             let mut command = Command::new(&row.program);
             command
                 .args(["--root"])
-                .arg(folder.join("state"))
+                .arg(directory.join("state"))
                 .args(["create", "--bundle"])
-                .arg(folder.join("bundle"));
+                .arg(directory.join("bundle"));
             command
                 .arg(format!("divvy-starts-{}", std::process::id()))
                 .env("NVIDIA_CTK_CONFIG_FILE_PATH", &toml);
@@ -112,7 +112,7 @@ fn measure(rows: &mut [Row], folder: &Path, low_level: &Path, starts: usize) {
             assert!(ended.success(), "{} does not start: {ended}", row.name);
             // Engines call `create` and then `start`. NVIDIA's runtime adds nothing to a container of `run`.
             let mut delete = Command::new(low_level);
-            delete.arg("--root").arg(folder.join("state")).args(["delete", "--force"]);
+            delete.arg("--root").arg(directory.join("state")).args(["delete", "--force"]);
             let deleted = delete.arg(format!("divvy-starts-{}", std::process::id())).status().unwrap();
             assert!(deleted.success(), "{} is not deleted: {deleted}", row.name);
             if start >= 5 {
@@ -162,14 +162,14 @@ fn main() {
         return;
     };
     let programs = fs::canonicalize(programs).expect("the directory of divvy-runtime");
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    fs::create_dir_all(folder.join("bundle/rootfs")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    fs::create_dir_all(directory.join("bundle/rootfs")).unwrap();
     // The program is static, so the image needs nothing else.
-    fs::copy(programs.join("divvy-hook"), folder.join("bundle/rootfs/program")).expect("divvy-hook");
-    spec(folder);
-    let has_nodes = driver(folder);
-    let theirs = std::env::var_os("DIVVY_NVIDIA_CTK").map(|folder| PathBuf::from(folder).join("nvidia-container-runtime"));
+    fs::copy(programs.join("divvy-hook"), directory.join("bundle/rootfs/program")).expect("divvy-hook");
+    spec(directory);
+    let has_nodes = driver(directory);
+    let theirs = std::env::var_os("DIVVY_NVIDIA_CTK").map(|directory| PathBuf::from(directory).join("nvidia-container-runtime"));
     let theirs = theirs.filter(|program| program.exists());
     let runc = ["/usr/sbin/runc", "/usr/bin/runc", "/usr/local/sbin/runc"]
         .iter()
@@ -178,10 +178,10 @@ fn main() {
     for low_level in [Some(Path::new("/bin/true")), runc].into_iter().flatten() {
         let made = Command::new(runc.unwrap_or(Path::new("/bin/true")))
             .arg("spec")
-            .current_dir(folder)
+            .current_dir(directory)
             .output();
-        let made = made.ok().and_then(|_| fs::read_to_string(folder.join("config.json")).ok());
-        let _ = fs::remove_file(folder.join("config.json"));
+        let made = made.ok().and_then(|_| fs::read_to_string(directory.join("config.json")).ok());
+        let _ = fs::remove_file(directory.join("config.json"));
         let mut config: Value = made.map_or_else(|| json!({"process": {}}), |text| serde_json::from_str(&text).unwrap());
         config["process"]["terminal"] = json!(false);
         config["process"]["args"] = json!(["/program", "--version"]);
@@ -209,6 +209,6 @@ fn main() {
             rows.push(row("nvidia-container-runtime, no GPU", theirs, "void", CDI));
             rows.push(row("nvidia-container-runtime, a GPU of a CDI spec", theirs, "0", CDI));
         }
-        measure(&mut rows, folder, low_level, starts);
+        measure(&mut rows, directory, low_level, starts);
     }
 }

@@ -22,12 +22,12 @@ const ROUNDS: usize = 10;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let own = std::env::current_exe()?;
-    let folder = own
+    let directory = own
         .parent()
         .and_then(Path::parent)
         .context("this program is not in a target directory of cargo")?;
     let given = divvy_bench::arguments().next().map(std::path::PathBuf::from);
-    let programs = Programs::beside(&given.as_deref().unwrap_or(folder).join("divvy"))?;
+    let programs = Programs::beside(&given.as_deref().unwrap_or(directory).join("divvy"))?;
     for (name, path) in [
         ("divvy", &programs.divvy),
         ("divvy-agent", &programs.agent),

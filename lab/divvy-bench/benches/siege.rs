@@ -145,7 +145,7 @@ struct Running {
     address: SocketAddr,
     tls: Option<TlsConnector>,
     _api: (ApiServer, divvy_testbed::api::Listening),
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -189,9 +189,9 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
         .context("a secret")?;
     api.create("nodes", json!({"metadata": {"name": "n1"}})).context("a node")?;
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await?;
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    std::fs::write(folder.path().join("kubeconfig"), api.kubeconfig(listening.addr()))?;
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::write(directory.path().join("kubeconfig"), api.kubeconfig(listening.addr()))?;
     // The port is free now, and no other program of this machine is expected to take it.
     let address = TcpListener::bind("127.0.0.1:0").await?.local_addr()?;
     let mut args: Vec<String> = ["--exit-with-stdin", "--kubeconfig", &path("kubeconfig")]
@@ -200,7 +200,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
     let mut add = |more: &[&str]| args.extend(more.iter().map(|arg| (*arg).to_owned()));
     let program = match target {
         Target::Agent => {
-            std::fs::create_dir_all(folder.path().join("kubelet/device-plugins"))?;
+            std::fs::create_dir_all(directory.path().join("kubelet/device-plugins"))?;
             add(&[
                 "--node-name",
                 "n1",
@@ -235,7 +235,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
         }
     };
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let mut program = Program::start(program, &programs.join(program), &args, &[], &folder.path().join("logs"))?;
+    let mut program = Program::start(program, &programs.join(program), &args, &[], &directory.path().join("logs"))?;
     let limit = Instant::now() + Duration::from_secs(30);
     let mut tls = None;
     loop {
@@ -254,7 +254,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
         address,
         tls,
         _api: (api, listening),
-        _folder: folder,
+        _directory: directory,
     })
 }
 
@@ -388,11 +388,11 @@ fn main() -> Result<()> {
         Some(programs) => programs,
         None => {
             let own = std::env::current_exe()?;
-            let folder = own
+            let directory = own
                 .parent()
                 .and_then(Path::parent)
                 .context("this program is not in a target directory of cargo")?;
-            folder.to_owned()
+            directory.to_owned()
         }
     };
     let attacks = attacks();

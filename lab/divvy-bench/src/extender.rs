@@ -50,15 +50,15 @@ pub(crate) struct Extender<'a> {
 
 impl Extender<'_> {
     /// Start the extender, call it, and end it. The results measured before a failure are kept.
-    pub(crate) fn measure(mut self, cluster: &Cluster, folder: &Path, rows: &mut Vec<Row>) {
-        if let Err(error) = self.try_to_measure(cluster, folder, rows) {
-            let said = std::fs::read_to_string(folder.join("stderr")).unwrap_or_default();
+    pub(crate) fn measure(mut self, cluster: &Cluster, directory: &Path, rows: &mut Vec<Row>) {
+        if let Err(error) = self.try_to_measure(cluster, directory, rows) {
+            let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
             let last = said.lines().last().map_or_else(String::new, |line| format!(" ({line})"));
             rows.push(Row::failed(self.name, format!("{error:#}{last}")));
         }
     }
 
-    fn try_to_measure(&mut self, cluster: &Cluster, folder: &Path, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    fn try_to_measure(&mut self, cluster: &Cluster, directory: &Path, rows: &mut Vec<Row>) -> anyhow::Result<()> {
         let name = self.name;
         let budget = |budget: Budget| if self.ours { budget } else { Budget::default() };
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)).to_string();
@@ -66,7 +66,7 @@ impl Extender<'_> {
         self.command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(folder.join("stderr"))?);
+            .stderr(File::create(directory.join("stderr"))?);
         let mut running = Running(self.command.spawn().context("could not run it")?);
         let asks = cluster.asks();
         ensure!(

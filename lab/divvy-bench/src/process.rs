@@ -43,8 +43,8 @@ fn lines(file: &Path) -> impl Iterator<Item = String> {
 }
 
 /// Run a program to its end. Its output goes to files in the given directory, so the program never waits for a reader.
-pub(crate) fn run(command: &mut Command, folder: &Path) -> anyhow::Result<Ended> {
-    let (output, errors) = (folder.join("stdout"), folder.join("stderr"));
+pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<Ended> {
+    let (output, errors) = (directory.join("stdout"), directory.join("stderr"));
     command
         .stdin(Stdio::null())
         .stdout(File::create(&output)?)
@@ -138,14 +138,14 @@ mod tests {
 
     #[test]
     fn a_program_that_ends_is_measured_with_what_its_shell_started() {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let mut command = Command::new("sh");
         // dd reads into one buffer of this size.
         command.args([
             "-c",
             "dd if=/dev/zero of=/dev/null bs=64M count=1; sleep 0.05; echo done; exit 3",
         ]);
-        let ended = run(&mut command, folder.path()).expect("a shell");
+        let ended = run(&mut command, directory.path()).expect("a shell");
         assert_eq!(ended.status.code(), Some(3));
         assert!(
             ended.printed("done") && !ended.printed("dd"),

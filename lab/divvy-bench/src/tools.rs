@@ -118,7 +118,7 @@ pub(crate) struct Bench {
     cluster: Cluster,
     divvy: PathBuf,
     address: String,
-    folder: TempDir,
+    directory: TempDir,
     part: Part,
     // The server ends when this is dropped.
     _server: Running,
@@ -148,13 +148,13 @@ impl Bench {
         let [address, nodes, pods] = words.as_slice() else {
             anyhow::bail!("it ended before it served anything");
         };
-        let folder = tempfile::tempdir()?;
-        std::fs::write(folder.path().join("kubeconfig"), kubeconfig(address))?;
+        let directory = tempfile::tempdir()?;
+        std::fs::write(directory.path().join("kubeconfig"), kubeconfig(address))?;
         Ok(Bench {
             cluster: size.cluster(),
             divvy,
             address: (*address).to_owned(),
-            folder,
+            directory,
             part: Part {
                 form: size.form,
                 nodes_bytes: nodes.parse()?,
@@ -176,7 +176,7 @@ impl Bench {
         for tool in tools(&self.cluster).into_iter().filter(|tool| wanted(tool.name)) {
             say(tool.name);
             let mut command = self.command(&self.divvy);
-            let ended = process::run(command.args(&tool.arguments), self.folder.path());
+            let ended = process::run(command.args(&tool.arguments), self.directory.path());
             let budget = Budget {
                 seconds: budget.seconds.filter(|_| !tool.computes),
                 ..budget
@@ -189,7 +189,7 @@ impl Bench {
         }
         for other in others.iter().filter(|other| !other.is_extender()) {
             say(&other.name);
-            let ended = process::run(&mut self.shell(&other.command), self.folder.path());
+            let ended = process::run(&mut self.shell(&other.command), self.directory.path());
             self.part.rows.push(judged(&other.name, ended, &[0], "", Budget::default()));
         }
         let mut first = 0;
@@ -221,7 +221,7 @@ impl Bench {
             ours,
             first,
         };
-        extender.measure(&self.cluster, self.folder.path(), &mut self.part.rows);
+        extender.measure(&self.cluster, self.directory.path(), &mut self.part.rows);
     }
 
     /// Measure the time in which both lists are downloaded.
@@ -242,7 +242,7 @@ impl Bench {
                 command.arg("download").args(&urls);
                 command
             };
-            let ended = process::run(&mut command, self.folder.path())?;
+            let ended = process::run(&mut command, self.directory.path())?;
             ensure!(ended.status.success(), "could not download the lists: {}", ended.last_words());
             runs.push(ended);
         }
@@ -265,7 +265,7 @@ impl Bench {
             }
         }
         command
-            .env("KUBECONFIG", self.folder.path().join("kubeconfig"))
+            .env("KUBECONFIG", self.directory.path().join("kubeconfig"))
             .env("NO_PROXY", "127.0.0.1");
         command
     }

@@ -21,7 +21,7 @@ use tokio::process::Command;
 /// The cluster whose state is in a directory.
 #[derive(Clone)]
 pub(crate) struct Real {
-    folder: PathBuf,
+    directory: PathBuf,
     client: kube::Client,
     divvy: PathBuf,
     machines: Machines,
@@ -31,27 +31,27 @@ pub(crate) struct Real {
 
 impl Real {
     /// Open the running cluster with its state in this directory. The error is `NotFound` if none is running or Divvy is not installed on it.
-    pub(crate) async fn open(folder: &Path) -> io::Result<Real> {
-        let settings = settings(&folder.join("settings"), "cargo xtask cluster up --nodes 3 --rbac")?;
-        let divvy = settings_of_divvy(folder)?;
+    pub(crate) async fn open(directory: &Path) -> io::Result<Real> {
+        let settings = settings(&directory.join("settings"), "cargo xtask cluster up --nodes 3 --rbac")?;
+        let divvy = settings_of_divvy(directory)?;
         let of = |from: &BTreeMap<String, String>, key: &str| {
             from.get(key)
                 .cloned()
-                .ok_or_else(|| io::Error::other(format!("{key} is missing in {}", folder.display())))
+                .ok_or_else(|| io::Error::other(format!("{key} is missing in {}", directory.display())))
         };
         let machines = std::fs::read_to_string(of(&divvy, "MACHINES")?)?;
         let machines = Machines::parse(&machines).map_err(io::Error::other)?;
-        let kubeconfig = Kubeconfig::read_from(folder.join("admin.kubeconfig")).map_err(io::Error::other)?;
+        let kubeconfig = Kubeconfig::read_from(directory.join("admin.kubeconfig")).map_err(io::Error::other)?;
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
         let client = kube::Client::try_from(config.map_err(io::Error::other)?).map_err(io::Error::other)?;
         let mut nodes = Vec::new();
-        for entry in std::fs::read_dir(folder.join("pids"))? {
+        for entry in std::fs::read_dir(directory.join("pids"))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             nodes.extend(name.strip_suffix(".holder").map(str::to_owned));
         }
         nodes.sort();
         Ok(Real {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             client,
             divvy: PathBuf::from(of(&divvy, "DIVVY_BIN")?).join("divvy"),
             machines,
@@ -65,7 +65,7 @@ impl Real {
         let output = Command::new("bash")
             .arg(script)
             .args(args)
-            .env("CLUSTER_DIR", &self.folder)
+            .env("CLUSTER_DIR", &self.directory)
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output()
@@ -91,8 +91,8 @@ fn settings(path: &Path, remedy: &str) -> io::Result<BTreeMap<String, String>> {
     Ok(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
 }
 
-fn settings_of_divvy(folder: &Path) -> io::Result<BTreeMap<String, String>> {
-    settings(&folder.join("divvy.settings"), "cargo xtask cluster divvy")
+fn settings_of_divvy(directory: &Path) -> io::Result<BTreeMap<String, String>> {
+    settings(&directory.join("divvy.settings"), "cargo xtask cluster divvy")
 }
 
 /// Return the name that the scripts use for a program.
@@ -139,7 +139,7 @@ impl Cluster for Real {
 
     async fn report(&self, pod_uid: &str, container: &str) -> io::Result<Option<Report>> {
         for node in &self.nodes {
-            if let Some(report) = logs::newest(&self.folder.join(node), pod_uid, container)? {
+            if let Some(report) = logs::newest(&self.directory.join(node), pod_uid, container)? {
                 let running = cgroups::is_populated(&self.cgroup_prefix, node, pod_uid, &report.id);
                 // The last line shows that the report is complete. A program that has ended prints no more.
                 if !report.whole && running {
@@ -158,15 +158,15 @@ impl Cluster for Real {
     }
 
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
-        simulated_driver::place(&self.folder.join(node), path, text)
+        simulated_driver::place(&self.directory.join(node), path, text)
     }
 
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
-        fault.happen(&self.folder.join(node).join("nvml.sock"), gpu).await
+        fault.happen(&self.directory.join(node).join("nvml.sock"), gpu).await
     }
 
     fn agents_are_pods(&self) -> bool {
-        self.folder.join("install.objects.yaml").exists()
+        self.directory.join("install.objects.yaml").exists()
     }
 
     async fn stop(&mut self, part: Part<'_>, end: End) -> io::Result<()> {
@@ -195,17 +195,17 @@ impl Cluster for Real {
 
     fn extender_url(&self) -> Option<String> {
         // In an installed Divvy, kube-scheduler calls a Service, with certificates.
-        let of_scheduler = settings(&self.folder.join("settings"), "").ok()?.remove("EXTENDER_URL");
+        let of_scheduler = settings(&self.directory.join("settings"), "").ok()?.remove("EXTENDER_URL");
         of_scheduler.filter(|url| !self.agents_are_pods() && url.starts_with("http"))
     }
 
     fn witness(&self) -> Witness {
-        let mut living = cgroups::Look::new(&self.folder, &self.cgroup_prefix);
+        let mut living = cgroups::Look::new(&self.directory, &self.cgroup_prefix);
         Box::new(move || living.look())
     }
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
-        let node = self.folder.join(node);
+        let node = self.directory.join(node);
         let mut names = simulated_driver::names(&node.join("var/lib/kubelet/plugins/divvy.dev/grants"))?;
         names.extend(simulated_driver::grant_specs(&node.join("run/cdi"))?);
         Ok(names)
@@ -215,7 +215,7 @@ impl Cluster for Real {
         let mut command = Command::new(&self.divvy);
         command
             .args(args)
-            .env("KUBECONFIG", self.folder.join("admin.kubeconfig"))
+            .env("KUBECONFIG", self.directory.join("admin.kubeconfig"))
             .stdin(Stdio::null())
             .kill_on_drop(true);
         command
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn the_scripts_settings_are_read_as_they_write_them() {
-        let folder = std::env::temp_dir().join(format!("divvy-e2e-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a directory");
-        let path = folder.join("settings");
+        let directory = std::env::temp_dir().join(format!("divvy-e2e-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("settings");
         std::fs::write(&path, ": \"${NODES:=2}\"\n: \"${EXTENDER_URL:=http://127.0.0.1:1/x}\"\n").expect("written");
         let found = settings(&path, "").expect("read");
-        std::fs::remove_dir_all(&folder).expect("removed");
+        std::fs::remove_dir_all(&directory).expect("removed");
         let expected = [("EXTENDER_URL", "http://127.0.0.1:1/x"), ("NODES", "2")];
         assert_eq!(
             found.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<Vec<_>>(),

@@ -125,8 +125,8 @@ impl Leg {
     }
 
     /// Play the scenes on the cluster whose state is in this directory. The error is `NotFound` if there is none.
-    pub(crate) async fn real(self, scenes: &[Scene], folder: &Path) -> io::Result<Sum> {
-        let mut cluster = Real::open(folder).await?;
+    pub(crate) async fn real(self, scenes: &[Scene], directory: &Path) -> io::Result<Sum> {
+        let mut cluster = Real::open(directory).await?;
         let began = Instant::now();
         let mut sum = Sum {
             cluster: "real Kubernetes",

@@ -23,7 +23,7 @@ const ENDLESS_S: u64 = 300;
 /// A target and its results so far.
 struct Course<'a> {
     target: &'a Target,
-    folder: PathBuf,
+    directory: PathBuf,
     time: Duration,
     inputs: u64,
     /// The number of code edges that were reached.
@@ -42,10 +42,10 @@ pub(crate) fn fuzz(
 ) -> Result<(), String> {
     let began = Instant::now();
     let temporary = tempfile::tempdir().map_err(|error| format!("could not create a temporary directory: {error}"))?;
-    let folder = corpus.unwrap_or(temporary.path());
+    let directory = corpus.unwrap_or(temporary.path());
     let mut courses = Vec::new();
     for target in targets {
-        courses.push(Course::new(target, folder).map_err(|error| format!("{}: {error}", folder.display()))?);
+        courses.push(Course::new(target, directory).map_err(|error| format!("{}: {error}", directory.display()))?);
     }
     let places = thread::available_parallelism().map_or(1, usize::from);
     for round in 0.. {
@@ -97,15 +97,15 @@ pub(crate) fn fuzz(
 }
 
 impl<'a> Course<'a> {
-    fn new(target: &'a Target, folder: &Path) -> std::io::Result<Course<'a>> {
-        let folder = folder.join(target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
-        std::fs::create_dir_all(&folder)?;
+    fn new(target: &'a Target, directory: &Path) -> std::io::Result<Course<'a>> {
+        let directory = directory.join(target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+        std::fs::create_dir_all(&directory)?;
         for (number, seed) in target.seeds().enumerate() {
-            std::fs::write(folder.join(format!("seed-{number}")), seed)?;
+            std::fs::write(directory.join(format!("seed-{number}")), seed)?;
         }
         Ok(Course {
             target,
-            folder,
+            directory,
             time: Duration::ZERO,
             inputs: 0,
             edges: 0,
@@ -152,7 +152,7 @@ impl Process {
         let found = found.display().to_string();
         let child = Command::new(program)
             .env("DIVVY_FUZZ_TARGET", course.target.name)
-            .arg(&course.folder)
+            .arg(&course.directory)
             .arg(format!("-seed={}", seed % u64::from(u32::MAX)))
             .arg(format!("-max_len={LONGEST}"))
             // The full length is used from the start, because growth beyond the input's size shows with long inputs.

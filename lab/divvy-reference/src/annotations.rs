@@ -11,11 +11,20 @@ const NAMES: &str = include_str!("../../../crates/divvy-model/src/names.rs");
 
 /// What a doc comment in [`NAMES`] begins with, and the heading in the reference; `None` for a name that the reference leaves out.
 const KINDS: [(&str, Option<&str>); 10] = [
-    ("Pod annotation that users write", Some("Annotations of pods that users write")),
+    (
+        "Pod annotation that users write",
+        Some("Annotations of pods that users write"),
+    ),
     ("Pod annotation that is reserved", Some("Reserved annotations of pods")),
-    ("Pod annotation that Divvy writes", Some("Annotations of pods that Divvy writes")),
+    (
+        "Pod annotation that Divvy writes",
+        Some("Annotations of pods that Divvy writes"),
+    ),
     ("Node annotation", Some("Annotations of nodes, which the agent writes")),
-    ("gpushare's annotation", Some("Annotations of pods that Divvy writes for gpushare's programs")),
+    (
+        "gpushare's annotation",
+        Some("Annotations of pods that Divvy writes for gpushare's programs"),
+    ),
     (
         "gpushare's annotation and environment variable",
         Some("Annotations of gpushare that are also environment variables of containers"),
@@ -71,10 +80,16 @@ fn names() -> Result<Vec<Name>> {
         }
         let (kind, meaning) = comment.split_once(": ").unwrap_or_default();
         let Some((kind, _)) = KINDS.into_iter().find(|(known, _)| *known == kind) else {
-            bail!("the doc comment of {} must begin with the kind of the name, as in `Node annotation: …`", constant.ident);
+            bail!(
+                "the doc comment of {} must begin with the kind of the name, as in `Node annotation: …`",
+                constant.ident
+            );
         };
         let mut letters = meaning.chars();
-        let first = letters.next().map(|letter| letter.to_uppercase().to_string()).unwrap_or_default();
+        let first = letters
+            .next()
+            .map(|letter| letter.to_uppercase().to_string())
+            .unwrap_or_default();
         names.push(Name {
             kind,
             value,
@@ -96,6 +111,9 @@ fn first_paragraph(attributes: &[Attribute]) -> String {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => text_of(&pair.value),
         _ => None,
     });
-    let lines: Vec<String> = lines.map(|line| line.trim().to_owned()).take_while(|line| !line.is_empty()).collect();
+    let lines: Vec<String> = lines
+        .map(|line| line.trim().to_owned())
+        .take_while(|line| !line.is_empty())
+        .collect();
     lines.join(" ")
 }

@@ -27,12 +27,27 @@ A label's values are listed where all of them always exist. Memory is in MiB.
 pub fn markdown() -> Result<String> {
     let mut text = INTRODUCTION.to_owned();
     let programs = [
-        ("Agent", "`divvy agent` serves them on the address of `--metrics`; the chart sets port 9400.", agent()?),
-        ("Extender", "`divvy extender` serves them on the port on which kube-scheduler calls it, 32766.", extender()?),
-        ("Explainer", "`divvy explainer` serves them on the port that its users call, 32767.", explainer()?),
+        (
+            "Agent",
+            "`divvy agent` serves them on the address of `--metrics`; the chart sets port 9400.",
+            agent()?,
+        ),
+        (
+            "Extender",
+            "`divvy extender` serves them on the port on which kube-scheduler calls it, 32766.",
+            extender()?,
+        ),
+        (
+            "Explainer",
+            "`divvy explainer` serves them on the port that its users call, 32767.",
+            explainer()?,
+        ),
     ];
     for (program, place, scrape) in programs {
-        write!(text, "\n## {program}\n\n{place}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n")?;
+        write!(
+            text,
+            "\n## {program}\n\n{place}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n"
+        )?;
         for (name, family) in families(&scrape) {
             let labels: Vec<String> = family.labels.iter().map(|(label, values)| described(label, values)).collect();
             let suffix = if family.kind == "counter" { "_total" } else { "" };

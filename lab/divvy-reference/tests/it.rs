@@ -10,7 +10,10 @@ fn repository() -> PathBuf {
 fn the_reference_is_current() {
     for (file, expected) in divvy_reference::documents().expect("made") {
         let text = std::fs::read_to_string(repository().join(file)).expect(file);
-        assert!(text == expected, "{file} is not what the programs say; type: cargo xtask reference");
+        assert!(
+            text == expected,
+            "{file} is not what the programs say; type: cargo xtask reference"
+        );
     }
 }
 
@@ -21,10 +24,16 @@ fn each_metric_that_a_daemon_registers_is_in_the_reference() {
     for daemon in ["divvy-agent", "divvy-extender", "divvy-explainer"] {
         let file = repository().join("crates").join(daemon).join("src/metrics.rs");
         let source = std::fs::read_to_string(file).expect(daemon);
-        for name in source.split('"').filter(|text| text.starts_with("divvy_") && !text.contains(' ')) {
+        for name in source
+            .split('"')
+            .filter(|text| text.starts_with("divvy_") && !text.contains(' '))
+        {
             found += 1;
             let (gauge, counter) = (format!("`{name}`"), format!("`{name}_total`"));
-            assert!(reference.contains(&gauge) || reference.contains(&counter), "{name} has no sample in the generator");
+            assert!(
+                reference.contains(&gauge) || reference.contains(&counter),
+                "{name} has no sample in the generator"
+            );
         }
     }
     assert!(found > 25, "{found} metrics");

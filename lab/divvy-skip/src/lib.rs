@@ -68,14 +68,14 @@ pub fn step(name: &str, reason: impl Display) -> io::Result<()> {
 
 /// Return the directory that an environment variable names. If the variable is not set, record the skip and return `None`.
 #[track_caller]
-pub fn folder(variable: &str, content: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os(variable)
+pub fn directory(variable: &str, content: &str) -> Option<PathBuf> {
+    let directory = std::env::var_os(variable)
         .filter(|value| !value.is_empty())
         .map(PathBuf::from);
-    if folder.is_none() {
+    if directory.is_none() {
         skipped(format_args!("{variable} does not name a directory with {content}"));
     }
-    folder
+    directory
 }
 
 /// Report whether this process runs as root. If not, record the skip.

@@ -8,8 +8,8 @@ fn skips_here() {
         Ok("checks") => {
             assert!(program("sh", "dash"), "it is there");
             assert!(!program("divvy-no-such-program", "nothing"));
-            assert_eq!(folder("CARGO_PKG_NAME", "files"), Some(PathBuf::from("some-crate")));
-            assert_eq!(folder("DIVVY_NO_SUCH_VARIABLE", "files"), None);
+            assert_eq!(directory("CARGO_PKG_NAME", "files"), Some(PathBuf::from("some-crate")));
+            assert_eq!(directory("DIVVY_NO_SUCH_VARIABLE", "files"), None);
         }
         _ => {}
     }
@@ -37,8 +37,8 @@ const LINE: &str = "some-crate::tests::skips_here\ta reason of two lines\n";
 
 #[test]
 fn a_skip_is_a_line_in_the_file_that_the_environment_names() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("skips");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("skips");
     for expected in [LINE.to_owned(), LINE.repeat(2)] {
         let (passed, printed) = tried(&[(FILE, file.as_os_str())]);
         assert!(passed, "{printed}");
@@ -88,8 +88,8 @@ fn a_reason_is_one_line_of_limited_length() {
 
 #[test]
 fn only_what_is_missing_is_recorded() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("skips");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("skips");
     let (passed, printed) = tried_as("checks", &[(FILE, file.as_os_str())]);
     assert!(passed, "{printed}");
     let name = LINE.split('\t').next().expect("a name");

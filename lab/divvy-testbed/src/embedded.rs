@@ -186,7 +186,7 @@ impl Embedded {
             memory_mib: machine.memory_mib,
             gpu_minors: (0..machine.gpus.len()).map(|index| machine.gpu_minor(index)).collect(),
             seed: self.settings.seed.wrapping_add(position as u64),
-            ..NodeSpec::new(name, self.folder(name))
+            ..NodeSpec::new(name, self.directory(name))
         };
         tune(&mut spec);
         let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
@@ -212,13 +212,16 @@ impl Embedded {
 
     /// Start a node's agent again.
     pub async fn start_agent(&mut self, name: &str) -> io::Result<()> {
-        let folder = self.folder(name);
+        let directory = self.directory(name);
         let logs = self.root.path().join("logs");
         let kubeconfig = self.kubeconfig_of(&format!("agent-{name}"))?;
         let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
         let paths = found.node.paths();
         let text = |path: &Path| path.display().to_string();
-        let (machines, control) = (text(&self.root.path().join("machines.toml")), text(&folder.join("nvml.sock")));
+        let (machines, control) = (
+            text(&self.root.path().join("machines.toml")),
+            text(&directory.join("nvml.sock")),
+        );
         let program = Program::start(
             &format!("agent-{name}"),
             &self.settings.programs.agent,
@@ -234,7 +237,7 @@ impl Embedded {
                     "--cdi-dir",
                     &text(&paths.cdi_dir),
                     "--state-dir",
-                    &text(&folder.join("state")),
+                    &text(&directory.join("state")),
                     "--sys-root",
                     &text(&paths.sys_root),
                     "--memory-unit",
@@ -357,7 +360,7 @@ impl Embedded {
     }
 
     fn nvml(&self, node: &str) -> PathBuf {
-        self.folder(node).join("nvml.sock")
+        self.directory(node).join("nvml.sock")
     }
 
     /// Write a kubeconfig for a separate user, by which faults can tell clients apart ([`crate::api::Match::client`]).
@@ -399,7 +402,7 @@ impl Embedded {
         }
     }
 
-    fn folder(&self, node: &str) -> PathBuf {
+    fn directory(&self, node: &str) -> PathBuf {
         self.root.path().join(node)
     }
 
@@ -565,7 +568,7 @@ impl Cluster for Embedded {
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {
         let paths = self.node(node)?.paths();
-        let mut found = simulated_driver::names(&self.folder(node).join("state/grants"))?;
+        let mut found = simulated_driver::names(&self.directory(node).join("state/grants"))?;
         found.extend(simulated_driver::grant_specs(&paths.cdi_dir)?);
         Ok(found)
     }

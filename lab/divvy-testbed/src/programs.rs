@@ -25,9 +25,9 @@ pub struct Programs {
 impl Programs {
     /// Find the programs in the directory of this `divvy`, where cargo and the release archive put them.
     pub fn beside(divvy: &Path) -> io::Result<Programs> {
-        let folder = divvy.parent().unwrap_or(Path::new("."));
+        let directory = divvy.parent().unwrap_or(Path::new("."));
         let find = |name: &str| {
-            let path = folder.join(name);
+            let path = directory.join(name);
             if path.is_file() {
                 return Ok(path);
             }
@@ -35,7 +35,7 @@ impl Programs {
                 io::ErrorKind::NotFound,
                 format!(
                     "{name} is missing in {}, the directory of this divvy; build everything with `cargo build`",
-                    folder.display()
+                    directory.display()
                 ),
             ))
         };

@@ -101,12 +101,12 @@ fn sweep(base: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn is_abandoned(folder: &Path) -> io::Result<bool> {
-    let metadata = fs::symlink_metadata(folder)?;
+fn is_abandoned(directory: &Path) -> io::Result<bool> {
+    let metadata = fs::symlink_metadata(directory)?;
     if !metadata.is_dir() {
         return Ok(false);
     }
-    match File::open(folder.join(LOCK)) {
+    match File::open(directory.join(LOCK)) {
         Ok(lock) => Ok(flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(metadata.modified()?.elapsed().is_ok_and(|age| age > BEING_MADE))
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_goes_with_its_owner_and_a_dead_owners_folder_with_the_next_start() {
+    fn a_directory_goes_with_its_owner_and_a_dead_owners_directory_with_the_next_start() {
         let base = tempfile::tempdir().expect("a directory");
         let dead = base.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).expect("made");
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_that_come_and_go_at_once_keep_their_own_folders() {
+    fn clusters_that_come_and_go_at_once_keep_their_own_directories() {
         let base = tempfile::tempdir().expect("a directory");
         std::thread::scope(|scope| {
             for _ in 0..8 {

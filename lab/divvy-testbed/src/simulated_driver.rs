@@ -21,8 +21,8 @@ pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
 }
 
 /// Return the names of a directory's entries, or none if the directory does not exist.
-pub fn names(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(folder) {
+pub fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
@@ -32,20 +32,20 @@ pub fn names(folder: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Return the names of the grants' specs in a CDI directory. The agent's spec of the driver is omitted because it belongs to no grant.
-pub fn grant_specs(folder: &Path) -> io::Result<Vec<String>> {
-    let mut found = names(folder)?;
+pub fn grant_specs(directory: &Path) -> io::Result<Vec<String>> {
+    let mut found = names(directory)?;
     found.retain(|name| !name.starts_with("divvy.dev-driver_"));
     Ok(found)
 }
 
 /// Write the libraries of a driver below `root`, as a distribution's package does.
 pub fn install(root: &Path, version: &str) -> io::Result<()> {
-    let folder = root.join("usr/lib/x86_64-linux-gnu");
-    std::fs::create_dir_all(&folder)?;
+    let directory = root.join("usr/lib/x86_64-linux-gnu");
+    std::fs::create_dir_all(&directory)?;
     for library in ["libcuda.so", "libnvidia-ml.so"] {
         let file = format!("{library}.{version}");
-        std::fs::write(folder.join(&file), "")?;
-        std::os::unix::fs::symlink(file, folder.join(format!("{library}.1")))?;
+        std::fs::write(directory.join(&file), "")?;
+        std::os::unix::fs::symlink(file, directory.join(format!("{library}.1")))?;
     }
     Ok(())
 }

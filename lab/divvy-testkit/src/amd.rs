@@ -140,15 +140,15 @@ impl Machine {
 /// A file cannot be written.
 pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
     let tree = tree(machine);
-    let mut folders = vec![String::new()];
-    while let Some(folder) = folders.pop() {
-        for name in tree.names(if folder.is_empty() { "/" } else { &folder }) {
-            let path = format!("{folder}/{name}");
+    let mut directories = vec![String::new()];
+    while let Some(directory) = directories.pop() {
+        for name in tree.names(if directory.is_empty() { "/" } else { &directory }) {
+            let path = format!("{directory}/{name}");
             let there = root.join(path.trim_start_matches('/'));
             match tree.look(&path).map(|entry| entry.kind) {
-                Some(Kind::Folder) => {
+                Some(Kind::Directory) => {
                     fs::create_dir_all(there)?;
-                    folders.push(path);
+                    directories.push(path);
                 }
                 Some(Kind::Link(target)) => symlink(target, there)?,
                 _ => fs::write(there, tree.read(&path, usize::MAX).unwrap_or_default())?,
@@ -200,7 +200,7 @@ pub fn tree(machine: Machine) -> Files {
 
 /// Add a node of KFD's topology.
 fn topology(files: &mut Files, machine: Machine, row: &Row) {
-    let folder = format!("/{TOPOLOGY}/{}", row.node);
+    let directory = format!("/{TOPOLOGY}/{}", row.node);
     let is_gpu = row.number("drm_render_minor") > 0;
     let mut text = String::new();
     for (key, column) in [
@@ -226,10 +226,10 @@ fn topology(files: &mut Files, machine: Machine, row: &Row) {
         false => (0, 0, 64 << 30),
     };
     files
-        .file(&format!("{folder}/properties"), text)
-        .file(&format!("{folder}/gpu_id"), format!("{gpu}\n"))
+        .file(&format!("{directory}/properties"), text)
+        .file(&format!("{directory}/gpu_id"), format!("{gpu}\n"))
         .file(
-            &format!("{folder}/mem_banks/0/properties"),
+            &format!("{directory}/mem_banks/0/properties"),
             format!("heap_type {heap}\nsize_in_bytes {bytes}\nflags 0\nwidth 4096\nmem_clk_max 1600\n"),
         );
 }
@@ -249,9 +249,9 @@ pub fn gpu_id(node: u32) -> u32 {
 /// Add the directory of a PCI function, and the links to it.
 fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, render: u32) {
     let bus = address.get(..7).unwrap_or(address);
-    let folder = format!("/sys/devices/pci{bus}/{address}");
+    let directory = format!("/sys/devices/pci{bus}/{address}");
     let mut file = |name: &str, text: &str| {
-        files.file(&format!("{folder}/{name}"), format!("{text}\n"));
+        files.file(&format!("{directory}/{name}"), format!("{text}\n"));
     };
     file("vendor", "0x1002");
     file("device", row.text("device_id"));
@@ -273,7 +273,7 @@ fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, rende
     }
     file("ras/umc_err_count", "ue: 0\nce: 0");
     file("ras/gfx_err_count", "ue: 0\nce: 0");
-    drm(files, &folder, render);
+    drm(files, &directory, render);
     files
         .link(
             &format!("/sys/bus/pci/drivers/amdgpu/{address}"),
@@ -286,12 +286,12 @@ fn function(files: &mut Files, machine: Machine, row: &Row, address: &str, rende
 }
 
 /// Add the DRM nodes of a device.
-fn drm(files: &mut Files, folder: &str, render: u32) {
+fn drm(files: &mut Files, directory: &str, render: u32) {
     // Card 0 is that of the board's management controller.
     for name in [format!("card{}", render - 127), format!("renderD{render}")] {
-        let below = folder.strip_prefix("/sys/").unwrap_or(folder);
+        let below = directory.strip_prefix("/sys/").unwrap_or(directory);
         files
-            .link(&format!("{folder}/drm/{name}/device"), "../..")
+            .link(&format!("{directory}/drm/{name}/device"), "../..")
             .link(&format!("/sys/class/drm/{name}"), &format!("../../{below}/drm/{name}"))
             .node(&format!("/dev/dri/{name}"));
     }
@@ -326,12 +326,12 @@ pub fn remove_kfd_node(root: &Path, render: u32) -> io::Result<()> {
 pub fn kfd_node(root: &Path, render: u32) -> io::Result<PathBuf> {
     let line = format!("drm_render_minor {render}");
     for entry in fs::read_dir(root.join(TOPOLOGY))? {
-        let folder = entry?.path();
-        if fs::read_to_string(folder.join("properties"))?
+        let directory = entry?.path();
+        if fs::read_to_string(directory.join("properties"))?
             .lines()
             .any(|found| found == line)
         {
-            return Ok(folder);
+            return Ok(directory);
         }
     }
     Err(io::Error::other(format!(
@@ -340,7 +340,7 @@ pub fn kfd_node(root: &Path, render: u32) -> io::Result<PathBuf> {
 }
 
 /// Return the directory of a PCI function.
-pub fn function_folder(root: &Path, address: &str) -> PathBuf {
+pub fn function_directory(root: &Path, address: &str) -> PathBuf {
     root.join("sys/bus/pci/devices").join(address)
 }
 
@@ -349,7 +349,7 @@ pub fn function_folder(root: &Path, address: &str) -> PathBuf {
 /// # Errors
 /// The file cannot be written.
 pub fn set_memory_errors(root: &Path, address: &str, count: u64) -> io::Result<()> {
-    let file = function_folder(root, address).join("ras/umc_err_count");
+    let file = function_directory(root, address).join("ras/umc_err_count");
     put(&file, &format!("ue: {count}\nce: 3\n"))
 }
 
@@ -358,13 +358,13 @@ pub fn set_memory_errors(root: &Path, address: &str, count: u64) -> io::Result<(
 /// # Errors
 /// The file cannot be written.
 pub fn set_process(root: &Path, pid: u32, gpu: u32, bytes: u64) -> io::Result<()> {
-    let folder = root.join("sys/devices/virtual/kfd/kfd/proc").join(pid.to_string());
-    put(&folder.join(format!("vram_{gpu}")), &format!("{bytes}\n"))
+    let directory = root.join("sys/devices/virtual/kfd/kfd/proc").join(pid.to_string());
+    put(&directory.join(format!("vram_{gpu}")), &format!("{bytes}\n"))
 }
 
 fn put(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
     }
     fs::write(path, text)
 }

@@ -12,13 +12,13 @@ impl Machine {
     fn put(&mut self, path: &str, kind: Kind, mode: u32, gid: u32, bytes: &[u8]) -> &mut Machine {
         let mut parent = path;
         while let Some((above, _)) = parent.rsplit_once('/') {
-            let folder = Entry {
-                kind: Kind::Folder,
+            let directory = Entry {
+                kind: Kind::Directory,
                 mode: 0o755,
                 gid: 0,
             };
             let above = if above.is_empty() { "/" } else { above };
-            self.0.entry(above.to_owned()).or_insert((folder, Vec::new()));
+            self.0.entry(above.to_owned()).or_insert((directory, Vec::new()));
             if above == "/" {
                 break;
             }
@@ -51,8 +51,12 @@ impl Machine {
 }
 
 impl Tree for Machine {
-    fn names(&self, folder: &str) -> Vec<String> {
-        let prefix = if folder == "/" { "/".to_owned() } else { format!("{folder}/") };
+    fn names(&self, directory: &str) -> Vec<String> {
+        let prefix = if directory == "/" {
+            "/".to_owned()
+        } else {
+            format!("{directory}/")
+        };
         let below = self.0.keys().filter_map(|path| path.strip_prefix(&prefix));
         below
             .filter(|name| !name.is_empty() && !name.contains('/'))
@@ -140,14 +144,14 @@ pub fn old_cache(libraries: &[(&str, &str)], behind: &[u8]) -> Vec<u8> {
 
 impl Machine {
     /// Add two libraries of the driver with the links that `ldconfig` creates, and more libraries without links.
-    pub fn driver(&mut self, root: &str, folder: &str, version: &str) -> &mut Machine {
+    pub fn driver(&mut self, root: &str, directory: &str, version: &str) -> &mut Machine {
         for name in ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"] {
-            self.file(&format!("{root}{folder}/{name}.so.{version}"), elf());
-            self.link(&format!("{root}{folder}/{name}.so.1"), &format!("{name}.so.{version}"));
+            self.file(&format!("{root}{directory}/{name}.so.{version}"), elf());
+            self.link(&format!("{root}{directory}/{name}.so.1"), &format!("{name}.so.{version}"));
         }
-        self.link(&format!("{root}{folder}/libcuda.so"), "libcuda.so.1");
-        self.file(&format!("{root}{folder}/libnvidia-glcore.so.{version}"), elf());
-        self.file(&format!("{root}{folder}/libc.so.6"), elf())
+        self.link(&format!("{root}{directory}/libcuda.so"), "libcuda.so.1");
+        self.file(&format!("{root}{directory}/libnvidia-glcore.so.{version}"), elf());
+        self.file(&format!("{root}{directory}/libc.so.6"), elf())
     }
 
     /// Add the `/proc` files of a driver with GPUs at these PCI addresses. The first GPU has the highest minor number.
@@ -289,9 +293,9 @@ pub mod kinds {
             "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi2/access 21\ngpu0/gi2/ci0/access 22\ngpu0/gi3/access 30\n",
         );
         for instance in ["gi1", "gi2"] {
-            let folder = format!("/proc/driver/nvidia/capabilities/gpu0/mig/{instance}");
-            machine.file(&format!("{folder}/access"), "DeviceFileMinor: 12\n");
-            machine.file(&format!("{folder}/ci0/access"), "DeviceFileMinor: 13\n");
+            let directory = format!("/proc/driver/nvidia/capabilities/gpu0/mig/{instance}");
+            machine.file(&format!("{directory}/access"), "DeviceFileMinor: 12\n");
+            machine.file(&format!("{directory}/ci0/access"), "DeviceFileMinor: 13\n");
         }
         for minor in [1, 2, 12, 13, 21, 22] {
             machine.node(&format!("/dev/nvidia-caps/nvidia-cap{minor}"));
@@ -369,11 +373,11 @@ pub mod kinds {
             ("0000:4d:00.0", "0x038000", "0x56c0"),
             ("0000:01:00.0", "0x020000", "0x1572"),
         ] {
-            let folder = format!("/sys/devices/pci0000:00/{address}");
+            let directory = format!("/sys/devices/pci0000:00/{address}");
             machine
-                .file(&format!("{folder}/vendor"), "0x8086\n")
-                .file(&format!("{folder}/class"), format!("{class}\n"))
-                .file(&format!("{folder}/device"), format!("{device}\n"))
+                .file(&format!("{directory}/vendor"), "0x8086\n")
+                .file(&format!("{directory}/class"), format!("{class}\n"))
+                .file(&format!("{directory}/device"), format!("{device}\n"))
                 .link(
                     &format!("/sys/bus/pci/devices/{address}"),
                     &format!("../../../devices/pci0000:00/{address}"),
@@ -400,7 +404,7 @@ impl Machine {
         for (path, (entry, bytes)) in &self.0 {
             let at = root.join(path.trim_start_matches('/'));
             match &entry.kind {
-                Kind::Folder => std::fs::create_dir_all(&at)?,
+                Kind::Directory => std::fs::create_dir_all(&at)?,
                 Kind::File => std::fs::write(&at, bytes)?,
                 Kind::Link(target) => std::os::unix::fs::symlink(target, &at)?,
                 Kind::Special if path.contains("/run/") => drop(std::os::unix::net::UnixListener::bind(&at)?),

@@ -47,17 +47,22 @@ fn a_list_without_reasons_is_refused() {
 
 /// Return the Rust files below these directories of each crate, with their text.
 fn sources(kinds: &[&str]) -> Vec<(PathBuf, String)> {
-    let mut folders: Vec<PathBuf> = Vec::new();
+    let mut directories: Vec<PathBuf> = Vec::new();
     for package in fs::read_dir(root().join("crates")).expect("a directory") {
         let package = package.expect("an entry").path();
-        folders.extend(kinds.iter().map(|kind| package.join(kind)).filter(|folder| folder.is_dir()));
+        directories.extend(
+            kinds
+                .iter()
+                .map(|kind| package.join(kind))
+                .filter(|directory| directory.is_dir()),
+        );
     }
     let mut found = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a directory") {
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).expect("a directory") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).expect("text");
                 found.push((path, text));

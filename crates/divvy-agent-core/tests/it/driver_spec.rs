@@ -40,7 +40,7 @@ fn etc(driver: &str) -> SpecFile {
 fn beside(driver: &str) -> SpecFile {
     SpecFile {
         path: "/var/run/cdi/nvidia.yaml".to_owned(),
-        same_folder: true,
+        same_directory: true,
         ..etc(driver)
     }
 }

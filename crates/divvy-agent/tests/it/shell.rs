@@ -449,12 +449,12 @@ fn install_driver(root: &std::path::Path, before: Option<&str>, version: &str) {
         std::fs::write(path, text).expect("written");
     }
     for library in ["libcuda", "libnvidia-ml"] {
-        let folder = root.join("usr/lib64");
-        std::fs::create_dir_all(&folder).expect("made");
+        let directory = root.join("usr/lib64");
+        std::fs::create_dir_all(&directory).expect("made");
         if let Some(before) = before {
-            std::fs::remove_file(folder.join(format!("{library}.so.{before}"))).expect("was there");
+            std::fs::remove_file(directory.join(format!("{library}.so.{before}"))).expect("was there");
         }
-        std::fs::write(folder.join(format!("{library}.so.{version}")), "a library").expect("written");
+        std::fs::write(directory.join(format!("{library}.so.{version}")), "a library").expect("written");
     }
 }
 
@@ -573,8 +573,8 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
 #[tokio::test]
 async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_new_division() {
     let divide = |root: &Path, instance: u32| {
-        let folder = root.join(format!("proc/driver/nvidia/capabilities/gpu1/mig/gi{instance}/ci0"));
-        std::fs::create_dir_all(folder).expect("made");
+        let directory = root.join(format!("proc/driver/nvidia/capabilities/gpu1/mig/gi{instance}/ci0"));
+        std::fs::create_dir_all(directory).expect("made");
     };
     let make_nodes = |root: &Path, instance: u32| {
         std::fs::create_dir_all(root.join("dev/nvidia-caps")).expect("made");

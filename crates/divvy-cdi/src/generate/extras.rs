@@ -93,12 +93,12 @@ impl Extras {
 }
 
 /// Return the device nodes in a directory whose name is the prefix, followed by a number or by nothing (`nvidia-fs`).
-pub(super) fn numbered(nodes: &Nodes<'_>, folder: &str, prefix: &str) -> Vec<String> {
+pub(super) fn numbered(nodes: &Nodes<'_>, directory: &str, prefix: &str) -> Vec<String> {
     let is_number = |rest: &str| rest.bytes().all(|c| c.is_ascii_digit());
-    let names = nodes.root.names(folder);
+    let names = nodes.root.names(directory);
     let named = names.iter().filter(|name| name.strip_prefix(prefix).is_some_and(is_number));
     named
-        .map(|name| format!("{folder}/{name}"))
+        .map(|name| format!("{directory}/{name}"))
         .filter(|path| nodes.has(path))
         .collect()
 }

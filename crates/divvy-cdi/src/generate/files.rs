@@ -8,7 +8,7 @@ pub(super) const FILE: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"
 /// Mount options for sockets. They are not read-only, because connecting to a socket needs write access.
 const SOCKET: [&str; 5] = ["nosuid", "nodev", "noexec", "rbind", "rprivate"];
 
-const PROGRAM_FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+const PROGRAM_DIRECTORIES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 const PROGRAMS: [&str; 8] = [
     "nvidia-smi",
     "nvidia-debugdump",
@@ -21,7 +21,7 @@ const PROGRAMS: [&str; 8] = [
 ];
 
 /// The directories that are searched for configuration files.
-const CONFIG_FOLDERS: [&str; 3] = ["/etc", "/usr/local/share", "/usr/share"];
+const CONFIG_DIRECTORIES: [&str; 3] = ["/etc", "/usr/local/share", "/usr/share"];
 /// Configuration files that containers get below `/usr/share`.
 const SHARED_FILES: [&str; 9] = [
     "glvnd/egl_vendor.d/10_nvidia.json",
@@ -63,8 +63,8 @@ fn at(root: &Root<'_>, path: &str, container_path: String) -> Option<Mount> {
 
 pub(super) fn programs(root: &Root<'_>) -> Vec<Mount> {
     let find = |program: &&str| {
-        PROGRAM_FOLDERS.iter().find_map(|folder| {
-            let path = format!("{folder}/{program}");
+        PROGRAM_DIRECTORIES.iter().find_map(|directory| {
+            let path = format!("{directory}/{program}");
             at(root, &path, path.clone())
         })
     };
@@ -77,10 +77,10 @@ pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
         for file in files {
             // On GKE, vulkan/ is at the top level of the driver's root.
             let top = file.starts_with("vulkan/").then_some("");
-            let folders = CONFIG_FOLDERS.into_iter().chain(top);
+            let directories = CONFIG_DIRECTORIES.into_iter().chain(top);
             mounts.extend(
-                folders
-                    .map(|folder| format!("{folder}/{file}"))
+                directories
+                    .map(|directory| format!("{directory}/{file}"))
                     .find_map(|path| at(root, &path, format!("{into}/{file}"))),
             );
         }
@@ -89,17 +89,18 @@ pub(super) fn configuration(root: &Root<'_>) -> Vec<Mount> {
 }
 
 /// Mount the modules of the X server, which are in subdirectories of the library directories.
-pub(super) fn xorg(root: &Root<'_>, folders: &[String], version: &str) -> Vec<Mount> {
+pub(super) fn xorg(root: &Root<'_>, directories: &[String], version: &str) -> Vec<Mount> {
     let mut places: Vec<String> = Vec::new();
-    for folder in folders
-        .iter()
-        .map(String::as_str)
-        .chain(["/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64"])
+    for directory in
+        directories
+            .iter()
+            .map(String::as_str)
+            .chain(["/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64"])
     {
-        places.push(format!("{folder}/nvidia/xorg"));
+        places.push(format!("{directory}/nvidia/xorg"));
         for modules in ["xorg/modules", "xorg/modules/updates"] {
-            places.push(format!("{folder}/{modules}/drivers"));
-            places.push(format!("{folder}/{modules}/extensions"));
+            places.push(format!("{directory}/{modules}/drivers"));
+            places.push(format!("{directory}/{modules}/extensions"));
         }
     }
     let first = |name: &str, file: &str| {
@@ -123,18 +124,18 @@ pub(super) fn xorg(root: &Root<'_>, folders: &[String], version: &str) -> Vec<Mo
 pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Vec<Mount> {
     let own = machine.text("/sys/module/firmware_class/parameters/path").unwrap_or_default();
     let release = machine.text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let folders = [
+    let directories = [
         own,
         format!("/lib/firmware/updates/{release}"),
         "/lib/firmware/updates".to_owned(),
         format!("/lib/firmware/{release}"),
         "/lib/firmware".to_owned(),
     ];
-    for folder in folders.iter().filter(|folder| folder.starts_with('/')) {
-        let folder = format!("{}/nvidia/{version}", folder.trim_end_matches('/'));
-        let names = root.names(&folder);
+    for directory in directories.iter().filter(|directory| directory.starts_with('/')) {
+        let directory = format!("{}/nvidia/{version}", directory.trim_end_matches('/'));
+        let names = root.names(&directory);
         let is_firmware = |name: &&String| name.starts_with("gsp") && name.ends_with(".bin");
-        let files = names.iter().filter(is_firmware).map(|name| format!("{folder}/{name}"));
+        let files = names.iter().filter(is_firmware).map(|name| format!("{directory}/{name}"));
         let mounts: Vec<Mount> = files.filter_map(|path| at(root, &path, path.clone())).collect();
         if !mounts.is_empty() {
             return mounts;
@@ -149,7 +150,7 @@ pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
     let config = |root| at(root, "/etc/cufile.json", "/etc/cufile.json".to_owned());
     let mut mounts: Vec<Mount> = config(root).or_else(|| config(machine)).into_iter().collect();
     if let Some((real, entry)) = machine.resolve("/run/udev")
-        && entry.kind == Kind::Folder
+        && entry.kind == Kind::Directory
     {
         mounts.push(mount(machine.host(&real), "/run/udev".to_owned(), &FILE));
     }
@@ -160,15 +161,15 @@ pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
 pub(super) fn sockets(root: &Root<'_>) -> Vec<Mount> {
     let mut mounts = Vec::new();
     for socket in SOCKETS {
-        let found = ["/run", "/var/run"].iter().find_map(|folder| {
-            let path = format!("{folder}/{socket}");
+        let found = ["/run", "/var/run"].iter().find_map(|directory| {
+            let path = format!("{directory}/{socket}");
             let (real, entry) = root.resolve(&path)?;
             (entry.kind == Kind::Special).then(|| mount(root.host(&real), path, &SOCKET))
         });
         mounts.extend(found);
     }
     if let Some((real, entry)) = root.resolve(MPS)
-        && entry.kind == Kind::Folder
+        && entry.kind == Kind::Directory
     {
         mounts.push(mount(root.host(&real), MPS.to_owned(), &SOCKET));
     }

@@ -9,7 +9,7 @@ use divvy_host::{Kind, Root};
 
 /// The directories in which installers put the libraries, as in nvidia-container-toolkit's library search paths. Directories from the root's
 /// `ld.so.cache` are searched as well.
-const FOLDERS: [&str; 11] = [
+const DIRECTORIES: [&str; 11] = [
     "/usr/lib64",
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -74,7 +74,7 @@ pub(super) struct Libraries {
     /// The directories in the container that have libcuda.
     pub(super) cuda: Vec<String>,
     /// The directories in the root that have libraries of the driver, without links.
-    pub(super) folders: Vec<String>,
+    pub(super) directories: Vec<String>,
     /// The directories in the container in which a loader should find libraries.
     pub(super) searched: Vec<String>,
 }
@@ -91,16 +91,16 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
         }
         None => Vec::new(),
     };
-    let folders = folders(root, &cached);
-    let version = version(root, &folders, loaded)?;
+    let directories = directories(root, &cached);
+    let version = version(root, &directories, loaded)?;
     let ending = format!(".so.{version}");
     let mut found = Found::default();
-    for folder in &folders {
-        for folder in [folder.clone(), format!("{folder}/vdpau")] {
-            let names = root.names(&folder);
+    for directory in &directories {
+        for directory in [directory.clone(), format!("{directory}/vdpau")] {
+            let names = root.names(&directory);
             let wanted = |name: &&String| name.ends_with(&ending) || OWN_VERSION.iter().any(|own| name.starts_with(own));
             for name in names.iter().filter(wanted) {
-                found.take(root, &folder, name);
+                found.take(root, &directory, name);
             }
         }
     }
@@ -110,20 +110,20 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
         Machine::Arm => ["/usr/lib/aarch64-linux-gnu", "/usr/lib64"],
     };
     let mut placed = Placed::default();
-    for (file, (folder, name)) in &found.files {
-        placed.put(root, file, &format!("{folder}/{name}"));
+    for (file, (directory, name)) in &found.files {
+        placed.put(root, file, &format!("{directory}/{name}"));
     }
-    for (folder, name, file) in links(root, &folders, &cached, &found) {
-        placed.put(root, &file, &format!("{}/{name}", folder.trim_end_matches('/')));
+    for (directory, name, file) in links(root, &directories, &cached, &found) {
+        placed.put(root, &file, &format!("{}/{name}", directory.trim_end_matches('/')));
     }
     let cuda = placed.make_reachable(root, &found, &usual);
-    let with_libraries: BTreeSet<&String> = found.files.values().map(|(folder, _)| folder).collect();
+    let with_libraries: BTreeSet<&String> = found.files.values().map(|(directory, _)| directory).collect();
     let searched: BTreeSet<String> = placed
         .mounts
         .keys()
         .filter_map(|path| path.rsplit_once('/'))
-        .map(|(folder, _)| folder)
-        .filter(|folder| !is_asked_for_by_path(folder))
+        .map(|(directory, _)| directory)
+        .filter(|directory| !is_asked_for_by_path(directory))
         .map(str::to_owned)
         .collect();
     Some(Libraries {
@@ -131,45 +131,45 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
         version,
         mounts: placed.mounts.into_values().collect(),
         cuda,
-        folders: with_libraries.into_iter().cloned().collect(),
+        directories: with_libraries.into_iter().cloned().collect(),
     })
 }
 
 /// Return the existing directories to search, without links, each once.
-fn folders(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> {
+fn directories(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> {
     let from_cache = cached.iter().filter(|library| {
         library.is_64_bit()
             && ["libcuda.so", "libnvidia-", "libGLX_nvidia"]
                 .iter()
                 .any(|own| library.name.starts_with(own))
     });
-    let from_cache = from_cache.filter_map(|library| library.path.rsplit_once('/').map(|(folder, _)| folder));
+    let from_cache = from_cache.filter_map(|library| library.path.rsplit_once('/').map(|(directory, _)| directory));
     let mut seen = BTreeSet::new();
     let mut tried = BTreeSet::new();
-    FOLDERS
+    DIRECTORIES
         .into_iter()
         .chain(from_cache)
-        .filter(|folder| tried.insert(*folder))
-        .filter_map(|folder| root.resolve(folder))
-        .filter(|(_, entry)| entry.kind == Kind::Folder)
-        .map(|(folder, _)| folder.trim_end_matches('/').to_owned())
-        .filter(|folder| seen.insert(folder.clone()))
+        .filter(|directory| tried.insert(*directory))
+        .filter_map(|directory| root.resolve(directory))
+        .filter(|(_, entry)| entry.kind == Kind::Directory)
+        .map(|(directory, _)| directory.trim_end_matches('/').to_owned())
+        .filter(|directory| seen.insert(directory.clone()))
         .collect()
 }
 
-fn version(root: &Root<'_>, folders: &[String], loaded: Option<&str>) -> Option<String> {
+fn version(root: &Root<'_>, directories: &[String], loaded: Option<&str>) -> Option<String> {
     for library in ["libcuda.so.", "libnvidia-ml.so."] {
         let mut installed = Vec::new();
-        for folder in folders {
-            for name in root.names(folder) {
+        for directory in directories {
+            for name in root.names(directory) {
                 let Some(version) = name
                     .strip_prefix(library)
                     .filter(|version| crate::driver_version::is_version(version))
                 else {
                     continue;
                 };
-                let is_file = root.look(folder, &name).is_some_and(|entry| entry.kind == Kind::File);
-                if is_file && header(root, &format!("{folder}/{name}")) != Header::Bits32 {
+                let is_file = root.look(directory, &name).is_some_and(|entry| entry.kind == Kind::File);
+                if is_file && header(root, &format!("{directory}/{name}")) != Header::Bits32 {
                     installed.push(version.to_owned());
                 }
             }
@@ -213,62 +213,67 @@ struct Found {
 }
 
 impl Found {
-    fn take(&mut self, root: &Root<'_>, folder: &str, name: &str) {
-        let path = format!("{folder}/{name}");
-        if root.look(folder, name).is_none_or(|entry| entry.kind != Kind::File) {
+    fn take(&mut self, root: &Root<'_>, directory: &str, name: &str) {
+        let path = format!("{directory}/{name}");
+        if root.look(directory, name).is_none_or(|entry| entry.kind != Kind::File) {
             return;
         }
         let machine = match header(root, &path) {
             Header::Bits32 => return,
             Header::Bits64(machine) => Some(machine),
-            Header::Unknown if folder.contains("aarch64") => Some(Machine::Arm),
+            Header::Unknown if directory.contains("aarch64") => Some(Machine::Arm),
             Header::Unknown => None,
         };
         self.machine = self.machine.or(machine);
-        self.files.insert(path, (folder.to_owned(), name.to_owned()));
+        self.files.insert(path, (directory.to_owned(), name.to_owned()));
     }
 }
 
 /// Return the links to the libraries, from the libraries' directories and from the cache: the link's directory, its name, and the file that it leads
 /// to.
-fn links(root: &Root<'_>, folders: &[String], cached: &[ldcache::Library<'_>], found: &Found) -> Vec<(String, String, String)> {
+fn links(
+    root: &Root<'_>,
+    directories: &[String],
+    cached: &[ldcache::Library<'_>],
+    found: &Found,
+) -> Vec<(String, String, String)> {
     let stems: BTreeSet<&str> = found.files.values().filter_map(|(_, name)| stem(name)).collect();
     let mut candidates: BTreeSet<(String, String)> = BTreeSet::new();
-    for folder in folders {
-        for (folder, any_name) in [
-            (folder.clone(), false),
-            (format!("{folder}/vdpau"), false),
+    for directory in directories {
+        for (directory, any_name) in [
+            (directory.clone(), false),
+            (format!("{directory}/vdpau"), false),
             // In this directory, Mesa's loader looks for nvidia-drm_gbm.so, which is a link to libnvidia-allocator.
-            (format!("{folder}/gbm"), true),
+            (format!("{directory}/gbm"), true),
         ] {
-            for name in root.names(&folder) {
+            for name in root.names(&directory) {
                 let ours = any_name || stem(&name).is_some_and(|stem| stems.contains(stem)) || name == "libGLX_indirect.so.0";
-                if ours && matches!(root.look(&folder, &name), Some(entry) if matches!(entry.kind, Kind::Link(_))) {
-                    candidates.insert((folder.clone(), name));
+                if ours && matches!(root.look(&directory, &name), Some(entry) if matches!(entry.kind, Kind::Link(_))) {
+                    candidates.insert((directory.clone(), name));
                 }
             }
         }
     }
     for library in cached.iter().filter(|library| library.is_64_bit()) {
         if stem(library.name).is_some_and(|stem| stems.contains(stem))
-            && let Some((folder, name)) = library.path.rsplit_once('/')
-            && let Some((folder, _)) = root.resolve(folder)
+            && let Some((directory, name)) = library.path.rsplit_once('/')
+            && let Some((directory, _)) = root.resolve(directory)
         {
-            candidates.insert((folder, name.to_owned()));
+            candidates.insert((directory, name.to_owned()));
         }
     }
     candidates
         .into_iter()
-        .filter_map(|(folder, name)| {
-            let file = root.file(&format!("{folder}/{name}"))?;
-            found.files.contains_key(&file).then_some((folder, name, file))
+        .filter_map(|(directory, name)| {
+            let file = root.file(&format!("{directory}/{name}"))?;
+            found.files.contains_key(&file).then_some((directory, name, file))
         })
         .collect()
 }
 
 /// Report whether programs load the libraries of a directory by path, so that the loader does not need to find them by name.
-fn is_asked_for_by_path(folder: &str) -> bool {
-    folder.ends_with("/vdpau") || folder.ends_with("/gbm")
+fn is_asked_for_by_path(directory: &str) -> bool {
+    directory.ends_with("/vdpau") || directory.ends_with("/gbm")
 }
 
 /// Return the part of a library's name before `.so`, such as `libcuda` for `libcuda.so.1`.
@@ -302,7 +307,7 @@ impl Placed {
         }
         let mut wanted: Vec<(String, String)> = Vec::new();
         let mut cuda = BTreeSet::new();
-        for (file, (folder, name)) in &found.files {
+        for (file, (directory, name)) in &found.files {
             let Some(known) = names.get(root.host(file).as_str()) else {
                 continue;
             };
@@ -311,12 +316,12 @@ impl Placed {
             all.extend(extra.map(|(_, name)| (*name).to_owned()));
             // If the library has a short name, no program loads it by the name with the version.
             let short = all.iter().any(|other| other != name);
-            for at in std::iter::once(folder.as_str()).chain(usual.iter().copied()) {
+            for at in std::iter::once(directory.as_str()).chain(usual.iter().copied()) {
                 if name.starts_with("libcuda.so.") {
                     cuda.insert(at.to_owned());
                 }
                 for asked in &all {
-                    if asked != name || !short || at == folder {
+                    if asked != name || !short || at == directory {
                         wanted.push((file.clone(), format!("{at}/{asked}")));
                     }
                 }

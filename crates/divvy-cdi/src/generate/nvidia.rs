@@ -55,7 +55,7 @@ pub struct Installed {
     /// The version. If several versions are installed, this is the version of the loaded driver.
     pub version: String,
     /// The directories with the libraries, as paths below the driver's root without links.
-    pub folders: Vec<String>,
+    pub directories: Vec<String>,
 }
 
 /// Find the driver's libraries. Return `None` if neither libcuda nor libnvidia-ml exists.
@@ -64,7 +64,7 @@ pub fn installed(tree: &dyn Tree, driver_root: &str) -> Option<Installed> {
     let found = libraries::find(&root, crate::driver_version::loaded_driver(tree).as_deref(), &mut Vec::new())?;
     Some(Installed {
         version: found.version,
-        folders: found.folders,
+        directories: found.directories,
     })
 }
 
@@ -97,7 +97,7 @@ pub(super) fn driver_files(
     edits.mounts.extend(found.mounts);
     edits.mounts.extend(files::programs(root));
     edits.mounts.extend(files::configuration(root));
-    edits.mounts.extend(files::xorg(root, &found.folders, &found.version));
+    edits.mounts.extend(files::xorg(root, &found.directories, &found.version));
     edits.mounts.extend(files::firmware(root, machine, &found.version));
     edits.mounts.extend(files::sockets(root));
     // nvidia-ctk sets the same variable, for programs in the container that search for libcuda on their own.
@@ -110,9 +110,9 @@ pub(super) fn driver_files(
 }
 
 /// Make the createContainer hook. It runs in the container's namespaces before `pivot_root`, when everything is mounted.
-fn hook(program: &str, folders: &[String]) -> Hook {
+fn hook(program: &str, directories: &[String]) -> Hook {
     let mut args = vec!["divvy-hook".to_owned(), "update-ldcache".to_owned()];
-    args.extend(folders.iter().map(|folder| format!("--folder={folder}")));
+    args.extend(directories.iter().map(|directory| format!("--folder={directory}")));
     Hook {
         hook_name: "createContainer".to_owned(),
         path: program.to_owned(),

@@ -62,10 +62,10 @@ fn in_proc(tree: &dyn Tree, minor: u32, told: &[MigDevice]) -> Vec<Mig> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();
     };
-    let folder = format!("{CAPABILITIES}/gpu{minor}/mig");
+    let directory = format!("{CAPABILITIES}/gpu{minor}/mig");
     let mut found = Vec::new();
-    for (gpu_instance, name) in numbered(&root.names(&folder), "gi") {
-        for (compute_instance, _) in numbered(&root.names(&format!("{folder}/{name}")), "ci") {
+    for (gpu_instance, name) in numbered(&root.names(&directory), "gi") {
+        for (compute_instance, _) in numbered(&root.names(&format!("{directory}/{name}")), "ci") {
             found.push((gpu_instance, compute_instance));
         }
     }

@@ -41,7 +41,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         .names(STORE)
         .iter()
         .map(|name| format!("{STORE}/{name}"))
-        .filter(|folder| root.file(&format!("{folder}/libcuda.so.1.1")).is_some())
+        .filter(|directory| root.file(&format!("{directory}/libcuda.so.1.1")).is_some())
         .collect();
     if stores.is_empty() {
         return Err(Error::NoDriver(format!(
@@ -51,10 +51,10 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
     }
     let mounts = &mut draft.common.mounts;
     let mut add = |file: &str, path: String| mounts.push(mount(root.host(file), path, &FILE));
-    for folder in &stores {
-        for name in root.names(folder) {
+    for directory in &stores {
+        for name in root.names(directory) {
             let wanted = name.contains(".so") || name.ends_with(".bin") || name.ends_with(".dll") || name == "nvidia-smi";
-            let path = format!("{folder}/{name}");
+            let path = format!("{directory}/{name}");
             if wanted && let Some(file) = root.file(&path) {
                 add(&file, path);
             }
@@ -66,8 +66,8 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         // Direct3D's libraries are left out: they are not NVIDIA's, and they are useless without Mesa's.
         let own = ["libcuda.so", "libnvidia-", "libdxcore.so", "libnvcuvid.so", "libnvoptix"];
         if own.iter().any(|own| name.starts_with(own)) {
-            for folder in USUAL {
-                add(&file, format!("{folder}/{name}"));
+            for directory in USUAL {
+                add(&file, format!("{directory}/{name}"));
             }
             add(&file, path);
         }

@@ -69,7 +69,7 @@ fn a_driver_container() {
 }
 
 #[test]
-fn red_hats_folders() {
+fn red_hats_directories() {
     insta::assert_snapshot!(outline(&of_nvidia(&kinds::red_hat())));
 }
 
@@ -183,13 +183,13 @@ fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
         "{:?}",
         common.env
     );
-    let folders = common
+    let directories = common
         .env
         .iter()
         .find_map(|entry| entry.strip_prefix("NVIDIA_CTK_LIBCUDA_DIR="));
     assert!(
-        folders.is_some_and(|list| list.split(':').any(|folder| folder == lib)),
-        "{folders:?}"
+        directories.is_some_and(|list| list.split(':').any(|directory| directory == lib)),
+        "{directories:?}"
     );
     let nodes: Vec<&str> = common.device_nodes.iter().map(|node| node.path.as_str()).collect();
     assert_eq!((nodes, common.hooks.len()), (vec!["/dev/nvidiactl"], 0));
@@ -524,7 +524,7 @@ fn a_driver_that_was_upgraded_under_a_loaded_module_is_told() {
 }
 
 #[test]
-fn a_broken_cache_is_told_and_the_folders_are_searched() {
+fn a_broken_cache_is_told_and_the_directories_are_searched() {
     let mut machine = kinds::debian();
     let mut cache = ld_so_cache(&[("libcuda.so.1", "/x")]);
     cache.truncate(50);

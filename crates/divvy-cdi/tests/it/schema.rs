@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use divvy_testkit::machine::kinds;
 
-fn folder() -> Option<PathBuf> {
-    divvy_skip::folder("DIVVY_CDI_SCHEMA", "the standard's schema.json")
+fn directory() -> Option<PathBuf> {
+    divvy_skip::directory("DIVVY_CDI_SCHEMA", "the standard's schema.json")
 }
 
 fn json(path: &Path) -> Value {
@@ -22,16 +22,16 @@ fn json(path: &Path) -> Value {
 }
 
 /// Merge both schema files into one document without external references.
-fn schema(folder: &Path) -> jsonschema::Validator {
-    let mut schema = json(&folder.join("schema.json"));
-    schema["definitions"] = json(&folder.join("defs.json"))["definitions"].take();
+fn schema(directory: &Path) -> jsonschema::Validator {
+    let mut schema = json(&directory.join("schema.json"));
+    schema["definitions"] = json(&directory.join("defs.json"))["definitions"].take();
     let one = schema.to_string().replace("defs.json#/definitions/", "#/definitions/");
     let schema: Value = serde_json::from_str(&one).expect("as it was");
     jsonschema::draft7::new(&schema).expect("a schema")
 }
 
-fn documents(folder: &Path, kind: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder.join("testdata").join(kind)).expect("documents");
+fn documents(directory: &Path, kind: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory.join("testdata").join(kind)).expect("documents");
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();
     assert!(!paths.is_empty());
@@ -40,8 +40,8 @@ fn documents(folder: &Path, kind: &str) -> Vec<PathBuf> {
 
 #[test]
 fn what_is_generated_holds_the_standards_schema() {
-    let Some(folder) = folder() else { return };
-    let schema = schema(&folder);
+    let Some(directory) = directory() else { return };
+    let schema = schema(&directory);
     let check = |what: &str, spec: &Spec| {
         let value: Value = serde_json::from_str(&spec.print(Format::Json)).expect("JSON");
         let errors: Vec<String> = schema
@@ -113,8 +113,8 @@ fn what_is_generated_holds_the_standards_schema() {
 
 #[test]
 fn the_standards_good_documents_are_taken_and_its_bad_ones_refused() {
-    let Some(folder) = folder() else { return };
-    let schema = schema(&folder);
+    let Some(directory) = directory() else { return };
+    let schema = schema(&directory);
     let errors = |path: &Path| {
         let text = std::fs::read_to_string(path).expect("a document");
         let valid = serde_json::from_str(&text).is_ok_and(|value: Value| schema.is_valid(&value));
@@ -128,11 +128,11 @@ fn the_standards_good_documents_are_taken_and_its_bad_ones_refused() {
         };
         (valid, ours)
     };
-    for path in documents(&folder, "good") {
+    for path in documents(&directory, "good") {
         let (valid, ours) = errors(&path);
         assert!(valid && ours.is_empty(), "{}: {ours:?}", path.display());
     }
-    for path in documents(&folder, "bad") {
+    for path in documents(&directory, "bad") {
         let (valid, ours) = errors(&path);
         assert!(!valid && !ours.is_empty(), "{}", path.display());
     }

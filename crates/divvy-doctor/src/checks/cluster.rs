@@ -176,15 +176,16 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
         };
     }
     let kubelet = facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))?;
-    let folder = format!("{}/device-plugins", kubelet.dir);
+    let directory = format!("{}/device-plugins", kubelet.dir);
     let dead = |path: &str| {
         let sockets = facts.sockets.answer().map_or(&[][..], Vec::as_slice);
         sockets.iter().any(|socket| socket.path == path && socket.answers.is_err())
     };
     // The plugins choose these names: divvy-gpu-mem-….sock and divvy-gpu-count-….sock, aliyungpushare.sock, nvidia-gpu.sock.
     let named = |part: &str| {
-        let names = facts.root.names(&folder).into_iter();
-        let mut names = names.filter(|name| name.ends_with(".sock") && name.contains(part) && !dead(&format!("{folder}/{name}")));
+        let names = facts.root.names(&directory).into_iter();
+        let mut names =
+            names.filter(|name| name.ends_with(".sock") && name.contains(part) && !dead(&format!("{directory}/{name}")));
         names.next()
     };
     let mut found: Vec<String> = Vec::new();
@@ -192,7 +193,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     match found.as_slice() {
         [] => skip("no device plugin for GPUs has a socket here"),
         [one] => Ok(one.clone()),
-        several => problem(format!("{folder} has {}", several.join(" and ")), why, without(&[])),
+        several => problem(format!("{directory} has {}", several.join(" and ")), why, without(&[])),
     }
 }
 

@@ -443,13 +443,13 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
             ),
         );
     }
-    let folders = ["/etc/cdi", "/var/run/cdi"];
-    let there: Vec<&str> = folders.into_iter().filter(|folder| facts.exists(folder)).collect();
+    let directories = ["/etc/cdi", "/var/run/cdi"];
+    let there: Vec<&str> = directories.into_iter().filter(|directory| facts.exists(directory)).collect();
     let looked_at = &configuration.cdi_spec_dirs;
     if !looked_at.is_empty()
-        && !looked_at
-            .iter()
-            .any(|folder| folders.contains(&folder.replace("/run/", "/var/run/").replace("/var/var/", "/var/").as_str()))
+        && !looked_at.iter().any(|directory| {
+            directories.contains(&directory.replace("/run/", "/var/run/").replace("/var/var/", "/var/").as_str())
+        })
     {
         return problem(
             format!("{} reads CDI specs only from {}", engine.name, looked_at.join(", ")),
@@ -467,7 +467,7 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
                 "the agent's pod mounts these directories, and CDI specs belong in one of them",
                 "mkdir -p /var/run/cdi (or: divvy doctor --fix --only R15), then divvy cdi generate -o /var/run/cdi/nvidia.yaml",
             ),
-            vec![Repair::Folder {
+            vec![Repair::Directory {
                 path: "/var/run/cdi".to_owned(),
             }],
         );

@@ -32,8 +32,8 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
     let name = "libnvidia-ml.so";
     let full = format!("{name}.{}", installed.version);
     let has = |file: &str| {
-        installed.folders.iter().find_map(|folder| {
-            let path = facts.of_driver(&format!("{folder}/{file}"));
+        installed.directories.iter().find_map(|directory| {
+            let path = facts.of_driver(&format!("{directory}/{file}"));
             facts.exists(&path).then_some(path)
         })
     };
@@ -57,7 +57,7 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
             format!(
                 "libcuda {} is in {}, but there is no {name}",
                 installed.version,
-                installed.folders.join(", ")
+                installed.directories.join(", ")
             ),
             why,
             "install the remaining driver libraries (Debian: libnvidia-ml1; Ubuntu: libnvidia-compute-VERSION; Red Hat: nvidia-driver-cuda-libs)",

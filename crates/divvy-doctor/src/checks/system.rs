@@ -44,8 +44,14 @@ pub(super) fn modules(facts: &Facts<'_>) -> Verdict {
     }
     // The files that list the modules to load at boot.
     let mut written = vec!["/etc/modules".to_owned()];
-    for folder in ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d"] {
-        written.extend(facts.root.names(folder).into_iter().map(|name| format!("{folder}/{name}")));
+    for directory in ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d"] {
+        written.extend(
+            facts
+                .root
+                .names(directory)
+                .into_iter()
+                .map(|name| format!("{directory}/{name}")),
+        );
     }
     let words: Vec<(String, String)> = written
         .iter()

@@ -189,9 +189,9 @@ impl Facts<'_> {
     /// Return the CDI specs in the directories that engines read.
     pub(crate) fn specs(&self) -> Registry {
         let mut found = Vec::new();
-        for (priority, folder) in DIRECTORIES.into_iter().enumerate() {
-            for name in self.root.names(folder) {
-                let path = format!("{folder}/{name}");
+        for (priority, directory) in DIRECTORIES.into_iter().enumerate() {
+            for name in self.root.names(directory) {
+                let path = format!("{directory}/{name}");
                 if is_spec_file(&name) && self.root.file(&path).is_some() {
                     let text = self.root.read(&path, LARGEST_SPEC).ok_or("it cannot be read");
                     let text = text.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not text"));
@@ -326,7 +326,7 @@ impl Facts<'_> {
 
     /// Return the path of the first of these programs that exists in one of the usual directories.
     pub fn program(&self, names: &[&str]) -> Option<String> {
-        let folders = [
+        let directories = [
             "/usr/bin",
             "/usr/local/bin",
             "/usr/sbin",
@@ -336,7 +336,7 @@ impl Facts<'_> {
         ];
         names
             .iter()
-            .flat_map(|name| folders.iter().map(move |folder| format!("{folder}/{name}")))
+            .flat_map(|name| directories.iter().map(move |directory| format!("{directory}/{name}")))
             .find(|path| self.is_program(path))
     }
 }

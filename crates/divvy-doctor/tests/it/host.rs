@@ -91,11 +91,11 @@ impl Host {
     }
 
     pub(crate) fn pci(&mut self, address: &str, vendor: &str, class: &str, driver: &str) -> &mut Host {
-        let folder = format!("/sys/devices/pci0000:00/{address}");
+        let directory = format!("/sys/devices/pci0000:00/{address}");
         self.files
-            .file(&format!("{folder}/vendor"), format!("{vendor}\n"))
-            .file(&format!("{folder}/class"), format!("{class}\n"))
-            .link(&format!("{folder}/driver"), &format!("../../../bus/pci/drivers/{driver}"))
+            .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
+            .file(&format!("{directory}/class"), format!("{class}\n"))
+            .link(&format!("{directory}/driver"), &format!("../../../bus/pci/drivers/{driver}"))
             .link(
                 &format!("/sys/bus/pci/devices/{address}"),
                 &format!("../../../devices/pci0000:00/{address}"),
@@ -105,8 +105,8 @@ impl Host {
 }
 
 impl Tree for Host {
-    fn names(&self, folder: &str) -> Vec<String> {
-        self.files.names(folder)
+    fn names(&self, directory: &str) -> Vec<String> {
+        self.files.names(directory)
     }
 
     fn look(&self, path: &str) -> Option<Entry> {
@@ -206,10 +206,10 @@ pub(crate) fn amd() -> Host {
     host.files.file("/sys/module/amdgpu/drivers/pci:amdgpu/bind", "");
     for address in ["0000:0c:00.0", "0000:22:00.0"] {
         host.pci(address, "0x1002", "0x120000", "amdgpu");
-        let folder = format!("/sys/devices/pci0000:00/{address}");
+        let directory = format!("/sys/devices/pci0000:00/{address}");
         host.files
-            .file(&format!("{folder}/current_compute_partition"), "SPX\n")
-            .file(&format!("{folder}/current_memory_partition"), "NPS1\n");
+            .file(&format!("{directory}/current_compute_partition"), "SPX\n")
+            .file(&format!("{directory}/current_memory_partition"), "NPS1\n");
     }
     host
 }

@@ -415,13 +415,13 @@ fn merge_into(table: &mut dyn toml_edit::TableLike, values: &toml::Table) {
 /// Return the main file's text with one more import: the customary pattern `DIRECTORY/*.toml` if the directory has no other file that it would
 /// activate, otherwise only the drop-in.
 fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Result<String, Error> {
-    let folder = glob::folder(drop_in);
+    let directory = glob::directory(drop_in);
     let others = files
-        .names(folder)
+        .names(directory)
         .iter()
-        .any(|name| name.ends_with(".toml") && format!("{folder}/{name}") != drop_in);
+        .any(|name| name.ends_with(".toml") && format!("{directory}/{name}") != drop_in);
     let pattern = match drop_in.ends_with(".toml") && !others {
-        true => format!("{folder}/*.toml"),
+        true => format!("{directory}/*.toml"),
         false => drop_in.to_owned(),
     };
     let now = text(files, at.config)?.unwrap_or_default();

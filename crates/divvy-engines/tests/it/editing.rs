@@ -416,7 +416,7 @@ fn an_import_does_not_bring_other_files_to_life() {
 }
 
 #[test]
-fn an_import_that_matches_a_folder_that_is_not_there_yet_is_enough() {
+fn an_import_that_matches_a_directory_that_is_not_there_yet_is_enough() {
     let text = "version = 3\nimports = [\"/etc/containerd/*/*.toml\"]\n";
     let (after, _) = there_and_back(&tree([(CONTAINERD, text)]), &containerd_target(Some(DROP_IN), None), &wish());
     assert_eq!(after[CONTAINERD], text);
@@ -627,7 +627,7 @@ fn crio_s_runtime_is_one_of_oci_whatever_it_is_copied_from() {
 }
 
 #[test]
-fn a_drop_in_for_crio_in_another_folder_is_written_and_it_is_told_who_reads_it() {
+fn a_drop_in_for_crio_in_another_directory_is_written_and_it_is_told_who_reads_it() {
     let target = crio_target(Some("/etc/other.d/gpu.toml"));
     let files = tree([(CRIO, "[crio.runtime]\n")]);
     let (after, _) = there_and_back(&files, &target, &default_and_cdi());

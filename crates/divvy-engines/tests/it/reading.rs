@@ -58,7 +58,7 @@ fn the_version_says_which_section_counts() {
 }
 
 #[test]
-fn imports_are_read_once_each_in_containerds_order_and_from_the_folder_of_the_file_that_has_them() {
+fn imports_are_read_once_each_in_containerds_order_and_from_the_directory_of_the_file_that_has_them() {
     let files = tree([
         (
             CONTAINERD,

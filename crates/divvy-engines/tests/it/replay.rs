@@ -168,12 +168,12 @@ fn meanings(files: &Tree) -> BTreeMap<&str, Value> {
 #[test]
 #[expect(clippy::print_stdout, reason = "what was compared, and what is better on purpose")]
 fn recorded_runs_of_nvidia_ctk_end_in_the_same_configuration() {
-    let Some(folder) = divvy_skip::folder("DIVVY_TOOLKIT", "recorded runs of nvidia-ctk") else {
+    let Some(directory) = divvy_skip::directory("DIVVY_TOOLKIT", "recorded runs of nvidia-ctk") else {
         return;
     };
     let (mut equal, mut better, mut wrong) = (0, Vec::new(), Vec::new());
     for engine in ["docker", "containerd", "crio"] {
-        let file = folder.join(format!("{engine}.json"));
+        let file = directory.join(format!("{engine}.json"));
         let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let runs: Vec<Value> = serde_json::from_str(&text).expect("recordings");
         for run in runs.iter().filter(|run| run["argv"][0] == "runtime").map(Run::of) {

@@ -80,8 +80,8 @@ fn as_client(data: &Data, common_name: &str, alternative: Option<&str>) -> rustl
 #[tokio::test]
 async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     let api = cluster();
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
     // A CA that also signs certificates for others: another program maintains its files.
     let data = made(time_s());
     for key in [keys::SERVER, keys::SERVER_KEY, keys::CA] {

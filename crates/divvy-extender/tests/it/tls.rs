@@ -550,8 +550,8 @@ async fn replicas_that_start_at_once_end_with_one_authority() {
 #[tokio::test]
 async fn certificates_in_files_are_read_again_and_nonsense_is_not_taken() {
     let api = cluster();
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
     let write = |data: &Data| {
         for key in [keys::SERVER, keys::SERVER_KEY, keys::CA] {
             std::fs::write(path(key), &data[key]).expect("written");

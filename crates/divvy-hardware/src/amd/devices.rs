@@ -9,7 +9,7 @@ use divvy_host::Tree;
 
 use super::address::Address;
 use super::kfd::{self, Node};
-use super::sysfs::{Folder, natural};
+use super::sysfs::{Directory, natural};
 use crate::backend::Calls;
 use crate::facts::MAX_GPUS;
 
@@ -28,7 +28,7 @@ pub(super) struct Device<'t> {
     /// The PCI function, and for a further partition its number.
     pub(super) place: (Address, Option<u32>),
     /// The files of the PCI function, if it exists.
-    pub(super) function: Option<Folder<'t>>,
+    pub(super) function: Option<Directory<'t>>,
     /// The minor numbers of the DRM nodes `card` and `renderD`.
     pub(super) card: Option<u32>,
     pub(super) render: Option<u32>,
@@ -46,7 +46,7 @@ pub(super) struct Device<'t> {
 pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
     let (is_there, nodes) = {
         let _call = calls.enter("reading KFD's topology");
-        match Folder::open(tree, kfd::TOPOLOGY) {
+        match Directory::open(tree, kfd::TOPOLOGY) {
             Some(topology) => (true, kfd::gpus(&topology)),
             None => (false, BTreeMap::new()),
         }
@@ -69,7 +69,7 @@ pub(super) fn devices<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> 
 }
 
 fn functions<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
-    let names = Folder::open(tree, FUNCTIONS).map(|folder| folder.names("/"));
+    let names = Directory::open(tree, FUNCTIONS).map(|directory| directory.names("/"));
     let addresses = names
         .into_iter()
         .flatten()
@@ -77,8 +77,8 @@ fn functions<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
     let found = addresses.filter_map(|(address, name)| {
         let _call = calls.enter(format!("reading GPU {name}"));
         // The entry is a link to the function's directory.
-        let folder = Folder::open(tree, &format!("{FUNCTIONS}/{name}"))?;
-        Some(Device::new(name, (address, None), &folder, Some(folder.clone())))
+        let directory = Directory::open(tree, &format!("{FUNCTIONS}/{name}"))?;
+        Some(Device::new(name, (address, None), &directory, Some(directory.clone())))
     });
     found.collect()
 }
@@ -90,15 +90,15 @@ fn partitions<'t>(
     nodes: &BTreeMap<u32, Option<Node>>,
     functions: &[Device<'t>],
 ) -> Vec<Device<'t>> {
-    let names = Folder::open(tree, PLATFORM).map(|folder| folder.names("/"));
+    let names = Directory::open(tree, PLATFORM).map(|directory| directory.names("/"));
     let numbers = names.into_iter().flatten().filter_map(|name| {
         let number = PARTITIONS.iter().find_map(|prefix| natural(name.strip_prefix(prefix)?))?;
         Some((number, name))
     });
     let found = numbers.filter_map(|(number, name)| {
         let _call = calls.enter(format!("reading GPU partition {name}"));
-        let folder = Folder::open(tree, &format!("{PLATFORM}/{name}"))?;
-        let device = Device::new(name, (Address::of_location(0, 0), Some(number)), &folder, None);
+        let directory = Directory::open(tree, &format!("{PLATFORM}/{name}"))?;
+        let device = Device::new(name, (Address::of_location(0, 0), Some(number)), &directory, None);
         let card = nodes.get(&device.render?)?.as_ref()?.card?;
         let parent = functions
             .iter()
@@ -114,8 +114,13 @@ fn partitions<'t>(
 }
 
 impl<'t> Device<'t> {
-    fn new(name: String, place: (Address, Option<u32>), folder: &Folder<'t>, function: Option<Folder<'t>>) -> Device<'t> {
-        let first = |prefix| folder.numbered("/drm", prefix).first().copied();
+    fn new(
+        name: String,
+        place: (Address, Option<u32>),
+        directory: &Directory<'t>,
+        function: Option<Directory<'t>>,
+    ) -> Device<'t> {
+        let first = |prefix| directory.numbered("/drm", prefix).first().copied();
         Device {
             name,
             place,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::address::Address;
-use super::sysfs::{Folder, Properties, natural};
+use super::sysfs::{Directory, Properties, natural};
 
 pub(super) const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 
@@ -40,7 +40,7 @@ pub(super) struct Node {
 }
 
 /// Return the GPUs by render minor. A minor that two nodes claim has no node: it is not known which of them is right.
-pub(super) fn gpus(topology: &Folder<'_>) -> BTreeMap<u32, Option<Node>> {
+pub(super) fn gpus(topology: &Directory<'_>) -> BTreeMap<u32, Option<Node>> {
     let mut found = BTreeMap::new();
     for number in topology.numbered("/", "") {
         let Some(node) = topology.below(&format!("/{number}")) else {
@@ -58,7 +58,7 @@ pub(super) fn gpus(topology: &Folder<'_>) -> BTreeMap<u32, Option<Node>> {
     found
 }
 
-fn gpu(node: &Folder<'_>, number: u32, properties: &Properties<'_>) -> Node {
+fn gpu(node: &Directory<'_>, number: u32, properties: &Properties<'_>) -> Node {
     let simds: Option<u32> = properties.get("simd_count");
     let location: Option<u32> = properties.get("location_id");
     Node {
@@ -78,7 +78,7 @@ fn gpu(node: &Folder<'_>, number: u32, properties: &Properties<'_>) -> Node {
 }
 
 /// Return the size of a node's own memory, or `None` if it has none, or if one bank cannot be read.
-fn memory(node: &Folder<'_>) -> Option<u64> {
+fn memory(node: &Directory<'_>) -> Option<u64> {
     let mut sum = 0_u64;
     for bank in node.numbered("/mem_banks", "").into_iter().take(BANKS) {
         let text = node.text(&format!("/mem_banks/{bank}/properties"))?;
@@ -105,7 +105,7 @@ pub(super) struct Neighbours {
 }
 
 /// Return what a node is connected to, or `None` if a link cannot be read.
-pub(super) fn neighbours(topology: &Folder<'_>, node: u32) -> Option<Neighbours> {
+pub(super) fn neighbours(topology: &Directory<'_>, node: u32) -> Option<Neighbours> {
     let node = topology.below(&format!("/{node}"))?;
     let mut found = Neighbours::default();
     for kind in ["io_links", "p2p_links"] {

@@ -7,7 +7,7 @@ use divvy_model::Link;
 
 use super::Found;
 use super::kfd::{self, Neighbours};
-use super::sysfs::Folder;
+use super::sysfs::Directory;
 use crate::backend::Calls;
 
 /// With more GPUs than this, only the partitions of one GPU are connected. Only divided GPUs are so many, and those of a machine are in one
@@ -82,7 +82,7 @@ impl Links {
             return self.neighbours.clone();
         }
         let _call = calls.enter("reading the links between AMD GPUs");
-        let topology = Folder::open(tree, kfd::TOPOLOGY)?;
+        let topology = Directory::open(tree, kfd::TOPOLOGY)?;
         let read = |node: u32| Some((node, kfd::neighbours(&topology, node)?));
         let neighbours: BTreeMap<u32, Neighbours> = now.iter().filter_map(|(node, _)| read(*node)).collect();
         // What could not be read is tried again.

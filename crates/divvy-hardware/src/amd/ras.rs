@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sysfs::{Folder, Properties};
+use super::sysfs::{Directory, Properties};
 
 /// The counters of all GPUs as they were last read: by the GPU's name, then by the counter's.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ impl Counters {
     ///
     /// The first value of a counter is its start, and so is a lower value, because a driver that is loaded again counts from 0. A counter
     /// that cannot be read now keeps its value: when it can be read again, it has not risen.
-    pub(super) fn read(&mut self, gpu: &str, function: &Folder<'_>) -> Option<u64> {
+    pub(super) fn read(&mut self, gpu: &str, function: &Directory<'_>) -> Option<u64> {
         let mut rose = false;
         for name in function.names("/ras") {
             if !name.ends_with("_err_count") {

@@ -11,25 +11,25 @@ const ENTRIES: usize = 4096;
 
 /// A directory. Links are followed, but never out of the machine's root.
 #[derive(Debug, Clone)]
-pub(super) struct Folder<'t> {
+pub(super) struct Directory<'t> {
     tree: &'t dyn Tree,
     root: Root<'t>,
 }
 
-impl<'t> Folder<'t> {
+impl<'t> Directory<'t> {
     /// Open the directory at a path of the machine.
-    pub(super) fn open(tree: &'t dyn Tree, path: &str) -> Option<Folder<'t>> {
+    pub(super) fn open(tree: &'t dyn Tree, path: &str) -> Option<Directory<'t>> {
         let machine = Root::open(tree, "/")?;
         let (path, _) = machine.resolve(path)?;
         let root = Root::open(tree, &path)?;
-        Some(Folder { tree, root })
+        Some(Directory { tree, root })
     }
 
     /// Open a directory below this one, for paths that are real directories and no links.
-    pub(super) fn below(&self, path: &str) -> Option<Folder<'t>> {
+    pub(super) fn below(&self, path: &str) -> Option<Directory<'t>> {
         let (path, _) = self.root.resolve(path)?;
         let root = Root::open(self.tree, &self.root.host(&path))?;
-        Some(Folder { tree: self.tree, root })
+        Some(Directory { tree: self.tree, root })
     }
 
     /// Return the names in a directory below this one; empty if there is no such directory.

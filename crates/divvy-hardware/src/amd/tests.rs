@@ -1,7 +1,7 @@
 use std::fs;
 use std::time::Duration;
 
-use divvy_testkit::amd::{self as recorded, Machine, function_folder, kfd_node};
+use divvy_testkit::amd::{self as recorded, Machine, function_directory, kfd_node};
 use divvy_testkit::machine::Machine as Copy;
 use tempfile::TempDir;
 
@@ -173,7 +173,7 @@ fn a_partition_has_the_memory_of_its_share_and_a_whole_gpu_that_of_the_card() {
     let seen = look(&root);
     assert_eq!((seen.gpus.len(), seen.gpus[0].total), (29, MiB(4 * 49_152)));
     let root = write(Machine::Mi210);
-    let function = function_folder(root.path(), "0000:03:00.0");
+    let function = function_directory(root.path(), "0000:03:00.0");
     fs::write(function.join("mem_info_vram_total"), "0\n").expect("written");
     assert_eq!(look(&root).gpus[0].total, MiB(65_520), "KFD says it as well");
 }
@@ -267,7 +267,7 @@ fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
         let root = write(Machine::Mi210);
         let before = look(&root);
         let node = kfd_node(root.path(), 130).expect("a node");
-        change(&function_folder(root.path(), "0000:03:00.0"), &node);
+        change(&function_directory(root.path(), "0000:03:00.0"), &node);
         let seen = look(&root);
         let gpu = &seen.gpus[0];
         match expected {
@@ -408,7 +408,7 @@ fn a_gpu_fails_when_its_uncorrectable_errors_increase_and_only_then() {
     let mut amd = open(&root);
     let events = amd.events();
     let address = "0000:19:00.0";
-    let ras = function_folder(root.path(), address).join("ras/umc_err_count");
+    let ras = function_directory(root.path(), address).join("ras/umc_err_count");
     let set = |count| recorded::set_memory_errors(root.path(), address, count).expect("written");
     set(5);
     // The value, and the faults that it causes.
@@ -469,9 +469,9 @@ fn processes_are_those_that_use_memory_of_the_gpu() {
     ] {
         recorded::set_process(root.path(), pid, recorded::gpu_id(node), bytes).expect("written");
     }
-    let folder = root.path().join("sys/devices/virtual/kfd/kfd/proc/7");
-    fs::write(folder.join("vram_x"), "1\n").expect("written");
-    fs::write(folder.join("sdma_40001"), "1\n").expect("written");
+    let directory = root.path().join("sys/devices/virtual/kfd/kfd/proc/7");
+    fs::write(directory.join("vram_x"), "1\n").expect("written");
+    fs::write(directory.join("sdma_40001"), "1\n").expect("written");
     let all = amd.processes().expect("processes");
     GpuProcesses::validate(&all).expect("the client accepts them");
     let found: Vec<(&str, Vec<(u32, u64)>)> = all
@@ -570,11 +570,11 @@ fn a_file_that_is_cut_off_or_missing_gives_no_gpu_a_value_that_is_not_its_own() 
 
 /// The regular files of a copy, with their bytes.
 fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
-    fn add(tree: &Copy, folder: &str, found: &mut Vec<(String, Vec<u8>)>) {
-        for name in tree.names(folder) {
-            let path = format!("{}/{name}", folder.trim_end_matches('/'));
+    fn add(tree: &Copy, directory: &str, found: &mut Vec<(String, Vec<u8>)>) {
+        for name in tree.names(directory) {
+            let path = format!("{}/{name}", directory.trim_end_matches('/'));
             match tree.look(&path).map(|entry| entry.kind) {
-                Some(divvy_host::Kind::Folder) => add(tree, &path, found),
+                Some(divvy_host::Kind::Directory) => add(tree, &path, found),
                 Some(divvy_host::Kind::File) if path.starts_with("/sys") => {
                     let bytes = tree.read(&path, 1 << 20).expect("read");
                     found.push((path, bytes));

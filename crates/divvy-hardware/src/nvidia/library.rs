@@ -9,7 +9,7 @@ const SONAME: &str = "libnvidia-ml.so.1";
 
 /// Library directories of the distributions, relative to a root, and those of WSL. The first six are the ones that NVIDIA's device plugin
 /// searches.
-const FOLDERS: [&str; 8] = [
+const DIRECTORIES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -36,7 +36,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
         candidates.push(PathBuf::from(SONAME));
     }
     for root in [options.driver_root.clone(), options.driver_root.join(DRIVER_CONTAINER)] {
-        let files = FOLDERS.iter().map(|folder| root.join(folder).join(SONAME));
+        let files = DIRECTORIES.iter().map(|directory| root.join(directory).join(SONAME));
         candidates.extend(files.filter(|file| file.exists()));
     }
     candidates
@@ -46,7 +46,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
-    let has_library = |root: &Path| FOLDERS.iter().any(|folder| root.join(folder).join(SONAME).exists());
+    let has_library = |root: &Path| DIRECTORIES.iter().any(|directory| root.join(directory).join(SONAME).exists());
     match !has_library(&options.driver_root) && has_library(&container) {
         true => container,
         false => options.driver_root.clone(),

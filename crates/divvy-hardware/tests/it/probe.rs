@@ -111,9 +111,9 @@ fn once_says_why_there_is_no_driver_and_what_to_do() {
 #[test]
 fn the_driver_is_found_below_a_driver_root() {
     let machine = Machine::new(TWO);
-    let folder = machine.path("root/usr/lib64");
-    std::fs::create_dir_all(&folder).expect("directory");
-    std::os::unix::fs::symlink(sim_library(), folder.join("libnvidia-ml.so.1")).expect("link");
+    let directory = machine.path("root/usr/lib64");
+    std::fs::create_dir_all(&directory).expect("directory");
+    std::os::unix::fs::symlink(sim_library(), directory.join("libnvidia-ml.so.1")).expect("link");
     let mut command = Command::new(PROBE);
     command
         .envs(machine.env())

@@ -40,8 +40,8 @@ pub(crate) fn sim_library() -> &'static Path {
     })
 }
 
-fn newest(folder: &Path) -> SystemTime {
-    let files = std::fs::read_dir(folder)
+fn newest(directory: &Path) -> SystemTime {
+    let files = std::fs::read_dir(directory)
         .expect("sources")
         .map(|entry| entry.expect("entry").path());
     let times = files.map(|path| match path.is_dir() {

@@ -8,8 +8,8 @@ use super::*;
 
 #[test]
 fn without_openat2_no_link_is_followed() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let at = folder.path().join("root");
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = directory.path().join("root");
     std::fs::create_dir_all(at.join("etc/x")).expect("made");
     std::fs::write(at.join("etc/x/file"), "inside").expect("written");
     symlink("x", at.join("etc/link")).expect("linked");
@@ -36,9 +36,9 @@ fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() 
     if let Some(at) = std::env::var_os(ROOT) {
         return the_same_mounts_are_refused(&Root::open(Path::new(&at)).expect("opened"));
     }
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for path in ["root/etc/ld.so.conf.d", "root/volume", "root/same", "outside/below"] {
-        std::fs::create_dir_all(folder.path().join(path)).expect("made");
+        std::fs::create_dir_all(directory.path().join(path)).expect("made");
     }
     // One mount of another file system, and one of another directory on the same file system.
     let mounts =
@@ -50,8 +50,8 @@ fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() 
             "--exact",
             "root::tests::without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses",
         ])
-        .env(ROOT, folder.path().join("root"))
-        .current_dir(folder.path())
+        .env(ROOT, directory.path().join("root"))
+        .current_dir(directory.path())
         .output()
         .expect("unshare runs");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -73,17 +73,17 @@ fn the_same_mounts_are_refused(root: &Root) {
     ] {
         let expected = if refused { Err(Errno::XDEV) } else { Ok(()) };
         assert_eq!(
-            root.resolve(path, FOLDER, Mounts::Refused).map(drop),
+            root.resolve(path, DIRECTORY, Mounts::Refused).map(drop),
             expected,
             "openat2: {path}"
         );
         assert_eq!(
-            root.walk(path, FOLDER, Mounts::Refused).map(drop),
+            root.walk(path, DIRECTORY, Mounts::Refused).map(drop),
             expected,
             "without: {path}"
         );
         assert_eq!(
-            root.walk(path, FOLDER, Mounts::Crossed).map(drop),
+            root.walk(path, DIRECTORY, Mounts::Crossed).map(drop),
             Ok(()),
             "for reading: {path}"
         );
@@ -92,7 +92,7 @@ fn the_same_mounts_are_refused(root: &Root) {
 
 /// Files outside a root, and files with the same names inside it. Links lead from the root to the outside.
 struct Trap {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 const SECRET: &str = "the host's";
@@ -101,7 +101,7 @@ const SWAPS: usize = 100_000;
 impl Trap {
     fn new() -> Trap {
         let trap = Trap {
-            folder: tempfile::tempdir().expect("a directory"),
+            directory: tempfile::tempdir().expect("a directory"),
         };
         for place in ["outside", "root/etc"] {
             std::fs::create_dir_all(trap.at(place)).expect("made");
@@ -114,7 +114,7 @@ impl Trap {
     }
 
     fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
+        self.directory.path().join(path)
     }
 
     /// Call `work` repeatedly while another thread exchanges two entries of the root. Return how often `work` succeeded and how often it failed.
@@ -156,7 +156,7 @@ impl Trap {
 
 /// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: between a check and a write, a directory becomes a link out of the root.
 #[test]
-fn case_37_a_rule_3_a_folder_that_becomes_a_link_out_of_the_root_leads_nowhere() {
+fn case_37_a_rule_3_a_directory_that_becomes_a_link_out_of_the_root_leads_nowhere() {
     let trap = Trap::new();
     // Three kinds of links out of the root: absolute, through .., and through /proc.
     for target in ["outside", "../outside", "/proc/self/root"] {

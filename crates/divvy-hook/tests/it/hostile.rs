@@ -109,14 +109,14 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
         env!("CARGO_BIN_EXE_divvy-hook")
     );
     let file = image.rootfs(PARAMS);
-    let folder = file.parent().expect("a directory").display().to_string();
+    let directory = file.parent().expect("a directory").display().to_string();
     let file = file.display();
     // Both calls read the state from a file. The second call finds nothing to do.
     let state = image.at("state");
     fs::write(&state, image.state()).expect("written");
     let state = state.display();
     let script = format!(
-        "mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} <{state} && {hook} <{state} && cat {file} && ls {folder} && grep -c {folder} /proc/self/mountinfo; \
+        "mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} <{state} && {hook} <{state} && cat {file} && ls {directory} && grep -c {directory} /proc/self/mountinfo; \
          echo x 2>/dev/null >{file} || echo refused"
     );
     let Some(output) = in_namespace(&image, &script) else {
@@ -141,7 +141,8 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
         if text.is_none() {
             fs::remove_file(image.rootfs(PARAMS)).expect("removed");
         }
-        let script = format!("mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} && ! grep {folder} /proc/self/mountinfo");
+        let script =
+            format!("mount -t tmpfs tmpfs /mnt 2>/dev/null || exit 99; {hook} && ! grep {directory} /proc/self/mountinfo");
         let output = in_namespace(&image, &script).expect("as before");
         assert!(
             output.status.success() && output.stderr.is_empty() && output.stdout.is_empty(),
@@ -155,7 +156,7 @@ fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
 fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
     let image = Image::new(&[CUDA]);
     let files = || {
-        let output = Command::new("find").arg(image.folder.path()).output().expect("it runs");
+        let output = Command::new("find").arg(image.directory.path()).output().expect("it runs");
         String::from_utf8(output.stdout).expect("text")
     };
     let nodes = serde_json::json!({"root": {"path": "rootfs"}, "mounts": [{"destination": CUDA}], "linux": {"devices": [{"path": "/dev/nvidia0"}]}});

@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// A bundle with a root, in a temporary directory.
 pub(crate) struct Image {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 /// The first bytes of a library for x86-64.
@@ -25,7 +25,7 @@ impl Image {
     /// Build an image with these libraries mounted. They exist in the root, as when a container runtime calls a hook.
     pub(crate) fn new(libraries: &[&str]) -> Image {
         let image = Image {
-            folder: tempfile::tempdir().expect("a directory"),
+            directory: tempfile::tempdir().expect("a directory"),
         };
         fs::create_dir_all(image.at("rootfs/etc")).expect("made");
         let mounts: Vec<_> = libraries
@@ -44,7 +44,7 @@ impl Image {
     }
 
     pub(crate) fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path)
+        self.directory.path().join(path)
     }
 
     pub(crate) fn rootfs(&self, path: &str) -> PathBuf {
@@ -58,7 +58,7 @@ impl Image {
     }
 
     pub(crate) fn state(&self) -> String {
-        json!({"ociVersion": "1.2.0", "id": "c", "status": "creating", "pid": 4242, "bundle": self.folder.path()}).to_string()
+        json!({"ociVersion": "1.2.0", "id": "c", "status": "creating", "pid": 4242, "bundle": self.directory.path()}).to_string()
     }
 
     pub(crate) fn run(&self, words: &[&str]) -> Output {

@@ -17,7 +17,7 @@ const OTHER: &str = "/usr/lib/x/libnvidia-ml.so.550.54.15";
 
 /// Return the path of NVIDIA's program. If the comparison is not possible, record a skip and return `None`.
 fn theirs() -> Option<PathBuf> {
-    let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+    let directory = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
     let may = Command::new("unshare")
         .args(["-m", "mount", "-t", "tmpfs", "none", "/run"])
         .output();
@@ -25,7 +25,7 @@ fn theirs() -> Option<PathBuf> {
         divvy_skip::skipped("no mount namespace can be made: that takes root");
         return None;
     }
-    Some(folder.join("nvidia-cdi-hook"))
+    Some(directory.join("nvidia-cdi-hook"))
 }
 
 fn library(path: &Path, soname: &str) {
@@ -41,18 +41,18 @@ fn library(path: &Path, soname: &str) {
 /// Return what a program in the container finds: links and files by path, and for each name in the cache the file that a loader uses.
 fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     let mut paths = BTreeMap::new();
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(image.at("rootfs").join(&folder)).expect("a directory") {
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(image.at("rootfs").join(&directory)).expect("a directory") {
             let entry = entry.expect("an entry");
-            let path = folder.join(entry.file_name());
+            let path = directory.join(entry.file_name());
             let kind = entry.file_type().expect("its kind");
             let shown = format!("/{}", path.display());
             if kind.is_symlink() {
                 let target = fs::read_link(entry.path()).expect("a link");
                 paths.insert(shown, format!("-> {}", target.display()));
             } else if kind.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if !kind.is_file() {
                 paths.insert(shown, "a node".to_owned());
             } else if !shown.starts_with("/etc/ld.so") {

@@ -76,7 +76,7 @@ fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
     }
     let run = || {
         let output = Command::new("chroot")
-            .arg(image.folder.path().join("rootfs"))
+            .arg(image.directory.path().join("rootfs"))
             .arg("/program")
             .output()
             .expect("it runs");
@@ -133,7 +133,7 @@ fn without_a_library_nothing_is_written() {
 }
 
 #[test]
-fn case_36_a_links_are_made_with_their_folders_and_replaced() {
+fn case_36_a_links_are_made_with_their_directories_and_replaced() {
     let image = Image::new(&[]);
     let links = [
         "create-symlinks",
@@ -360,7 +360,7 @@ fn case_40_the_application_profile_has_a_bit_for_each_gpu_of_the_container() {
 }
 
 #[test]
-fn musls_loader_is_told_of_the_folders() {
+fn musls_loader_is_told_of_the_directories() {
     let image = Image::new(&[CUDA, "/opt/lib/libnvidia-ml.so.1"]);
     let arch = std::env::consts::ARCH;
     image.put(&format!("/lib/ld-musl-{arch}.so.1"), &elf());

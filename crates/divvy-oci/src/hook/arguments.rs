@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use thiserror::Error as ThisError;
 
-use super::compat::FOLDER;
+use super::compat::DIRECTORY;
 use divvy_host::plain_line;
 
 type Result<T, E = Error> = std::result::Result<T, E>;
@@ -67,7 +67,7 @@ pub enum Hook {
     /// Add the libraries of directories to the loader's cache, and the image's own libcuda before them.
     UpdateLdcache {
         /// The container's directories into which the libraries are mounted.
-        folders: Vec<String>,
+        directories: Vec<String>,
         /// The version of the host's driver, if the image's own libcuda may be preferred.
         host_driver: Option<String>,
         /// The absolute path of the image's directory with its own libcuda.
@@ -146,19 +146,19 @@ impl Hook {
             "--help" | "-h" | "help" => Ok(Hook::Help),
             "--version" | "-V" => Ok(Hook::Version),
             "update-ldcache" => {
-                let (folders, host_driver, on_failure) = lists(name, rest, "folder", &["host-driver-version"])?;
+                let (directories, host_driver, on_failure) = lists(name, rest, "folder", &["host-driver-version"])?;
                 Ok(Hook::UpdateLdcache {
-                    folders,
+                    directories,
                     host_driver: host_driver.into_iter().next_back(),
-                    compat: FOLDER.to_owned(),
+                    compat: DIRECTORY.to_owned(),
                     on_failure,
                 })
             }
             "enable-cuda-compat" => {
                 // NVIDIA's hook also takes the host's CUDA version, which follows from the driver's version.
                 let more = ["cuda-compat-container-root"];
-                let (host_driver, folder, on_failure) = lists(name, rest, "host-driver-version", &more)?;
-                let compat = folder.into_iter().next_back().unwrap_or_else(|| FOLDER.to_owned());
+                let (host_driver, directory, on_failure) = lists(name, rest, "host-driver-version", &more)?;
+                let compat = directory.into_iter().next_back().unwrap_or_else(|| DIRECTORY.to_owned());
                 // The path is written as a line of a file in the container, so it must not contain a newline.
                 match compat.starts_with('/') && !compat.contains(char::is_control) {
                     false => Err(Error::Usage(format!(
@@ -166,7 +166,7 @@ impl Hook {
                         plain_line(compat.chars().take(200))
                     ))),
                     true => Ok(Hook::UpdateLdcache {
-                        folders: Vec::new(),
+                        directories: Vec::new(),
                         host_driver: host_driver.into_iter().next_back(),
                         compat,
                         on_failure,
@@ -277,11 +277,11 @@ mod tests {
         for (line, expected) in [
             (
                 "update-ldcache --folder /a --folder=/b",
-                "UpdateLdcache { folders: [\"/a\", \"/b\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Ignore }",
+                "UpdateLdcache { directories: [\"/a\", \"/b\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Ignore }",
             ),
             (
                 "update-ldcache --on-failure fail --folder /a",
-                "UpdateLdcache { folders: [\"/a\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Fail }",
+                "UpdateLdcache { directories: [\"/a\"], host_driver: None, compat: \"/usr/local/cuda/compat\", on_failure: Fail }",
             ),
             (
                 "create-symlinks --link a.so.1::/l/a.so",
@@ -293,7 +293,7 @@ mod tests {
             ),
             (
                 "enable-cuda-compat --host-driver-version=535.1 --cuda-compat-container-root /c",
-                "UpdateLdcache { folders: [], host_driver: Some(\"535.1\"), compat: \"/c\", on_failure: Ignore }",
+                "UpdateLdcache { directories: [], host_driver: Some(\"535.1\"), compat: \"/c\", on_failure: Ignore }",
             ),
             (
                 "update-application-profile --on-failure=fail",

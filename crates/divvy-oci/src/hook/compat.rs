@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// The prefix of the library's file name. The version follows.
 pub const LIBCUDA: &str = "libcuda.so.";
 /// The directory of the library in NVIDIA's images.
-pub const FOLDER: &str = "/usr/local/cuda/compat";
+pub const DIRECTORY: &str = "/usr/local/cuda/compat";
 /// A limit on the sections of an ELF file. No libcuda has more sections, or a larger name table or note than `MOST_BYTES`.
 const MOST_SECTIONS: u64 = 1000;
 const MOST_BYTES: u64 = 64 * 1024;

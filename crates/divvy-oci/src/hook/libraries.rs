@@ -11,11 +11,11 @@ pub fn stem(name: &str) -> Option<&str> {
 }
 
 /// Append directories to the list of musl's loader, without duplicates. Without a list, start from [`MUSL_DEFAULT`].
-pub fn musl_list(there: Option<&str>, folders: &[&str]) -> String {
+pub fn musl_list(there: Option<&str>, directories: &[&str]) -> String {
     let mut list = there.unwrap_or(MUSL_DEFAULT).to_owned();
-    for folder in folders {
-        if list.split([':', '\n']).all(|known| known != *folder) {
-            list = format!("{}\n{folder}", list.trim_end());
+    for directory in directories {
+        if list.split([':', '\n']).all(|known| known != *directory) {
+            list = format!("{}\n{directory}", list.trim_end());
         }
     }
     list

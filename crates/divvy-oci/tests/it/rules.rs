@@ -44,21 +44,21 @@ fn rule_2_a_spec_has_no_hook_or_the_one_of_ours_with_everything_said() {
         assert!(!hook.env.is_empty() && hook.timeout.is_some(), "{hook:?}");
         assert_eq!(hook.args[..2], ["divvy-hook", "update-ldcache"]);
         assert!(hook.args.contains(&"--folder=/usr/lib64".to_owned()), "{hook:?}");
-        let folders: Vec<&str> = hook.args[2..]
+        let directories: Vec<&str> = hook.args[2..]
             .iter()
             .filter_map(|arg| arg.strip_prefix("--folder="))
             .collect();
-        assert_eq!(folders.len(), hook.args.len() - 2);
+        assert_eq!(directories.len(), hook.args.len() - 2);
         assert!(
-            folders
+            directories
                 .iter()
-                .all(|folder| !folder.contains("vdpau") && !folder.contains("gbm")),
-            "{folders:?}"
+                .all(|directory| !directory.contains("vdpau") && !directory.contains("gbm")),
+            "{directories:?}"
         );
         for mount in edits(&spec).iter().flat_map(|edits| &edits.mounts) {
-            let (folder, name) = mount.container_path.rsplit_once('/').expect("a path");
+            let (directory, name) = mount.container_path.rsplit_once('/').expect("a path");
             if name.starts_with("libcuda.so") {
-                assert!(folders.contains(&folder), "{folder} is not searched");
+                assert!(directories.contains(&directory), "{directory} is not searched");
             }
         }
     }

@@ -10,10 +10,10 @@ fn rule_10_the_programs_have_no_interpreter_and_two_mebibytes_at_most() {
     if !divvy_skip::program("readelf", "binutils") {
         return;
     }
-    let folder = format!("../../target/image/{}-unknown-linux-musl/runtime", std::env::consts::ARCH);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let directory = format!("../../target/image/{}-unknown-linux-musl/runtime", std::env::consts::ARCH);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     for name in ["divvy-runtime", "divvy-hook"] {
-        let path = folder.join(name);
+        let path = directory.join(name);
         let Ok(found) = path.metadata() else {
             divvy_skip::skipped(format_args!("{} was not built (cargo xtask test builds it)", path.display()));
             continue;

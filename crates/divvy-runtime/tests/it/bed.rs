@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// A temporary directory with a bundle, specs, settings, and a stand-in for runc.
 pub(crate) struct Bed {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 /// The stand-in for runc: it prints its arguments and the variable `A`, and ends with status 7.
@@ -16,7 +16,7 @@ const LOW_LEVEL: &str = "#!/bin/sh\nprintf '%s\\n' \"$@\"\necho \"A=$A\"\nexit 7
 impl Bed {
     pub(crate) fn new(config: &str) -> Bed {
         let bed = Bed {
-            folder: tempfile::tempdir().expect("a directory"),
+            directory: tempfile::tempdir().expect("a directory"),
         };
         fs::create_dir_all(bed.path("bundle")).expect("a bundle");
         fs::create_dir_all(bed.path("cdi")).expect("a directory of specs");
@@ -28,7 +28,7 @@ impl Bed {
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     pub(crate) fn config(&self) -> PathBuf {

@@ -108,7 +108,7 @@ fn nvidias_program_is_called_for_what_docker_was_asked_for_and_gets_no_variable_
 }
 
 #[test]
-fn what_an_image_says_gives_no_gpu_though_the_hook_of_a_folder_is_called_for_it() {
+fn what_an_image_says_gives_no_gpu_though_the_hook_of_a_directory_is_called_for_it() {
     // CRI-O and podman call every hook in a hooks directory for every container.
     for key in ["io.kubernetes.cri-o.Name", "io.container.manager"] {
         let mut config = by_docker("all");

@@ -134,7 +134,7 @@ struct Machine {
 impl Machine {
     /// Prepare the machine. If that is not possible, record a skip and return `None`.
     fn new(needed: &str) -> Option<Machine> {
-        let programs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+        let programs = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !programs.join(needed).is_file() {
             divvy_skip::skipped(format_args!("{} has no {needed}", programs.display()));
             return None;

@@ -69,8 +69,8 @@ fn the_same_container(runtime: &Path) -> Result<(), String> {
     let bed = Bed::new("{}");
     let root = bed.path("bundle/rootfs");
     copy_programs(&root);
-    for folder in ["dev", "proc", "sys", "run"] {
-        fs::create_dir_all(root.join(folder)).expect("made");
+    for directory in ["dev", "proc", "sys", "run"] {
+        fs::create_dir_all(root.join(directory)).expect("made");
     }
     bed.settings("cdi", runtime);
     let shim = bed.path("shim");
@@ -84,7 +84,7 @@ fn the_same_container(runtime: &Path) -> Result<(), String> {
     fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).expect("its mode");
     let output = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT])
-        .env("BED", bed.folder.path())
+        .env("BED", bed.directory.path())
         .env("RUNTIME", runtime)
         .output()
         .expect("unshare runs");

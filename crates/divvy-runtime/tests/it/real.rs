@@ -12,13 +12,16 @@ use super::bed::{Bed, built};
 /// Return the paths of runc and crun. Record a skip for each one that is not installed.
 pub(crate) fn runtimes() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path)
+    let directories: Vec<PathBuf> = std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .collect();
     ["runc", "crun"]
         .iter()
         .filter_map(|name| {
-            let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
+            let found = directories
+                .iter()
+                .map(|directory| directory.join(name))
+                .find(|path| path.exists());
             if found.is_none() {
                 divvy_skip::skipped(format_args!("{name} is not in the PATH (Debian: {name})"));
             }
@@ -53,8 +56,8 @@ fn run(command: &Command) -> Output {
         .arg(command.get_program())
         .args(command.get_args())
         .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    if let Some(folder) = command.get_current_dir() {
-        inside.current_dir(folder);
+    if let Some(directory) = command.get_current_dir() {
+        inside.current_dir(directory);
     }
     inside.output().expect("unshare runs")
 }
@@ -81,7 +84,7 @@ fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check
         copy_programs(&bed.path("bundle/rootfs"));
         fs::write(bed.config(), config.to_string()).expect("written");
         prepare(&bed, &runtime);
-        let name = format!("divvy-test-{}", bed.folder.path().file_name().expect("a name").display());
+        let name = format!("divvy-test-{}", bed.directory.path().file_name().expect("a name").display());
         let state = bed.path("state");
         let words = ["--root", state.to_str().expect("text"), "run", &name];
         // A container may fail here for other reasons, for example if root's capabilities are limited.

@@ -78,7 +78,7 @@ fn case_21_b_a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_
 }
 
 #[test]
-fn run_is_a_creation_too_and_the_current_folder_is_the_bundle() {
+fn run_is_a_creation_too_and_the_current_directory_is_the_bundle() {
     let bed = Bed::new(&asking("0"));
     let output = bed.run(&["run", "c1"]);
     assert_eq!(output.status.code(), Some(7));
@@ -174,7 +174,7 @@ fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() 
 }
 
 #[test]
-fn a_folder_of_specs_that_cannot_be_read_is_an_error_and_one_that_is_not_there_has_none() {
+fn a_directory_of_specs_that_cannot_be_read_is_an_error_and_one_that_is_not_there_has_none() {
     let bed = Bed::new(&asking("0"));
     fs::remove_dir_all(bed.path("cdi")).expect("removed");
     let missing = bed.create().expect_err("no GPU");

@@ -6,5 +6,5 @@ mod openb;
 mod properties;
 mod what_if;
 
-#[path = "../../examples/variants/lists.rs"]
+#[path = "../../examples/pod_lists/lists.rs"]
 mod lists;

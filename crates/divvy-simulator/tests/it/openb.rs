@@ -12,22 +12,22 @@ use divvy_simulator::{Choice, Completions, Order, Setting, Trace, inflate, turn_
 
 use crate::lists::{List, choosy, large};
 
-fn folder() -> Option<PathBuf> {
-    divvy_skip::folder("DIVVY_OPENB", "the openb traces")
+fn directory() -> Option<PathBuf> {
+    divvy_skip::directory("DIVVY_OPENB", "the openb traces")
 }
 
-fn read(folder: &Path, name: &str) -> Vec<u8> {
-    let path = folder.join(name);
+fn read(directory: &Path, name: &str) -> Vec<u8> {
+    let path = directory.join(name);
     fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn trace(folder: &Path, list: &str) -> Trace {
-    let nodes = read(folder, "openb_node_list_gpu_node.csv.gz");
-    Trace::read(&nodes, &read(folder, &format!("openb_pod_list_{list}.csv.gz"))).expect("a trace")
+fn trace(directory: &Path, list: &str) -> Trace {
+    let nodes = read(directory, "openb_node_list_gpu_node.csv.gz");
+    Trace::read(&nodes, &read(directory, &format!("openb_pod_list_{list}.csv.gz"))).expect("a trace")
 }
 
-fn order(folder: &Path, trace: &Trace, list: &str, seed: &str) -> Order {
-    Order::read(&read(folder, &format!("orders/{list}_{seed}.txt.gz")), trace).expect("an order")
+fn order(directory: &Path, trace: &Trace, list: &str, seed: &str) -> Order {
+    Order::read(&read(directory, &format!("orders/{list}_{seed}.txt.gz")), trace).expect("an order")
 }
 
 fn line(list: &str, policy: &str, seed: &str, trace: &Trace, order: &Order) -> String {
@@ -53,8 +53,8 @@ fn line(list: &str, policy: &str, seed: &str, trace: &Trace, order: &Order) -> S
 
 #[test]
 fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
-    let Some(folder) = folder() else { return };
-    let exact = String::from_utf8(read(&folder, "exact.csv")).expect("text");
+    let Some(directory) = directory() else { return };
+    let exact = String::from_utf8(read(&directory, "exact.csv")).expect("text");
     let mut wrong = Vec::new();
     let mut known: Option<(String, Trace)> = None;
     let mut runs = 0;
@@ -62,10 +62,10 @@ fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
         let fields: Vec<&str> = expected.split(',').collect();
         let [list, policy, seed] = [fields[0], fields[1], fields[2]];
         if known.as_ref().is_none_or(|(name, _)| name != list) {
-            known = Some((list.to_owned(), trace(&folder, list)));
+            known = Some((list.to_owned(), trace(&directory, list)));
         }
         let (_, trace) = known.as_ref().expect("just read");
-        let order = order(&folder, trace, list, seed);
+        let order = order(&directory, trace, list, seed);
         let found = line(list, policy, seed, trace, &order);
         runs += 1;
         if found != expected {
@@ -84,8 +84,8 @@ fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
 /// The policies for which only the spread over ten seeds is published; `random` uses another generator.
 #[test]
 fn the_other_policies_are_where_they_were_published_to_be() {
-    let Some(folder) = folder() else { return };
-    let published = String::from_utf8(read(&folder, "published.csv")).expect("text");
+    let Some(directory) = directory() else { return };
+    let published = String::from_utf8(read(&directory, "published.csv")).expect("text");
     let mut checked = 0;
     for row in published.lines().skip(1) {
         let fields: Vec<&str> = row.split(',').collect();
@@ -96,9 +96,9 @@ fn the_other_policies_are_where_they_were_published_to_be() {
             _ => continue,
         };
         let [least, most] = [4, 5].map(|field| fields[field].parse::<f64>().expect("a number"));
-        let trace = trace(&folder, fields[0]);
+        let trace = trace(&directory, fields[0]);
         for seed in ["42", "43"] {
-            let order = order(&folder, &trace, fields[0], seed);
+            let order = order(&directory, &trace, fields[0], seed);
             let at = inflate(&trace, &order, policy).at(130).expect("130 % arrive");
             let slack = around + 0.005;
             assert!(
@@ -115,25 +115,25 @@ fn the_other_policies_are_where_they_were_published_to_be() {
 /// The expected means are over ten orders; these are five of them.
 #[test]
 fn rf_is_where_research_had_it() {
-    let Some(folder) = folder() else { return };
+    let Some(directory) = directory() else { return };
     for (list, at_100) in [
         ("default", 95.56),
         ("cpu100", 95.51),
         ("gpushare40", 94.28),
         ("gpushare100", 86.64),
     ] {
-        let [_, found, _] = means(&folder, list, Policy::Rf);
+        let [_, found, _] = means(&directory, list, Policy::Rf);
         assert!((found - at_100).abs() < 0.1, "{list}: {found:.2}, expected {at_100}");
     }
 }
 
 /// The means over the five seeds when 95, 100, and 130 % have arrived.
-fn means(folder: &Path, list: &str, policy: Policy) -> [f64; 3] {
-    let trace = trace(folder, list);
+fn means(directory: &Path, list: &str, policy: Policy) -> [f64; 3] {
+    let trace = trace(directory, list);
     let mut sums = [0.0; 3];
     let seeds = ["42", "43", "44", "45", "46"];
     for seed in seeds {
-        let run = inflate(&trace, &order(folder, &trace, list, seed), policy);
+        let run = inflate(&trace, &order(directory, &trace, list, seed), policy);
         for (sum, percent) in sums.iter_mut().zip([95, 100, 130]) {
             *sum += run.at(percent).expect("that much arrives");
         }
@@ -143,15 +143,15 @@ fn means(folder: &Path, list: &str, policy: Policy) -> [f64; 3] {
 
 #[test]
 fn the_default_policy_beats_fgd_on_every_list_and_is_where_it_is_meant_to_be() {
-    let Some(folder) = folder() else { return };
+    let Some(directory) = directory() else { return };
     for (list, at100, at130) in [
         ("default", 96.0, 96.1),
         ("cpu100", 96.1, 96.2),
         ("gpushare40", 94.7, 94.8),
         ("gpushare100", 88.2, 88.5),
     ] {
-        let divvy = means(&folder, list, Policy::Divvy);
-        let fgd = means(&folder, list, Policy::Fgd);
+        let divvy = means(&directory, list, Policy::Divvy);
+        let fgd = means(&directory, list, Policy::Fgd);
         let text = format!("{list}: divvy {divvy:.3?}, fgd {fgd:.3?}, at least {at100} and {at130}");
         assert!(divvy[1] >= at100 && divvy[2] >= at130, "{text}");
         assert!(divvy[0] >= fgd[0], "at 95 %: {text}");
@@ -161,8 +161,8 @@ fn the_default_policy_beats_fgd_on_every_list_and_is_where_it_is_meant_to_be() {
 
 #[test]
 fn with_pods_that_end_the_default_policy_uses_no_less_than_the_others_and_loses_no_large_pod_at_90_percent() {
-    let Some(folder) = folder() else { return };
-    let trace = trace(&folder, "default");
+    let Some(directory) = directory() else { return };
+    let trace = trace(&directory, "default");
     let ranks = Order::ranks_by_name(&trace);
     for load in [90, 97, 105] {
         let of = |policy| turn_over(&trace, &ranks, policy, &Completions::at(load, 1)).expect("a load");
@@ -198,8 +198,8 @@ fn means_of(trace: &Trace, seeds: std::ops::Range<u64>, setting: Setting, ranks:
 
 #[test]
 fn what_makes_it_harder_costs_the_default_policy_at_most_0_8_points() {
-    let Some(folder) = folder() else { return };
-    let trace = trace(&folder, "default");
+    let Some(directory) = directory() else { return };
+    let trace = trace(&directory, "default");
     let plain = Setting::from(Policy::Divvy);
     let by_hardware = Order::ranks_by_hardware(&trace);
     let at100 = |setting, ranks| means_of(&trace, 82..84, setting, ranks)[1];
@@ -238,9 +238,9 @@ fn what_makes_it_harder_costs_the_default_policy_at_most_0_8_points() {
 
 #[test]
 fn choosy_and_large_pods_are_placed_better_than_by_fgd() {
-    let Some(folder) = folder() else { return };
+    let Some(directory) = directory() else { return };
     let unpacked = |name: &str| {
-        divvy_simulator::decompress(name, &read(&folder, name))
+        divvy_simulator::decompress(name, &read(&directory, name))
             .expect("gzip")
             .into_owned()
     };

@@ -574,8 +574,8 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
         }
         Command::Cdi(Cdi::List(args)) => {
             words.extend(["cdi", "list", "-o", "name"].map(str::to_owned));
-            for folder in &args.spec_dir {
-                flag(&mut words, "spec-dir", folder);
+            for directory in &args.spec_dir {
+                flag(&mut words, "spec-dir", directory);
             }
         }
         Command::Cdi(Cdi::Transform(Transform::Root(args))) => {

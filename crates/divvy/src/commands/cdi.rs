@@ -29,15 +29,15 @@ pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
 }
 
 /// Return the spec files of a directory, and the names of files that look like specs but that engines do not read.
-fn directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+fn read_directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     // Symbolic links are followed, as engines do.
     listed(path, shown, priority, |name| Some(path.join(name)))
 }
 
 /// Like [`directory`], for a directory of the machine whose root is `sys_root`; symbolic links are resolved below that root.
-fn directory_below(sys_root: &Path, folder: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
+fn read_directory_below(sys_root: &Path, directory: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     if sys_root == Path::new("/") {
-        return directory(Path::new(folder), folder, priority);
+        return read_directory(Path::new(directory), directory, priority);
     }
     let files = Files::below(sys_root);
     let not_found = || std::io::Error::from(std::io::ErrorKind::NotFound);
@@ -46,8 +46,8 @@ fn directory_below(sys_root: &Path, folder: &str, priority: usize) -> std::io::R
         let (real, _) = root.resolve(path)?;
         Some(sys_root.join(real.trim_start_matches('/')))
     };
-    let real = here(folder).ok_or_else(not_found)?;
-    listed(&real, folder, priority, |name| here(&format!("{folder}/{name}")))
+    let real = here(directory).ok_or_else(not_found)?;
+    listed(&real, directory, priority, |name| here(&format!("{directory}/{name}")))
 }
 
 /// Read the directory `path`, whose name on the machine is `shown`. `real` returns the path to open for a file name.

@@ -125,7 +125,7 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     let target = engine.target(root, &wanted)?;
     let place = apply::Place {
         root,
-        folder: &args.root,
+        directory: &args.root,
     };
     let record_path = target.record();
     let record = record(root, &record_path)?;
@@ -274,17 +274,19 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
             "there is no {} on this machine: containers of the runtime {} will not start until it exists",
             wish.path, wish.name
         ));
-    } else if let Some(folder) = wish.path.strip_suffix("/divvy-runtime")
-        && root.file(&format!("{folder}/divvy-probe")).is_none()
+    } else if let Some(directory) = wish.path.strip_suffix("/divvy-runtime")
+        && root.file(&format!("{directory}/divvy-probe")).is_none()
     {
         notes.push(format!(
-            "there is no {folder}/divvy-probe: containers of the runtime {} will not start without a CDI spec (divvy cdi generate)",
+            "there is no {directory}/divvy-probe: containers of the runtime {} will not start without a CDI spec (divvy cdi generate)",
             wish.name
         ));
     }
     if engine == Engine::Docker
         && wish.path.ends_with("/divvy-runtime")
-        && !PATH.iter().any(|folder| root.file(&format!("{folder}/{HOOK}")).is_some())
+        && !PATH
+            .iter()
+            .any(|directory| root.file(&format!("{directory}/{HOOK}")).is_some())
     {
         notes.push(format!(
             "docker run --gpus needs a program {HOOK} in dockerd's PATH; divvy-runtime under that name is such a program: sudo ln -s {} /usr/local/bin/{HOOK}, and sudo \

@@ -44,8 +44,8 @@ pub fn run(args: &RuntimeConfigArgs) -> anyhow::Result<()> {
 /// Replace the file. If it is a link, replace its target. Keep the permissions of an existing file.
 fn write(to: &Path, text: &str) -> anyhow::Result<()> {
     let to = to.canonicalize().unwrap_or_else(|_| to.to_owned());
-    if let Some(folder) = to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("the directory {} cannot be created", folder.display()))?;
+    if let Some(directory) = to.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory).with_context(|| format!("the directory {} cannot be created", directory.display()))?;
     }
     let mode = std::fs::metadata(&to).map_or(0o644, |found| found.permissions().mode() & 0o7777);
     Ok(write_whole(&to, text, mode)?)

@@ -20,7 +20,7 @@ use crate::scheduler_config::distribution::Distribution;
 use crate::scheduler_config::installed::{authority, installed, secret_name};
 use crate::scheduler_config::merge::{Address, Wanted, merge};
 use crate::scheduler_config::second_scheduler::mutation::{MutateWith, Mutation, Webhook};
-use crate::scheduler_config::second_scheduler::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_FOLDER, Version};
+use crate::scheduler_config::second_scheduler::{DEFAULT_VERSION, NAME, SECRET_NAME, Second, TLS_DIRECTORY, Version};
 use crate::scheduler_config::{DEFAULT_PROFILE, Inline, LOCAL_URL, SERVICE_URL, Stanza, Tls, Whole};
 use divvy_program::Unclear;
 
@@ -223,7 +223,7 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
         let scheme = url.split(':').next().unwrap_or_default();
         let url = format!("{scheme}://{host}:{port}");
         if tls.inline.is_some() {
-            let file = |name: &str| Some(format!("{TLS_FOLDER}/{name}"));
+            let file = |name: &str| Some(format!("{TLS_DIRECTORY}/{name}"));
             (tls.ca, tls.cert, tls.key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
         }
         return Ok((url, tls));
@@ -264,7 +264,7 @@ fn stanza(args: &SchedulerConfigArgs, found: Option<(String, Tls)>) -> anyhow::R
             );
         }
         if args.tls_secret.is_some() {
-            let file = |given: Option<String>, name: &str| Some(given.unwrap_or_else(|| format!("{TLS_FOLDER}/{name}")));
+            let file = |given: Option<String>, name: &str| Some(given.unwrap_or_else(|| format!("{TLS_DIRECTORY}/{name}")));
             tls.ca = file(tls.ca, "ca.crt");
             tls.cert = file(tls.cert, "tls.crt");
             tls.key = file(tls.key, "tls.key");

@@ -58,8 +58,8 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
     study.check()?;
     let runs = all(&study, args.jobs.map(|jobs| jobs as usize))?;
     let answer = text::answer(&runs, study.trace.capacity_milli());
-    if let Some(folder) = &args.report {
-        report(&study, &runs, folder)?;
+    if let Some(directory) = &args.report {
+        report(&study, &runs, directory)?;
     }
     match args.output {
         SimulateOutput::Json => printer::json(&answer)?,
@@ -198,14 +198,14 @@ fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
     done.into_iter().flatten().collect()
 }
 
-fn report(study: &Study, runs: &[Run], folder: &Path) -> anyhow::Result<()> {
-    let cannot = || format!("the report cannot be written to {}", folder.display());
-    fs::create_dir_all(folder).with_context(cannot)?;
+fn report(study: &Study, runs: &[Run], directory: &Path) -> anyhow::Result<()> {
+    let cannot = || format!("the report cannot be written to {}", directory.display());
+    fs::create_dir_all(directory).with_context(cannot)?;
     let plots = plots::plots(runs);
     for plot in &plots {
-        write_whole(&folder.join(format!("{}.svg", plot.name)), &plot.svg, 0o644).with_context(cannot)?;
+        write_whole(&directory.join(format!("{}.svg", plot.name)), &plot.svg, 0o644).with_context(cannot)?;
     }
-    let page = folder.join("index.html");
+    let page = directory.join("index.html");
     let command = command(std::env::args());
     write_whole(&page, &plots::page(study, runs, &plots, &command).html(), 0o644).with_context(cannot)?;
     Ok(say(&format!("wrote the report to {}", page.display()))?)

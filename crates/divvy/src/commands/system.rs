@@ -116,12 +116,12 @@ type Node = (String, (u32, u32));
 /// Return NVIDIA's existing device nodes.
 fn existing(machine: &Root<'_>) -> Vec<Node> {
     let mut found = Vec::new();
-    for (folder, prefix) in [("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-")] {
-        let mut names = machine.names(folder);
+    for (directory, prefix) in [("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-")] {
+        let mut names = machine.names(directory);
         names.retain(|name| name.starts_with(prefix) && !NOT_LINKED.iter().any(|other| name.starts_with(other)));
         found.extend(names.into_iter().filter_map(|name| {
             // Skip links: they have the number of their target, but are not the kernel's name for it.
-            let path = format!("{folder}/{name}");
+            let path = format!("{directory}/{name}");
             let number = machine.device(&path).filter(|_| machine.link(&path).is_none())?;
             Some((path, number))
         }));
@@ -175,17 +175,17 @@ fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
     let files = Files::below("/");
     let machine = Root::open(&files, "/").context("there is no /")?;
     let control = Majors::read(&machine)?.control()?;
-    let folder = args.dev_root.join("dev");
-    let shown = |name: &str| folder.join(name).display().to_string();
+    let directory = args.dev_root.join("dev");
+    let shown = |name: &str| directory.join(name).display().to_string();
     if args.dry_run {
         for (name, major, minor) in control {
             say(&format!("Running: mknod --mode=0666 {} c {major} {minor}", shown(name)))?;
         }
         return Ok(());
     }
-    let folder = dev_of(&args.dev_root).with_context(|| format!("the directory {} cannot be opened", folder.display()))?;
+    let directory = dev_of(&args.dev_root).with_context(|| format!("the directory {} cannot be opened", directory.display()))?;
     for (name, major, minor) in control {
-        match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => {
                 say(&format!("Skipping: {} already exists", shown(name)))?;
                 continue;
@@ -194,9 +194,9 @@ fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
             Err(error) => return Err(error).with_context(|| format!("{} cannot be read", shown(name))),
         }
         let mode = Mode::from_raw_mode(0o666);
-        let made = mknodat(&folder, name, FileType::CharacterDevice, mode, makedev(major, minor));
+        let made = mknodat(&directory, name, FileType::CharacterDevice, mode, makedev(major, minor));
         // The caller's umask must not restrict the mode.
-        let made = made.and_then(|()| rustix::fs::chmodat(&folder, name, mode, AtFlags::empty()));
+        let made = made.and_then(|()| rustix::fs::chmodat(&directory, name, mode, AtFlags::empty()));
         made.with_context(|| format!("{} cannot be created; run this command as root", shown(name)))?;
     }
     Ok(())

@@ -15,7 +15,7 @@ use super::inspect::choice;
 use super::say;
 use crate::cli::uninstall::{UninstallArgs, UninstallOutput};
 use crate::printer;
-use crate::uninstall::{self, Folders, Found, KINDS, Kind, LEASE, NodeLeft, Object, Release};
+use crate::uninstall::{self, Directories, Found, KINDS, Kind, LEASE, NodeLeft, Object, Release};
 
 /// The number of objects to request in one page of a list.
 const PAGE: u32 = 500;
@@ -106,7 +106,7 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
         nodes: nodes_left(client).await?,
         pods: Vec::new(),
         waiting: 0,
-        folders: Folders::default(),
+        directories: Directories::default(),
     };
     for kind in KINDS {
         // Divvy has Roles in kube-system as well, so all kinds but the Lease are listed in all namespaces.
@@ -115,9 +115,9 @@ async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
             let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key).cloned());
             found.helm = found.helm.take().or(annotation("meta.helm.sh/release-name"));
             if kind.kind == "DaemonSet"
-                && let Some(folders) = Folders::of(&whole(&object))
+                && let Some(directories) = Directories::of(&whole(&object))
             {
-                found.folders = folders;
+                found.directories = directories;
             }
             found.objects.push(Object {
                 kind: kind.kind,

@@ -17,7 +17,7 @@ pub const DEFAULT_VERSION: Version = Version {
 /// The name of the Secret that contains the certificates of an installed extender.
 pub const SECRET_NAME: &str = "divvy-scheduler-tls";
 /// The directory in the scheduler's container at which the Secret with the certificates is mounted.
-pub const TLS_FOLDER: &str = "/etc/divvy/tls";
+pub const TLS_DIRECTORY: &str = "/etc/divvy/tls";
 
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +91,7 @@ impl Second<'_> {
         let indented: String = configuration.lines().map(|line| format!("    {line}\n")).collect();
         let (mount, volume) = match self.tls_secret {
             Some(secret) => (
-                format!("        - name: tls\n          mountPath: {TLS_FOLDER}\n          readOnly: true\n"),
+                format!("        - name: tls\n          mountPath: {TLS_DIRECTORY}\n          readOnly: true\n"),
                 format!("      - name: tls\n        secret:\n          secretName: {secret}\n"),
             ),
             None => Default::default(),
@@ -334,7 +334,7 @@ mod tests {
             .expect("a Deployment");
         let pod = &deployment["spec"]["template"]["spec"];
         assert_eq!(pod["volumes"][1]["secret"]["secretName"], "divvy-scheduler-tls");
-        assert_eq!(pod["containers"][0]["volumeMounts"][1]["mountPath"], TLS_FOLDER);
+        assert_eq!(pod["containers"][0]["volumeMounts"][1]["mountPath"], TLS_DIRECTORY);
     }
 
     #[test]

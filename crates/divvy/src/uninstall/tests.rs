@@ -43,7 +43,7 @@ fn found() -> Found {
         nodes: vec![node("n1"), node("n2")],
         pods: vec![holder_of("a", Some(MiB(3072))), holder_of("b", None)],
         waiting: 1,
-        folders: Folders {
+        directories: Directories {
             state: "/var/lib/k0s/kubelet/plugins/divvy.dev".to_owned(),
             cdi: "/etc/my cdi/".to_owned(),
             known: true,
@@ -62,7 +62,7 @@ fn nothing() -> Found {
         }],
         pods: Vec::new(),
         waiting: 0,
-        folders: Folders::default(),
+        directories: Directories::default(),
     }
 }
 
@@ -170,14 +170,19 @@ fn whole_gpus_are_divvys_where_the_inventory_says_so() {
 
 /// The directories in the plan are those that the chart mounts.
 #[test]
-fn the_folders_are_those_of_the_charts_daemon_set() {
+fn the_directories_are_those_of_the_charts_daemon_set() {
     let objects = |text: &str| -> Vec<Value> {
         let documents = text.split("\n---\n").skip(1);
         documents
             .map(|document| serde_saphyr::from_str(document).expect("YAML"))
             .collect()
     };
-    let command = |objects: &[Value]| objects.iter().find_map(Folders::of).map(|folders| folders.command());
+    let command = |objects: &[Value]| {
+        objects
+            .iter()
+            .find_map(Directories::of)
+            .map(|directories| directories.command())
+    };
     let text = include_str!("../../../../deploy/divvy.yaml");
     // As with gpuNodes.kubeletDir=/var/lib/k0s/kubelet and gpuNodes.cdiDir=/run/cdi.
     let others = text
@@ -188,7 +193,7 @@ fn the_folders_are_those_of_the_charts_daemon_set() {
         Some("rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*")
     );
     let objects = objects(text);
-    assert_eq!(command(&objects), Some(Folders::default().command()));
+    assert_eq!(command(&objects), Some(Directories::default().command()));
     // Every object of the chart is of a kind that the command looks for.
     for object in &objects {
         let kind = object["kind"].as_str().unwrap_or_default();

@@ -69,7 +69,7 @@ fn rights_of(objects: &[Value], subject: &str) -> Vec<Right> {
 struct Cluster {
     api: ApiServer,
     listening: Listening,
-    folder: TempDir,
+    directory: TempDir,
     /// The address of the explainer.
     address: SocketAddr,
     _explainer: Program,
@@ -117,10 +117,10 @@ async fn cluster() -> Cluster {
     ] {
         api.create("pods", pod).expect("a pod");
     }
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let address: SocketAddr = free.expect("a port");
-    let explainer = start(&api, &listening, &folder, address);
+    let explainer = start(&api, &listening, &directory, address);
     api.reach("divvy-system", "divvy-explainer", address);
     let written = api.until(Duration::from_secs(20), |api| {
         let map = api.get("configmaps", "kube-public", "divvy").ok()?;
@@ -129,19 +129,19 @@ async fn cluster() -> Cluster {
     assert!(
         written.await.is_some(),
         "the explainer writes its certificate: {}",
-        said(&folder)
+        said(&directory)
     );
     Cluster {
         api,
         listening,
-        folder,
+        directory,
         address,
         _explainer: explainer,
     }
 }
 
-fn start(api: &ApiServer, listening: &Listening, folder: &TempDir, address: SocketAddr) -> Program {
-    let path = folder.path().join("explainer.kubeconfig");
+fn start(api: &ApiServer, listening: &Listening, directory: &TempDir, address: SocketAddr) -> Program {
+    let path = directory.path().join("explainer.kubeconfig");
     std::fs::write(&path, api.kubeconfig_for(listening.addr(), EXPLAINER)).expect("written");
     let (kubeconfig, listen) = (path.display().to_string(), address.to_string());
     let args = [
@@ -152,11 +152,11 @@ fn start(api: &ApiServer, listening: &Listening, folder: &TempDir, address: Sock
         "--listen",
         &listen,
     ];
-    Program::start("explainer", &programs().divvy, &args, &[], &folder.path().join("logs")).expect("it starts")
+    Program::start("explainer", &programs().divvy, &args, &[], &directory.path().join("logs")).expect("it starts")
 }
 
-fn said(folder: &TempDir) -> String {
-    let logs = std::fs::read_dir(folder.path().join("logs")).expect("logs").flatten();
+fn said(directory: &TempDir) -> String {
+    let logs = std::fs::read_dir(directory.path().join("logs")).expect("logs").flatten();
     logs.filter_map(|log| std::fs::read_to_string(log.path()).ok()).collect()
 }
 
@@ -166,11 +166,11 @@ impl Cluster {
     }
 
     async fn why_as(&self, user: &str, args: &[&str]) -> String {
-        let path = self.folder.path().join(format!("{user}.kubeconfig"));
+        let path = self.directory.path().join(format!("{user}.kubeconfig"));
         std::fs::write(&path, self.api.kubeconfig_for(self.listening.addr(), user)).expect("written");
         let kubeconfig = path.display().to_string();
         let output = beside(&[&["why", "-n", "ml", "--kubeconfig", &kubeconfig], args].concat(), &[]).await;
-        assert!(output.status.success(), "{}{}", stderr(&output), said(&self.folder));
+        assert!(output.status.success(), "{}{}", stderr(&output), said(&self.directory));
         stdout(&output) + &stderr(&output)
     }
 }

@@ -28,11 +28,11 @@ fn pod(name: &str, gpu: u32, units: u64) -> Value {
         "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": units.to_string()}}}]}})
 }
 
-async fn cluster(folder: &Path) -> (ApiServer, Listening, String) {
+async fn cluster(directory: &Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     api.create("nodes", node()).expect("a node");
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     (api, listening, path.display().to_string())
 }
@@ -43,8 +43,8 @@ fn status(output: &Output) -> i32 {
 
 #[tokio::test]
 async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_told() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = cluster(directory.path()).await;
     let audit = async |args: &[&str]| beside(&[&["audit", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     api.create("pods", pod("a", 0, 10)).expect("a pod");
     let sound = audit(&[]).await;
@@ -82,7 +82,7 @@ async fn the_exit_status_is_0_when_sound_1_with_findings_2_when_it_cannot_be_tol
         (&json!("gpu-promised-twice"), &json!("n1"), &json!(0), &json!("b"))
     );
     // With only the pods, the sizes of the GPUs are missing.
-    let pods = folder.path().join("pods.json");
+    let pods = directory.path().join("pods.json");
     std::fs::write(&pods, json!({"kind": "List", "items": [pod("a", 0, 10)]}).to_string()).expect("written");
     let mut unnamed = pod("a", 0, 10);
     unnamed["metadata"]["uid"] = json!("u-a");
@@ -156,7 +156,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
         ),
     ];
     for (name, nodes, pods, expected, verdict, said) in cases {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         let api = ApiServer::new(Options::default());
         for node in nodes {
             api.create("nodes", node).expect("a node");
@@ -165,7 +165,7 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
             api.create("pods", pod).expect("a pod");
         }
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-        let (config, log) = (folder.path().join("kubeconfig"), folder.path().join("day.log"));
+        let (config, log) = (directory.path().join("kubeconfig"), directory.path().join("day.log"));
         std::fs::write(&config, api.kubeconfig(listening.addr())).expect("written");
         let (config, file) = (config.display().to_string(), log.display().to_string());
         let ended = Recorder::start(&config, &log).await.end(Signal::INT).await;
@@ -197,8 +197,8 @@ async fn a_look_at_the_cluster_and_its_recording_replayed_have_the_same_verdict(
 
 #[tokio::test]
 async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = cluster(directory.path()).await;
     let output = beside(&["audit", "record", "--kubeconfig", &kubeconfig, "-", "--for", "1s"], &[]).await;
     assert_eq!(status(&output), 0, "{}", stderr(&output));
     let said = stderr(&output);
@@ -244,9 +244,9 @@ async fn until_lines(log: &Path, part: &str, count: usize) {
 
 #[tokio::test]
 async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = cluster(folder.path()).await;
-    let log = folder.path().join("day.log");
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = cluster(directory.path()).await;
+    let log = directory.path().join("day.log");
     let audit = || divvy(&["audit", &log.display().to_string()], &[]);
     let recorder = Recorder::start(&kubeconfig, &log).await;
     let second = beside(
@@ -302,9 +302,9 @@ async fn a_recorder_that_is_killed_leaves_a_log_that_is_read_and_gone_on_with() 
 
 #[tokio::test]
 async fn what_containers_said_is_held_against_the_log_by_time() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let write = |name: &str, lines: &[Value]| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         std::fs::write(&path, text).expect("written");
         path.display().to_string()

@@ -14,9 +14,9 @@ struct Tree(tempfile::TempDir);
 
 impl Tree {
     fn of(machine: &Machine) -> Tree {
-        let folder = tempfile::tempdir().expect("a directory");
-        machine.write_below(folder.path()).expect("laid out");
-        Tree(folder)
+        let directory = tempfile::tempdir().expect("a directory");
+        machine.write_below(directory.path()).expect("laid out");
+        Tree(directory)
     }
 
     fn at(&self, path: &str) -> String {
@@ -174,10 +174,10 @@ fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
 }
 
 #[test]
-fn a_relative_root_is_the_folder_that_it_names() {
+fn a_relative_root_is_the_directory_that_it_names() {
     // On this machine, a relative root is below the current directory.
-    let folder = tempfile::tempdir().expect("a directory");
-    std::fs::create_dir_all(folder.path().join("fr/driver-root")).expect("made");
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::create_dir_all(directory.path().join("fr/driver-root")).expect("made");
     let of_this = |root: &str| {
         let mut command = command(
             &[
@@ -192,10 +192,10 @@ fn a_relative_root_is_the_folder_that_it_names() {
             ],
             &[],
         );
-        let output = command.current_dir(folder.path()).output().expect("it runs");
+        let output = command.current_dir(directory.path()).output().expect("it runs");
         (stdout(&output), stderr(&output))
     };
-    let real = folder.path().canonicalize().expect("there").display().to_string();
+    let real = directory.path().canonicalize().expect("there").display().to_string();
     let whole = of_this(&format!("{real}/fr/driver-root"));
     assert!(!whole.1.contains("there is no directory"), "{}", whole.1);
     for relative in ["fr/driver-root", "./fr/driver-root", "fr/../fr/driver-root"] {

@@ -39,7 +39,7 @@ fn machine(mig: [Mig; 2]) -> String {
 }
 
 struct Bed {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     theirs: PathBuf,
     /// The directory in place of `/proc/driver`, if the GPUs are divided.
     proc: Option<PathBuf>,
@@ -49,9 +49,9 @@ struct Bed {
 impl Bed {
     /// Return `None` and record the skip if the machine cannot be made.
     fn new() -> Option<Bed> {
-        let programs_of_nvidia = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
-        let folder = tempfile::tempdir().expect("a directory");
-        let root = folder.path().join("driver");
+        let programs_of_nvidia = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path().join("driver");
         let write = |path: &str, bytes: &[u8]| {
             let path = root.join(path);
             fs::create_dir_all(path.parent().expect("a directory")).expect("made");
@@ -164,10 +164,10 @@ impl Bed {
             }
         }
         chown(root.join("dev/nvidia1"), None, Some(44)).expect("its group");
-        fs::write(folder.path().join("machine.toml"), machine([None, None])).expect("written");
-        symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("nvidia-ctk")).expect("linked");
+        fs::write(directory.path().join("machine.toml"), machine([None, None])).expect("written");
+        symlink(env!("CARGO_BIN_EXE_divvy"), directory.path().join("nvidia-ctk")).expect("linked");
         Some(Bed {
-            folder,
+            directory,
             theirs: programs_of_nvidia.join("nvidia-ctk"),
             proc: None,
             _socket: socket,
@@ -175,7 +175,7 @@ impl Bed {
     }
 
     fn at(&self, path: &str) -> String {
-        self.folder.path().join(path).display().to_string()
+        self.directory.path().join(path).display().to_string()
     }
 
     fn run(&self, program: &Path, words: &[&str], input: &str) -> Output {
@@ -206,7 +206,7 @@ impl Bed {
 
     /// Return the output or the error of NVIDIA's program, then of ours.
     fn both(&self, words: &[&str], input: &str) -> [Result<String, String>; 2] {
-        [self.theirs.clone(), self.folder.path().join("nvidia-ctk")].map(|program| {
+        [self.theirs.clone(), self.directory.path().join("nvidia-ctk")].map(|program| {
             let output = self.run(&program, words, input);
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
             match output.status.success() {
@@ -226,12 +226,15 @@ fn text(value: &Value) -> String {
 }
 
 /// Describe each thing that edits add to a container.
-fn edits(edits: &Value, folders_of_libcuda: bool) -> BTreeSet<String> {
+fn edits(edits: &Value, directories_of_libcuda: bool) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for entry in array(&edits["env"]) {
         let entry = text(&entry);
         // Ours also mounts into the directory of the other distributions.
-        let (first, _) = entry.split_once(':').filter(|_| folders_of_libcuda).unwrap_or((&entry, ""));
+        let (first, _) = entry
+            .split_once(':')
+            .filter(|_| directories_of_libcuda)
+            .unwrap_or((&entry, ""));
         all.insert(format!("variable {first}"));
     }
     for node in array(&edits["deviceNodes"]) {
@@ -644,13 +647,13 @@ fn specs_that_are_there_have_the_devices_that_nvidias_program_finds_in_them() {
     }
     let mut wrong = Vec::new();
     for (files, why) in &rows {
-        let folder = tempfile::tempdir().expect("a directory");
+        let directory = tempfile::tempdir().expect("a directory");
         for (name, text) in files {
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             fs::create_dir_all(path.parent().expect("a directory")).expect("made");
             fs::write(path, text).expect("written");
         }
-        let dirs = ["0", "1"].map(|name| folder.path().join(name).display().to_string());
+        let dirs = ["0", "1"].map(|name| directory.path().join(name).display().to_string());
         let [theirs, ours] = bed.both(
             &["--quiet", "cdi", "list", "--spec-dir", &dirs[0], "--spec-dir", &dirs[1]],
             "",

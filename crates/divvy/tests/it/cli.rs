@@ -90,8 +90,8 @@ fn every_help_teaches_by_example() {
 
 /// Run the program under the name of a plugin, as kubectl does.
 fn as_plugin(name: &str, args: &[&str]) -> Output {
-    let folder = tempfile::tempdir().expect("a directory");
-    let link = folder.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let link = directory.path().join(name);
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
     Command::new(link).args(args).output().expect("it runs")
 }
@@ -141,8 +141,8 @@ fn every_name_of_the_program_tells_its_version() {
 
 #[tokio::test]
 async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_version() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let version = async |args: &[&str]| beside(&[&["version", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     let bare = stdout(&version(&[]).await);
     assert!(
@@ -176,9 +176,9 @@ async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_v
 
 #[test]
 fn what_is_wrong_is_named_with_what_to_type_instead() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, text).expect("written");
         path.display().to_string()
     };
@@ -255,7 +255,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
 }
 
 /// Make a cluster as gpushare's own programs leave it, from gpushare's documentation.
-async fn gpushares_cluster(folder: &Path) -> (ApiServer, Listening, String) {
+async fn gpushares_cluster(directory: &Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     for (name, address, units, gpus) in [("node-a", "10.0.0.1", "32", "2"), ("node-b", "10.0.0.2", "16", "1")] {
         let resources = json!({"aliyun.com/gpu-mem": units, "aliyun.com/gpu-count": gpus});
@@ -278,15 +278,15 @@ async fn gpushares_cluster(folder: &Path) -> (ApiServer, Listening, String) {
         api.create("pods", pod).expect("a pod");
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     (api, listening, path.display().to_string())
 }
 
 #[tokio::test]
 async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let table = "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
                  node-a  10.0.0.1   8/16                   3/16                                       11/32\n\
                  node-b  10.0.0.2   0/16                   0/0                    5                   5/16\n\
@@ -332,8 +332,8 @@ async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
 
 #[tokio::test]
 async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let why = async |args: &[&str]| beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
     let runs = stdout(&why(&["train-0"]).await);
     assert!(
@@ -358,8 +358,8 @@ async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
 
 #[tokio::test]
 async fn names_and_paths_are_printed_as_kubectl_prints_them() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let printed = async |args: &[&str]| {
         let output = beside(&[args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
         assert!(output.status.success(), "{args:?}: {}", stderr(&output));
@@ -411,8 +411,8 @@ async fn names_and_paths_are_printed_as_kubectl_prints_them() {
 
 #[tokio::test]
 async fn colours_come_when_they_are_asked_for_and_not_into_a_pipe() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
     let pod = json!({"metadata": {"name": "big", "namespace": "default"}, "spec": {"containers": [container]}});
     api.create("pods", pod).expect("a pod");
@@ -551,8 +551,8 @@ impl Running {
 #[tokio::test]
 async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with_the_pod() {
     use divvy_testbed::api::{DeleteOptions, PatchKind};
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let container = json!({"name": "main", "image": "i", "resources": {"limits": {"aliyun.com/gpu-mem": "40"}}});
     for name in ["big", "other"] {
         let pod = json!({"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}});
@@ -591,8 +591,8 @@ async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with
 #[tokio::test]
 async fn a_table_that_is_watched_is_printed_anew_when_it_changes() {
     use divvy_testbed::api::DeleteOptions;
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = gpushares_cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let mut table = Running::start(&["inspect", "gpushare", "-w", "--no-headers", "--kubeconfig", &kubeconfig]);
     table.until("11/32").await;
     let options = DeleteOptions {

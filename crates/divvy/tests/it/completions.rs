@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::cli::{command, stderr, stdout};
 
-async fn cluster(folder: &std::path::Path) -> (ApiServer, Listening, String) {
+async fn cluster(directory: &std::path::Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     let spec = json!({"containers": [{"name": "main", "image": "i"}]});
     for namespace in ["ml", "mlops"] {
@@ -31,7 +31,7 @@ async fn cluster(folder: &std::path::Path) -> (ApiServer, Listening, String) {
         .expect("a pod");
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     (api, listening, path.display().to_string())
 }
@@ -49,8 +49,8 @@ async fn tab(words: &[&str], env: &[(&str, &str)]) -> Output {
 
 #[tokio::test]
 async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offered() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = cluster(directory.path()).await;
     let at = ["divvy", "why", "--kubeconfig", &kubeconfig];
     let cases: &[(&[&str], &[&str])] = &[
         (&["tr"], &["train-0", "train-1"]),
@@ -75,9 +75,9 @@ async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offere
 
 #[tokio::test]
 async fn kubectl_is_given_the_names_too() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (_api, _listening, kubeconfig) = cluster(folder.path()).await;
-    let link = folder.path().join("kubectl_complete-divvy");
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_api, _listening, kubeconfig) = cluster(directory.path()).await;
+    let link = directory.path().join("kubectl_complete-divvy");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &link).expect("linked");
     let output = tokio::process::Command::new(link)
         .args(["why", "--kubeconfig", &kubeconfig, "train"])
@@ -109,8 +109,8 @@ async fn where_no_cluster_answers_a_tab_says_nothing_and_does_not_wait_long() {
 
 #[tokio::test]
 async fn no_more_names_are_offered_than_anybody_reads() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening, kubeconfig) = cluster(folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening, kubeconfig) = cluster(directory.path()).await;
     for i in 0..600 {
         api.create("nodes", json!({"metadata": {"name": format!("many-{i:04}")}}))
             .expect("a node");
@@ -130,12 +130,12 @@ async fn no_more_names_are_offered_than_anybody_reads() {
 #[test]
 fn bash_takes_the_script() {
     let script = stdout(&command(&["completions", "bash"], &[]).output().expect("it runs"));
-    let folder = tempfile::tempdir().expect("a directory");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("divvy")).expect("linked");
+    let directory = tempfile::tempdir().expect("a directory");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), directory.path().join("divvy")).expect("linked");
     let line = format!(
         "{script}\nCOMP_WORDS=(divvy wh); COMP_CWORD=1; COMP_TYPE=9; _clap_complete_divvy divvy wh divvy; echo \"${{COMPREPLY[@]}}\""
     );
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap_or_default());
     let output = std::process::Command::new("bash")
         .args(["-c", &line])
         .env("PATH", path)

@@ -46,12 +46,12 @@ impl Machine {
     /// Return all files with their texts and modes.
     fn all(&self) -> Vec<(PathBuf, String, u32)> {
         let mut found = Vec::new();
-        let mut folders = vec![self.0.path().to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).expect("a directory") {
+        let mut directories = vec![self.0.path().to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).expect("a directory") {
                 let path = entry.expect("an entry").path();
                 if path.is_dir() {
-                    folders.push(path);
+                    directories.push(path);
                     continue;
                 }
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -222,8 +222,8 @@ fn all_engines_of_a_machine_are_found() {
 
 /// Run this program under the name of NVIDIA's tool.
 fn nvidia_ctk(args: &[&str]) -> Output {
-    let folder = tempfile::tempdir().expect("a directory");
-    let program = folder.path().join("nvidia-ctk");
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = directory.path().join("nvidia-ctk");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_divvy"), &program).expect("linked");
     Command::new(program)
         .args(args)

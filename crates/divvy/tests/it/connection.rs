@@ -51,8 +51,8 @@ async fn listener() -> (TcpListener, u16) {
     (listener, port)
 }
 
-fn kubeconfig(folder: &std::path::Path, first: u16, second: u16) -> String {
-    let path = folder.join("kubeconfig");
+fn kubeconfig(directory: &std::path::Path, first: u16, second: u16) -> String {
+    let path = directory.join("kubeconfig");
     let text = KUBECONFIG
         .replace("FIRST", &first.to_string())
         .replace("SECOND", &second.to_string());
@@ -62,7 +62,7 @@ fn kubeconfig(folder: &std::path::Path, first: u16, second: u16) -> String {
 
 #[tokio::test]
 async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     // SERVER stands for the address of the second server.
     let cases: &[(&[&str], bool, &[&str])] = &[
         (&[], false, &["authorization: bearer of-anna"]),
@@ -87,7 +87,7 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
     ];
     for (flags, to_second, expected) in cases {
         let ((first, first_port), (second, second_port)) = (listener().await, listener().await);
-        let path = kubeconfig(folder.path(), first_port, second_port);
+        let path = kubeconfig(directory.path(), first_port, second_port);
         let server = format!("http://127.0.0.1:{second_port}");
         let flags = flags.iter().map(|flag| if *flag == "SERVER" { &server } else { *flag });
         let args: Vec<&str> = ["audit", "--kubeconfig", &path].into_iter().chain(flags).collect();
@@ -108,10 +108,10 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
 
 #[tokio::test]
 async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     // The port is closed again.
     let port = listener().await.1;
-    let path = kubeconfig(folder.path(), port, port);
+    let path = kubeconfig(directory.path(), port, port);
     let address = format!("no connection to the API server at http://127.0.0.1:{port}: Connection refused");
     for command in [&["inspect", "gpushare"][..], &["why"], &["audit"], &["doctor", "--cluster"]] {
         let output = beside(&[command, &["--kubeconfig", &path]].concat(), &[]).await;
@@ -131,9 +131,9 @@ async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from(
 
 #[tokio::test]
 async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_says() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let (silent, port) = listener().await;
-    let path = kubeconfig(folder.path(), port, port);
+    let path = kubeconfig(directory.path(), port, port);
     let args = ["why", "--kubeconfig", &path, "--request-timeout", "1"];
     let accepted = async {
         let mut all = Vec::new();
@@ -157,8 +157,8 @@ async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_sa
 
 #[tokio::test]
 async fn what_a_kubeconfig_does_not_have_is_said_with_what_it_has() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = kubeconfig(folder.path(), 1, 1);
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = kubeconfig(directory.path(), 1, 1);
     for (flags, expected) in [
         (&["--context", "two"][..], "it has no context \"two\", only: one"),
         (&["--cluster", "third"], "it has no cluster \"third\", only: first, second"),

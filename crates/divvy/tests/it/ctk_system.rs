@@ -41,14 +41,14 @@ const USUAL: Machine = Machine {
 };
 
 struct Bed {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     theirs: PathBuf,
 }
 
 impl Bed {
     /// Return `None` and record the skip if the machine cannot be made.
     fn new() -> Option<Bed> {
-        let theirs = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+        let theirs = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let may = Command::new("unshare")
             .args(["-m", "mount", "-t", "tmpfs", "none", "/dev"])
             .output();
@@ -56,17 +56,17 @@ impl Bed {
             divvy_skip::skipped("no mount namespace can be made: that takes root");
             return None;
         }
-        let folder = tempfile::tempdir().expect("a directory");
-        symlink(env!("CARGO_BIN_EXE_divvy"), folder.path().join("nvidia-ctk")).expect("linked");
+        let directory = tempfile::tempdir().expect("a directory");
+        symlink(env!("CARGO_BIN_EXE_divvy"), directory.path().join("nvidia-ctk")).expect("linked");
         Some(Bed {
-            folder,
+            directory,
             theirs: theirs.join("nvidia-ctk"),
         })
     }
 
     /// Return the exit status and the content of `/dev` afterwards, for NVIDIA's program and then for ours.
     fn both(&self, machine: Machine, words: &str) -> [(Option<i32>, String); 2] {
-        let at = |name: &str| self.folder.path().join(name);
+        let at = |name: &str| self.directory.path().join(name);
         let _ = fs::remove_dir_all(at("machine"));
         let write = |path: &str, text: &str| {
             let path = at("machine").join(path);
@@ -280,8 +280,8 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
 /// A hook is called in the image's directory and with its environment variables.
 #[test]
 fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
     let program = at("nvidia-ctk");
     let divvy = Path::new(env!("CARGO_BIN_EXE_divvy"));
     symlink(divvy, &program).expect("linked");
@@ -302,7 +302,7 @@ fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
             .stderr(Stdio::piped())
             .spawn()
             .expect("it runs");
-        let state = json!({"ociVersion": "1.0.2", "id": "c", "pid": 1, "bundle": folder.path()}).to_string();
+        let state = json!({"ociVersion": "1.0.2", "id": "c", "pid": 1, "bundle": directory.path()}).to_string();
         // The program may end before it reads its input.
         let _ = child.stdin.take().expect("its input").write_all(state.as_bytes());
         let output = child.wait_with_output().expect("it ends");

@@ -12,9 +12,9 @@ use crate::cli::{beside, divvy, stderr, stdout};
 use divvy_testkit::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a directory");
-    machine.write_below(folder.path()).expect("laid out");
-    folder
+    let directory = tempfile::tempdir().expect("a directory");
+    machine.write_below(directory.path()).expect("laid out");
+    directory
 }
 
 fn doctor(root: &Path, args: &[&str]) -> std::process::Output {
@@ -25,27 +25,27 @@ fn doctor(root: &Path, args: &[&str]) -> std::process::Output {
 #[test]
 fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
     let mut machine = kinds::debian();
-    let folder = copy_of(&machine);
-    let well = doctor(folder.path(), &["--only", "D02,D05,d07"]);
+    let directory = copy_of(&machine);
+    let well = doctor(directory.path(), &["--only", "D02,D05,d07"]);
     assert_eq!(well.status.code(), Some(0), "{}", stdout(&well));
     assert!(
         stdout(&well).contains("PASS D05 the driver libraries and the kernel module have the same version: both 550.54.15\n")
     );
     machine.file("/sys/module/nvidia/version", "560.35.03\n");
-    let folder = copy_of(&machine);
-    let broken = doctor(folder.path(), &["--only", "D05", "-o", "json"]);
+    let directory = copy_of(&machine);
+    let broken = doctor(directory.path(), &["--only", "D05", "-o", "json"]);
     assert_eq!(broken.status.code(), Some(2));
     let report: serde_json::Value = serde_json::from_str(&stdout(&broken)).expect("JSON");
     assert_eq!(report["checks"][0]["status"], "FAIL");
     assert_eq!(report["checks"][0]["found"], "kernel module 560.35.03, libraries 550.54.15");
     let why = "is a copy of a machine: its programs cannot be queried";
-    let whole = stdout(&doctor(folder.path(), &["--verbose"]));
+    let whole = stdout(&doctor(directory.path(), &["--verbose"]));
     assert!(whole.contains(why), "{whole}");
     assert!(
         whole.contains("\nNot run: 10 cluster checks (add --cluster): K01 "),
         "{whole}"
     );
-    let short = stdout(&doctor(folder.path(), &[]));
+    let short = stdout(&doctor(directory.path(), &[]));
     assert!(
         !short.contains(why) && short.contains("checks do not apply here; --verbose lists them"),
         "{short}"
@@ -54,8 +54,8 @@ fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
 
 #[test]
 fn a_machine_without_a_gpu_is_told_so() {
-    let folder = copy_of(&kinds::none());
-    let output = doctor(folder.path(), &["--only", "D01,D02"]);
+    let directory = copy_of(&kinds::none());
+    let output = doctor(directory.path(), &["--only", "D01,D02"]);
     assert_eq!(output.status.code(), Some(2));
     let text = stdout(&output);
     assert!(text.contains("FAIL D01") && !text.contains("SKIP"), "{text}");
@@ -63,18 +63,18 @@ fn a_machine_without_a_gpu_is_told_so() {
         text.ends_with("0 passed, 1 failed.\n1 check does not apply here; --verbose lists them with the reasons.\n"),
         "{text}"
     );
-    let text = stdout(&doctor(folder.path(), &["--only", "D01,D02", "--verbose"]));
+    let text = stdout(&doctor(directory.path(), &["--only", "D01,D02", "--verbose"]));
     assert!(text.contains("SKIP D02 the kernel driver is loaded: no GPU here"), "{text}");
-    assert!(stdout(&doctor(folder.path(), &[])).lines().count() < 20);
+    assert!(stdout(&doctor(directory.path(), &[])).lines().count() < 20);
 }
 
 #[test]
 fn a_probe_that_hangs_is_a_finding_and_holds_nothing_up() {
-    let folder = copy_of(&kinds::debian());
-    let probe = folder.path().join("hanging-probe");
+    let directory = copy_of(&kinds::debian());
+    let probe = directory.path().join("hanging-probe");
     std::fs::write(&probe, "#!/bin/sh\nexec sleep 60\n").expect("written");
     std::fs::set_permissions(&probe, std::fs::Permissions::from_mode(0o755)).expect("executable");
-    let (probe, library) = (probe.display().to_string(), folder.path().join("x").display().to_string());
+    let (probe, library) = (probe.display().to_string(), directory.path().join("x").display().to_string());
     let began = Instant::now();
     let args = [
         "--only",
@@ -86,7 +86,7 @@ fn a_probe_that_hangs_is_a_finding_and_holds_nothing_up() {
         "--nvml-library",
         &library,
     ];
-    let output = doctor(folder.path(), &args);
+    let output = doctor(directory.path(), &args);
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
     assert_eq!(output.status.code(), Some(2));
     assert!(stdout(&output).contains("did not answer within 1 s"), "{}", stdout(&output));
@@ -94,8 +94,8 @@ fn a_probe_that_hangs_is_a_finding_and_holds_nothing_up() {
 
 #[test]
 fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let missing = folder.path().join("none").display().to_string();
+    let directory = tempfile::tempdir().expect("a directory");
+    let missing = directory.path().join("none").display().to_string();
     let output = divvy(
         &["doctor", "--cluster", "--kubeconfig", &missing, "--only", "K01,K16,D01"],
         &[],
@@ -113,10 +113,10 @@ fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
 }
 
 /// Serve an API that forbids listing these kinds, or forbids access to a pod's proxy (`proxy`). Return the path of a kubeconfig for it.
-async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
+async fn serve(directory: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
         "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
@@ -156,8 +156,13 @@ async fn serve(folder: &Path, pods: Vec<Value>, forbidden: &'static [&'static st
 
 #[tokio::test]
 async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let kubeconfig = serve(folder.path(), Vec::new(), &["nodes", "pods", "daemonsets", "runtimeclasses"]).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = serve(
+        directory.path(),
+        Vec::new(),
+        &["nodes", "pods", "daemonsets", "runtimeclasses"],
+    )
+    .await;
     let output = beside(&["doctor", "--cluster", "--kubeconfig", &kubeconfig], &[]).await;
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -178,8 +183,8 @@ async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right(
 
 #[tokio::test]
 async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let kubeconfig = serve(folder.path(), Vec::new(), &["daemonsets"]).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = serve(directory.path(), Vec::new(), &["daemonsets"]).await;
     let args = [
         "doctor",
         "--cluster",
@@ -206,11 +211,11 @@ async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
 
 #[tokio::test]
 async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let extender = json!({"metadata": {"name": "e-1", "namespace": "divvy-system",
         "labels": {"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"}},
         "spec": {"containers": []}, "status": {"phase": "Running"}});
-    let kubeconfig = serve(folder.path(), vec![extender], &["proxy"]).await;
+    let kubeconfig = serve(directory.path(), vec![extender], &["proxy"]).await;
     let output = beside(&["doctor", "--cluster", "--kubeconfig", &kubeconfig, "--only", "K12"], &[]).await;
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -222,8 +227,8 @@ async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
 
 #[test]
 fn a_log_is_explained() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let log = folder.path().join("log");
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
     std::fs::write(&log, b"\xff\nFailed to initialize NVML: Driver/library version mismatch\n").expect("written");
     let log = log.display().to_string();
     let output = divvy(&["doctor", "--explain", &log], &[]);
@@ -237,9 +242,9 @@ fn a_log_is_explained() {
 /// A log that cannot be read has a different status than a log without a known error text.
 #[test]
 fn a_log_that_cannot_be_read_has_a_status_and_words_of_its_own() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let missing = folder.path().join("nosuchfile").display().to_string();
-    for path in [missing, folder.path().display().to_string()] {
+    let directory = tempfile::tempdir().expect("a directory");
+    let missing = directory.path().join("nosuchfile").display().to_string();
+    for path in [missing, directory.path().display().to_string()] {
         let output = divvy(&["doctor", "--explain", &path], &[]);
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""));
         assert!(

@@ -103,21 +103,21 @@ fn whole() -> Machine {
 }
 
 fn laid_out(machine: &Machine) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a directory");
-    machine.write_below(folder.path()).expect("laid out");
-    folder
+    let directory = tempfile::tempdir().expect("a directory");
+    machine.write_below(directory.path()).expect("laid out");
+    directory
 }
 
 /// Return every regular file below a directory.
-fn plain_files(folder: &Path) -> Vec<PathBuf> {
+fn plain_files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).expect("a directory") {
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).expect("a directory") {
             let entry = entry.expect("an entry");
             let kind = entry.file_type().expect("its kind");
             match kind.is_dir() {
-                true => folders.push(entry.path()),
+                true => directories.push(entry.path()),
                 false if kind.is_file() => found.push(entry.path()),
                 false => {}
             }
@@ -153,20 +153,20 @@ fn all_look_at(root: &Path, what: &str) {
 #[test]
 fn pipes_and_endless_files_in_place_of_all_that_is_read_hold_nobody_up() {
     for (what, put) in [("pipes", fifo as fn(&Path)), ("endless files", sparse)] {
-        let folder = laid_out(&whole());
-        for file in plain_files(folder.path()) {
+        let directory = laid_out(&whole());
+        for file in plain_files(directory.path()) {
             fs::remove_file(&file).expect("removed");
             put(&file);
         }
-        all_look_at(folder.path(), &format!("all files are {what}"));
+        all_look_at(directory.path(), &format!("all files are {what}"));
     }
 }
 
 #[test]
 fn one_pipe_or_endless_file_among_what_is_read_holds_nobody_up() {
-    let folder = laid_out(&whole());
-    let root = folder.path().display().to_string();
-    for file in plain_files(folder.path()) {
+    let directory = laid_out(&whole());
+    let root = directory.path().display().to_string();
+    for file in plain_files(directory.path()) {
         // Only the names and the first bytes of the driver's libraries are read.
         if file.display().to_string().contains("/usr/") {
             continue;
@@ -193,13 +193,13 @@ fn links_that_go_round_hold_nobody_up() {
         .link("/usr/lib/x86_64-linux-gnu/libcuda.so.8", "libcuda.so.9")
         .link("/usr/bin/nvidia-persistenced", "nvidia-persistenced")
         .link("/etc/cdi/round.json", "round.json")
-        .link("/etc/cdi/folder", "..")
+        .link("/etc/cdi/directory", "..")
         .link("/var/run/cdi", "/var/run/cdi")
         .link("/sys/bus/pci/devices/0000:07:00.0", "..")
         .link("/proc/driver/nvidia/gpus/round", "..")
         .link("/proc/3", "..");
-    let folder = laid_out(&machine);
-    all_look_at(folder.path(), "links go round");
+    let directory = laid_out(&machine);
+    all_look_at(directory.path(), "links go round");
 }
 
 /// Links of a copied machine point into that machine, not to files of this machine.
@@ -214,18 +214,18 @@ fn nothing_outside_of_a_copied_machine_is_read() {
     fs::write(secret.join("nvidia.json"), "{}").expect("written");
     let up = "../../../../../../../../../..";
     for (absolute, what) in [(true, "absolute"), (false, "relative")] {
-        let folder = laid_out(&whole());
+        let directory = laid_out(&whole());
         let target = match absolute {
             true => secret.clone(),
             false => PathBuf::from(format!("{up}{}", secret.display())),
         };
         // Replace each file by a link to a file outside, and then each directory.
-        for file in plain_files(folder.path()) {
+        for file in plain_files(directory.path()) {
             fs::remove_file(&file).expect("removed");
             symlink(target.join("nvidia.json"), &file).expect("linked");
         }
-        no_reader_opens(folder.path(), &secret, &format!("files are {what} links"));
-        let folder = laid_out(&whole());
+        no_reader_opens(directory.path(), &secret, &format!("files are {what} links"));
+        let directory = laid_out(&whole());
         for path in [
             "etc/cdi",
             "etc/containerd",
@@ -235,12 +235,12 @@ fn nothing_outside_of_a_copied_machine_is_read() {
             "usr/lib/x86_64-linux-gnu",
             "sys/bus/pci/devices",
         ] {
-            fs::remove_dir_all(folder.path().join(path)).expect("removed");
-            symlink(&target, folder.path().join(path)).expect("linked");
+            fs::remove_dir_all(directory.path().join(path)).expect("removed");
+            symlink(&target, directory.path().join(path)).expect("linked");
         }
-        fs::create_dir_all(folder.path().join("var/run")).expect("made");
-        symlink(&target, folder.path().join("var/run/cdi")).expect("linked");
-        no_reader_opens(folder.path(), &secret, &format!("directories are {what} links"));
+        fs::create_dir_all(directory.path().join("var/run")).expect("made");
+        symlink(&target, directory.path().join("var/run/cdi")).expect("linked");
+        no_reader_opens(directory.path(), &secret, &format!("directories are {what} links"));
     }
     // A spec with mounts whose paths lead up out of the machine.
     let mut machine = whole();
@@ -249,8 +249,8 @@ fn nothing_outside_of_a_copied_machine_is_read() {
         "/etc/cdi/up.json",
         format!(r#"{{"cdiVersion":"0.5.0","kind":"a.com/b","devices":[{{"name":"0","containerEdits":{{"mounts":[{{"hostPath":"/{path}","containerPath":"/x"}}]}}}}]}}"#),
     );
-    let folder = laid_out(&machine);
-    no_reader_opens(folder.path(), &secret, "a spec's paths lead up");
+    let directory = laid_out(&machine);
+    no_reader_opens(directory.path(), &secret, "a spec's paths lead up");
 }
 
 fn no_reader_opens(root: &Path, secret: &Path, what: &str) {
@@ -278,8 +278,8 @@ fn no_reader_opens(root: &Path, secret: &Path, what: &str) {
 
 #[test]
 fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let specs = folder.path().join("cdi");
+    let directory = tempfile::tempdir().expect("a directory");
+    let specs = directory.path().join("cdi");
     fs::create_dir(&specs).expect("made");
     fifo(&specs.join("pipe.json"));
     symlink("/dev/zero", specs.join("zero.yaml")).expect("linked");
@@ -306,8 +306,8 @@ fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
 
 #[test]
 fn a_pipe_that_is_named_for_a_file_is_refused_and_one_of_a_shell_is_read() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let pipe = folder.path().join("config.toml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let pipe = directory.path().join("config.toml");
     fifo(&pipe);
     let shown = pipe.display().to_string();
     for words in [
@@ -347,8 +347,8 @@ fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
         text.push_str("# a comment\n");
     }
     text.push_str("- name: \"1\"\n  containerEdits: {env: [A=b]}\n");
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("long.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("long.yaml");
     fs::write(&file, text).expect("written");
     for words in [
         &["cdi", "validate", "-"][..],
@@ -366,8 +366,8 @@ fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
 
 #[test]
 fn a_log_without_an_end_of_line_is_read_in_little_memory() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let log = folder.path().join("log");
+    let directory = tempfile::tempdir().expect("a directory");
+    let log = directory.path().join("log");
     sparse(&log);
     let shown = log.display().to_string();
     let output = ends(command(&["doctor", "--explain", &shown], &[]), "doctor --explain");
@@ -398,11 +398,11 @@ fn an_extender_that_accepts_and_never_answers_is_a_finding() {
 /// A kubeconfig can be a pipe, and its credentials can come from a program.
 #[test]
 fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let server = format!("http://{}", listener.local_addr().expect("an address"));
     let kubeconfig = |name: &str, user: &str| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\n\
              contexts: [{{name: c, context: {{cluster: c, user: u}}}}]\nusers: [{{name: u, user: {user}}}]\n"
@@ -415,7 +415,7 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
         "hanging",
         "{exec: {apiVersion: client.authentication.k8s.io/v1, command: sleep, args: [\"60\"], interactiveMode: Never}}",
     );
-    let pipe = folder.path().join("pipe");
+    let pipe = directory.path().join("pipe");
     fifo(&pipe);
     for path in [silent, hanging, pipe] {
         let shown = path.display().to_string();
@@ -442,23 +442,23 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
 /// The machine's settings, its log, Docker's socket, and a runtime that prints without end: on the machine itself, with a private `/etc`.
 #[test]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     for name in ["upper/nvidia-container-runtime", "work", "bin"] {
-        fs::create_dir_all(folder.path().join(name)).expect("made");
+        fs::create_dir_all(directory.path().join(name)).expect("made");
     }
-    fifo(&folder.path().join("upper/nvidia-container-runtime/config.toml"));
-    let program = folder.path().join("bin/divvy");
+    fifo(&directory.path().join("upper/nvidia-container-runtime/config.toml"));
+    let program = directory.path().join("bin/divvy");
     if fs::hard_link(env!("CARGO_BIN_EXE_divvy"), &program).is_err() {
         fs::copy(env!("CARGO_BIN_EXE_divvy"), &program).expect("copied");
     }
-    let runtime = folder.path().join("bin/divvy-runtime");
+    let runtime = directory.path().join("bin/divvy-runtime");
     fs::write(&runtime, "#!/bin/sh\nexec cat /dev/zero\n").expect("written");
     fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("executable");
     let within = |script: &str, only: &str| {
         let mut asked = Command::new("unshare");
         asked
             .args(["-m", "sh", "-ec", script, "sh"])
-            .arg(folder.path())
+            .arg(directory.path())
             .arg(&program)
             .arg(only);
         asked
@@ -490,8 +490,8 @@ fn doctor_on_the_machine_itself_waits_for_nobody() {
         stderr(&output)
     );
     // Docker's socket accepts, and says nothing.
-    fs::create_dir(folder.path().join("run")).expect("made");
-    let socket = UnixListener::bind(folder.path().join("run/docker.sock")).expect("bound");
+    fs::create_dir(directory.path().join("run")).expect("made");
+    let socket = UnixListener::bind(directory.path().join("run/docker.sock")).expect("bound");
     let hidden = "mount --bind \"$1/run\" /run";
     let output = ends(within(&format!("{hidden}; {doctor}"), "R06,R07"), "Docker's socket");
     let text = stdout(&output);

@@ -15,7 +15,7 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
 
 /// Run a command on a cluster of these objects. Return its exit status and output.
 async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
@@ -28,7 +28,7 @@ async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, S
         }
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.path().join("kubeconfig");
+    let path = directory.path().join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     let kubeconfig = path.display().to_string();
     let output = beside(&[&[command], args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;
@@ -307,7 +307,7 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
 
 /// An API server whose user may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
 async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());
     for (resource, object) in objects {
         api.create(resource, object.clone()).expect("it is made");
@@ -338,7 +338,7 @@ async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (
         api.faults().add(Rule::new(matching, forbidden()));
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.path().join("kubeconfig");
+    let path = directory.path().join("kubeconfig");
     std::fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     let kubeconfig = path.display().to_string();
     let output = beside(&[&["why"], args, &["--kubeconfig", &kubeconfig]].concat(), &[]).await;

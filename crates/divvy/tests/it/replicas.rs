@@ -25,8 +25,8 @@ struct Replica {
 }
 
 impl Replica {
-    fn start(&mut self, folder: &Path) {
-        let kubeconfig = folder.join("kubeconfig").display().to_string();
+    fn start(&mut self, directory: &Path) {
+        let kubeconfig = directory.join("kubeconfig").display().to_string();
         let listen = self.address.to_string();
         let args = [
             "extender",
@@ -41,7 +41,7 @@ impl Replica {
             "--replica",
             self.name,
         ];
-        let program = Program::start(self.name, &programs().divvy, &args, &[], &folder.join("logs"));
+        let program = Program::start(self.name, &programs().divvy, &args, &[], &directory.join("logs"));
         self.program = Some(program.expect("it starts"));
     }
 
@@ -138,7 +138,7 @@ fn audit(api: &ApiServer) -> usize {
     bindings
 }
 
-async fn pair(api: &ApiServer, folder: &Path) -> [Replica; 2] {
+async fn pair(api: &ApiServer, directory: &Path) -> [Replica; 2] {
     for node in NODES {
         api.create("nodes", json!({"metadata": {"name": node}})).expect("a node");
         let amounts = json!({"aliyun.com/gpu-mem": (UNITS * GPUS).to_string(), "aliyun.com/gpu-count": GPUS.to_string()});
@@ -156,7 +156,7 @@ async fn pair(api: &ApiServer, folder: &Path) -> [Replica; 2] {
         program: None,
     });
     for replica in &mut replicas {
-        replica.start(folder);
+        replica.start(directory);
     }
     replicas
 }
@@ -171,21 +171,21 @@ fn new_pod(api: &ApiServer, name: &str, units: usize) -> Value {
     .expect("a pod")
 }
 
-async fn server(folder: &Path) -> (ApiServer, divvy_testbed::api::Listening) {
+async fn server(directory: &Path) -> (ApiServer, divvy_testbed::api::Listening) {
     let api = ApiServer::new(Options {
         seed: Some(1),
         ..Options::default()
     });
     let listening = api.listen(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("it listens");
-    std::fs::write(folder.join("kubeconfig"), api.kubeconfig(listening.addr())).expect("written");
+    std::fs::write(directory.join("kubeconfig"), api.kubeconfig(listening.addr())).expect("written");
     (api, listening)
 }
 
 #[tokio::test]
 async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let (api, _listening) = server(folder.path()).await;
-    let mut replicas = pair(&api, folder.path()).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let (api, _listening) = server(directory.path()).await;
+    let mut replicas = pair(&api, directory.path()).await;
     let mut dice = Dice(7);
     let mut waiting: Vec<Value> = Vec::new();
     let mut frozen: Option<(usize, Instant)> = None;
@@ -246,7 +246,7 @@ async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
                         _ => {
                             let mut ended = replicas[before].program.take().expect("it ran");
                             until("it ends", Duration::from_secs(10), async || ended.ended().expect("asked")).await;
-                            replicas[before].start(folder.path());
+                            replicas[before].start(directory.path());
                         }
                     }
                     continue;

@@ -189,8 +189,8 @@ fn a_check_without_a_cluster_cannot_tell() {
 
 #[test]
 fn a_file_is_merged_in_place_or_not_touched_at_all() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("config.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("config.yaml");
     let path = file.display().to_string();
     let old = "apiVersion: kubescheduler.config.k8s.io/v1beta2\nkind: KubeSchedulerConfiguration\n";
     std::fs::write(&file, old).expect("written");
@@ -208,7 +208,7 @@ fn a_file_is_merged_in_place_or_not_touched_at_all() {
     assert_eq!(refused.status.code(), Some(1));
     assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "kind: [");
     assert_eq!(
-        std::fs::read_dir(folder.path()).expect("a directory").count(),
+        std::fs::read_dir(directory.path()).expect("a directory").count(),
         1,
         "nothing else is left"
     );
@@ -274,8 +274,8 @@ async fn address_and_certificates_come_from_the_extender_that_is_installed() {
 
     let bed = Bed::new(&[&[16]]).await;
     let kubeconfig = kubeconfig(&bed);
-    let folder = tempfile::tempdir().expect("a directory");
-    let file = folder.path().join("scheduler.yaml");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("scheduler.yaml");
     let ask = async |more: &[&str]| {
         let mut command = command(&["--from-cluster", "--kubeconfig"]);
         command.arg(&kubeconfig).args(more);

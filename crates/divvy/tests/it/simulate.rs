@@ -310,13 +310,13 @@ fn cluster() -> Vec<(&'static str, Value)> {
     ]
 }
 
-async fn served(objects: &[(&'static str, Value)], folder: &std::path::Path) -> (ApiServer, Listening, String) {
+async fn served(objects: &[(&'static str, Value)], directory: &std::path::Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     for (kind, object) in objects {
         api.create(kind, object.clone()).expect("taken");
     }
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     fs::write(&path, api.kubeconfig(listening.addr())).expect("written");
     (api, listening, path.display().to_string())
 }
@@ -333,8 +333,8 @@ fn dump(objects: &[(&'static str, Value)]) -> String {
 
 #[test]
 fn what_if_says_what_would_change_in_a_saved_cluster() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let path = folder.path().join("cluster.json");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("cluster.json");
     fs::write(&path, dump(&cluster())).expect("written");
     let path = path.display().to_string();
     let simulate = |args: &[&str]| {
@@ -377,10 +377,10 @@ fn what_if_says_what_would_change_in_a_saved_cluster() {
 
 #[tokio::test]
 async fn what_if_reads_the_cluster_itself_as_well() {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     let objects = cluster();
-    let (_api, _listening, kubeconfig) = served(&objects, folder.path()).await;
-    let path = folder.path().join("cluster.json");
+    let (_api, _listening, kubeconfig) = served(&objects, directory.path()).await;
+    let path = directory.path().join("cluster.json");
     fs::write(&path, dump(&objects)).expect("written");
     // Without the policy random, which depends on the UIDs; the API server sets other UIDs.
     let args = ["--policy", "best-fit,fgd,divvy", "-o", "json"];

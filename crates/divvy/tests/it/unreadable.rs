@@ -7,10 +7,10 @@ use tokio::net::TcpListener;
 use crate::cli::{beside, stderr, stdout};
 
 /// Serve an API that returns each list as a whole, whatever `limit` says. Return the path of its kubeconfig.
-async fn serve(folder: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
+async fn serve(directory: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let path = folder.join("kubeconfig");
+    let path = directory.join("kubeconfig");
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
         "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
@@ -70,8 +70,8 @@ async fn every_command_that_lists_a_cluster_names_what_it_cannot_read_and_reads_
         ),
         pod("no-list", json!({"nodeName": "good", "containers": 7})),
     ];
-    let folder = tempfile::tempdir().expect("a directory");
-    let kubeconfig = serve(folder.path(), nodes, pods).await;
+    let directory = tempfile::tempdir().expect("a directory");
+    let kubeconfig = serve(directory.path(), nodes, pods).await;
     // `divvy doctor` reads other fields: a spec may be missing, and it parses quantities itself.
     let all = [
         "no-spec",

@@ -81,8 +81,8 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
     let client = kube::Client::try_from(kube::Config::new(api.parse()?))?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
-    let tls = certificates.filter(|folder| *folder != api).map(|folder| {
-        let file = |name: &str| Path::new(folder).join(name);
+    let tls = certificates.filter(|directory| *directory != api).map(|directory| {
+        let file = |name: &str| Path::new(directory).join(name);
         Source::Files {
             certificate: file(keys::SERVER),
             key: file(keys::SERVER_KEY),
@@ -102,13 +102,13 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
 const NAME: &str = "divvy-extender.divvy-system.svc";
 
 /// Make certificates as the extender does, as files in this directory. Return those of a scheduler.
-fn certificates(folder: &Path) -> Outcome<rustls::ClientConfig> {
+fn certificates(directory: &Path) -> Outcome<rustls::ClientConfig> {
     let now_s = i64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs())?;
     let none = Data::new();
     let due = plan(&none, NAME, now_s, Lifetimes::default())?;
     let data = carry_out(&due, &none, NAME, now_s, Lifetimes::default())?;
     for (name, content) in &data {
-        std::fs::write(folder.join(name), content)?;
+        std::fs::write(directory.join(name), content)?;
     }
     Ok(Pair::read(&data[keys::CLIENT], &data[keys::CLIENT_KEY])?.client(&Roots::read(&data[keys::CA])?)?)
 }
@@ -174,8 +174,8 @@ fn measure(cluster: &Cluster, requests: usize, flags: &[String]) -> Outcome<()> 
     } else {
         None
     };
-    let (url, folder) = (format!("http://{address}"), kept.path().display().to_string());
-    let with_tls = ["extender", &folder, &url];
+    let (url, directory) = (format!("http://{address}"), kept.path().display().to_string());
+    let with_tls = ["extender", &directory, &url];
     let without = ["extender", &url];
     let (extender, listens) = Role::start(if tls.is_some() { &with_tls } else { &without })?;
     let listens = Door { address: listens, tls };

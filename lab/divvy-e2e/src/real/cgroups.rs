@@ -21,16 +21,16 @@ pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id
 
 /// The inspection of the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
 pub(super) struct Look {
-    folder: PathBuf,
+    directory: PathBuf,
     prefix: String,
     /// The names of containers by id, so that the runtime's files are read only once.
     names: BTreeMap<String, String>,
 }
 
 impl Look {
-    pub(super) fn new(folder: &Path, prefix: &str) -> Look {
+    pub(super) fn new(directory: &Path, prefix: &str) -> Look {
         Look {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             prefix: prefix.to_owned(),
             names: BTreeMap::new(),
         }
@@ -89,7 +89,7 @@ impl Look {
             return Some(name.clone());
         }
         let bundle = format!("{node}/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}/config.json");
-        let config = std::fs::read(self.folder.join(bundle)).ok()?;
+        let config = std::fs::read(self.directory.join(bundle)).ok()?;
         let config: serde_json::Value = serde_json::from_slice(&config).ok()?;
         let name = config["annotations"]["io.kubernetes.cri.container-name"].as_str()?.to_owned();
         self.names.insert(id.to_owned(), name.clone());

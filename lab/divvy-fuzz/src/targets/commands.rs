@@ -373,10 +373,10 @@ fn hook(bytes: &[u8]) -> bool {
             .any(|word| word.to_str().is_some_and(|word| word.ends_with(part)))
     };
     match Hook::parse(&words) {
-        Ok(Hook::UpdateLdcache { folders, compat, .. }) => {
+        Ok(Hook::UpdateLdcache { directories, compat, .. }) => {
             assert!(
-                folders.iter().all(|folder| said(folder)) && compat.starts_with('/'),
-                "{folders:?} {compat}"
+                directories.iter().all(|directory| said(directory)) && compat.starts_with('/'),
+                "{directories:?} {compat}"
             );
             calm(&compat);
         }

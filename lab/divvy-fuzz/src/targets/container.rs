@@ -220,8 +220,8 @@ fn musl(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let after = libraries::musl_list(Some(text), &["/new", "/lib", "/new"]);
     assert!(after.starts_with(text.trim_end()), "{after}");
-    let folders: Vec<&str> = after.split([':', '\n']).collect();
-    assert!(folders.contains(&"/new") && folders.contains(&"/lib"));
+    let directories: Vec<&str> = after.split([':', '\n']).collect();
+    assert!(directories.contains(&"/new") && directories.contains(&"/lib"));
     assert_eq!(libraries::musl_list(Some(&after), &["/new", "/lib"]), after);
     true
 }

@@ -125,13 +125,13 @@ const CONTENT: u8 = 0x1f;
 /// Return a machine as bytes.
 fn written(machine: &Machine) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let mut folders = vec![String::new()];
-    while let Some(folder) = folders.pop() {
-        for name in machine.names(if folder.is_empty() { "/" } else { &folder }) {
-            let path = format!("{folder}/{name}");
+    let mut directories = vec![String::new()];
+    while let Some(directory) = directories.pop() {
+        for name in machine.names(if directory.is_empty() { "/" } else { &directory }) {
+            let path = format!("{directory}/{name}");
             let (word, content) = match machine.look(&path).expect("it is there").kind {
-                Kind::Folder => {
-                    folders.push(path);
+                Kind::Directory => {
+                    directories.push(path);
                     continue;
                 }
                 Kind::File => ('f', machine.read(&path, usize::MAX).expect("read")),
@@ -174,7 +174,7 @@ impl Told {
 
     fn put(&mut self, path: &str, kind: Kind, content: Vec<u8>) -> Option<()> {
         let path = path.strip_prefix('/')?;
-        let mut folder = String::new();
+        let mut directory = String::new();
         let parts: Vec<&str> = path.split('/').collect();
         // As in the kernel: names have a maximum length, and a whole path has PATH_MAX.
         if path.len() > 4096 {
@@ -187,14 +187,14 @@ impl Told {
             return None;
         }
         for part in &parts[..parts.len() - 1] {
-            folder = format!("{folder}/{part}");
-            let there = self.entries.entry(folder.clone()).or_insert((Kind::Folder, Vec::new()));
-            if there.0 != Kind::Folder {
+            directory = format!("{directory}/{part}");
+            let there = self.entries.entry(directory.clone()).or_insert((Kind::Directory, Vec::new()));
+            if there.0 != Kind::Directory {
                 return None;
             }
         }
         let last = self.entries.insert(format!("/{path}"), (kind, content));
-        last.is_none_or(|(kind, _)| kind != Kind::Folder).then_some(())
+        last.is_none_or(|(kind, _)| kind != Kind::Directory).then_some(())
     }
 
     fn at(&self, path: &str) -> Option<&(Kind, Vec<u8>)> {
@@ -206,9 +206,9 @@ impl Told {
         let mut above = String::new();
         for part in relative.split('/').filter(|_| !relative.is_empty()) {
             assert!(!part.is_empty() && part != "." && part != "..", "{path:?} leads elsewhere");
-            let folder = self.entries.get(&above);
+            let directory = self.entries.get(&above);
             assert!(
-                !matches!(folder, Some((Kind::Link(_), _))),
+                !matches!(directory, Some((Kind::Link(_), _))),
                 "{path:?} passes through the link {above:?}"
             );
             above = format!("{above}/{part}");
@@ -218,9 +218,9 @@ impl Told {
 }
 
 impl Tree for Told {
-    fn names(&self, folder: &str) -> Vec<String> {
-        self.at(folder);
-        let prefix = format!("{}/", folder.trim_end_matches('/'));
+    fn names(&self, directory: &str) -> Vec<String> {
+        self.at(directory);
+        let prefix = format!("{}/", directory.trim_end_matches('/'));
         let below = self
             .entries
             .range(prefix.clone()..)
@@ -231,7 +231,7 @@ impl Tree for Told {
     fn look(&self, path: &str) -> Option<Entry> {
         let kind = match self.at(path) {
             Some((kind, _)) => kind.clone(),
-            None if path.trim_start_matches('/').is_empty() => Kind::Folder,
+            None if path.trim_start_matches('/').is_empty() => Kind::Directory,
             None => return None,
         };
         Some(Entry {

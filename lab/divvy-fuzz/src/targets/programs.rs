@@ -231,11 +231,11 @@ fn history(bytes: &[u8]) -> bool {
 
 /// Do as `divvy audit` does, from the files to the output. Rule: no foreign text in the output moves a cursor.
 fn replayed() -> impl Fn(&[u8]) -> bool + Send {
-    let folder = tempfile::tempdir().expect("a directory");
+    let directory = tempfile::tempdir().expect("a directory");
     move |bytes| {
         let mut parts = bytes.splitn(2, |byte| *byte == 0x1e);
         let files = ["history", "reports"].map(|name| {
-            let path = folder.path().join(name);
+            let path = directory.path().join(name);
             std::fs::write(&path, parts.next().unwrap_or_default()).expect("written");
             path
         });

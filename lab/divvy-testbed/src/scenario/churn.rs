@@ -51,8 +51,8 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     ))
     .await?;
     let node = play.ready(Machine::Laptop).await?;
-    let folder = tempfile::tempdir()?;
-    let (history, reports) = (folder.path().join("history.log"), folder.path().join("reports.log"));
+    let directory = tempfile::tempdir()?;
+    let (history, reports) = (directory.path().join("history.log"), directory.path().join("reports.log"));
     let recorder = record(play, &history).await?;
     let ended = Arc::new(AtomicBool::new(false));
     let looks = tokio::task::spawn_blocking({
@@ -98,7 +98,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
         || output.clone(),
     )?;
     if !sound || !audited {
-        play.step("kept", &text(&folder.keep()), "the history and the reports", Vec::new())?;
+        play.step("kept", &text(&directory.keep()), "the history and the reports", Vec::new())?;
     }
     cleared?;
     play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")

@@ -122,8 +122,8 @@ fn written(libraries: &[Library<'_>], hwcaps: &[&str]) -> Vec<u8> {
         entries.extend(library.os_version.to_le_bytes());
         entries.extend(library.hwcap.to_le_bytes());
     }
-    let folders: Vec<[u8; 4]> = hwcaps.iter().map(|name| small(texts_from + texts.put(name))).collect();
-    let extensions = match folders.is_empty() {
+    let directories: Vec<[u8; 4]> = hwcaps.iter().map(|name| small(texts_from + texts.put(name))).collect();
+    let extensions = match directories.is_empty() {
         true => 0,
         false => (texts_from + texts.bytes.len()).next_multiple_of(4),
     };
@@ -142,8 +142,8 @@ fn written(libraries: &[Library<'_>], hwcaps: &[&str]) -> Vec<u8> {
         file.extend(HWCAPS.to_le_bytes());
         file.extend(small(0));
         file.extend(small(extensions + 8 + 16));
-        file.extend(small(folders.len() * 4));
-        file.extend(folders.concat());
+        file.extend(small(directories.len() * 4));
+        file.extend(directories.concat());
     }
     file
 }

@@ -17,7 +17,7 @@ struct Call {
     words: &'static str,
     bundle: &'static str,
     /// The current directory of the call.
-    folder: &'static str,
+    directory: &'static str,
     request: Request,
 }
 
@@ -30,7 +30,7 @@ fn gpus(request: Request) -> Call {
         mode: "auto",
         words: "prestart",
         bundle: "bundle",
-        folder: "bundle",
+        directory: "bundle",
         request: request.top("").changed(with_hook),
     }
 }
@@ -72,7 +72,7 @@ impl Call {
         let mut command = Command::new(program);
         command
             .args(words.split(' ').filter(|word| !word.is_empty()))
-            .current_dir(bed.path(self.folder))
+            .current_dir(bed.path(self.directory))
             .env_remove("NVIDIA_CTK_CONFIG_FILE_PATH")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -174,7 +174,7 @@ fn rows() -> Vec<Row> {
     let root = "a container's root is relative to its bundle, not to the current directory of the hook";
     apart(
         Call {
-            folder: ".",
+            directory: ".",
             ..gpus(visible("0"))
         },
         root,

@@ -14,7 +14,7 @@ use divvy_host::Files;
 use divvy_host::Tree;
 use divvy_model::{MigDevice, Vendor};
 
-use super::{directory, say, tell_troubles, write_whole};
+use super::{read_directory, say, tell_troubles, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
@@ -43,8 +43,8 @@ pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
         .map(|device| format!("{}={}", spec.kind, device.name))
         .collect();
     refuse_conflict(&args.output, &names)?;
-    if let Some(folder) = args.output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(|| format!("the directory {} cannot be created", folder.display()))?;
+    if let Some(directory) = args.output.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory).with_context(|| format!("the directory {} cannot be created", directory.display()))?;
     }
     write_whole(&args.output, &text, 0o644).with_context(|| format!("{} was not written", args.output.display()))?;
     say(&format!(
@@ -329,12 +329,12 @@ fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
 
 /// Refuse to write if another file of the directory defines one of these devices, because engines would then use neither file's device.
 fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
-    let folder = output
+    let directory = output
         .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
+        .filter(|directory| !directory.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    let shown = folder.display().to_string();
-    let found = match directory(folder, &shown, 0) {
+    let shown = directory.display().to_string();
+    let found = match read_directory(directory, &shown, 0) {
         Ok((found, _)) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(anyhow::Error::new(error).context(format!("the directory {shown} cannot be read"))),

@@ -8,7 +8,7 @@ use divvy_cdi::{FoundDevice, Registry, Severity};
 use divvy_host::Files;
 use serde::Serialize;
 
-use super::{conflicts, directory_below, ignored, say, tell_troubles};
+use super::{conflicts, ignored, read_directory_below, say, tell_troubles};
 use crate::cli::cdi::{CdiListArgs, CdiListOutput};
 use crate::printer;
 
@@ -49,7 +49,7 @@ struct File {
 pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
     let (mut found, mut not_read) = (Vec::new(), Vec::new());
     for (priority, shown) in args.spec_dir.iter().enumerate() {
-        match directory_below(&args.sys_root, shown, priority) {
+        match read_directory_below(&args.sys_root, shown, priority) {
             Ok((files, names)) => {
                 found.extend(files);
                 not_read.extend(names);

@@ -9,7 +9,7 @@ use divvy_cdi::{Found, Problem, Registry, Severity, Version};
 use divvy_host::Files;
 use serde::Serialize;
 
-use super::{LARGEST_SPEC, conflicts, directory, ignored, read_bounded, say, standard_input, tell_troubles};
+use super::{LARGEST_SPEC, conflicts, ignored, read_bounded, read_directory, say, standard_input, tell_troubles};
 use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
 use crate::printer;
 
@@ -40,32 +40,34 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     let machine = Files::below(&args.sys_root);
     let mut verdicts = Vec::new();
     // Engines look for conflicts within one directory, so group the files by directory.
-    let mut folders: BTreeMap<String, Vec<Found>> = BTreeMap::new();
+    let mut directories: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     for path in &args.files {
         let shown = path.display().to_string();
         if path == Path::new("-") {
             let text = Ok::<_, std::convert::Infallible>(standard_input()?);
-            folders.entry(shown).or_default().push(Found::of("-", 0, text));
+            directories.entry(shown).or_default().push(Found::of("-", 0, text));
         } else if std::fs::metadata(path)
             .with_context(|| format!("{shown} cannot be read"))?
             .is_dir()
         {
             let (found, not_read) =
-                directory(path, &shown, 0).with_context(|| format!("the directory {shown} cannot be read"))?;
+                read_directory(path, &shown, 0).with_context(|| format!("the directory {shown} cannot be read"))?;
             if found.is_empty() && not_read.is_empty() {
                 say(&format!("warning: {shown} has no file whose name ends in .yaml or .json"))?;
             }
-            folders.entry(shown).or_default().extend(found);
+            directories.entry(shown).or_default().extend(found);
             verdicts.extend(not_read.iter().map(|path| verdict_of_ignored(path)));
         } else {
-            let folder = path.parent().map_or_else(String::new, |folder| folder.display().to_string());
-            folders
-                .entry(folder)
+            let directory = path
+                .parent()
+                .map_or_else(String::new, |directory| directory.display().to_string());
+            directories
+                .entry(directory)
                 .or_default()
                 .push(Found::of(shown, 0, read_bounded(path, LARGEST_SPEC)));
         }
     }
-    for found in folders.into_values() {
+    for found in directories.into_values() {
         let registry = Registry::new(found);
         let conflicts = conflicts(&registry);
         verdicts.extend(registry.files().iter().map(|file| verdict(file, &conflicts, &machine)));

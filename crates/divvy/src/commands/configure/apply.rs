@@ -14,18 +14,18 @@ use crate::commands::write_whole;
 /// The directory tree of the machine to configure.
 pub(super) struct Place<'p> {
     pub(super) root: &'p Root<'p>,
-    pub(super) folder: &'p Path,
+    pub(super) directory: &'p Path,
 }
 
 impl Place<'_> {
     /// Return the local path of a path on the machine, with symbolic links resolved, so that a write replaces a link's target and not the link.
     fn real(&self, path: &str) -> PathBuf {
-        let below = |path: &str| self.folder.join(path.trim_start_matches('/'));
+        let below = |path: &str| self.directory.join(path.trim_start_matches('/'));
         if let Some((real, _)) = self.root.resolve(path) {
             return below(&real);
         }
         match path.rsplit_once('/') {
-            Some((folder, name)) if !folder.is_empty() => self.real(folder).join(name),
+            Some((directory, name)) if !directory.is_empty() => self.real(directory).join(name),
             _ => below(path),
         }
     }
@@ -36,8 +36,8 @@ impl Place<'_> {
             Ok(there) => Some(there),
             Err(_) => edit.like.as_ref().and_then(|like| fs::metadata(self.real(like)).ok()),
         };
-        if let Some(folder) = file.parent() {
-            fs::create_dir_all(folder)?;
+        if let Some(directory) = file.parent() {
+            fs::create_dir_all(directory)?;
         }
         let mode = like.as_ref().map_or(0o644, |like| like.permissions().mode() & 0o7777);
         write_whole(&file, text, mode)?;
@@ -66,8 +66,8 @@ pub(super) fn apply(place: &Place<'_>, plan: &Plan, record_path: &str) -> anyhow
     let record_before = fs::read_to_string(&record).ok();
     if let Some(kept) = plan.record.as_ref().filter(|_| !plan.edits.is_empty()) {
         let text = serde_json::to_string_pretty(kept)? + "\n";
-        if let Some(folder) = record.parent() {
-            fs::create_dir_all(folder).with_context(|| not_written(record_path))?;
+        if let Some(directory) = record.parent() {
+            fs::create_dir_all(directory).with_context(|| not_written(record_path))?;
         }
         // The record may contain a registry's password.
         write_whole(&record, &text, 0o600).with_context(|| not_written(record_path))?;

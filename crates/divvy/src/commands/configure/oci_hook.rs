@@ -19,16 +19,16 @@ pub(super) fn write(program: &str, file: Option<&Path>, dry_run: bool) -> anyhow
         return Ok(printer::print(&text)?);
     };
     let told = || format!("{} could not be written", file.display());
-    if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).with_context(told)?;
+    if let Some(directory) = file.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+        std::fs::create_dir_all(directory).with_context(told)?;
     }
     write_whole(file, &text, 0o644).with_context(told)
 }
 
 fn hook(program: &str) -> Value {
-    let (folder, name) = program.rsplit_once('/').unwrap_or(("", program));
-    let folder = if folder.is_empty() { "/" } else { folder };
-    let own = [folder].into_iter().filter(|folder| !PATH.contains(folder));
+    let (directory, name) = program.rsplit_once('/').unwrap_or(("", program));
+    let directory = if directory.is_empty() { "/" } else { directory };
+    let own = [directory].into_iter().filter(|directory| !PATH.contains(directory));
     let path: Vec<&str> = PATH.into_iter().chain(own).collect();
     json!({
         "version": "1.0.0",

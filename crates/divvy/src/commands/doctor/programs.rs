@@ -68,13 +68,13 @@ impl Places {
 }
 
 fn socket_paths(facts: &Facts<'_>, kubelet: &str) -> Vec<String> {
-    let folder = format!("{kubelet}/device-plugins");
+    let directory = format!("{kubelet}/device-plugins");
     let mut paths: Vec<String> = facts
         .root
-        .names(&folder)
+        .names(&directory)
         .iter()
         .filter(|name| name.ends_with(".sock"))
-        .map(|name| format!("{folder}/{name}"))
+        .map(|name| format!("{directory}/{name}"))
         .collect();
     paths.push(format!("{kubelet}/pod-resources/kubelet.sock"));
     paths

@@ -34,7 +34,7 @@ pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
 
 async fn one(repair: &Repair) -> anyhow::Result<String> {
     match repair {
-        Repair::Folder { path } => {
+        Repair::Directory { path } => {
             std::fs::create_dir_all(path).with_context(|| format!("{path} cannot be created"))?;
             Ok(format!("{path} created"))
         }
@@ -44,8 +44,8 @@ async fn one(repair: &Repair) -> anyhow::Result<String> {
             if path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink()) {
                 std::fs::remove_file(path).with_context(|| format!("{} cannot be removed", path.display()))?;
             }
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).with_context(|| format!("{} cannot be created", folder.display()))?;
+            if let Some(directory) = path.parent() {
+                std::fs::create_dir_all(directory).with_context(|| format!("{} cannot be created", directory.display()))?;
             }
             std::os::unix::fs::symlink(target, path).with_context(|| format!("{} cannot be created", path.display()))?;
             Ok(format!("{} → {target} created", path.display()))

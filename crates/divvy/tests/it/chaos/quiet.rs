@@ -117,8 +117,8 @@ fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
 
 /// Return the files of grants on a node: records as (pod UID, container), and names of CDI specs.
 pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
-    let names = |folder: PathBuf| -> Vec<String> {
-        let entries = std::fs::read_dir(&folder).into_iter().flatten();
+    let names = |directory: PathBuf| -> Vec<String> {
+        let entries = std::fs::read_dir(&directory).into_iter().flatten();
         entries
             .flatten()
             .map(|entry| entry.file_name().to_string_lossy().into_owned())

@@ -283,8 +283,8 @@ fn every_value_that_a_template_names_is_in_values_yaml() {
 /// Texts name values as in `(Helm: extender.loopback=true)`.
 #[test]
 fn every_value_that_a_text_of_a_program_names_is_in_values_yaml() {
-    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(folder).expect("sources") {
+    fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).expect("sources") {
             let path = entry.expect("an entry").path();
             if path.is_dir() {
                 sources(&path, found);

@@ -26,7 +26,7 @@ const ENTER: &str = "for at in $BIND; do mount --bind /$at $0/$at || exit; done;
 
 /// A machine for one of the two programs: a directory that is the root directory of a shell in its own mount namespace.
 pub(super) struct Root {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     shell: Child,
     commands: ChildStdin,
     statuses: BufReader<ChildStdout>,
@@ -61,18 +61,18 @@ pub(super) struct Run {
 impl Root {
     /// Make both machines: theirs, and ours. Return `None` and record the skip if this is not possible.
     pub(super) fn both() -> Option<(Root, Root)> {
-        let folder = divvy_skip::folder("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
+        let directory = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !divvy_skip::root("change the root directory of a program") {
             return None;
         }
-        let theirs = folder.join("nvidia-ctk");
+        let theirs = directory.join("nvidia-ctk");
         assert!(theirs.is_file(), "there is no {}", theirs.display());
         Some((Root::of(&theirs), Root::of(Path::new(env!("CARGO_BIN_EXE_divvy")))))
     }
 
     fn of(program: &Path) -> Root {
-        let folder = tempfile::tempdir().expect("a directory");
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
         let mut bind = String::new();
         for name in ["usr", "bin", "sbin", "lib", "lib64", "dev"] {
             match std::fs::read_link(Path::new("/").join(name)) {
@@ -90,7 +90,7 @@ impl Root {
         std::os::unix::fs::symlink("program", at("opt/nvidia-ctk")).expect("linked");
         let mut shell = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "sh", "-c", ENTER])
-            .arg(folder.path())
+            .arg(directory.path())
             .env("BIND", bind)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -99,7 +99,7 @@ impl Root {
         let commands = shell.stdin.take().expect("piped");
         let statuses = BufReader::new(shell.stdout.take().expect("piped"));
         Root {
-            folder,
+            directory,
             shell,
             commands,
             statuses,
@@ -107,7 +107,7 @@ impl Root {
     }
 
     fn at(&self, path: &str) -> PathBuf {
-        self.folder.path().join(path.trim_start_matches('/'))
+        self.directory.path().join(path.trim_start_matches('/'))
     }
 
     /// Run a command on a machine with only these files.
@@ -117,9 +117,9 @@ impl Root {
     }
 
     fn prepare(&self, run: &Run) {
-        for folder in ["etc", "srv", "stub"] {
-            let _not_there = std::fs::remove_dir_all(self.at(folder));
-            std::fs::create_dir(self.at(folder)).expect("made");
+        for directory in ["etc", "srv", "stub"] {
+            let _not_there = std::fs::remove_dir_all(self.at(directory));
+            std::fs::create_dir(self.at(directory)).expect("made");
         }
         for (path, text) in &run.files {
             let at = self.at(path);
@@ -162,8 +162,8 @@ impl Root {
         let said = |name: &str| String::from_utf8_lossy(&std::fs::read(self.at(name)).expect("redirected")).into_owned();
         let (stdout, stderr) = (said("stdout"), said("stderr"));
         let mut files = Tree::new();
-        for folder in ["etc", "srv"] {
-            self.collect(&format!("/{folder}"), &mut files);
+        for directory in ["etc", "srv"] {
+            self.collect(&format!("/{directory}"), &mut files);
         }
         Outcome {
             status: status.trim().parse().unwrap_or_else(|_| panic!("no status: {status:?}")),
@@ -173,10 +173,10 @@ impl Root {
         }
     }
 
-    fn collect(&self, folder: &str, files: &mut Tree) {
-        for entry in std::fs::read_dir(self.at(folder)).expect("a directory") {
+    fn collect(&self, directory: &str, files: &mut Tree) {
+        for entry in std::fs::read_dir(self.at(directory)).expect("a directory") {
             let entry = entry.expect("an entry");
-            let path = format!("{folder}/{}", entry.file_name().display());
+            let path = format!("{directory}/{}", entry.file_name().display());
             match entry.file_type().expect("a type").is_dir() {
                 true => self.collect(&path, files),
                 false => {

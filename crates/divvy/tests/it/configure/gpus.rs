@@ -15,8 +15,8 @@ const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndr
 
 /// Make the root of a simulated driver, its probe, settings with only these paths, and the directory that is first in dockerd's `PATH`.
 /// Return false if device nodes cannot be created.
-fn machine(folder: &Path) -> bool {
-    let at = |name: &str| folder.join(name).display().to_string();
+fn machine(directory: &Path) -> bool {
+    let at = |name: &str| directory.join(name).display().to_string();
     let write = |name: &str, text: &str, mode: u32| {
         std::fs::write(at(name), text).expect("written");
         std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(mode)).expect("its mode");
@@ -59,9 +59,9 @@ fn machine(folder: &Path) -> bool {
 
 #[test]
 fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    if !machine(folder.path()) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    if !machine(directory.path()) {
         return divvy_skip::skipped("no device node can be made: that takes root");
     }
     std::fs::write(at("daemon.json"), "{}").expect("written");
@@ -79,7 +79,7 @@ fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
     went_well(&divvy(&words, &[]));
     let path = format!("{}:{}", at("path"), std::env::var("PATH").unwrap_or_default());
     let variables = [("PATH", path.as_str()), ("NVIDIA_CTK_CONFIG_FILE_PATH", &at("config.toml"))];
-    let Some(docker) = Docker::start(folder.path(), &variables) else {
+    let Some(docker) = Docker::start(directory.path(), &variables) else {
         return;
     };
     if !docker.image() {

@@ -95,7 +95,7 @@ const LOOK: &str =
 for node in nvidia0 nvidiactl; do [ ! -e /dev/$node ] || ! echo x > /dev/$node || echo written to $node; done; true";
 
 struct Engine {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     program: PathBuf,
     version: String,
     running: Option<(Child, Cri)>,
@@ -133,7 +133,7 @@ impl Engine {
     fn new(program: PathBuf) -> Engine {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let engine = Engine {
-            folder: tempfile::tempdir().expect("a directory"),
+            directory: tempfile::tempdir().expect("a directory"),
             version: String::from_utf8_lossy(&version.stdout).trim().to_owned(),
             program,
             running: None,
@@ -142,7 +142,7 @@ impl Engine {
         let text = if engine.new_enough_for_cdi() { V3 } else { V2 };
         std::fs::write(
             engine.at("config.toml"),
-            text.replace('@', &engine.folder.path().display().to_string()),
+            text.replace('@', &engine.directory.path().display().to_string()),
         )
         .expect("written");
         let machine = match std::env::consts::ARCH {
@@ -152,7 +152,7 @@ impl Engine {
         };
         let packed = Command::new("sh")
             .args(["-c", PACK, "pack", machine])
-            .current_dir(engine.folder.path())
+            .current_dir(engine.directory.path())
             .status();
         assert!(packed.expect("sh").success());
         engine
@@ -164,11 +164,11 @@ impl Engine {
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn cgroup(&self) -> String {
-        let name = self.folder.path().file_name().expect("a name");
+        let name = self.directory.path().file_name().expect("a name");
         format!("divvy-test{}", name.display())
     }
 
@@ -430,8 +430,8 @@ fn write_runtime(engine: &Engine) {
         engine.at("settings.toml").display(),
         divvy_runtime().display()
     );
-    for folder in ["cdi", "driver"] {
-        std::fs::create_dir(engine.at(folder)).expect("made");
+    for directory in ["cdi", "driver"] {
+        std::fs::create_dir(engine.at(directory)).expect("made");
     }
     let library = engine.at("driver/libcuda.so.1");
     std::fs::write(&library, "this is libcuda\n").expect("written");

@@ -15,7 +15,7 @@ use crate::cli::{divvy, stderr};
 pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&path)
-        .map(|folder| folder.join(name))
+        .map(|directory| directory.join(name))
         .take(64)
         .collect();
     found.retain(|program| program.is_file());
@@ -119,8 +119,8 @@ fn containerd_says_itself_that_it_has_the_runtime() {
                 continue;
             }
             for drop_in in [None, Some("")] {
-                let folder = tempfile::tempdir().expect("a directory");
-                let config = folder.path().join("config.toml").display().to_string();
+                let directory = tempfile::tempdir().expect("a directory");
+                let config = directory.path().join("config.toml").display().to_string();
                 if let Some(text) = text {
                     std::fs::write(&config, text).expect("written");
                 }
@@ -181,8 +181,8 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
     for program in containerds() {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
-        let folder = tempfile::tempdir().expect("a directory");
-        let at = |name: &str| folder.path().join(name).display().to_string();
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name).display().to_string();
         let text = format!(
             "version = 2\nroot = \"{}\"\nstate = \"{}\"\n[grpc]\n  address = \"{}\"\n[ttrpc]\n  address = \"{}\"\n",
             at("root"),
@@ -230,8 +230,8 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
 
 #[test]
 fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for() {
-    let folder = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| folder.path().join(name).display().to_string();
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name).display().to_string();
     std::fs::write(
         at("daemon.json"),
         "{\n    \"log-level\": \"warn\",\n    \"features\": {\"buildkit\": true}\n}\n",
@@ -248,8 +248,8 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
         &at("runtime"),
     ];
     went_well(&divvy(&args, &[]));
-    runtime_with_a_gpu(folder.path());
-    let Some(docker) = Docker::start(folder.path(), &[]) else {
+    runtime_with_a_gpu(directory.path());
+    let Some(docker) = Docker::start(directory.path(), &[]) else {
         return;
     };
     let answer = docker.info();
@@ -262,13 +262,13 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
 
 /// A private dockerd below a directory, configured by its `daemon.json`; it ends with the test.
 pub(super) struct Docker {
-    folder: PathBuf,
+    directory: PathBuf,
     _running: Running,
 }
 
 impl Docker {
     /// Start it. Return `None` and record the skip if it does not start.
-    pub(super) fn start(folder: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
+    pub(super) fn start(directory: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
         if !divvy_skip::root("start dockerd") {
             return None;
         }
@@ -276,7 +276,7 @@ impl Docker {
             divvy_skip::skipped("dockerd is not in the PATH (Debian: docker.io)");
             return None;
         };
-        let at = |name: &str| folder.join(name).display().to_string();
+        let at = |name: &str| directory.join(name).display().to_string();
         let log = std::fs::File::create(at("log")).expect("a log");
         let child = Command::new(program)
             .args([
@@ -303,7 +303,7 @@ impl Docker {
             .spawn()
             .expect("it starts");
         let mut docker = Docker {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             _running: Running(child),
         };
         let ended = eventually(Path::new(&at("log")), || match docker._running.0.try_wait() {
@@ -322,7 +322,7 @@ impl Docker {
     }
 
     pub(super) fn at(&self, name: &str) -> String {
-        self.folder.join(name).display().to_string()
+        self.directory.join(name).display().to_string()
     }
 
     fn asked(&self) -> Option<String> {
@@ -347,7 +347,7 @@ impl Docker {
                     tar -C image -cf image.tar .";
         let copied = Command::new("sh")
             .args(["-c", copy])
-            .current_dir(&self.folder)
+            .current_dir(&self.directory)
             .status()
             .expect("it runs");
         assert!(copied.success());
@@ -395,8 +395,8 @@ pub(crate) fn built(package: &str, file: &str) -> PathBuf {
 }
 
 /// Make a program that runs `divvy-runtime` with a GPU that is `/dev/null`.
-fn runtime_with_a_gpu(folder: &Path) {
-    let at = |name: &str| folder.join(name).display().to_string();
+fn runtime_with_a_gpu(directory: &Path) {
+    let at = |name: &str| directory.join(name).display().to_string();
     let program = divvy_runtime();
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits":
         {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}}], "containerEdits": {"env": ["OF_THE_SPEC=1"]}}"#;

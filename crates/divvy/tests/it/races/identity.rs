@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
-use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::Bugs;
+use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
+use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 
 use crate::bed::Bed;
 
@@ -157,7 +157,9 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
 /// Lists the pod resources, as every monitoring tool does.
 async fn list_pod_resources(bed: &Bed) {
     let socket = bed.node("n1").paths().pod_resources_socket();
-    let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.expect("the kubelet listens");
+    let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5))
+        .await
+        .expect("the kubelet listens");
     let mut client = PodResourcesListerClient::new(channel);
     client.list(ListPodResourcesRequest {}).await.expect("a list");
 }

@@ -23,8 +23,8 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
 async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     let small = MemoryUnit::new(256).unwrap_or_default();
     let (node, _) = one_runs(play, "three").await?;
-    let folder = tempfile::tempdir()?;
-    let history = folder.path().join("history.log");
+    let directory = tempfile::tempdir()?;
+    let history = directory.path().join("history.log");
     let recorder = record(play, &history).await?;
     play.create(&pod("five").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
     play.started("default", "five").await?;

@@ -23,9 +23,9 @@ fn write_grant(bed: &Bed) {
 }
 
 fn write_library(bed: &Bed) {
-    let folder = bed.node.paths().sys_root.join("usr/lib");
-    std::fs::create_dir_all(&folder).unwrap();
-    std::fs::write(folder.join("libcuda.so"), "").unwrap();
+    let directory = bed.node.paths().sys_root.join("usr/lib");
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("libcuda.so"), "").unwrap();
 }
 
 /// Like runc, which makes the mounts; CDI accepts any path.

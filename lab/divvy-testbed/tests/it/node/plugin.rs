@@ -143,7 +143,9 @@ impl TestPlugin {
 
     pub(crate) async fn register_as(&self, version: &str, resource: &str, endpoint: &str) -> Result<(), Status> {
         let socket = self.directory.join("kubelet.sock");
-        let channel = divvy_kubelet::api::connect(&socket, std::time::Duration::from_secs(5)).await.unwrap();
+        let channel = divvy_kubelet::api::connect(&socket, std::time::Duration::from_secs(5))
+            .await
+            .unwrap();
         let request = RegisterRequest {
             version: version.to_owned(),
             endpoint: endpoint.to_owned(),

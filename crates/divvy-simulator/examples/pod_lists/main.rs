@@ -1,6 +1,6 @@
 //! Creates lists of pods that are harder than a given one, for `divvy simulate`:
 //!
-//! `cargo run --release -p divvy-bench --bin pod_lists -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
+//! `cargo run --release -p divvy-simulator --example pod_lists -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
 
 #![allow(clippy::print_stdout)]
 
@@ -14,7 +14,7 @@ use lists::{List, choosy, large};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [nodes, pods, folder] = &arguments[..] else {
+    let [nodes, pods, directory] = &arguments[..] else {
         panic!("the arguments must be a list of nodes, a list of pods, and a directory");
     };
     let read = |name: &String| {
@@ -27,16 +27,16 @@ fn main() {
     };
     let (nodes, pods) = (read(nodes), read(pods));
     for percent in [10, 20, 33, 50] {
-        write(folder, &format!("choosy{percent}"), &choosy(&nodes, &pods, percent));
+        write(directory, &format!("choosy{percent}"), &choosy(&nodes, &pods, percent));
     }
     for percent in [20, 30, 50] {
-        write(folder, &format!("large{percent}"), &large(&pods, percent));
+        write(directory, &format!("large{percent}"), &large(&pods, percent));
     }
-    write(folder, "choosy33-large30", &choosy(&nodes, &large(&pods, 30), 33));
+    write(directory, "choosy33-large30", &choosy(&nodes, &large(&pods, 30), 33));
 }
 
-fn write(folder: &str, name: &str, list: &List) {
-    let path = Path::new(folder).join(format!("{name}.csv"));
+fn write(directory: &str, name: &str, list: &List) {
+    let path = Path::new(directory).join(format!("{name}.csv"));
     fs::write(&path, list.text()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     println!("{}", path.display());
 }

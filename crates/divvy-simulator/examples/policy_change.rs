@@ -1,6 +1,6 @@
 //! Shows what happens when a cluster that only filled up becomes one in which pods end, and the reverse:
 //!
-//! `cargo run --release -p divvy-bench --bin policy_change -- NODES.csv[.gz] PODS.csv[.gz] [SEED …]`
+//! `cargo run --release -p divvy-simulator --example policy_change -- NODES.csv[.gz] PODS.csv[.gz] [SEED …]`
 //!
 //! First, pods arrive all at once until they have requested the cluster's whole GPU capacity. Then they arrive and end, at a load
 //! of 0.97. Finally, they arrive all at once again until they have requested 30 % of the capacity. `divvy` detects whether pods
