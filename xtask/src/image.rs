@@ -159,6 +159,7 @@ impl Machine {
     /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
     fn build(&self) -> Result<Programs> {
         let directory = directory()?;
+        let profile = if self.fast { "fast" } else { "release" };
         let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
         let flags = flags()?;
         // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
@@ -167,7 +168,8 @@ impl Machine {
             &static_target,
             &packed,
             &[
-                "--release",
+                "--profile",
+                profile,
                 "--package",
                 "divvy",
                 "--package",
@@ -178,14 +180,15 @@ impl Machine {
         self.cargo(
             &dynamic_target,
             &flags,
-            &["--release", "--package", "divvy-hardware", "--bin", "divvy-probe"],
+            &["--profile", profile, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
         self.build_runtime()?;
         let in_static = |path: &str| directory.join(&static_target).join(path);
+        let built = |name: &str| in_static(&format!("{profile}/{name}"));
         Ok(Programs {
-            divvy: in_static("release/divvy"),
-            agent: in_static("release/divvy-agent"),
-            probe: directory.join(dynamic_target).join("release/divvy-probe"),
+            divvy: built("divvy"),
+            agent: built("divvy-agent"),
+            probe: directory.join(dynamic_target).join(profile).join("divvy-probe"),
             runtime: in_static("runtime/divvy-runtime"),
             hook: in_static("runtime/divvy-hook"),
         })
@@ -193,9 +196,8 @@ impl Machine {
 
     fn build_runtime(&self) -> Result<()> {
         let packages = ["--package", "divvy-runtime", "--package", "divvy-hook", "--bins"];
-        // Tests use these programs as users get them. A fast image, built at the same time, must not replace them by larger ones.
-        let as_released = Machine { fast: false, ..*self };
-        as_released.cargo(
+        // Tests use these programs as users get them, so a fast image has the same ones.
+        self.cargo(
             &self.static_target(),
             &flags()?,
             &[&["--profile", "runtime"], &packages[..]].concat(),
@@ -203,14 +205,7 @@ impl Machine {
     }
 
     fn cargo(&self, target: &str, flags: &str, what: &[&str]) -> Result<()> {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        if self.fast {
-            command
-                .env("CARGO_PROFILE_RELEASE_LTO", "off")
-                .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
-                .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
-        }
-        let status = command
+        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
             .args(["build", "--locked", "--target", target])
             .args(what)
             .env("CARGO_TARGET_DIR", directory()?)

@@ -360,7 +360,7 @@ fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts 
     let whole = function.filter(|_| !device.divided);
     let of_card = |file| whole.and_then(|function| function.number::<u64>(file));
     let total = of_card("/mem_info_vram_total").filter(|bytes| *bytes > 0).or(node.memory);
-    match total.and_then(bounded) {
+    match total.and_then(bounded).filter(|total| *total > MiB::ZERO) {
         Some(total) => facts.total = total,
         None => facts.error = Some("memory: neither mem_info_vram_total nor KFD's memory banks say its size".to_owned()),
     }

@@ -189,7 +189,7 @@ fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
         fs::write(path, text.replace(from, to)).expect("written");
     };
     // Each case changes GPU 0; it gets the function's directory and the node's.
-    let cases: [(&str, Change, Expected); 12] = [
+    let cases: [(&str, Change, Expected); 13] = [
         (
             "no product name",
             |function, _| fs::remove_file(function.join("product_name")).expect("removed"),
@@ -237,6 +237,14 @@ fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
         (
             "an absurd size of the memory",
             |function, _| fs::write(function.join("mem_info_vram_total"), "18446744073709551615\n").expect("written"),
+            Err("memory: neither"),
+        ),
+        (
+            "less than 1 MiB of memory",
+            |function, node| {
+                fs::write(function.join("mem_info_vram_total"), "1048575\n").expect("written");
+                fs::remove_dir_all(node.join("mem_banks")).expect("removed");
+            },
             Err("memory: neither"),
         ),
         (
