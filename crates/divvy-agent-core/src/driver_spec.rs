@@ -49,11 +49,11 @@ pub struct Attempt {
 
 /// The state of the node for one decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct Observed {
     /// The operator chose `--driver-spec auto`.
     pub auto: bool,
     /// The directory in which the probe looked for the driver's files.
-    pub looked_at: String,
+    pub searched: String,
     /// Why the probe cannot check the driver's files, if it cannot.
     pub blind: Option<String>,
     /// The path of the agent's own file, whether or not the file exists.
@@ -98,7 +98,7 @@ pub struct Verdict {
 }
 
 /// Decide what happens to the agent's own file, and what to report.
-pub fn decide(seen: &Seen) -> Verdict {
+pub fn decide(seen: &Observed) -> Verdict {
     let verdict = |step, left| Verdict { step, left };
     let own_goes = || match seen.own {
         Some(_) => Step::Remove,
@@ -141,7 +141,7 @@ pub fn decide(seen: &Seen) -> Verdict {
         // While a driver container is being replaced, its root directory is gone for a while.
         let why = match &seen.blind {
             Some(text) => text.clone(),
-            None => format!("divvy-probe finds none of the driver's files at {}", seen.looked_at),
+            None => format!("divvy-probe finds none of the driver's files at {}", seen.searched),
         };
         return verdict(
             Step::Nothing,
@@ -257,7 +257,7 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
 }
 
 /// The command that makes the spec.
-fn generate(seen: &Seen, at: Option<&str>) -> String {
+fn generate(seen: &Observed, at: Option<&str>) -> String {
     let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
         None | Some("/") => String::new(),
         Some(root) => format!(" --driver-root {root}"),

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
 use crate::cgroups;
-use crate::driver_spec::{self, DriverSpec, Looked, Said};
+use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
@@ -520,22 +520,22 @@ impl Agent {
         self.core().set_driver_trouble(looked.trouble);
         for said in looked.said {
             match said {
-                Said::Trouble(trouble) => {
+                News::Trouble(trouble) => {
                     warn!("{}", trouble.text);
                     self.tell_of_node(true, trouble.reason(), trouble.text);
                 }
-                Said::Made(text) => {
+                News::Made(text) => {
                     info!("{text}");
                     self.tell_of_node(false, "DriverSpecMade", text);
                 }
-                Said::Removed(text) => info!("{text}"),
-                Said::Over => info!("the CDI specs of the GPUs match the loaded driver again"),
+                News::Removed(text) => info!("{text}"),
+                News::Over => info!("the CDI specs of the GPUs match the loaded driver again"),
             }
         }
     }
 
     /// Return the state of the driver's specs, or `None` if nothing is known now.
-    async fn driver_looked_at(self: &Arc<Self>) -> Option<Looked> {
+    async fn driver_looked_at(self: &Arc<Self>) -> Option<Checked> {
         let probe = self.probe.get()?;
         let question = self
             .blocking(|agent| {

@@ -14,7 +14,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_model::{Gpu, Health, MigDevice, Vendor, nvidia};
 
 use crate::store::{DriverSpecs, Stamp, Store};
-use divvy_agent_core::driver_spec::{Attempt, Basis, Own, Seen, SpecFile, Step, Trouble, Verdict, decide};
+use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, SpecFile, Step, Trouble, Verdict, decide};
 
 /// The vendor whose driver's libraries come from a CDI spec.
 pub(crate) const VENDOR: Vendor = Vendor::Nvidia;
@@ -44,7 +44,7 @@ struct State {
 
 /// News for an operator.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum News {
     /// A problem that an operator must solve.
     Trouble(Trouble),
     /// The agent made a spec.
@@ -57,11 +57,11 @@ pub(crate) enum Said {
 
 /// The result of a check.
 #[derive(Debug, Default)]
-pub(crate) struct Looked {
+pub(crate) struct Checked {
     /// Containers get no libraries, or the wrong ones.
     pub(crate) trouble: Option<Trouble>,
     /// News that was not reported before.
-    pub(crate) said: Vec<Said>,
+    pub(crate) said: Vec<News>,
 }
 
 /// The question for the probe, and the specs that it is about.
@@ -73,8 +73,8 @@ pub(crate) struct Question {
 
 /// A spec that the probe should make.
 #[derive(Debug)]
-pub(crate) struct Wanted {
-    seen: Seen,
+pub(crate) struct SpecOrder {
+    seen: Observed,
     trouble: Trouble,
     pub(crate) basis: Basis,
 }
@@ -133,7 +133,7 @@ impl DriverSpec {
         store: &Store,
         question: Question,
         answer: Result<DriverFiles, Failure>,
-    ) -> Result<Option<Looked>, Box<Wanted>> {
+    ) -> Result<Option<Checked>, Box<SpecOrder>> {
         let (files, blind) = match answer {
             Ok(files) => (files, None),
             // A probe that does not know this question: agent and probe are not always upgraded at the same time.
@@ -158,19 +158,19 @@ impl DriverSpec {
                     ..
                 },
                 Some(basis),
-            ) => Err(Box::new(Wanted { seen, trouble, basis })),
-            (verdict, _) => Ok(Some(self.done(store, &seen, verdict, Looked::default()))),
+            ) => Err(Box::new(SpecOrder { seen, trouble, basis })),
+            (verdict, _) => Ok(Some(self.done(store, &seen, verdict, Checked::default()))),
         }
     }
 
     /// Continue after the probe made the spec or failed to. Blocks on files.
-    pub(crate) fn made(&self, store: &Store, wanted: Wanted, made: Result<Made, Failure>) -> Option<Looked> {
-        let Wanted {
+    pub(crate) fn made(&self, store: &Store, wanted: SpecOrder, made: Result<Made, Failure>) -> Option<Checked> {
+        let SpecOrder {
             mut seen,
             trouble,
             basis,
         } = wanted;
-        let mut looked = Looked::default();
+        let mut looked = Checked::default();
         let outcome = match made {
             Ok(made) => self.write(store, made),
             Err(failure) if failure.code == Code::DriverFiles => Err(failure.text),
@@ -185,7 +185,7 @@ impl DriverSpec {
                     "{} was made for driver {}{notes}. Reason: {}",
                     seen.own_path, basis.driver, trouble.text
                 );
-                looked.said.push(Said::Made(made));
+                looked.said.push(News::Made(made));
             }
             seen.own = Some(Own {
                 driver: Some(basis.driver.clone()),
@@ -201,14 +201,14 @@ impl DriverSpec {
         Some(self.done(store, &seen, verdict, looked))
     }
 
-    fn done(&self, store: &Store, seen: &Seen, verdict: Verdict, mut looked: Looked) -> Looked {
+    fn done(&self, store: &Store, seen: &Observed, verdict: Verdict, mut looked: Checked) -> Checked {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if verdict.step == Step::Remove {
             match store.remove_driver_spec() {
                 Ok(()) => {
                     state.last = None;
                     let text = format!("{} is no longer needed and was removed", seen.own_path);
-                    looked.said.push(Said::Removed(text));
+                    looked.said.push(News::Removed(text));
                 }
                 Err(error) => {
                     let text = format!("{} is no longer needed, but could not be removed: {error}", seen.own_path);
@@ -219,13 +219,13 @@ impl DriverSpec {
         }
         match verdict.left {
             Some(trouble) => say(&mut state, &mut looked, trouble),
-            None if state.told.take().is_some() && looked.said.is_empty() => looked.said.push(Said::Over),
+            None if state.told.take().is_some() && looked.said.is_empty() => looked.said.push(News::Over),
             None => {}
         }
         looked
     }
 
-    fn see(&self, store: &Store, state: &State, question: &Question, found: DriverFiles, blind: Option<String>) -> Seen {
+    fn see(&self, store: &Store, state: &State, question: &Question, found: DriverFiles, blind: Option<String>) -> Observed {
         let gone: BTreeSet<&String> = found.missing.iter().collect();
         let missing = |spec| {
             let paths = stale::host_paths(spec).into_iter();
@@ -245,9 +245,9 @@ impl DriverSpec {
             devices: file.spec.devices.iter().map(|device| device.name.clone()).collect(),
             missing: missing(&file.spec),
         });
-        Seen {
+        Observed {
             auto: self.auto,
-            looked_at: found.looked_at,
+            searched: found.looked_at,
             blind,
             own_path: store.own_driver_spec().display().to_string(),
             files: files.collect(),
@@ -296,10 +296,10 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
 }
 
 /// Report a problem, unless it was also the last one reported.
-fn say(state: &mut State, looked: &mut Looked, trouble: Trouble) {
+fn say(state: &mut State, looked: &mut Checked, trouble: Trouble) {
     if state.told.as_ref() != Some(&trouble.text) {
         state.told = Some(trouble.text.clone());
-        looked.said.push(Said::Trouble(trouble.clone()));
+        looked.said.push(News::Trouble(trouble.clone()));
     }
     looked.trouble = Some(trouble);
 }

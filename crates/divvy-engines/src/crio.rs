@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use toml_edit::DocumentMut;
 
 use super::copied_from::source;
-use super::edit::{After, Wish, Write};
+use super::edit::{After, RuntimeSettings, Write};
 use super::text::{Values, text, toml};
 use super::{Configuration, Error, Files, Runtime, glob, toml_text};
 
@@ -82,26 +82,26 @@ pub(super) fn configure(
     files: &dyn Files,
     main: &str,
     drop_in: Option<&str>,
-    wish: &Wish,
+    settings: &RuntimeSettings,
     ours: &dyn Fn(&str, &str) -> bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
     let path = drop_in.unwrap_or(main);
     let now = text(files, path)?;
-    let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| wish.anew || ours(path, now));
+    let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| settings.anew || ours(path, now));
     // The configuration without the drop-in, if the drop-in is divvy's own.
     let without = After {
         files,
         edits: if fresh { vec![(path.to_owned(), None)] } else { Vec::new() },
     };
-    let said = wish
-        .said
+    let said = settings
+        .printed
         .as_ref()
         .map(|said| toml("the configuration that CRI-O printed", said).map(|_| BTreeMap::from([(main.to_owned(), said.clone())])))
         .transpose()?;
     let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
     let there = read(without, main)?;
-    let before = if wish.anew { there.clone() } else { read(files, main)? };
+    let before = if settings.anew { there.clone() } else { read(files, main)? };
     if let Some(drop_in) = drop_in.filter(|drop_in| !is_read(main, drop_in)) {
         notes.push(format!(
             "CRI-O reads {}/, so it ignores {drop_in} unless it is started with --config-dir {}",
@@ -110,35 +110,35 @@ pub(super) fn configure(
         ));
     }
     let tables = runtimes(without, main)?;
-    let mut runtime = source(&there.default_runtime, &wish.name)
+    let mut runtime = source(&there.default_runtime, &settings.name)
         .into_iter()
         .find_map(|name| tables.get(name).and_then(toml::Value::as_table).cloned())
         .unwrap_or_default();
     if runtime.contains_key("runtime_root")
         && before
             .runtimes
-            .get(&wish.name)
-            .is_none_or(|runtime| runtime.path.as_deref() != Some(&wish.path))
+            .get(&settings.name)
+            .is_none_or(|runtime| runtime.path.as_deref() != Some(&settings.path))
     {
         notes.push(format!(
             "the runtime {} uses the same state directory (runtime_root) as the runtime that it was copied from; configure {} to call that runtime",
-            wish.name, wish.path
+            settings.name, settings.path
         ));
     }
     // A dumped configuration does not say whether a person or an earlier run of divvy wrote this table, so it is used only from files.
-    if let Some(theirs) = tables.get(&wish.name).and_then(toml::Value::as_table)
-        && wish.said.is_none()
+    if let Some(theirs) = tables.get(&settings.name).and_then(toml::Value::as_table)
+        && settings.printed.is_none()
     {
         runtime.extend(theirs.clone());
     }
-    runtime.insert("runtime_path".to_owned(), wish.path.as_str().into());
+    runtime.insert("runtime_path".to_owned(), settings.path.as_str().into());
     // The copied runtime may have another type, such as `vm`. The new runtime is always a command-line program like runc.
     runtime.insert("runtime_type".to_owned(), "oci".into());
-    if wish.cdi.is_some() {
+    if settings.cdi.is_some() {
         notes.push("CRI-O always injects CDI devices into containers; there is nothing to enable or disable".to_owned());
     }
     let driver = before.cgroup_driver.as_deref().unwrap_or("systemd");
-    if let Some(systemd) = wish.systemd_cgroup
+    if let Some(systemd) = settings.systemd_cgroup
         && systemd != (driver == "systemd")
     {
         let wanted = if systemd { "systemd" } else { "cgroupfs" };
@@ -151,34 +151,35 @@ pub(super) fn configure(
         true => DocumentMut::new(),
         false => toml_text::document(path, now.as_deref().unwrap_or_default())?,
     };
-    let keep = before.default_runtime.as_deref() == Some(&wish.name) && fresh && wish.set_default.is_none() && !wish.anew;
+    let keep =
+        before.default_runtime.as_deref() == Some(&settings.name) && fresh && settings.set_default.is_none() && !settings.anew;
     let broken = || Error::Unreadable {
         path: path.to_owned(),
         why: "crio.runtime.runtimes is not a table".to_owned(),
     };
     let section = toml_text::reach(document.as_item_mut(), &["crio", "runtime"]).ok_or_else(broken)?;
-    if wish.set_default == Some(true) || keep {
-        toml_text::put(section, "default_runtime", wish.name.as_str());
-    } else if wish.set_default == Some(false)
-        && section.get("default_runtime").and_then(toml_edit::Item::as_str) == Some(&wish.name)
+    if settings.set_default == Some(true) || keep {
+        toml_text::put(section, "default_runtime", settings.name.as_str());
+    } else if settings.set_default == Some(false)
+        && section.get("default_runtime").and_then(toml_edit::Item::as_str) == Some(&settings.name)
     {
         section.remove("default_runtime");
     }
     let runtimes = toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes"]).ok_or_else(broken)?;
-    match runtimes.get(&wish.name).is_some() {
+    match runtimes.get(&settings.name).is_some() {
         true => {
             let table =
-                toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &wish.name]).ok_or_else(broken)?;
-            toml_text::put(table, "runtime_path", wish.path.as_str());
+                toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &settings.name]).ok_or_else(broken)?;
+            toml_text::put(table, "runtime_path", settings.path.as_str());
             let kind = table
                 .get("runtime_type")
                 .and_then(toml_edit::Item::as_str)
                 .unwrap_or_default();
-            if wish.anew || !kind.is_empty() {
+            if settings.anew || !kind.is_empty() {
                 toml_text::put(table, "runtime_type", "oci");
             }
         }
-        false => toml_text::put_table(runtimes, &wish.name, &runtime),
+        false => toml_text::put_table(runtimes, &settings.name, &runtime),
     }
     toml_text::hide_empty(document.as_item_mut());
     Ok(vec![Write {

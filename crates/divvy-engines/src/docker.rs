@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::edit::{Wish, Write};
+use super::edit::{RuntimeSettings, Write};
 use super::text::{place, text};
 use super::{Configuration, Error, Files, Runtime, json};
 
@@ -170,23 +170,23 @@ fn offset(text: &str, keys: &[&str]) -> usize {
 }
 
 /// Compute the new text of a `daemon.json`.
-pub(super) fn configure(files: &dyn Files, path: &str, wish: &Wish) -> Result<Vec<Write>, Error> {
+pub(super) fn configure(files: &dyn Files, path: &str, settings: &RuntimeSettings) -> Result<Vec<Write>, Error> {
     let now = read(files, path)?;
     let text = text(files, path)?.unwrap_or_default();
     let document = json::Document::parse(path, &text)?;
     let root = document.root();
-    let runtime = root.object_or_new("runtimes").object_or_new(&wish.name);
-    runtime.set("path", &Value::from(wish.path.as_str()));
+    let runtime = root.object_or_new("runtimes").object_or_new(&settings.name);
+    runtime.set("path", &Value::from(settings.path.as_str()));
     // dockerd rejects a runtime that has both a path and a shim.
     for key in ["runtimeType", "options"] {
         runtime.remove(key);
     }
-    match wish.set_default {
-        Some(true) => root.set("default-runtime", &Value::from(wish.name.as_str())),
-        Some(false) if now.default_runtime.as_deref() == Some(&wish.name) => root.set("default-runtime", &Value::from(STOCK)),
+    match settings.set_default {
+        Some(true) => root.set("default-runtime", &Value::from(settings.name.as_str())),
+        Some(false) if now.default_runtime.as_deref() == Some(&settings.name) => root.set("default-runtime", &Value::from(STOCK)),
         _ => {}
     }
-    if let Some(cdi) = wish.cdi {
+    if let Some(cdi) = settings.cdi {
         root.object_or_new("features").set("cdi", &Value::Bool(cdi));
     }
     let text = document.longer_text(path)?;

@@ -6,7 +6,7 @@ use super::Files;
 
 /// The settings that an engine should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct RuntimeSettings {
     /// The runtime's name: the handler of a RuntimeClass, and the argument of `docker run --runtime`.
     pub name: String,
     /// The path of the runtime's program.
@@ -21,7 +21,7 @@ pub struct Wish {
     pub anew: bool,
     /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
     /// the engine's files as the source that the runtime's settings are copied from.
-    pub said: Option<String>,
+    pub printed: Option<String>,
 }
 
 /// The record of one file.

@@ -3,7 +3,7 @@
 //!
 //! - [`docker`], [`containerd`], [`crio`]: one `read` for each engine, which merges its files exactly as the engine does
 //! - [`Configuration`]: the merged configuration, in one form for all three engines
-//! - [`configure`]: turns a [`Wish`] into a [`Plan`]: the files that change, and a [`Record`] of their original text
+//! - [`configure`]: turns a [`RuntimeSettings`] into a [`Plan`]: the files that change, and a [`Record`] of their original text
 //! - [`undo`]: computes the edits that restore the original text
 //! - [`Engine`]: where each distribution keeps its engine's files
 //! - [`Files`]: the source of the texts: a map, or a machine's files below a [`Root`]
@@ -25,7 +25,7 @@ mod template;
 mod text;
 mod toml_text;
 
-pub use edit::{Recorded, Wish};
+pub use edit::{Recorded, RuntimeSettings};
 pub use places::{Engine, Wanted, runtime_class};
 pub use plan::{Edit, Plan, Record, configure, undo};
 pub use target::Target;

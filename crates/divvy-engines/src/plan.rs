@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::edit::{After, Recorded, Wish};
+use super::edit::{After, Recorded, RuntimeSettings};
 use super::revert::{self, Kept};
 use super::target::Target;
 use super::text::text;
@@ -64,13 +64,13 @@ impl Record {
     }
 }
 
-/// Compute the edits that give an engine the settings of a [`Wish`]. For an engine that already has them, the plan has no edits.
+/// Compute the edits that give an engine the settings of a [`RuntimeSettings`]. For an engine that already has them, the plan has no edits.
 ///
 /// The plan is verified: the edited files are read as the engine would read them, and the result must have the requested settings.
 ///
 /// # Errors
 /// The errors of [`Target::read`], and [`Error::Overruled`] if a file that the engine reads later overrides a requested setting.
-pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option<&Record>) -> Result<Plan, Error> {
+pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings, record: Option<&Record>) -> Result<Plan, Error> {
     let mut notes = Vec::new();
     // Keep the edits that a person made since the last run: a later undo removes only what divvy wrote.
     let mut originals = record.cloned().unwrap_or_default();
@@ -83,7 +83,7 @@ pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option
     let ours =
         |path: &str, now: &str| record.is_some_and(|record| record.files.get(path).is_some_and(|file| file.written == now));
     let writes = match target {
-        Target::Docker { config } => docker::configure(files, config, wish)?,
+        Target::Docker { config } => docker::configure(files, config, settings)?,
         Target::Containerd {
             config,
             drop_in,
@@ -97,16 +97,16 @@ pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option
                 merge: *merge,
                 version: *version,
             },
-            wish,
+            settings,
             &ours,
             &mut notes,
         )?,
-        Target::Crio { config, drop_in } => crio::configure(files, config, drop_in.as_deref(), wish, &ours, &mut notes)?,
+        Target::Crio { config, drop_in } => crio::configure(files, config, drop_in.as_deref(), settings, &ours, &mut notes)?,
         Target::Template {
             config,
             generated,
             version,
-        } => template::configure(files, config, generated, *version, wish, &mut notes)?,
+        } => template::configure(files, config, generated, *version, settings, &mut notes)?,
     };
     let mut plan = Plan {
         notes,
@@ -135,13 +135,13 @@ pub fn configure(files: &dyn Files, target: &Target, wish: &Wish, record: Option
             like: write.like,
         });
     }
-    check(files, target, wish, &plan)?;
+    check(files, target, settings, &plan)?;
     plan.record = (!originals.files.is_empty()).then_some(originals);
     Ok(plan)
 }
 
 /// Check that the engine gets the requested settings when it reads the edited files.
-fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result<(), Error> {
+fn check(files: &dyn Files, target: &Target, settings: &RuntimeSettings, plan: &Plan) -> Result<(), Error> {
     match target {
         Target::Template { .. } => return Ok(()),
         // CRI-O does not read this drop-in by default, so its files cannot show the result. A note tells the user which option makes CRI-O read it.
@@ -165,14 +165,14 @@ fn check(files: &dyn Files, target: &Target, wish: &Wish, plan: &Plan) -> Result
         what: what.to_owned(),
         winner: winner.or(read.files.last()).unwrap_or(&target.config().to_owned()).clone(),
     };
-    let runtime = read.runtimes.get(&wish.name).ok_or_else(|| has("the runtime", None))?;
-    if runtime.path.as_deref() != Some(&wish.path) {
+    let runtime = read.runtimes.get(&settings.name).ok_or_else(|| has("the runtime", None))?;
+    if runtime.path.as_deref() != Some(&settings.path) {
         return Err(has("the runtime's program", Some(&runtime.file)));
     }
-    if wish.set_default == Some(true) && read.default_runtime.as_deref() != Some(&wish.name) {
+    if settings.set_default == Some(true) && read.default_runtime.as_deref() != Some(&settings.name) {
         return Err(has("the default runtime", read.default_runtime_file.as_ref()));
     }
-    if wish.cdi.is_some() && !matches!(target, Target::Crio { .. }) && read.cdi != wish.cdi {
+    if settings.cdi.is_some() && !matches!(target, Target::Crio { .. }) && read.cdi != settings.cdi {
         return Err(has("CDI", None));
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The template from which k3s and rke2 generate containerd's configuration at each start (`pkg/agent/templates` in k3s). It is a Go template
 //! that produces TOML, so a TOML parser cannot read it. Therefore it is edited as text, and divvy's part is between two marks.
 
-use super::edit::{Wish, Write};
+use super::edit::{RuntimeSettings, Write};
 use super::text::text;
 use super::{Error, Files, containerd};
 
@@ -16,7 +16,7 @@ pub(super) fn configure(
     path: &str,
     generated: &str,
     version: i64,
-    wish: &Wish,
+    settings: &RuntimeSettings,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
     let now = text(files, path)?;
@@ -24,50 +24,50 @@ pub(super) fn configure(
     let head = format!(
         "[plugins.'{}'.containerd.runtimes.'{}'",
         containerd::section(version),
-        wish.name
+        settings.name
     );
     let same = |line: &str| {
         line.trim()
             .replace('"', "'")
-            .replace(&format!(".{}", wish.name), &format!(".'{}'", wish.name))
+            .replace(&format!(".{}", settings.name), &format!(".'{}'", settings.name))
             .starts_with(&head)
     };
     if old.lines().any(same) {
         return Err(Error::InTemplate {
             path: path.to_owned(),
-            name: wish.name.clone(),
+            name: settings.name.clone(),
         });
     }
     let running = containerd::read(files, generated, containerd::Merge::Keys)?;
     if now.as_deref().is_none_or(|now| !now.contains(BEGIN))
-        && let Some(found) = running.runtimes.get(&wish.name)
+        && let Some(found) = running.runtimes.get(&settings.name)
     {
         return Err(Error::FoundByItself {
             path: generated.to_owned(),
-            name: wish.name.clone(),
+            name: settings.name.clone(),
             program: found.path.clone().unwrap_or_default(),
         });
     }
-    let systemd = match wish.systemd_cgroup {
+    let systemd = match settings.systemd_cgroup {
         Some(systemd) => systemd.to_string(),
         // The distribution's template uses the same variable for runc.
         None => "{{ .SystemdCgroup }}".to_owned(),
     };
-    let annotations = match wish.cdi {
+    let annotations = match settings.cdi {
         Some(true) => format!("  container_annotations = [\"{}\"]\n", containerd::CDI_ANNOTATIONS),
         _ => String::new(),
     };
     let block = format!(
         "{BEGIN}\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{annotations}{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
-        wish.path
+        settings.path
     );
-    if wish.set_default == Some(true) {
+    if settings.set_default == Some(true) {
         notes.push(format!(
             "a template cannot set the default runtime: write `default-runtime: {}` into the distribution's config.yaml",
-            wish.name
+            settings.name
         ));
     }
-    if wish.cdi == Some(false) {
+    if settings.cdi == Some(false) {
         notes.push("CDI stays enabled: the distribution's own part of the template decides this".to_owned());
     }
     let mut text = old;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::reach::SERVER_NAME;
+use crate::service_proxy::SERVER_NAME;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

@@ -2,9 +2,9 @@
 //! starting.
 //!
 //! - `tunnel`: the only entrance, TLS inside the API server's service proxy
-//! - `desk`: handles one question, from the token to the answer
+//! - `handler`: handles one question, from the token to the answer
 //! - `caller`: finds out who the user is and what the user may see (TokenReview, SubjectAccessReview)
-//! - `sight`: reads the state of the cluster, once for all questions within some seconds
+//! - `snapshot_cache`: reads the state of the cluster, once for all questions within some seconds
 //! - `identity`: the certificate by which clients identify the explainer
 //! - `publish`: writes that certificate where every user can read it
 //! - [`reach`]: how a user's program reaches this one through the API server
@@ -16,17 +16,17 @@
 #![forbid(unsafe_code)]
 
 mod args;
-pub mod around;
 mod caller;
-mod desk;
+pub mod from_objects;
+mod handler;
 mod identity;
-pub mod look;
 mod metrics;
 mod publish;
-pub mod reach;
+pub mod read_cluster;
 mod refusal;
-mod sight;
-pub mod sites;
+pub mod related;
+pub mod service_proxy;
+mod snapshot_cache;
 mod tunnel;
 
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::reach::PATH;
+use crate::service_proxy::PATH;
 use axum::Router;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
@@ -46,7 +46,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use args::Args;
-use desk::{Desk, problem};
+use handler::{Handler, problem};
 use identity::Identity;
 pub use metrics::Metrics;
 use tunnel::Tunnels;
@@ -142,7 +142,7 @@ pub async fn run_with(
     let identity = Identity::new().map_err(Error::Identity)?;
     let metrics = Arc::new(Metrics::default());
     let published = publish::keep(settings.configmap, client.clone(), identity.certificate, stop.clone());
-    let questions = Desk::router(client, settings.memory_unit, metrics.clone());
+    let questions = Handler::router(client, settings.memory_unit, metrics.clone());
     let tunnels = Tunnels::new(identity.server, questions, stop.clone());
     let ready = move || async move {
         match *published.borrow() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::reach::CERTIFICATE;
+use crate::service_proxy::CERTIFICATE;
 use divvy_kube::in_words;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;

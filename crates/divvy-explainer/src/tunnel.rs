@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::reach::PROTOCOL;
+use crate::service_proxy::PROTOCOL;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::desk::problem;
+use crate::handler::problem;
 
 /// Most tunnels at the same time.
 const TUNNELS: usize = 16;

@@ -58,7 +58,7 @@ pub enum Error {
     },
     /// The explainer could not be reached.
     #[error("{text}")]
-    Desk {
+    Explainer {
         /// What failed.
         text: String,
     },

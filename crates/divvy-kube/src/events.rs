@@ -20,7 +20,7 @@ const MOST_TEXTS: usize = 10;
 pub struct Events {
     client: kube::Client,
     reporter: Reporter,
-    told: Arc<Mutex<HashMap<About, Vec<Told>>>>,
+    sent: Arc<Mutex<HashMap<About, Vec<Sent>>>>,
 }
 
 /// The UID of an object, and the reason of an event about it.
@@ -28,7 +28,7 @@ type About = (Option<String>, String);
 
 /// A text, and the recorder that counts its repetitions. Each text needs its own recorder: one recorder merges notes that differ only in their
 /// text, so an event about a second failed GPU would be lost.
-struct Told {
+struct Sent {
     text: String,
     recorder: Recorder,
     last: Instant,
@@ -62,22 +62,22 @@ impl Events {
                 controller: controller.to_owned(),
                 instance,
             },
-            told: Arc::default(),
+            sent: Arc::default(),
         }
     }
 
     fn recorder(&self, regarding: &ObjectReference, reason: &str, text: &str) -> Recorder {
         let now = Instant::now();
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|_, texts| {
-            texts.retain(|told| now.duration_since(told.last) < SERIES);
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        sent.retain(|_, texts| {
+            texts.retain(|sent| now.duration_since(sent.last) < SERIES);
             !texts.is_empty()
         });
-        let texts = told.entry((regarding.uid.clone(), reason.to_owned())).or_default();
-        let known = texts.iter().position(|told| told.text == text);
+        let texts = sent.entry((regarding.uid.clone(), reason.to_owned())).or_default();
+        let known = texts.iter().position(|sent| sent.text == text);
         let position = known.unwrap_or_else(|| {
             if texts.len() < MOST_TEXTS {
-                texts.push(Told {
+                texts.push(Sent {
                     text: text.to_owned(),
                     recorder: Recorder::new(self.client.clone(), self.reporter.clone()),
                     last: now,

@@ -3,14 +3,14 @@
 use divvy_model::MiB;
 
 use crate::ask::Ask;
-use crate::entry::Entry;
 use crate::node::NodeState;
+use crate::node_account::NodeAccount;
 use crate::refusal::Refusal;
 use crate::taste::Taste;
 use crate::{multi_gpu, one_gpu, whole};
 
 /// Return the node's GPUs if those of the requested kind are offered at all, and the memory requested of each.
-pub(crate) fn offered<'a>(entry: &'a Entry, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
+pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = entry.state.as_ref().ok_or(Refusal::UnknownNode)?;
     if let Some(why) = state.unusable(ask.whole) {
@@ -41,7 +41,7 @@ pub(crate) fn short(ask: &Ask) -> Refusal {
 }
 
 /// Choose the GPUs of a node for a pod, as positions in ascending order.
-pub(crate) fn best(entry: &Entry, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
+pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
     let (state, _) = offered(entry, taste)?;
     let positions = match taste.ask().gpus {
         _ if !whole::enough(entry, taste) => None,

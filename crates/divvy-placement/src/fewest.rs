@@ -3,8 +3,8 @@
 use divvy_model::{Health, MemoryUnit, MiB, Pod, Vendor};
 
 use crate::ask::Ask;
-use crate::entry::Entry;
 use crate::node::NodeState;
+use crate::node_account::NodeAccount;
 use crate::parts;
 use crate::taste::Taste;
 
@@ -28,12 +28,12 @@ type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
 /// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come
 /// first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority. `here`
 /// holds the node's pods.
-pub(crate) fn room_to_come(entry: &Entry, here: &[There<'_>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
+pub(crate) fn room_to_come(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
     let go = here
         .iter()
         .filter(|other| other.pod.deleting || other.pod.priority < pod.priority);
-    let go: Vec<&There<'_>> = go.collect();
-    let leave: Vec<&There<'_>> = go.iter().filter(|other| other.pod.deleting).copied().collect();
+    let go: Vec<&PodOnNode<'_>> = go.collect();
+    let leave: Vec<&PodOnNode<'_>> = go.iter().filter(|other| other.pod.deleting).copied().collect();
     let in_time = |position, own| entry.free_in_time(position, own);
     let victims = fewest(entry, ask, &leave);
     let victims = victims.or_else(|| fewest_where(entry, ask, &in_time, &leave));
@@ -42,7 +42,11 @@ pub(crate) fn room_to_come(entry: &Entry, here: &[There<'_>], pod: &Pod, ask: &A
 }
 
 /// Return pods of a node with what each holds of which GPU.
-pub(crate) fn there<'a>(pods: impl IntoIterator<Item = &'a Pod>, state: Option<&NodeState>, unit: MemoryUnit) -> Vec<There<'a>> {
+pub(crate) fn there<'a>(
+    pods: impl IntoIterator<Item = &'a Pod>,
+    state: Option<&NodeState>,
+    unit: MemoryUnit,
+) -> Vec<PodOnNode<'a>> {
     let there = |pod: &'a Pod| {
         let mut shares: Vec<(usize, MiB)> = Vec::new();
         let parts = state.map(|state| parts::of_pod(pod, state, unit)).unwrap_or_default();
@@ -56,20 +60,20 @@ pub(crate) fn there<'a>(pods: impl IntoIterator<Item = &'a Pod>, state: Option<&
                 None => shares.push((position, part.memory)),
             }
         }
-        There { pod, shares, unnamed }
+        PodOnNode { pod, shares, unnamed }
     };
     pods.into_iter().map(there).collect()
 }
 
 /// Choose the GPU with the cheapest victims among the candidates. If several GPUs are requested, choose one after another,
 /// because a victim on one GPU may also free memory on others.
-pub(crate) fn fewest<'a>(entry: &Entry, ask: &Ask, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
+pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
     let free = |position, own| entry.free_beside(position, own);
     fewest_where(entry, ask, &free, candidates)
 }
 
 /// As [`fewest`], with a function for the free memory. `free` must not subtract what is kept for nominated pods.
-fn fewest_where<'a>(entry: &Entry, ask: &Ask, free: Free<'_>, candidates: &[&There<'a>]) -> Option<Victims<'a>> {
+fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
     let state = entry.state.as_ref().filter(|state| state.unusable(ask.whole).is_none())?;
     if ask.is_too_wide_for(state) {
         return None;
@@ -148,7 +152,7 @@ fn fewest_where<'a>(entry: &Entry, ask: &Ask, free: Free<'_>, candidates: &[&The
 
 /// A pod of a node, and what it holds there.
 #[derive(Debug)]
-pub(crate) struct There<'a> {
+pub(crate) struct PodOnNode<'a> {
     pub(crate) pod: &'a Pod,
     /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
     shares: Vec<(usize, MiB)>,
@@ -156,7 +160,7 @@ pub(crate) struct There<'a> {
     unnamed: Option<(Vendor, u64)>,
 }
 
-impl There<'_> {
+impl PodOnNode<'_> {
     fn held_at(&self, position: usize) -> MiB {
         let here = self.shares.iter().find(|(at, _)| *at == position);
         here.map_or(MiB::ZERO, |(_, memory)| *memory)
@@ -179,7 +183,7 @@ fn spare(
     free: Free<'_>,
     needs: &dyn Fn(usize) -> Option<MiB>,
     positions: &[usize],
-    candidates: &[&There<'_>],
+    candidates: &[&PodOnNode<'_>],
     gone: &mut Vec<usize>,
 ) {
     let held = |position: usize, gone: &[usize]| {
@@ -211,7 +215,7 @@ fn spare(
 fn fewest_on_one(
     room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,
-    candidates: &[&There<'_>],
+    candidates: &[&PodOnNode<'_>],
 ) -> Option<(Price, Vec<usize>)> {
     if room(MiB::ZERO) {
         return Some(((None, 0, MiB::ZERO), Vec::new()));

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey, kept};
 
 use crate::departed::Departed;
-use crate::entry::Entry;
 use crate::node::NodeState;
+use crate::node_account::NodeAccount;
 use crate::node_view::NodeView;
 use crate::pods::{ByUid, Pods};
 use crate::products::Products;
@@ -31,7 +31,7 @@ pub struct Ledger {
     pub(crate) pods: Pods,
     /// Hashed by name, because filter looks up every node of the cluster. To iterate in order of the names, use
     /// [`Ledger::nodes`].
-    pub(crate) nodes: HashMap<String, Entry>,
+    pub(crate) nodes: HashMap<String, NodeAccount>,
     products: Products,
     /// By node: the indices of GPUs that gpushare's ConfigMaps call unhealthy, even if the node is not known.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
@@ -125,7 +125,7 @@ impl Ledger {
         self.nodes.iter().map(|(name, entry)| self.view(name, entry))
     }
 
-    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> NodeView<'a> {
+    fn view<'a>(&'a self, name: &'a str, entry: &'a NodeAccount) -> NodeView<'a> {
         NodeView {
             name,
             entry,

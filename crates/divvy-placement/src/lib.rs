@@ -19,7 +19,7 @@
 //!
 //! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`
 //! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
-//! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `entry` (what is left)
+//! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `node_account` (what is left)
 //! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go for it: `fewest`; what is kept for
 //!    pods that wait for that: `nominated`
 //! 5. the ledger: `node_view` (what it says of one node) and `ledger` (all nodes and pods, and the updates)
@@ -35,7 +35,6 @@ mod ask;
 mod choice;
 mod choose;
 mod departed;
-mod entry;
 mod explain;
 mod fewest;
 pub mod hash;
@@ -43,6 +42,7 @@ mod kept_for;
 mod ledger;
 mod multi_gpu;
 mod node;
+mod node_account;
 mod node_view;
 mod nominated;
 mod one_gpu;
@@ -66,12 +66,12 @@ pub use anomaly::Anomaly;
 pub use ask::{Ask, Asker};
 pub use choice::{Choice, ChosenGpu};
 pub use departed::Departed;
-pub use entry::Nominated;
 pub use explain::{DepartedHolder, GpuReport, Holder, HolderKind, NodeReport, NominatedHolder, PodReport, PodShare, gpu_list};
 pub use fewest::Victims;
 pub use kept_for::KeptFor;
 pub use ledger::Ledger;
 pub use node::{GpuState, NodeState, Source, Unusable};
+pub use node_account::Nominated;
 pub use node_view::NodeView;
 pub use overbooked::{Overbooked, Promise};
 pub use parts::Part;

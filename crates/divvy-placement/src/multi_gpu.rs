@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::entry::Entry;
+use crate::node_account::NodeAccount;
 use crate::one_gpu::liking;
 use crate::taste::Taste;
 use crate::topology::Candidate;
@@ -12,7 +12,7 @@ use crate::topology::Candidate;
 ///
 /// What the pod prefers comes first. Next, all GPUs should have the same product and size, if there are enough. Among those, the
 /// set that works best together is chosen ([`crate::Topology::choose`]).
-pub(crate) fn best(entry: &Entry, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
+pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
     let (state, ask) = (entry.state.as_ref()?, taste.ask());
     let with_liking = among
         .into_iter()

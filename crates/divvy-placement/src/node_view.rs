@@ -6,8 +6,8 @@ use divvy_model::{MemoryUnit, MiB, Pod, PodKey, Vendor};
 
 use crate::ask::Ask;
 use crate::departed::Departed;
-use crate::entry::{Entry, Nominated};
 use crate::node::NodeState;
+use crate::node_account::{NodeAccount, Nominated};
 use crate::parts::{self, Part};
 use crate::refusal::Refusal;
 use crate::reservation::Reservation;
@@ -18,7 +18,7 @@ use crate::{choose, multi_gpu, one_gpu};
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
     pub(crate) name: &'a str,
-    pub(crate) entry: &'a Entry,
+    pub(crate) entry: &'a NodeAccount,
     /// The cluster's unit of gpu-mem.
     pub(crate) unit: MemoryUnit,
     /// The departed pods of all nodes by UID.

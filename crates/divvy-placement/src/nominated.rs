@@ -17,8 +17,8 @@ use divvy_model::{Health, MemoryUnit, Pod};
 
 use crate::ask::Ask;
 use crate::choose;
-use crate::entry::{Entry, Nominated};
-use crate::fewest::{There, room_to_come, there};
+use crate::fewest::{PodOnNode, room_to_come, there};
+use crate::node_account::{NodeAccount, Nominated};
 use crate::taste::Taste;
 
 /// The maximum number of nominated pods of one node that are counted; those with the highest priority.
@@ -28,7 +28,7 @@ const MOST: usize = 64;
 const FEW: usize = 16;
 
 /// Choose the GPUs of a node that are kept for these pods nominated to it, one pod after the other.
-pub(crate) fn keep(entry: &mut Entry, mut waiting: Vec<Pod>, unit: MemoryUnit) {
+pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryUnit) {
     // Read the node's pods once for all nominated pods: reading takes longer than choosing.
     let pods: Vec<Arc<Pod>> = entry
         .pods
@@ -56,7 +56,7 @@ pub(crate) fn keep(entry: &mut Entry, mut waiting: Vec<Pod>, unit: MemoryUnit) {
 }
 
 /// Choose GPUs for the pods in their order, and return for each pod when it has room.
-fn keep_for_each(entry: &mut Entry, here: &[There<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
+fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
     entry.nominated_to.clear();
     let mut found = Vec::new();
     for (pod, ask) in waiting {
@@ -80,7 +80,7 @@ fn keep_for_each(entry: &mut Entry, here: &[There<'_>], waiting: &[(Pod, Ask)], 
 }
 
 /// Return the GPUs on which the pod has room, or else those on which it will have room when its victims have ended.
-fn kept_positions(entry: &Entry, here: &[There<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
+fn kept_positions(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
     if let Ok(mut positions) = choose::best(entry, &Taste::of(ask)) {
         if way == Way::Roomiest && ask.gpus > 1 {
             positions = roomiest(entry, ask);
@@ -111,7 +111,7 @@ enum Room {
 }
 
 /// Return as many GPUs as the pod requests, those with the most room. The caller has checked that enough GPUs have room.
-fn roomiest(entry: &Entry, ask: &Ask) -> Vec<usize> {
+fn roomiest(entry: &NodeAccount, ask: &Ask) -> Vec<usize> {
     let taste = Taste::of(ask);
     let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
     let well = gpus.iter().enumerate();

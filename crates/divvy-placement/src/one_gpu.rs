@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 
 use divvy_model::Health;
 
-use crate::entry::Entry;
+use crate::node_account::NodeAccount;
 use crate::taste::Taste;
 
 /// Return how much a pod likes the GPU at this position: higher is better. `None` if the pod does not accept the GPU, or if the
 /// GPU has no room.
-pub(crate) fn liking(entry: &Entry, position: usize, taste: &Taste<'_>) -> Option<u64> {
+pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) -> Option<u64> {
     let ask = taste.ask();
     let state = entry.state.as_ref()?;
     let gpu = state.gpus.get(position)?;
@@ -21,7 +21,7 @@ pub(crate) fn liking(entry: &Entry, position: usize, taste: &Taste<'_>) -> Optio
 }
 
 /// Choose, among the GPUs with room, the most preferred; on a tie the one with the least left, then the lowest index.
-pub(crate) fn best(entry: &Entry, taste: &Taste<'_>) -> Option<usize> {
+pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>) -> Option<usize> {
     let gpus = entry.state.as_ref()?.gpus.iter().enumerate();
     gpus.filter_map(|(position, gpu)| {
         let liking = liking(entry, position, taste)?;

@@ -42,10 +42,10 @@ impl Ledger {
                 let beyond = view.used(position).saturating_sub(gpu.capacity.saturating_sub(gpu.held));
                 totals.overcommitted = totals.overcommitted.saturating_add(u64::from(beyond > MiB::ZERO));
             }
-            let oddities = view.entry.usage.oddities;
-            totals.unknown_gpu = totals.unknown_gpu.saturating_add(oddities.unknown_gpu);
-            totals.unreadable = totals.unreadable.saturating_add(oddities.unreadable);
-            totals.not_allocated = totals.not_allocated.saturating_add(oddities.not_allocated);
+            let anomalies = view.entry.usage.anomalies;
+            totals.unknown_gpu = totals.unknown_gpu.saturating_add(anomalies.unknown_gpu);
+            totals.unreadable = totals.unreadable.saturating_add(anomalies.unreadable);
+            totals.not_allocated = totals.not_allocated.saturating_add(anomalies.not_allocated);
             totals.overcommit = totals.overcommit.saturating_add(view.overcommitted());
         }
         totals

@@ -25,12 +25,12 @@ pub(crate) struct Usage {
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) pods: u64,
-    pub(crate) oddities: Oddities,
+    pub(crate) anomalies: AnomalyCounts,
 }
 
 /// How many of a node's pods that have not ended have each kind of [`crate::Anomaly`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Oddities {
+pub(crate) struct AnomalyCounts {
     pub(crate) unknown_gpu: u64,
     pub(crate) unreadable: u64,
     pub(crate) not_allocated: u64,
@@ -94,7 +94,7 @@ impl Usage {
     }
 }
 
-impl Oddities {
+impl AnomalyCounts {
     /// Count what is odd about a bound pod. `unknown_gpus` is the number of its GPUs that the node does not have.
     pub(crate) fn add(&mut self, pod: &Pod, unknown_gpus: u64) {
         self.unknown_gpu = self.unknown_gpu.saturating_add(unknown_gpus);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use divvy_model::Pod;
 
 use crate::ask::Ask;
-use crate::fewest::{There, Victims, fewest, there};
+use crate::fewest::{PodOnNode, Victims, fewest, there};
 use crate::ledger::Ledger;
 use crate::node_view::NodeView;
 
@@ -25,11 +25,11 @@ impl Ledger {
         // of the number of pods.
         let is_proposed: BTreeSet<&str> = proposed.iter().map(String::as_str).collect();
         let here = there(view.pods(), view.state(), self.unit());
-        let (of_proposed, others): (Vec<&There<'_>>, Vec<&There<'_>>) =
+        let (of_proposed, others): (Vec<&PodOnNode<'_>>, Vec<&PodOnNode<'_>>) =
             here.iter().partition(|other| is_proposed.contains(other.pod.uid.as_str()));
         let chosen = fewest(view.entry, &ask, &of_proposed).or_else(|| {
             let lower = others.iter().filter(|other| other.pod.priority < pod.priority);
-            let all: Vec<&There<'_>> = of_proposed.iter().chain(lower).copied().collect();
+            let all: Vec<&PodOnNode<'_>> = of_proposed.iter().chain(lower).copied().collect();
             fewest(view.entry, &ask, &all)
         })?;
         let mut gone = chosen.pods;
@@ -64,7 +64,7 @@ impl Ledger {
     pub fn in_the_way(&self, node: &str, pod: &Pod) -> Option<Victims<'_>> {
         let view = self.node(node)?;
         let here = there(view.pods(), view.state(), self.unit());
-        let lower: Vec<&There<'_>> = here.iter().filter(|other| other.pod.priority < pod.priority).collect();
+        let lower: Vec<&PodOnNode<'_>> = here.iter().filter(|other| other.pod.priority < pod.priority).collect();
         fewest(view.entry, &Ask::of_pod(pod, self.unit()), &lower)
     }
 }

@@ -3,12 +3,12 @@
 //! A pod that was bound without the extender has no allocation, and the kubelet chooses its GPUs. The ledger knows only their
 //! number, until the agent's inventory shows their GPUs as held. They may be any of the vendor's free GPUs, so as many must stay free.
 
-use crate::entry::Entry;
+use crate::node_account::NodeAccount;
 use crate::one_gpu::liking;
 use crate::taste::Taste;
 
 /// Report whether enough whole GPUs are free for a pod that requests some. A request for shared memory is not limited by this.
-pub(crate) fn enough(entry: &Entry, taste: &Taste<'_>) -> bool {
+pub(crate) fn enough(entry: &NodeAccount, taste: &Taste<'_>) -> bool {
     let ask = taste.ask();
     if ask.whole.is_none() {
         return true;

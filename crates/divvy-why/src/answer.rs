@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor, limits, names, runtime};
 use serde::{Deserialize, Serialize};
 
-use crate::look::Question;
+use crate::evaluate::Question;
 use crate::obstacle::Words;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;

@@ -15,8 +15,8 @@
 
 mod answer;
 mod change;
+mod evaluate;
 mod gpus;
-mod look;
 mod named;
 mod obstacle;
 mod pod_name;

@@ -6,7 +6,7 @@ use divvy_model::{ContainerKind, ContainerRequest, MiB, names};
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Serialize};
 
-use crate::look::Question;
+use crate::evaluate::Question;
 use crate::quantity::{amount, quantity};
 use crate::{Change, Hold, Named, Obstacle, PodName, Tenant};
 
@@ -291,7 +291,7 @@ struct Search<'q, 's> {
 /// are compared with each pod, so the work must be bounded.
 const MOST_WORK: u64 = 100_000_000;
 
-/// Return the work for trying one change: [`Peers`](crate::look::peers::Peers) reads each pod, and compares each term with it, which
+/// Return the work for trying one change: [`Peers`](crate::evaluate::peers::Peers) reads each pod, and compares each term with it, which
 /// takes about eight times as long.
 fn work(question: &Question<'_>) -> u64 {
     let (snapshot, wants) = (question.snapshot, &question.wants);

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use divvy_model::{GpuRules, MiB, Vendor, names};
 use divvy_placement::{Ask, Room};
 
-use crate::look::Question;
+use crate::evaluate::Question;
 use crate::obstacle::Words;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};

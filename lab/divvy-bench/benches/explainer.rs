@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use divvy_bench::api::Api;
 use divvy_bench::cluster::{Cluster, Form, NAMESPACE, pod_name};
-use divvy_explainer::reach::{CERTIFICATE, CONFIG_MAP, CONFIG_MAP_NAMESPACE, SERVER_NAME};
+use divvy_explainer::service_proxy::{CERTIFICATE, CONFIG_MAP, CONFIG_MAP_NAMESPACE, SERVER_NAME};
 use divvy_explainer::{Settings, run_with};
 use divvy_model::MemoryUnit;
 use http::{Request, header};

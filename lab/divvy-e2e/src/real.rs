@@ -200,7 +200,7 @@ impl Cluster for Real {
     }
 
     fn witness(&self) -> Witness {
-        let mut living = cgroups::Look::new(&self.directory, &self.cgroup_prefix);
+        let mut living = cgroups::Inspector::new(&self.directory, &self.cgroup_prefix);
         Box::new(move || living.look())
     }
 

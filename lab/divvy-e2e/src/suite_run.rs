@@ -9,7 +9,7 @@ use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::suite::Scene;
 use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster, Play};
-use divvy_testbed::story::{Event, Listener, Told};
+use divvy_testbed::story::{Event, Listener, TimedEvent};
 use futures::StreamExt as _;
 
 use crate::real::Real;
@@ -197,7 +197,7 @@ impl Teller {
 }
 
 impl Listener for Teller {
-    fn hear(&mut self, told: &Told) -> io::Result<()> {
+    fn hear(&mut self, told: &TimedEvent) -> io::Result<()> {
         // With the time, because readers look for slow steps.
         let text = match &told.event {
             Event::Scene { .. } => told.event.to_string(),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// An event with its number and time.
 #[derive(Debug, Clone, Serialize)]
-pub struct Told {
+pub struct TimedEvent {
     /// The event's number, starting at 1.
     pub seq: u64,
     /// Milliseconds since the scenario began.
@@ -88,5 +88,5 @@ impl fmt::Display for Event {
 /// A receiver of events.
 pub trait Listener {
     /// Receive one event. An error means that no one is listening anymore, and ends the play.
-    fn hear(&mut self, told: &Told) -> std::io::Result<()>;
+    fn hear(&mut self, told: &TimedEvent) -> std::io::Result<()>;
 }

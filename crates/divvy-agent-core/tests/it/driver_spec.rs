@@ -1,4 +1,4 @@
-use divvy_agent_core::driver_spec::{Attempt, Basis, Own, RootState, Seen, SpecFile, Step, Verdict, decide};
+use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, RootState, SpecFile, Step, Verdict, decide};
 use divvy_cdi::generate::nvidia::{Gpu, Mig};
 
 const OLD: &str = "550.54.15";
@@ -60,10 +60,10 @@ fn last(basis: Basis, outcome: Result<(), &str>) -> Option<Attempt> {
     })
 }
 
-fn seen(files: Vec<SpecFile>) -> Seen {
-    Seen {
+fn seen(files: Vec<SpecFile>) -> Observed {
+    Observed {
         auto: true,
-        looked_at: "/host/".to_owned(),
+        searched: "/host/".to_owned(),
         blind: None,
         own_path: "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json".to_owned(),
         basis: Some(basis()),
@@ -123,17 +123,17 @@ fn what_is_done_with_the_drivers_spec() {
         devices: ["7".to_owned(), "GPU-7".to_owned()].into(),
         ..beside(OLD)
     };
-    let off = |own| Seen {
+    let off = |own| Observed {
         auto: false,
         own,
         ..seen(vec![etc(OLD)])
     };
-    let with = |files: Vec<SpecFile>, own, last| Seen {
+    let with = |files: Vec<SpecFile>, own, last| Observed {
         own,
         last,
         ..seen(files)
     };
-    let of = |basis, files, own| Seen {
+    let of = |basis, files, own| Observed {
         basis: Some(basis),
         own,
         ..seen(files)
@@ -258,7 +258,7 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "an older probe",
-            Seen {
+            Observed {
                 blind: Some("the probe is older".to_owned()),
                 ..of(without_root.clone(), vec![etc(OLD)], None)
             },
@@ -280,7 +280,7 @@ fn what_is_done_with_the_drivers_spec() {
         ("MIG: no container gets the whole GPU", of(mig, vec![], None), "nothing", ""),
         (
             "the driver does not answer",
-            Seen {
+            Observed {
                 basis: None,
                 ..with(vec![etc(OLD)], own(NEW, true), None)
             },
@@ -296,7 +296,7 @@ fn what_is_done_with_the_drivers_spec() {
 
 #[test]
 fn what_is_to_be_typed_names_the_drivers_root() {
-    let container = Seen {
+    let container = Observed {
         basis: Some(Basis {
             driver_root: "/run/nvidia/driver".to_owned(),
             ..basis()

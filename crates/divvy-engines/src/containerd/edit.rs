@@ -4,7 +4,7 @@ use toml_edit::{DocumentMut, Item};
 
 use super::{File, Merge, absolute, load, read, section};
 use crate::copied_from::source;
-use crate::edit::{After, Wish, Write};
+use crate::edit::{After, RuntimeSettings, Write};
 use crate::text::{text, toml};
 use crate::{Configuration, Error, Files, glob, toml_text};
 
@@ -25,7 +25,7 @@ const LINUX_V1: &str = "io.containerd.runtime.v1.linux";
 pub(crate) fn configure(
     files: &dyn Files,
     at: &Where<'_>,
-    wish: &Wish,
+    settings: &RuntimeSettings,
     ours: &dyn Fn(&str, &str) -> bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Write>, Error> {
@@ -35,15 +35,15 @@ pub(crate) fn configure(
         files,
         edits: at
             .drop_in
-            .filter(|_| wish.anew)
+            .filter(|_| settings.anew)
             .map(|drop_in| (drop_in.to_owned(), None))
             .into_iter()
             .collect(),
     };
     let said = After {
         files: &known,
-        edits: wish
-            .said
+        edits: settings
+            .printed
             .as_deref()
             .map(alone)
             .transpose()?
@@ -67,7 +67,7 @@ pub(crate) fn configure(
     let main = loaded.first().filter(|file| file.path == at.config);
     let version = main
         .and_then(|file| file.version)
-        .or(before.version.filter(|_| wish.said.is_some()));
+        .or(before.version.filter(|_| settings.printed.is_some()));
     let version = version.unwrap_or(at.version);
     // containerd 1.x rejects imported files of version 1, so with version 1 the runtime goes into the main file.
     let Some(drop_in) = at.drop_in.filter(|_| version > 1) else {
@@ -83,8 +83,8 @@ pub(crate) fn configure(
         if main.is_none_or(|file| file.version.is_none()) {
             toml_text::put(document.as_table_mut(), "version", version);
         }
-        let there = tables(&load(&said, at.config, merge)?, merge, None)?;
-        into(&mut document, &place, &there, &before, wish, merge, at, notes)?;
+        let effective = tables(&load(&said, at.config, merge)?, merge, None)?;
+        into(&mut document, &place, &effective, &before, settings, merge, at, notes)?;
         return Ok(vec![Write {
             path: at.config.to_owned(),
             text: document.to_string(),
@@ -92,52 +92,52 @@ pub(crate) fn configure(
         }]);
     };
     let now = text(files, drop_in)?;
-    let fresh = now.as_deref().is_none_or(|now| wish.anew || ours(drop_in, now));
+    let fresh = now.as_deref().is_none_or(|now| settings.anew || ours(drop_in, now));
     let without = After {
         files: &said,
         edits: if fresh { vec![(drop_in.to_owned(), None)] } else { Vec::new() },
     };
-    let there = tables(&load(&without, at.config, merge)?, merge, Some(drop_in))?;
+    let effective = tables(&load(&without, at.config, merge)?, merge, Some(drop_in))?;
     let configured = read(&without, at.config, merge)?;
-    let version = there.as_ref().map_or(version, |there| there.version);
+    let version = effective.as_ref().map_or(version, |effective| effective.version);
     let place = Place {
         path: drop_in,
         version,
-        section: there.as_ref().map_or(section(version), |there| there.section),
+        section: effective.as_ref().map_or(section(version), |effective| effective.section),
     };
     let mut document = match (fresh, merge) {
         (false, _) => toml_text::document(drop_in, now.as_deref().unwrap_or_default())?,
         (true, Merge::Keys) => begin(version, HEADER),
         (true, Merge::Sections) => {
-            let copied = there.as_ref().filter(|there| !there.table.is_empty());
+            let copied = effective.as_ref().filter(|effective| !effective.table.is_empty());
             let mut document = begin(version, HEADER);
-            if let Some(there) = copied {
+            if let Some(effective) = copied {
                 let comment = format!(
                     "# This file repeats the section of {}, because containerd before 2.1 takes a section from only one file. After a change to that file, run the command again.\n",
-                    there.from
+                    effective.from
                 );
                 document = begin(version, &format!("{HEADER}{comment}"));
                 let plugins = toml_text::reach(document.as_item_mut(), &["plugins"]).ok_or_else(|| broken(drop_in))?;
-                toml_text::put_table(plugins, place.section, &there.table);
+                toml_text::put_table(plugins, place.section, &effective.table);
             }
             document
         }
     };
-    let mut wish = wish.clone();
-    if fresh && !wish.anew {
+    let mut settings = settings.clone();
+    if fresh && !settings.anew {
         let had = now.as_deref().map(|now| toml(drop_in, now)).transpose()?.unwrap_or_default();
-        if wish.cdi.is_none() && hands_on(&had, place.section, &wish.name) {
-            wish.cdi = Some(true);
+        if settings.cdi.is_none() && hands_on(&had, place.section, &settings.name) {
+            settings.cdi = Some(true);
         }
         // Keep the settings of an earlier run if this run does not set them.
-        if wish.set_default.is_none() && before.default_runtime.as_deref() == Some(&wish.name) {
-            wish.set_default = Some(true);
+        if settings.set_default.is_none() && before.default_runtime.as_deref() == Some(&settings.name) {
+            settings.set_default = Some(true);
         }
-        if wish.cdi.is_none() && before.cdi != configured.cdi {
-            wish.cdi = before.cdi;
+        if settings.cdi.is_none() && before.cdi != configured.cdi {
+            settings.cdi = before.cdi;
         }
     }
-    into(&mut document, &place, &there, &configured, &wish, merge, at, notes)?;
+    into(&mut document, &place, &effective, &configured, &settings, merge, at, notes)?;
     let mut writes = vec![Write {
         path: drop_in.to_owned(),
         text: document.to_string(),
@@ -195,28 +195,28 @@ struct Place<'p> {
 }
 
 /// The effective CRI section as plain values, and the file that it is from.
-struct There {
+struct CriSection {
     table: toml::Table,
     version: i64,
     section: &'static str,
     from: String,
 }
 
-fn tables(loaded: &[File], merge: Merge, but: Option<&str>) -> Result<Option<There>, Error> {
-    let mut there: Option<There> = None;
+fn tables(loaded: &[File], merge: Merge, but: Option<&str>) -> Result<Option<CriSection>, Error> {
+    let mut effective: Option<CriSection> = None;
     for file in loaded.iter().filter(|file| Some(file.path.as_str()) != but) {
         let values = file.values()?;
         let Some(table) = values.table(&["plugins", file.section])? else {
             continue;
         };
         let mut whole = toml::Table::new();
-        if let (Merge::Keys, Some(there)) = (merge, &there) {
-            whole = there.table.clone();
+        if let (Merge::Keys, Some(effective)) = (merge, &effective) {
+            whole = effective.table.clone();
         }
         add(&mut whole, table);
         let version = file.version.unwrap_or(2);
-        let first = there.take().filter(|_| merge == Merge::Keys);
-        there = Some(There {
+        let first = effective.take().filter(|_| merge == Merge::Keys);
+        effective = Some(CriSection {
             table: whole,
             // A drop-in is written in the format version of the first file.
             version: first.as_ref().map_or(version, |first| first.version),
@@ -224,7 +224,7 @@ fn tables(loaded: &[File], merge: Merge, but: Option<&str>) -> Result<Option<The
             from: file.path.clone(),
         });
     }
-    Ok(there)
+    Ok(effective)
 }
 
 fn add(whole: &mut toml::Table, table: &toml::Table) {
@@ -250,9 +250,9 @@ fn broken(path: &str) -> Error {
 fn into(
     document: &mut DocumentMut,
     place: &Place<'_>,
-    there: &Option<There>,
+    effective: &Option<CriSection>,
     configured: &Configuration,
-    wish: &Wish,
+    settings: &RuntimeSettings,
     merge: Merge,
     at: &Where<'_>,
     notes: &mut Vec<String>,
@@ -260,17 +260,17 @@ fn into(
     let broken = || broken(place.path);
     let section = ["plugins", place.section];
     let of = |rest: &[&'static str]| [&section[..], rest].concat();
-    let runtimes = there
+    let runtimes = effective
         .as_ref()
-        .and_then(|there| there.table.get("containerd")?.get("runtimes")?.as_table())
+        .and_then(|effective| effective.table.get("containerd")?.get("runtimes")?.as_table())
         .cloned()
         .unwrap_or_default();
 
-    let mut runtime = source(&configured.default_runtime, &wish.name)
+    let mut runtime = source(&configured.default_runtime, &settings.name)
         .into_iter()
         .find_map(|name| runtimes.get(name).and_then(toml::Value::as_table).cloned())
         .unwrap_or_default();
-    if runtime.is_empty() && wish.anew {
+    if runtime.is_empty() && settings.anew {
         // NVIDIA's tool writes these values when there is no runtime to copy from.
         runtime.insert("privileged_without_host_devices".to_owned(), false.into());
         runtime.insert("runtime_engine".to_owned(), "".into());
@@ -281,8 +281,8 @@ fn into(
         .and_then(|options| options.get("SystemdCgroup"))
         .cloned();
     // A dumped configuration does not say whether a person or an earlier run of divvy wrote this table, so it is used only from files.
-    if let Some(theirs) = runtimes.get(&wish.name).and_then(toml::Value::as_table)
-        && wish.said.is_none()
+    if let Some(theirs) = runtimes.get(&settings.name).and_then(toml::Value::as_table)
+        && settings.printed.is_none()
     {
         add(&mut runtime, theirs);
     }
@@ -295,14 +295,14 @@ fn into(
     else {
         return Err(broken());
     };
-    options.insert("BinaryName".to_owned(), wish.path.as_str().into());
-    if kind == LINUX_V1 || (wish.anew && place.version == 1) {
-        options.insert("Runtime".to_owned(), wish.path.as_str().into());
+    options.insert("BinaryName".to_owned(), settings.path.as_str().into());
+    if kind == LINUX_V1 || (settings.anew && place.version == 1) {
+        options.insert("Runtime".to_owned(), settings.path.as_str().into());
     }
-    if let Some(systemd) = wish.systemd_cgroup.map(toml::Value::Boolean).or(copied) {
+    if let Some(systemd) = settings.systemd_cgroup.map(toml::Value::Boolean).or(copied) {
         options.insert("SystemdCgroup".to_owned(), systemd);
     }
-    if wish.cdi == Some(true) && !wish.anew {
+    if settings.cdi == Some(true) && !settings.anew {
         let list = runtime
             .entry("container_annotations")
             .or_insert_with(|| toml::Value::Array(Vec::new()));
@@ -312,31 +312,31 @@ fn into(
         }
     }
     let names = toml_text::reach(document.as_item_mut(), &of(&["containerd", "runtimes"])).ok_or_else(broken)?;
-    if wish.said.is_some() && at.drop_in.is_some() {
-        names.remove(&wish.name);
+    if settings.printed.is_some() && at.drop_in.is_some() {
+        names.remove(&settings.name);
     }
-    put(names, &wish.name, &runtime);
+    put(names, &settings.name, &runtime);
 
     // MicroK8s replaces `${…}`. Once a file has a table of any runtime, containerd 1.x drops its built-in table of runc, and its CRI plugin does
     // not start if the default runtime has no table. Therefore a missing table of runc is added.
     let default = configured.default_runtime.as_deref().unwrap_or("runc");
-    let default = if default == wish.name { "runc" } else { default };
+    let default = if default == settings.name { "runc" } else { default };
     let missing = !runtimes.contains_key(default);
-    let alone = merge == Merge::Sections && place.version <= 2 && !(wish.anew && at.merge.is_none());
-    if missing && default == "runc" && (alone || wish.systemd_cgroup.is_some()) {
+    let alone = merge == Merge::Sections && place.version <= 2 && !(settings.anew && at.merge.is_none());
+    if missing && default == "runc" && (alone || settings.systemd_cgroup.is_some()) {
         let mut stock = toml::Table::new();
         stock.insert("runtime_type".to_owned(), RUNC_V2.into());
-        if let Some(systemd) = wish.systemd_cgroup {
+        if let Some(systemd) = settings.systemd_cgroup {
             let options = toml::Table::from_iter([("SystemdCgroup".to_owned(), systemd.into())]);
             stock.insert("options".to_owned(), options.into());
         }
         put(names, "runc", &stock);
-    } else if missing && default != "runc" && !default.starts_with("${") && wish.set_default != Some(true) {
+    } else if missing && default != "runc" && !default.starts_with("${") && settings.set_default != Some(true) {
         notes.push(format!(
             "the default runtime is {default}, and there is no such runtime: pods will not start until you correct this in {}",
             at.config
         ));
-    } else if let (Some(systemd), Some(stock)) = (wish.systemd_cgroup, runtimes.get("runc").and_then(toml::Value::as_table)) {
+    } else if let (Some(systemd), Some(stock)) = (settings.systemd_cgroup, runtimes.get("runc").and_then(toml::Value::as_table)) {
         let now = stock
             .get("options")
             .and_then(|options| options.get("SystemdCgroup"))
@@ -362,10 +362,11 @@ fn into(
     }
 
     let of_containerd = toml_text::reach(document.as_item_mut(), &of(&["containerd"])).ok_or_else(broken)?;
-    match wish.set_default {
-        Some(true) => toml_text::put(of_containerd, "default_runtime_name", wish.name.as_str()),
+    match settings.set_default {
+        Some(true) => toml_text::put(of_containerd, "default_runtime_name", settings.name.as_str()),
         Some(false)
-            if configured.default_runtime.as_deref() == Some(&wish.name) || written(of_containerd) == Some(&wish.name) =>
+            if configured.default_runtime.as_deref() == Some(&settings.name)
+                || written(of_containerd) == Some(&settings.name) =>
         {
             of_containerd.remove("default_runtime_name");
             if merge == Merge::Keys {
@@ -374,7 +375,7 @@ fn into(
         }
         _ => {}
     }
-    if let Some(cdi) = wish.cdi {
+    if let Some(cdi) = settings.cdi {
         let of_section = toml_text::reach(document.as_item_mut(), &section).ok_or_else(broken)?;
         toml_text::put(of_section, "enable_cdi", cdi);
     }

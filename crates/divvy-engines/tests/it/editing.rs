@@ -2,7 +2,7 @@
 //! or deliberately better.
 
 use divvy_engines::containerd::{self, Merge};
-use divvy_engines::{Error, Plan, Record, Target, Wish, configure, crio, docker, undo};
+use divvy_engines::{Error, Plan, Record, RuntimeSettings, Target, configure, crio, docker, undo};
 
 use crate::{CONTAINERD, CRIO, DOCKER, Tree, V2, tree};
 
@@ -53,23 +53,23 @@ fn a_record_that_divvy_did_not_write_is_refused_and_named() {
     }
 }
 
-pub(crate) fn wish() -> Wish {
-    Wish {
+pub(crate) fn settings() -> RuntimeSettings {
+    RuntimeSettings {
         name: "nvidia".to_owned(),
         path: "/usr/bin/nvidia-container-runtime".to_owned(),
         set_default: None,
         cdi: None,
         systemd_cgroup: None,
         anew: false,
-        said: None,
+        printed: None,
     }
 }
 
-pub(crate) fn default_and_cdi() -> Wish {
-    Wish {
+pub(crate) fn default_and_cdi() -> RuntimeSettings {
+    RuntimeSettings {
         set_default: Some(true),
         cdi: Some(true),
-        ..wish()
+        ..settings()
     }
 }
 
@@ -109,16 +109,16 @@ pub(crate) fn apply(files: &mut Tree, plan: &Plan) {
 }
 
 /// Configure the files, check that a second run changes nothing, and check that undo restores them byte for byte.
-pub(crate) fn there_and_back(files: &Tree, target: &Target, wish: &Wish) -> (Tree, Record) {
+pub(crate) fn there_and_back(files: &Tree, target: &Target, settings: &RuntimeSettings) -> (Tree, Record) {
     let mut after = files.clone();
-    let plan = configure(&after, target, wish, None).unwrap_or_else(|error| panic!("{error}"));
+    let plan = configure(&after, target, settings, None).unwrap_or_else(|error| panic!("{error}"));
     apply(&mut after, &plan);
     let record = plan.record.unwrap_or_default();
-    let again = configure(&after, target, wish, Some(&record)).expect("again");
+    let again = configure(&after, target, settings, Some(&record)).expect("again");
     assert_eq!(again.edits, [], "a second run changes something");
     assert_eq!(again.record, Some(record.clone()));
     let mut back = after.clone();
-    let out = undo(&back, target, &wish.name, Some(&record)).expect("undone");
+    let out = undo(&back, target, &settings.name, Some(&record)).expect("undone");
     apply(&mut back, &out);
     assert_eq!(back, *files);
     assert_eq!(out.notes, [""; 0]);
@@ -144,7 +144,7 @@ fn added(before: &str, after: &str) -> Vec<String> {
 
 #[test]
 fn case_01_docker_without_a_file() {
-    let (after, _) = there_and_back(&Tree::new(), &docker_target(), &wish());
+    let (after, _) = there_and_back(&Tree::new(), &docker_target(), &settings());
     insta::assert_snapshot!(shown(&after));
 }
 
@@ -158,10 +158,10 @@ fn case_02_docker_keeps_every_key_that_was_there() {
 #[test]
 fn case_03_docker_s_runtime_gets_another_program_and_keeps_its_arguments() {
     let text = "{\n\t\"runtimes\": {\n\t\t\"nvidia\": {\n\t\t\t\"path\": \"/opt/x\",\n\t\t\t\"runtimeArgs\": [\"--debug\"]\n\t\t}\n\t},\n\t\"zzz\": 1.50,\n\t\"aaa\": null\n}";
-    let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &wish());
+    let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &settings());
     assert_eq!(after[DOCKER], text.replace("/opt/x", "/usr/bin/nvidia-container-runtime"));
     // A file that already has the runtime is not changed, not even its formatting.
-    let plan = configure(&after, &docker_target(), &wish(), None).expect("planned");
+    let plan = configure(&after, &docker_target(), &settings(), None).expect("planned");
     assert_eq!((plan.edits, plan.record), (vec![], None));
 }
 
@@ -169,7 +169,7 @@ fn case_03_docker_s_runtime_gets_another_program_and_keeps_its_arguments() {
 fn docker_s_runtime_is_a_program_or_a_shim_and_never_both() {
     // dockerd rejects a file with a runtime that has both a path and a runtimeType or options.
     let text = "{\"runtimes\": {\"nvidia\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": {\"Root\": \"/run/x\"}}}}";
-    let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &wish());
+    let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &settings());
     let after: serde_json::Value = serde_json::from_str(&after[DOCKER]).expect("JSON");
     assert_eq!(
         after,
@@ -179,10 +179,10 @@ fn docker_s_runtime_is_a_program_or_a_shim_and_never_both() {
 
 #[test]
 fn case_04_docker_s_empty_file_is_an_empty_object_and_a_broken_one_is_refused() {
-    let (after, _) = there_and_back(&tree([(DOCKER, "")]), &docker_target(), &wish());
+    let (after, _) = there_and_back(&tree([(DOCKER, "")]), &docker_target(), &settings());
     assert!(docker::read(&after, DOCKER).expect("read").runtimes.contains_key("nvidia"));
     for text in ["{not json", "{\n  // c\n  \"debug\": true\n}\n", "{\"a\": 1,}", "[]"] {
-        let error = configure(&tree([(DOCKER, text)]), &docker_target(), &wish(), None).expect_err("refused");
+        let error = configure(&tree([(DOCKER, text)]), &docker_target(), &settings(), None).expect_err("refused");
         assert!(matches!(error, Error::Syntax { .. } | Error::WrongType { .. }), "{error}");
     }
 }
@@ -190,7 +190,7 @@ fn case_04_docker_s_empty_file_is_an_empty_object_and_a_broken_one_is_refused() 
 #[test]
 fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
     let lines = |count: usize| format!("{{\"a\": [{}0]}}", "1,\n".repeat(count));
-    let edited = |text: &str| configure(&tree([(DOCKER, text)]), &docker_target(), &wish(), None);
+    let edited = |text: &str| configure(&tree([(DOCKER, text)]), &docker_target(), &settings(), None);
     let said = edited(&lines(10_000)).expect_err("too many").to_string();
     assert_eq!(
         said,
@@ -227,7 +227,10 @@ fn case_05_docker_s_default_becomes_runc_where_nobody_knows_what_it_was() {
 #[test]
 fn case_06_containerd_without_a_file() {
     // The same as NVIDIA's tool. Another test checks that containerd 1.x also gets a table for runc.
-    let like_theirs = Wish { anew: true, ..wish() };
+    let like_theirs = RuntimeSettings {
+        anew: true,
+        ..settings()
+    };
     let (after, _) = there_and_back(&Tree::new(), &containerd_target(Some(DROP_IN), None), &like_theirs);
     insta::assert_snapshot!(shown(&after));
 }
@@ -241,7 +244,7 @@ fn the_default_runtime_is_never_one_that_is_not_there() {
                 "",
                 "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nsandbox_image = \"x\"\n",
             ] {
-                let (after, _) = there_and_back(&tree([(CONTAINERD, text)]), &containerd_target(drop_in, merge), &wish());
+                let (after, _) = there_and_back(&tree([(CONTAINERD, text)]), &containerd_target(drop_in, merge), &settings());
                 let read = containerd::read(&after, CONTAINERD, Merge::Sections).expect("read");
                 assert_eq!(
                     read.runtimes.keys().collect::<Vec<_>>(),
@@ -256,7 +259,7 @@ fn the_default_runtime_is_never_one_that_is_not_there() {
     let plan = configure(
         &tree([(CONTAINERD, text)]),
         &containerd_target(Some(DROP_IN), None),
-        &wish(),
+        &settings(),
         None,
     )
     .expect("planned");
@@ -314,7 +317,7 @@ fn a_drop_in_that_repeats_the_section_follows_it_at_the_next_run() {
     let (mut files, record) = there_and_back(&tree([(CONTAINERD, V2)]), &target, &default_and_cdi());
     let edited = files[CONTAINERD].replace("pause:3.9", "pause:3.10");
     files.insert(CONTAINERD.to_owned(), edited);
-    let plan = configure(&files, &target, &wish(), Some(&record)).expect("planned");
+    let plan = configure(&files, &target, &settings(), Some(&record)).expect("planned");
     apply(&mut files, &plan);
     assert!(
         files[DROP_IN].contains("pause:3.10") && files[DROP_IN].contains("default_runtime_name = \"nvidia\""),
@@ -332,9 +335,9 @@ fn annotations(text: &str, name: &str) -> Option<Vec<String>> {
 
 #[test]
 fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_is_not() {
-    let cdi = Wish {
+    let cdi = RuntimeSettings {
         cdi: Some(true),
-        ..wish()
+        ..settings()
     };
     for (list, expected) in [
         ("", &["cdi.k8s.io/*"][..]),
@@ -364,9 +367,9 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
                     annotations(&text, "runc"),
                     "runc's stay"
                 );
-                let again = configure(&after, &target, &wish(), Some(&record)).expect("again");
+                let again = configure(&after, &target, &settings(), Some(&record)).expect("again");
                 assert_eq!(again.edits, [], "the settings of an earlier run stay");
-                let anew = Wish {
+                let anew = RuntimeSettings {
                     anew: true,
                     ..cdi.clone()
                 };
@@ -384,7 +387,11 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
 #[test]
 fn case_08_containerd_s_imports_are_added_to_and_not_touched_where_they_match() {
     let v3 = "version = 3\nimports = [\"/etc/containerd/extra/*.toml\"] # site\n";
-    let (after, _) = there_and_back(&tree([(CONTAINERD, v3)]), &containerd_target(Some(DROP_IN), None), &wish());
+    let (after, _) = there_and_back(
+        &tree([(CONTAINERD, v3)]),
+        &containerd_target(Some(DROP_IN), None),
+        &settings(),
+    );
     assert_eq!(
         after[CONTAINERD],
         "version = 3\nimports = [\"/etc/containerd/extra/*.toml\", \"/etc/containerd/conf.d/*.toml\"] # site\n"
@@ -397,11 +404,19 @@ fn case_08_containerd_s_imports_are_added_to_and_not_touched_where_they_match() 
         "/etc/*/conf.d/??-*.toml",
     ] {
         let text = format!("version = 3\nimports = [\"{imports}\"]\n");
-        let (after, _) = there_and_back(&tree([(CONTAINERD, &text)]), &containerd_target(Some(DROP_IN), None), &wish());
+        let (after, _) = there_and_back(
+            &tree([(CONTAINERD, &text)]),
+            &containerd_target(Some(DROP_IN), None),
+            &settings(),
+        );
         assert_eq!(after[CONTAINERD], text);
     }
     let lines = "version = 3\nimports = [\n  \"/a.toml\", # mine\n  \"/b.toml\",\n]\n";
-    let (after, _) = there_and_back(&tree([(CONTAINERD, lines)]), &containerd_target(Some(DROP_IN), None), &wish());
+    let (after, _) = there_and_back(
+        &tree([(CONTAINERD, lines)]),
+        &containerd_target(Some(DROP_IN), None),
+        &settings(),
+    );
     insta::assert_snapshot!(after[CONTAINERD]);
 }
 
@@ -411,20 +426,27 @@ fn an_import_does_not_bring_other_files_to_life() {
         (CONTAINERD, "version = 2\n"),
         ("/etc/containerd/conf.d/old-experiment.toml", "version = 2\n[plugins.x]\n"),
     ]);
-    let (after, _) = there_and_back(&files, &containerd_target(Some(DROP_IN), None), &wish());
+    let (after, _) = there_and_back(&files, &containerd_target(Some(DROP_IN), None), &settings());
     assert_eq!(after[CONTAINERD], format!("version = 2\nimports = [\"{DROP_IN}\"]\n"));
 }
 
 #[test]
 fn an_import_that_matches_a_directory_that_is_not_there_yet_is_enough() {
     let text = "version = 3\nimports = [\"/etc/containerd/*/*.toml\"]\n";
-    let (after, _) = there_and_back(&tree([(CONTAINERD, text)]), &containerd_target(Some(DROP_IN), None), &wish());
+    let (after, _) = there_and_back(
+        &tree([(CONTAINERD, text)]),
+        &containerd_target(Some(DROP_IN), None),
+        &settings(),
+    );
     assert_eq!(after[CONTAINERD], text);
 }
 
 #[test]
 fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
-    let anew = Wish { anew: true, ..wish() };
+    let anew = RuntimeSettings {
+        anew: true,
+        ..settings()
+    };
     for (file, drop_in, target) in [
         (CONTAINERD, DROP_IN, containerd_target(Some(DROP_IN), None)),
         (CRIO, CRIO_DROP_IN, crio_target(Some(CRIO_DROP_IN))),
@@ -438,17 +460,17 @@ fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
         let (after, _) = there_and_back(&files, &target, &anew);
         assert!(target.read(&after).expect("read").runtimes.contains_key("nvidia"));
         // Without permission to replace the drop-in, divvy refuses: it cannot know which program wrote the broken file.
-        let error = configure(&files, &target, &wish(), None).expect_err("refused");
+        let error = configure(&files, &target, &settings(), None).expect_err("refused");
         assert!(matches!(error, Error::Syntax { .. }), "{error}");
     }
 }
 
 #[test]
 fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
-    let said = |text: &str| Wish {
+    let said = |text: &str| RuntimeSettings {
         anew: true,
-        said: Some(text.to_owned()),
-        ..wish()
+        printed: Some(text.to_owned()),
+        ..settings()
     };
     let section = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"said:1\"\n  \
                    [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n";
@@ -485,7 +507,11 @@ fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
 
 #[test]
 fn case_09_containerd_s_comments_stay_and_one_line_is_added() {
-    let (after, _) = there_and_back(&tree([(CONTAINERD, V2)]), &containerd_target(Some(DROP_IN), None), &wish());
+    let (after, _) = there_and_back(
+        &tree([(CONTAINERD, V2)]),
+        &containerd_target(Some(DROP_IN), None),
+        &settings(),
+    );
     assert_eq!(
         added(V2, &after[CONTAINERD]),
         ["imports = [\"/etc/containerd/conf.d/*.toml\"]"]
@@ -516,21 +542,24 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
         }
     }
     let old = v1.replace("io.containerd.runc.v1", "io.containerd.runtime.v1.linux");
-    let (after, _) = there_and_back(&tree([(CONTAINERD, &old)]), &containerd_target(None, None), &wish());
+    let (after, _) = there_and_back(&tree([(CONTAINERD, &old)]), &containerd_target(None, None), &settings());
     insta::assert_snapshot!(after[CONTAINERD]);
 }
 
 #[test]
 fn version_1_is_written_as_nvidia_s_tool_writes_it_where_that_is_read() {
     let v1 = "[plugins.cri.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v1\"\n";
-    let anew = Wish { anew: true, ..wish() };
+    let anew = RuntimeSettings {
+        anew: true,
+        ..settings()
+    };
     for target in [containerd_target(Some(DROP_IN), None), containerd_target(None, None)] {
         let (after, _) = there_and_back(&tree([(CONTAINERD, v1)]), &target, &anew);
         let written: toml::Table = toml::from_str(&after[CONTAINERD]).expect("TOML");
         let expected = format!(
             "{v1}[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v1\"\n\
              options = {{ BinaryName = \"{0}\", Runtime = \"{0}\" }}\n",
-            wish().path
+            settings().path
         );
         assert_eq!(written, toml::from_str(&expected).expect("TOML"));
     }
@@ -553,7 +582,7 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
     let error = configure(
         &tree([(CONTAINERD, "version = \"2\"\n")]),
         &containerd_target(Some(DROP_IN), None),
-        &wish(),
+        &settings(),
         None,
     )
     .expect_err("refused");
@@ -561,7 +590,7 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, "version = 4\n")]),
         &containerd_target(Some(DROP_IN), None),
-        &wish(),
+        &settings(),
     );
     assert!(after[DROP_IN].contains("version = 4\n") && after[DROP_IN].contains("io.containerd.cri.v1.runtime"));
 }
@@ -571,11 +600,14 @@ fn case_13_a_second_run_keeps_what_the_first_was_told_and_nvidia_s_tool_does_not
     for merge in [Merge::Sections, Merge::Keys] {
         let target = containerd_target(Some(DROP_IN), Some(merge));
         let (after, record) = there_and_back(&tree([(CONTAINERD, V2)]), &target, &default_and_cdi());
-        assert_eq!(configure(&after, &target, &wish(), Some(&record)).expect("planned").edits, []);
-        let theirs = Wish {
+        assert_eq!(
+            configure(&after, &target, &settings(), Some(&record)).expect("planned").edits,
+            []
+        );
+        let theirs = RuntimeSettings {
             anew: true,
             set_default: Some(false),
-            ..wish()
+            ..settings()
         };
         let mut without = after.clone();
         apply(
@@ -589,11 +621,11 @@ fn case_13_a_second_run_keeps_what_the_first_was_told_and_nvidia_s_tool_does_not
 
 #[test]
 fn case_14_crio_without_a_file() {
-    let wish = Wish {
+    let settings = RuntimeSettings {
         set_default: Some(true),
-        ..wish()
+        ..settings()
     };
-    let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &wish);
+    let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &settings);
     insta::assert_snapshot!(shown(&after));
 }
 
@@ -602,7 +634,7 @@ fn case_15_crio_s_runtime_inherits_from_drop_ins_too_and_foreign_keys_stay() {
     let crun = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n\
                 runtime_root = \"/run/crun\"\nallowed_annotations = [\"io.containers.trace-syscall\"]\nmonitor_path = \"/usr/libexec/crio/conmon\"\n";
     for at in [CRIO, "/etc/crio/crio.conf.d/10-crio.conf"] {
-        let (after, _) = there_and_back(&tree([(at, crun)]), &crio_target(Some(CRIO_DROP_IN)), &wish());
+        let (after, _) = there_and_back(&tree([(at, crun)]), &crio_target(Some(CRIO_DROP_IN)), &settings());
         assert!(
             after[CRIO_DROP_IN].contains("monitor_path = \"/usr/libexec/crio/conmon\""),
             "{}",
@@ -618,11 +650,11 @@ fn case_15_crio_s_runtime_inherits_from_drop_ins_too_and_foreign_keys_stay() {
 fn crio_s_runtime_is_one_of_oci_whatever_it_is_copied_from() {
     let kata = "[crio.runtime]\ndefault_runtime = \"kata\"\n[crio.runtime.runtimes.kata]\nruntime_path = \"/usr/bin/kata\"\nruntime_type = \"vm\"\n";
     let target = crio_target(Some(CRIO_DROP_IN));
-    let (after, _) = there_and_back(&tree([(CRIO, kata)]), &target, &wish());
+    let (after, _) = there_and_back(&tree([(CRIO, kata)]), &target, &settings());
     let read = crio::read(&after, CRIO).expect("read");
     assert_eq!(read.runtimes["nvidia"].runtime_type.as_deref(), Some("oci"));
     let there = "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/opt/x\"\nruntime_type = \"vm\"\n";
-    let (after, _) = there_and_back(&tree([(CRIO, there)]), &crio_target(None), &wish());
+    let (after, _) = there_and_back(&tree([(CRIO, there)]), &crio_target(None), &settings());
     assert!(after[CRIO].contains("runtime_type = \"oci\""), "{}", after[CRIO]);
 }
 
@@ -632,15 +664,15 @@ fn a_drop_in_for_crio_in_another_directory_is_written_and_it_is_told_who_reads_i
     let files = tree([(CRIO, "[crio.runtime]\n")]);
     let (after, _) = there_and_back(&files, &target, &default_and_cdi());
     assert!(after["/etc/other.d/gpu.toml"].contains("default_runtime = \"nvidia\""));
-    let plan = configure(&files, &target, &wish(), None).expect("planned");
+    let plan = configure(&files, &target, &settings(), None).expect("planned");
     assert!(plan.notes[0].contains("/etc/crio/crio.conf.d"), "{:?}", plan.notes);
 }
 
 #[test]
 fn the_kubelet_s_cgroup_driver_is_that_of_runc_and_of_ours() {
-    let of_kubelet = |systemd| Wish {
+    let of_kubelet = |systemd| RuntimeSettings {
         systemd_cgroup: Some(systemd),
-        ..wish()
+        ..settings()
     };
     for merge in [Merge::Sections, Merge::Keys] {
         for drop_in in [None, Some(DROP_IN)] {
@@ -686,12 +718,12 @@ fn what_another_file_overrules_is_refused() {
     let error = configure(
         &files,
         &containerd_target(Some(DROP_IN), Some(Merge::Sections)),
-        &wish(),
+        &settings(),
         None,
     )
     .expect_err("overruled");
     assert!(error.to_string().contains("the engine reads /etc/site.toml later"), "{error}");
-    there_and_back(&files, &containerd_target(Some(DROP_IN), Some(Merge::Keys)), &wish());
+    there_and_back(&files, &containerd_target(Some(DROP_IN), Some(Merge::Keys)), &settings());
     let files = tree([(
         "/etc/crio/crio.conf.d/zzz.conf",
         "[crio.runtime]\ndefault_runtime = \"crun\"\n",
@@ -705,7 +737,7 @@ fn dockers_containerd_without_cri_is_told() {
     let plan = configure(
         &tree([(CONTAINERD, "disabled_plugins = [\"cri\"]\n")]),
         &containerd_target(Some(DROP_IN), None),
-        &wish(),
+        &settings(),
         None,
     )
     .expect("planned");
@@ -742,9 +774,9 @@ fn a_file_that_was_edited_since_loses_what_is_ours_and_nothing_else() {
     let plan = configure(
         &files,
         &target,
-        &Wish {
+        &RuntimeSettings {
             path: "/opt/x".to_owned(),
-            ..wish()
+            ..settings()
         },
         Some(&record),
     )
@@ -769,7 +801,7 @@ fn a_template_of_k3s_gets_a_marked_part() {
         generated: "/k3s/config.toml".to_owned(),
         version: 3,
     };
-    let (after, _) = there_and_back(&Tree::new(), &target, &wish());
+    let (after, _) = there_and_back(&Tree::new(), &target, &settings());
     insta::assert_snapshot!(shown(&after));
     let own = "{{ template \"base\" . }}\n\n[proxy_plugins]\n  {{ if .X }}y = 1{{ end }}";
     let (after, record) = there_and_back(&tree([("/k3s/config-v3.toml.tmpl", own)]), &target, &default_and_cdi());
@@ -787,7 +819,7 @@ fn a_template_of_k3s_gets_a_marked_part() {
         tree([("/k3s/config.toml", by_itself)]),
         tree([("/k3s/config-v3.toml.tmpl", by_itself)]),
     ] {
-        let error = configure(&files, &target, &wish(), None).expect_err("refused");
+        let error = configure(&files, &target, &settings(), None).expect_err("refused");
         assert!(
             matches!(error, Error::FoundByItself { .. } | Error::InTemplate { .. }),
             "{error}"

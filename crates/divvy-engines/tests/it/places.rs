@@ -1,8 +1,8 @@
 //! The files and the kubelet's cgroup driver of each distribution.
 
-use divvy_engines::{Engine, Error, Target, Wanted, Wish, containerd, runtime_class};
+use divvy_engines::{Engine, Error, RuntimeSettings, Target, Wanted, containerd, runtime_class};
 
-use super::editing::{there_and_back, wish};
+use super::editing::{settings, there_and_back};
 use crate::{CONTAINERD, Tree, tree};
 
 fn target(engine: Engine, files: &Tree) -> Target {
@@ -21,9 +21,9 @@ fn k3s_gets_a_drop_in_where_it_imports_one_and_a_template_elsewhere() {
     let (after, _) = there_and_back(
         &files,
         &target(Engine::K3s, &files),
-        &Wish {
+        &RuntimeSettings {
             set_default: Some(true),
-            ..wish()
+            ..settings()
         },
     );
     assert_eq!(after[&generated], newer, "k3s writes this file itself");
@@ -35,7 +35,7 @@ fn k3s_gets_a_drop_in_where_it_imports_one_and_a_template_elsewhere() {
         ("version = 2\n".to_owned(), "config.toml.tmpl"),
     ] {
         let files = tree([(&generated, &text)]);
-        let (after, _) = there_and_back(&files, &target(Engine::K3s, &files), &wish());
+        let (after, _) = there_and_back(&files, &target(Engine::K3s, &files), &settings());
         assert!(
             after[&format!("{K3S}/{template}")].starts_with("{{ template \"base\" . }}\n"),
             "{template}"
@@ -50,7 +50,7 @@ fn k0s_gets_a_drop_in_of_the_version_of_its_own_file() {
         ("version = 2\n", "io.containerd.grpc.v1.cri"),
     ] {
         let files = tree([("/etc/k0s/containerd.toml", text)]);
-        let (after, _) = there_and_back(&files, &target(Engine::K0s, &files), &wish());
+        let (after, _) = there_and_back(&files, &target(Engine::K0s, &files), &settings());
         let drop_in = &after["/etc/k0s/containerd.d/zz-divvy.toml"];
         assert!(
             drop_in.starts_with(text) && drop_in.contains(section) && !drop_in.contains("runc]"),
@@ -67,10 +67,10 @@ fn microk8s_template_is_edited_where_it_is() {
                 runtime_type = \"${RUNTIME_TYPE}\"\n";
     let files = tree([(path, text)]);
     let target = target(Engine::Microk8s, &files);
-    let (after, _) = there_and_back(&files, &target, &wish());
+    let (after, _) = there_and_back(&files, &target, &settings());
     assert!(after[path].starts_with(text), "{}", after[path]);
     assert_eq!(
-        divvy_engines::configure(&files, &target, &wish(), None)
+        divvy_engines::configure(&files, &target, &settings(), None)
             .expect("planned")
             .notes,
         [""; 0]

@@ -1,7 +1,7 @@
 //! Properties for any valid configuration file: a second run changes nothing, and undo restores the file byte for byte.
 
 use divvy_engines::containerd::Merge;
-use divvy_engines::{Target, Wish, configure, undo};
+use divvy_engines::{RuntimeSettings, Target, configure, undo};
 use proptest::prelude::*;
 
 use super::editing::{CRIO_DROP_IN, DROP_IN, apply, containerd_target, crio_target, docker_target, there_and_back};
@@ -128,17 +128,17 @@ fn crio_conf() -> impl Strategy<Value = String> {
     prop::sample::subsequence(blocks, 0..5).prop_map(|blocks| blocks.concat())
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn settings() -> impl Strategy<Value = RuntimeSettings> {
     let flag = || prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
     let name = prop_oneof![Just("nvidia"), Just("divvy"), Just("a.b_c-1")];
-    (name, flag(), flag(), flag(), any::<bool>()).prop_map(|(name, set_default, cdi, systemd_cgroup, anew)| Wish {
+    (name, flag(), flag(), flag(), any::<bool>()).prop_map(|(name, set_default, cdi, systemd_cgroup, anew)| RuntimeSettings {
         name: name.to_owned(),
         path: "/usr/local/bin/divvy-runtime".to_owned(),
         set_default,
         cdi,
         systemd_cgroup,
         anew,
-        said: None,
+        printed: None,
     })
 }
 
@@ -149,13 +149,13 @@ fn containerds() -> impl Strategy<Value = Target> {
 
 proptest! {
     #[test]
-    fn docker_there_and_back(text in daemon_json(), wish in wish()) {
-        there_and_back(&tree([(DOCKER, &text)]), &docker_target(), &wish);
+    fn docker_there_and_back(text in daemon_json(), settings in settings()) {
+        there_and_back(&tree([(DOCKER, &text)]), &docker_target(), &settings);
     }
 
     #[test]
-    fn containerd_there_and_back(text in config_toml(), wish in wish(), target in containerds()) {
-        let (after, _) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &wish);
+    fn containerd_there_and_back(text in config_toml(), settings in settings(), target in containerds()) {
+        let (after, _) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &settings);
         // All comments are kept, after a value and on their own line.
         for comment in text.lines().filter_map(|line| line.split_once("# ")) {
             prop_assert!(after[CONTAINERD].contains(comment.1), "{} is gone from\n{}", comment.1, after[CONTAINERD]);
@@ -163,18 +163,18 @@ proptest! {
     }
 
     #[test]
-    fn crio_there_and_back(text in crio_conf(), wish in wish(), drop_in: bool) {
-        there_and_back(&tree([(CRIO, &text)]), &crio_target(drop_in.then_some(CRIO_DROP_IN)), &wish);
+    fn crio_there_and_back(text in crio_conf(), settings in settings(), drop_in: bool) {
+        there_and_back(&tree([(CRIO, &text)]), &crio_target(drop_in.then_some(CRIO_DROP_IN)), &settings);
     }
 
     #[test]
-    fn what_a_person_adds_later_is_all_that_undo_leaves_in_docker_s_file(text in daemon_json(), wish in wish()) {
+    fn what_a_person_adds_later_is_all_that_undo_leaves_in_docker_s_file(text in daemon_json(), settings in settings()) {
         let target = docker_target();
-        let (mut files, record) = there_and_back(&tree([(DOCKER, &text)]), &target, &wish);
+        let (mut files, record) = there_and_back(&tree([(DOCKER, &text)]), &target, &settings);
         let by_hand = files[DOCKER].replacen('{', "{ \"by-hand\": 1,", 1);
         prop_assume!(!record.files.is_empty());
         files.insert(DOCKER.to_owned(), by_hand);
-        let plan = undo(&files, &target, &wish.name, Some(&record)).expect("undone");
+        let plan = undo(&files, &target, &settings.name, Some(&record)).expect("undone");
         apply(&mut files, &plan);
         let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
         let mut left = value(&files[DOCKER]);
@@ -184,12 +184,12 @@ proptest! {
     }
 
     #[test]
-    fn what_a_person_adds_later_is_all_that_undo_leaves_in_containerd_s_file(text in config_toml(), wish in wish(), target in containerds()) {
-        let (mut files, record) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &wish);
+    fn what_a_person_adds_later_is_all_that_undo_leaves_in_containerd_s_file(text in config_toml(), settings in settings(), target in containerds()) {
+        let (mut files, record) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &settings);
         prop_assume!(record.files.contains_key(CONTAINERD));
         let by_hand = format!("# by hand\nby-hand = 1\n{}", files[CONTAINERD]);
         files.insert(CONTAINERD.to_owned(), by_hand);
-        let plan = undo(&files, &target, &wish.name, Some(&record)).expect("undone");
+        let plan = undo(&files, &target, &settings.name, Some(&record)).expect("undone");
         apply(&mut files, &plan);
         prop_assert!(files[CONTAINERD].contains("# by hand"));
         let value = |text: &str| toml::from_str::<toml::Table>(text).expect("TOML");
@@ -206,7 +206,7 @@ proptest! {
     fn any_text_is_edited_or_refused(text in "\\PC*", json in json()) {
         for (path, target) in [(DOCKER, docker_target()), (CONTAINERD, containerd_target(None, None)), (CRIO, crio_target(None))] {
             for text in [&text, &json] {
-                let _: Result<_, _> = configure(&tree([(path, text)]), &target, &super::editing::wish(), None);
+                let _: Result<_, _> = configure(&tree([(path, text)]), &target, &super::editing::settings(), None);
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_engines::{Target, Wish, configure, containerd};
+use divvy_engines::{RuntimeSettings, Target, configure, containerd};
 use serde_json::{Value, json};
 
 use super::editing::{apply, containerd_target, crio_target, docker_target};
@@ -65,7 +65,7 @@ impl Run {
     }
 
     /// Translate the flags of `nvidia-ctk` into a wish.
-    fn wish(&self) -> Wish {
+    fn settings(&self) -> RuntimeSettings {
         let docker = self.engine == "docker";
         let path = if docker {
             "nvidia-container-runtime"
@@ -73,14 +73,14 @@ impl Run {
             "/usr/bin/nvidia-container-runtime"
         };
         let default = self.has(&["set-as-default", "nvidia-set-as-default"]);
-        Wish {
+        RuntimeSettings {
             name: self.flag(&["nvidia-runtime-name"]).unwrap_or("nvidia").to_owned(),
             path: self.flag(&["nvidia-runtime-path", "runtime-path"]).unwrap_or(path).to_owned(),
             set_default: (default || !docker).then_some(default),
             cdi: self.has(&["cdi.enabled", "cdi.enable", "enable-cdi"]).then_some(true),
             systemd_cgroup: None,
             anew: true,
-            said: None,
+            printed: None,
         }
     }
 
@@ -115,9 +115,9 @@ impl Run {
             "docker" if self.before.contains_key(DOCKER) && input(DOCKER).trim().is_empty() => {
                 Some("an empty daemon.json is an empty object")
             }
-            "docker" if self.wish().cdi.is_some() && docker["features"].is_object() => Some("the other features stay"),
+            "docker" if self.settings().cdi.is_some() && docker["features"].is_object() => Some("the other features stay"),
             "docker"
-                if docker["runtimes"][&self.wish().name]["runtimeArgs"]
+                if docker["runtimes"][&self.settings().name]["runtimeArgs"]
                     .as_array()
                     .is_some_and(|args| !args.is_empty()) =>
             {
@@ -178,7 +178,7 @@ fn recorded_runs_of_nvidia_ctk_end_in_the_same_configuration() {
         let runs: Vec<Value> = serde_json::from_str(&text).expect("recordings");
         for run in runs.iter().filter(|run| run["argv"][0] == "runtime").map(Run::of) {
             let mut ours = run.before.clone();
-            let result = configure(&ours, &run.target(), &run.wish(), None);
+            let result = configure(&ours, &run.target(), &run.settings(), None);
             if let (Ok(plan), false) = (&result, run.has(&["dry-run"])) {
                 apply(&mut ours, plan);
             }
@@ -188,8 +188,8 @@ fn recorded_runs_of_nvidia_ctk_end_in_the_same_configuration() {
                 (false, Some(why)) => {
                     assert!(result.is_ok(), "{}: {result:?}", run.name);
                     let read = run.target().read(&ours).expect("read");
-                    let runtime = read.runtimes.get(&run.wish().name).expect("the runtime is effective");
-                    assert_eq!(runtime.path.as_deref(), Some(run.wish().path.as_str()), "{}", run.name);
+                    let runtime = read.runtimes.get(&run.settings().name).expect("the runtime is effective");
+                    assert_eq!(runtime.path.as_deref(), Some(run.settings().path.as_str()), "{}", run.name);
                     if engine == "docker" {
                         let (before, after) = (meaning(DOCKER, &run.before[DOCKER]), meaning(DOCKER, &ours[DOCKER]));
                         for (key, value) in before["features"]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use divvy_explainer::reach::SERVER_NAME;
+use divvy_explainer::service_proxy::SERVER_NAME;
 use divvy_explainer::{Settings, run_with};
 use divvy_model::MemoryUnit;
 use divvy_testbed::api::{ApiServer, Effect, Match, Options, PatchKind, Right, Rule};

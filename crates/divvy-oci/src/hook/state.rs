@@ -47,7 +47,7 @@ pub struct Config {
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct ConfigFile {
     root: Place,
     #[serde(default)]
     mounts: Option<Vec<Mount>>,
@@ -84,7 +84,7 @@ impl Config {
     /// # Errors
     /// The position and the reason if the file does not follow the runtime specification.
     pub fn parse(bytes: &[u8]) -> Result<Config, serde_json::Error> {
-        let said: Said = serde_json::from_str(text(bytes)?)?;
+        let said: ConfigFile = serde_json::from_str(text(bytes)?)?;
         let mounts = said.mounts.unwrap_or_default().into_iter();
         let nodes = said.linux.and_then(|linux| linux.devices).unwrap_or_default();
         Ok(Config {

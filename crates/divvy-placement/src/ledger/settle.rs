@@ -3,7 +3,7 @@
 use divvy_model::Pod;
 
 use super::Ledger;
-use crate::entry::Entry;
+use crate::node_account::NodeAccount;
 use crate::nominated;
 use crate::reservation::Reservation;
 use crate::usage::Usage;
@@ -45,14 +45,14 @@ impl Ledger {
     }
 
     /// Return what is taken on a node, counted from all pods and reservations that are known for it.
-    fn count(&self, name: &str, entry: &Entry) -> Usage {
+    fn count(&self, name: &str, entry: &NodeAccount) -> Usage {
         let mut usage = Usage::none(entry.state.as_ref());
         for pod in entry.pods.keys().filter(|pod| !pod.ended()) {
             usage.add_pod(pod);
             let unknown = usage.book_pod(pod, entry.state.as_ref(), self.unit);
             // A node that has not been seen has no anomalies.
             if entry.state.is_some() {
-                usage.oddities.add(pod, unknown);
+                usage.anomalies.add(pod, unknown);
             }
         }
         for uid in &entry.reserved {

@@ -397,7 +397,7 @@ struct Header<'a> {
 }
 
 #[derive(Serialize)]
-struct Said<'a> {
+struct StreamEvent<'a> {
     t: f64,
     #[serde(rename = "type")]
     event: &'a str,
@@ -573,7 +573,7 @@ fn keep<S: Serialize, T: Serialize>(kind: &'static str, metadata: &mut ObjectMet
 }
 
 fn said(at_ms: i64, event: &str, kind: Option<&str>, why: Option<&str>) -> String {
-    let said = Said {
+    let said = StreamEvent {
         t: seconds(at_ms),
         event,
         kind,

@@ -9,7 +9,7 @@ mod show;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_engines::{self as engines, Engine, Plan, Record, Target, Wanted, Wish, runtime_class};
+use divvy_engines::{self as engines, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
 use divvy_host::Files;
 use divvy_host::Root;
 
@@ -132,16 +132,16 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     let plan = match args.undo {
         true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
         false => {
-            let mut wish = wish(args, engine, root, here)?;
+            let mut settings = settings(args, engine, root, here)?;
             if args.ask_engine {
                 anyhow::ensure!(
                     here,
                     "the engine of another machine cannot be queried; omit --config-source=command"
                 );
-                wish.said = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
+                settings.printed = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
             }
-            let mut plan = engines::configure(root, &target, &wish, record.as_ref())?;
-            plan.notes.extend(notes(root, engine, &wish, &wanted)?);
+            let mut plan = engines::configure(root, &target, &settings, record.as_ref())?;
+            plan.notes.extend(notes(root, engine, &settings, &wanted)?);
             plan
         }
     };
@@ -214,7 +214,7 @@ fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
     Ok(text.map(|text| Record::parse(path, &text)).transpose()?)
 }
 
-fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<Wish> {
+fn settings(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<RuntimeSettings> {
     let path = match &args.runtime_path {
         Some(path) => path.clone(),
         None => own_runtime(here),
@@ -238,14 +238,14 @@ fn wish(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> an
             None => None,
         },
     };
-    Ok(Wish {
+    Ok(RuntimeSettings {
         name: args.runtime_name.clone(),
         path,
         set_default: args.set_default,
         cdi: args.cdi,
         systemd_cgroup,
         anew: args.as_nvidia_ctk,
-        said: None,
+        printed: None,
     })
 }
 
@@ -267,23 +267,23 @@ fn own_runtime(here: bool) -> String {
 }
 
 /// Return notes about requirements that the changed files do not show.
-fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
+fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
-    if wish.path.starts_with('/') && root.file(&wish.path).is_none() {
+    if settings.path.starts_with('/') && root.file(&settings.path).is_none() {
         notes.push(format!(
             "there is no {} on this machine: containers of the runtime {} will not start until it exists",
-            wish.path, wish.name
+            settings.path, settings.name
         ));
-    } else if let Some(directory) = wish.path.strip_suffix("/divvy-runtime")
+    } else if let Some(directory) = settings.path.strip_suffix("/divvy-runtime")
         && root.file(&format!("{directory}/divvy-probe")).is_none()
     {
         notes.push(format!(
             "there is no {directory}/divvy-probe: containers of the runtime {} will not start without a CDI spec (divvy cdi generate)",
-            wish.name
+            settings.name
         ));
     }
     if engine == Engine::Docker
-        && wish.path.ends_with("/divvy-runtime")
+        && settings.path.ends_with("/divvy-runtime")
         && !PATH
             .iter()
             .any(|directory| root.file(&format!("{directory}/{HOOK}")).is_some())
@@ -291,15 +291,15 @@ fn notes(root: &Root<'_>, engine: Engine, wish: &Wish, wanted: &Wanted) -> anyho
         notes.push(format!(
             "docker run --gpus needs a program {HOOK} in dockerd's PATH; divvy-runtime under that name is such a program: sudo ln -s {} /usr/local/bin/{HOOK}, and sudo \
              systemctl restart docker (a reload is not enough){}",
-            wish.path,
-            match wish.set_default {
+            settings.path,
+            match settings.set_default {
                 Some(true) => "",
                 _ => "; then run docker with --gpus all --runtime nvidia, or configure it with --set-default and run it with --gpus all",
             }
         ));
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
-    if wish.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
+    if settings.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
         notes.push("this containerd is older than 1.7 and does not support CDI: enable_cdi has no effect, and only divvy-runtime provides GPUs, from the container's annotations".to_owned());
     }
     Ok(notes)

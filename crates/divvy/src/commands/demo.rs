@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::{BUILT_IN, Cluster as _, Play, Scenario};
-use divvy_testbed::story::{Listener, Told};
+use divvy_testbed::story::{Listener, TimedEvent};
 
 use crate::cli::{DemoArgs, DemoOutput};
 use crate::printer;
@@ -137,7 +137,7 @@ struct Teller {
 }
 
 impl Listener for Teller {
-    fn hear(&mut self, told: &Told) -> io::Result<()> {
+    fn hear(&mut self, told: &TimedEvent) -> io::Result<()> {
         if self.json {
             return printer::line(&serde_json::to_string(told)?);
         }

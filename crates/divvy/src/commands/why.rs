@@ -1,12 +1,12 @@
 //! `divvy why`: reads the cluster, and prints the explanations for pods.
 
+mod cluster;
 mod explainer;
-mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;
 
-use divvy_explainer::{around, sites};
+use divvy_explainer::{from_objects, related};
 use divvy_host::plain;
 use divvy_kube::client::{self, Connection};
 use divvy_kube::list;
@@ -20,8 +20,8 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use serde::Serialize;
 
+use self::cluster::ClusterState;
 use self::explainer::Explainer;
-use self::look::Look;
 use super::inspect::choice;
 use super::watch;
 use crate::cli::output::Output;
@@ -40,7 +40,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     if args.watch {
         return watched(&connection, args, &namespace).await;
     }
-    let Look { snapshot, waiting } = look(client, &args, &namespace).await?;
+    let ClusterState { snapshot, waiting } = read_cluster(client, &args, &namespace).await?;
     // Not dropped: freeing 50,000 pods one by one takes 0.1 s, and the program ends after its answer anyway.
     let snapshot = ManuallyDrop::new(snapshot);
     let mut missing = Vec::new();
@@ -88,7 +88,7 @@ async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> any
     };
     let mut waited: BTreeSet<String> = BTreeSet::new();
     watch::again(changes(client, &args, namespace), async || {
-        let Look { snapshot, waiting } = look(client, &args, namespace).await?;
+        let ClusterState { snapshot, waiting } = read_cluster(client, &args, namespace).await?;
         let mut asked: Vec<Wants> = Vec::new();
         // `compared` is the text without the pod's age, to detect a change; `texts` is the text to print.
         let (mut compared, mut texts): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
@@ -171,11 +171,11 @@ fn changes(client: &kube::Client, args: &WhyArgs, namespace: &str) -> impl Strea
         .filter_map(async |event| matches!(event, Ok(Event::Apply(_) | Event::Delete(_))).then_some(()))
 }
 
-async fn look(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow::Result<Look> {
-    match look::look(client, args.memory_unit).await {
+async fn read_cluster(client: &kube::Client, args: &WhyArgs, namespace: &str) -> anyhow::Result<ClusterState> {
+    match cluster::read(client, args.memory_unit).await {
         Err(error) if error.is_forbidden() => {
             let only = (!args.all_namespaces).then_some(namespace);
-            look::of_namespace(client, args.memory_unit, only, error).await
+            cluster::of_namespace(client, args.memory_unit, only, error).await
         }
         look => Ok(look?),
     }
@@ -195,7 +195,7 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
 async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
     let client = &connection.client;
     for wants in &mut asked {
-        around::look_at_claims(client, wants).await;
+        related::look_at_claims(client, wants).await;
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
@@ -321,7 +321,7 @@ async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
             continue;
         };
         // Users who may read pods often may not read events or quotas. The answer is useful without them.
-        match around::warnings_of(client, &pod.namespace, &pod.name).await {
+        match related::warnings_of(client, &pod.namespace, &pod.name).await {
             Ok(warnings) => {
                 let known = |warning: &Reported| answer.reported.iter().any(|known| known.message == warning.message);
                 let new: Vec<Reported> = warnings.into_iter().filter(|warning| !known(warning)).collect();
@@ -429,12 +429,12 @@ async fn of_name(client: &kube::Client, namespace: &str, name: &Name) -> anyhow:
 
 async fn selected(client: &kube::Client, namespace: &str, selector: &str) -> anyhow::Result<Vec<Wants>> {
     let objects = list::selected_pods(client, namespace, selector).await?;
-    Ok(objects.iter().map(sites::wants).collect::<Result<_, _>>()?)
+    Ok(objects.iter().map(from_objects::wants).collect::<Result<_, _>>()?)
 }
 
 async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Result<Wants> {
     match list::pod(client, namespace, name).await {
-        Ok(object) => Ok(sites::wants(&object)?),
+        Ok(object) => Ok(from_objects::wants(&object)?),
         Err(error) => {
             // The API server may have refused the pod to its controller, and the user may mean that controller.
             let refused = not_made(client, Some(namespace)).await;

@@ -1,4 +1,4 @@
-use divvy_explainer::sites;
+use divvy_explainer::from_objects;
 use divvy_host::plain;
 use divvy_kube::convert;
 use divvy_kube::objects::{NodeObject, PodObject};
@@ -47,15 +47,15 @@ fn snapshot(nodes: &[NodeObject], pods: &[PodObject]) -> Snapshot {
     ledger.replace_pods(pods.iter().map(|pod| convert::pod(pod).expect("readable")));
     Snapshot::new(
         ledger,
-        nodes.iter().map(sites::site).collect(),
-        pods.iter().cloned().filter_map(sites::tenant).collect(),
+        nodes.iter().map(from_objects::site).collect(),
+        pods.iter().cloned().filter_map(from_objects::tenant).collect(),
     )
 }
 
 /// Return the answer about a pod in a cluster of these nodes and other pods.
 fn explained(nodes: &[NodeObject], object: &PodObject, others: &[PodObject]) -> Answer {
     let all: Vec<PodObject> = others.iter().chain([object]).cloned().collect();
-    divvy_why::answer(&snapshot(nodes, &all), &sites::wants(object).expect("readable"), false)
+    divvy_why::answer(&snapshot(nodes, &all), &from_objects::wants(object).expect("readable"), false)
 }
 
 fn shown(answer: &Answer) -> String {
@@ -618,7 +618,7 @@ fn a_gpu_node_without_the_label_of_the_agents_daemonset_is_told_by_that_label() 
     let object = pod(8, |_| ());
     let mut snapshot = snapshot(&[gone, cpu], std::slice::from_ref(&object));
     snapshot.agent_selector = Some([("gpushare".to_owned(), "true".to_owned())].into());
-    let answer = divvy_why::answer(&snapshot, &sites::wants(&object).expect("readable"), true);
+    let answer = divvy_why::answer(&snapshot, &from_objects::wants(&object).expect("readable"), true);
     let said = |node: usize| answer.nodes[node].obstacles[0].message.clone();
     assert_eq!(
         answer.nodes[1].obstacles.len(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Play;
-use divvy_testbed::story::{Listener, Told};
+use divvy_testbed::story::{Listener, TimedEvent};
 
 /// Return the built programs; `cargo xtask test` builds them before the tests.
 pub(crate) fn programs() -> Programs {
@@ -26,7 +26,7 @@ pub(crate) async fn cluster(machines: &str) -> Embedded {
 pub(crate) struct Quiet(pub(crate) Vec<String>);
 
 impl Listener for Quiet {
-    fn hear(&mut self, told: &Told) -> std::io::Result<()> {
+    fn hear(&mut self, told: &TimedEvent) -> std::io::Result<()> {
         self.0.push(format!("{:>6} {:?}", told.ms, told.event));
         Ok(())
     }

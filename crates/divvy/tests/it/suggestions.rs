@@ -6,7 +6,7 @@ mod world;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_explainer::sites;
+use divvy_explainer::from_objects;
 use divvy_kube::convert;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_model::MemoryUnit;
@@ -38,13 +38,13 @@ fn answer_naming(world: &World, named: &Named) -> Answer {
     let pods: Vec<PodObject> = world.pods.iter().chain([&world.asking]).map(parsed).collect();
     let mut snapshot = Snapshot::new(
         ledger(world),
-        nodes.iter().map(sites::site).collect(),
-        pods.iter().cloned().filter_map(sites::tenant).collect(),
+        nodes.iter().map(from_objects::site).collect(),
+        pods.iter().cloned().filter_map(from_objects::tenant).collect(),
     );
     let namespaces = world.namespaces.iter().map(parsed);
     let metas = namespaces.map(|namespace: k8s_openapi::api::core::v1::Namespace| namespace.metadata);
-    snapshot.namespaces = Some(sites::labels(metas));
-    let wants = sites::wants(&parsed(&world.asking)).expect("readable");
+    snapshot.namespaces = Some(from_objects::labels(metas));
+    let wants = from_objects::wants(&parsed(&world.asking)).expect("readable");
     divvy_why::answer_naming(&snapshot, &wants, true, named)
 }
 

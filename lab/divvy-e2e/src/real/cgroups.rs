@@ -20,16 +20,16 @@ pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id
 }
 
 /// The inspection of the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
-pub(super) struct Look {
+pub(super) struct Inspector {
     directory: PathBuf,
     prefix: String,
     /// The names of containers by id, so that the runtime's files are read only once.
     names: BTreeMap<String, String>,
 }
 
-impl Look {
-    pub(super) fn new(directory: &Path, prefix: &str) -> Look {
-        Look {
+impl Inspector {
+    pub(super) fn new(directory: &Path, prefix: &str) -> Inspector {
+        Inspector {
             directory: directory.to_owned(),
             prefix: prefix.to_owned(),
             names: BTreeMap::new(),

@@ -16,7 +16,7 @@ use divvy::why::{self, Style};
 use divvy_doctor::facts::programs::Docker;
 use divvy_engines::containerd::release;
 use divvy_engines::{Plan, Record, Target as Files, undo};
-use divvy_explainer::sites;
+use divvy_explainer::from_objects;
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{Data, Lifetimes, plan};
 use divvy_hardware::probe;
@@ -339,10 +339,10 @@ fn printed(bytes: &[u8]) -> bool {
     let mut ledger = Ledger::new(MemoryUnit::GIB);
     ledger.replace_nodes(&nodes);
     ledger.replace_pods(all.iter().cloned());
-    let tenants = read.pods.iter().cloned().filter_map(sites::tenant).collect();
-    let snapshot = Snapshot::new(ledger, read.nodes.iter().map(sites::site).collect(), tenants);
+    let tenants = read.pods.iter().cloned().filter_map(from_objects::tenant).collect();
+    let snapshot = Snapshot::new(ledger, read.nodes.iter().map(from_objects::site).collect(), tenants);
     for (object, _) in pods.iter().take(10) {
-        let Ok(wants) = sites::wants(object) else { continue };
+        let Ok(wants) = from_objects::wants(object) else { continue };
         for all_nodes in [false, true] {
             let answer = divvy_why::answer(&snapshot, &wants, all_nodes);
             let style = Style {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_cdi::generate::ldcache::{self, Library};
 use divvy_cdi::{Edits, Format, Hook, Severity, Spec};
-use divvy_engines::{Plan, Target as Files, Wish, configure, undo};
+use divvy_engines::{Plan, RuntimeSettings, Target as Files, configure, undo};
 use divvy_hardware::Snapshot;
 use divvy_hardware::protocol::{self, FromProbe};
 use divvy_kubelet::checkpoint::Checkpoint;
@@ -214,14 +214,14 @@ fn crio(bytes: &[u8]) -> bool {
 /// Rule: values copied from there are written so that the engine has the wanted settings, whatever else it reports.
 fn said(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    let wish = Wish {
+    let settings = RuntimeSettings {
         name: "nvidia".to_owned(),
         path: "/usr/bin/divvy-runtime".to_owned(),
         set_default: Some(true),
         cdi: None,
         systemd_cgroup: None,
         anew: true,
-        said: Some(text.to_owned()),
+        printed: Some(text.to_owned()),
     };
     let containerd = Files::Containerd {
         config: "/etc/containerd/config.toml".to_owned(),
@@ -236,13 +236,13 @@ fn said(bytes: &[u8]) -> bool {
     let mut good = false;
     for target in [containerd, crio] {
         let mut files = BTreeMap::new();
-        match configure(&files, &target, &wish, None) {
+        match configure(&files, &target, &settings, None) {
             Ok(plan) => {
                 carry_out(&mut files, &plan);
                 let read = target.read(&files).expect("what was written can be read");
                 assert_eq!(
                     read.runtimes.get("nvidia").and_then(|runtime| runtime.path.as_deref()),
-                    Some(&*wish.path)
+                    Some(&*settings.path)
                 );
                 good = true;
             }
@@ -256,24 +256,24 @@ fn said(bytes: &[u8]) -> bool {
 fn edited(bytes: &[u8], target: &Files) -> bool {
     let Some(text) = text(bytes) else { return false };
     let before = BTreeMap::from([(target.config().to_owned(), text.to_owned())]);
-    let wish = Wish {
+    let settings = RuntimeSettings {
         name: "nvidia".to_owned(),
         path: "/usr/bin/divvy-runtime".to_owned(),
         set_default: Some(true),
         cdi: Some(true),
         systemd_cgroup: None,
         anew: false,
-        said: None,
+        printed: None,
     };
-    let Ok(plan) = configure(&before, target, &wish, None) else {
+    let Ok(plan) = configure(&before, target, &settings, None) else {
         return false;
     };
     let mut files = before.clone();
     carry_out(&mut files, &plan);
     let record = plan.record.unwrap_or_default();
-    let again = configure(&files, target, &wish, Some(&record)).expect("what was written can be read");
+    let again = configure(&files, target, &settings, Some(&record)).expect("what was written can be read");
     assert_eq!(again.edits, [], "a second run changes nothing");
-    let undone = undo(&files, target, &wish.name, Some(&record)).expect("undone");
+    let undone = undo(&files, target, &settings.name, Some(&record)).expect("undone");
     carry_out(&mut files, &undone);
     assert_eq!(files, before, "undone to the byte");
     true

@@ -32,11 +32,11 @@ pub struct Churn {
 }
 
 /// The interval between two inspections of the running containers.
-const LOOK: Duration = Duration::from_millis(20);
+const INSPECT_EVERY: Duration = Duration::from_millis(20);
 
 /// What the inspections found.
 #[derive(Debug, Default)]
-struct Looks {
+struct Findings {
     samples: u64,
     most_units: u64,
     /// The problems, one per line.
@@ -201,8 +201,8 @@ async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     .await
 }
 
-fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Looks {
-    let mut looks = Looks::default();
+fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Findings {
+    let mut looks = Findings::default();
     while !ended.load(Ordering::Relaxed) {
         match witness().and_then(|living| reports.write(&living).map(|()| living)) {
             Ok(living) => {
@@ -213,7 +213,7 @@ fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Looks
             }
             Err(error) => looks.wrong.push(format!("the machines could not be inspected: {error}")),
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INSPECT_EVERY);
     }
     looks
 }

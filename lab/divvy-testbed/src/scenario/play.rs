@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{Cluster, Report};
 use crate::builders::{PodBuilder, pod};
-use crate::story::{Event, Listener, Told};
+use crate::story::{Event, Listener, TimedEvent};
 
 pub(super) use reads::Seen;
 
@@ -103,7 +103,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     pub(super) fn tell(&mut self, event: Event) -> Result<(), Stop> {
         self.seq += 1;
         let ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        Ok(self.listener.hear(&Told {
+        Ok(self.listener.hear(&TimedEvent {
             seq: self.seq,
             ms,
             event,

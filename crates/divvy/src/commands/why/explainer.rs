@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_explainer::reach::{self, ALL_NODES, Desk, PATH, SERVER_NAME, desk, said};
+use divvy_explainer::service_proxy::{self, ALL_NODES, Endpoint, PATH, SERVER_NAME, said};
 use divvy_kube::client::Connection;
 use divvy_why::{Answer, PodName};
 use http::{HeaderValue, Request, StatusCode, header};
@@ -27,7 +27,7 @@ const LARGEST_ANSWER: usize = 32 << 20;
 /// The explainer, and a connection to it.
 pub(super) struct Explainer<'a> {
     client: &'a kube::Client,
-    desk: Desk,
+    endpoint: Endpoint,
     token: HeaderValue,
     sender: SendRequest<Empty<Bytes>>,
 }
@@ -38,18 +38,18 @@ impl<'a> Explainer<'a> {
         let token = connection.token().await.map_err(|error| error.to_string())?;
         let token = token.header().ok_or("your token cannot be sent in a header")?;
         let client = &connection.client;
-        let desk = desk(client).await.map_err(|error| error.to_string())?.ok_or_else(|| {
+        let endpoint = service_proxy::find(client).await.map_err(|error| error.to_string())?.ok_or_else(|| {
             format!(
                 "the ConfigMap {}/{} with the explainer's address does not exist, or you may not read it: Divvy is not installed, is an older version, or was \
                  installed with explainer.enabled=false",
-                reach::CONFIG_MAP_NAMESPACE,
-                reach::CONFIG_MAP
+                service_proxy::CONFIG_MAP_NAMESPACE,
+                service_proxy::CONFIG_MAP
             )
         })?;
         Ok(Explainer {
-            sender: connected(client, &desk).await?,
+            sender: connected(client, &endpoint).await?,
             client,
-            desk,
+            endpoint,
             token,
         })
     }
@@ -58,12 +58,12 @@ impl<'a> Explainer<'a> {
     pub(super) async fn ask(&mut self, pod: &PodName, all_nodes: bool) -> Result<Answer, String> {
         // The explainer closes connections after a while, and when they are idle.
         if self.sender.ready().await.is_err() {
-            self.sender = connected(self.client, &self.desk).await?;
+            self.sender = connected(self.client, &self.endpoint).await?;
         }
         match self.answer(pod, all_nodes).await {
             // The explainer may close the connection in the middle of a request. The request only reads, so it is safe to repeat.
             Err(Failure::Broken(_)) => {
-                self.sender = connected(self.client, &self.desk).await?;
+                self.sender = connected(self.client, &self.endpoint).await?;
                 self.answer(pod, all_nodes).await.map_err(Failure::into_text)
             }
             answer => answer.map_err(Failure::into_text),
@@ -116,12 +116,12 @@ impl Failure {
     }
 }
 
-async fn connected(client: &kube::Client, desk: &Desk) -> Result<SendRequest<Empty<Bytes>>, String> {
+async fn connected(client: &kube::Client, endpoint: &Endpoint) -> Result<SendRequest<Empty<Bytes>>, String> {
     let connecting = async {
-        let stream = reach::tunnel(client, &desk.address)
+        let stream = service_proxy::tunnel(client, &endpoint.address)
             .await
             .map_err(|error| error.to_string())?;
-        let tls = TlsConnector::from(Arc::new(config(&desk.certificate)?));
+        let tls = TlsConnector::from(Arc::new(config(&endpoint.certificate)?));
         let server = ServerName::try_from(SERVER_NAME).map_err(|error| error.to_string())?;
         let tls = tls.connect(server, stream).await.map_err(not_it)?;
         let (sender, connection) = http1::handshake(TokioIo::new(tls)).await.map_err(|error| error.to_string())?;
@@ -144,8 +144,8 @@ fn not_it(error: std::io::Error) -> String {
     match cause {
         Some(rustls::Error::InvalidCertificate(why)) => format!(
             "the server behind the explainer's Service does not have the certificate from the ConfigMap {}/{} ({why}), so your token was not sent to it",
-            reach::CONFIG_MAP_NAMESPACE,
-            reach::CONFIG_MAP
+            service_proxy::CONFIG_MAP_NAMESPACE,
+            service_proxy::CONFIG_MAP
         ),
         _ => format!("the connection through the API server broke: {error}"),
     }
@@ -154,9 +154,9 @@ fn not_it(error: std::io::Error) -> String {
 fn config(certificate: &str) -> Result<ClientConfig, String> {
     let map = format!(
         "{} of the ConfigMap {}/{}",
-        reach::CERTIFICATE,
-        reach::CONFIG_MAP_NAMESPACE,
-        reach::CONFIG_MAP
+        service_proxy::CERTIFICATE,
+        service_proxy::CONFIG_MAP_NAMESPACE,
+        service_proxy::CONFIG_MAP
     );
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())

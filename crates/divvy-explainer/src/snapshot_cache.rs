@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::look;
+use crate::read_cluster;
 use divvy_kube::list::LeftOut;
 use divvy_model::MemoryUnit;
 use divvy_why::{Named, Snapshot, Wants, answer_naming};
@@ -40,7 +40,7 @@ pub(crate) struct Question {
     pub(crate) named: Named,
 }
 
-pub(crate) struct Sight {
+pub(crate) struct SnapshotCache {
     client: kube::Client,
     unit: MemoryUnit,
     metrics: Arc<Metrics>,
@@ -62,9 +62,9 @@ struct Read {
     left_out: Option<String>,
 }
 
-impl Sight {
-    pub(crate) fn new(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Sight {
-        Sight {
+impl SnapshotCache {
+    pub(crate) fn new(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> SnapshotCache {
+        SnapshotCache {
             client,
             unit,
             metrics,
@@ -85,8 +85,8 @@ impl Sight {
         question: Question,
         turn: OwnedSemaphorePermit,
     ) -> Result<(Vec<u8>, OwnedSemaphorePermit), Refusal> {
-        let sight = self.clone();
-        let asked = tokio::spawn(async move { sight.in_turn(question).await.map(|body| (body, turn)) });
+        let cache = self.clone();
+        let asked = tokio::spawn(async move { cache.in_turn(question).await.map(|body| (body, turn)) });
         asked.await.unwrap_or_else(|failed| Err(not_worked_out(failed)))
     }
 
@@ -130,7 +130,7 @@ impl Sight {
         self.metrics.cluster_read();
         let (client, unit, runtime) = (self.client.clone(), self.unit, Handle::current());
         let looked = tokio::task::spawn_blocking(move || {
-            runtime.block_on(async { tokio::time::timeout(LONGEST, look::look_without_waiting(&client, unit)).await })
+            runtime.block_on(async { tokio::time::timeout(LONGEST, read_cluster::read_without_waiting(&client, unit)).await })
         });
         let read = match looked.await {
             Ok(Ok(Ok(seen))) => Ok(Read {

@@ -74,7 +74,7 @@ impl Address {
 
 /// How to reach the explainer and verify its identity.
 #[derive(Debug, Clone)]
-pub struct Desk {
+pub struct Endpoint {
     /// The address of the explainer's Service.
     pub address: Address,
     /// The explainer's certificate, in PEM.
@@ -85,7 +85,7 @@ pub struct Desk {
 ///
 /// # Errors
 /// The ConfigMap cannot be read, or does not have the expected keys.
-pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
+pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
     let what = format!("the ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}");
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP_NAMESPACE);
     let found = api
@@ -101,15 +101,15 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
         return Ok(None);
     };
     let service = data.remove(SERVICE).unwrap_or_default();
-    let address = Address::parse(&service).ok_or_else(|| Error::Desk {
+    let address = Address::parse(&service).ok_or_else(|| Error::Explainer {
         text: format!("{what} does not name a Service (data.{SERVICE} is {service:?}, not NAMESPACE/SERVICE:PORT)"),
     })?;
-    let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Desk {
+    let certificate = data.remove(CERTIFICATE).ok_or_else(|| Error::Explainer {
         text: format!(
             "{what} has no {CERTIFICATE}, which the explainer writes at its start and once a minute; see the explainer's log"
         ),
     })?;
-    Ok(Some(Desk { address, certificate }))
+    Ok(Some(Endpoint { address, certificate }))
 }
 
 /// Open a connection to the explainer through the API server. The caller uses TLS on the connection.
@@ -118,7 +118,7 @@ pub async fn desk(client: &kube::Client) -> Result<Option<Desk>, Error> {
 /// The API server or the explainer refuses the connection.
 pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
     const MOST: usize = 64 << 10;
-    let failed = |text: String| Error::Desk {
+    let failed = |text: String| Error::Explainer {
         text: format!("no connection could be made through the API server: {text}"),
     };
     let request = Request::get(address.proxy())

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use divvy_explainer::look::{Arrival, wants_gpus};
-use divvy_explainer::{look, sites};
+use divvy_explainer::read_cluster::{Arrival, wants_gpus};
+use divvy_explainer::{from_objects, read_cluster};
 use divvy_kube::list;
 use divvy_model::MemoryUnit;
 use divvy_why::{Snapshot, Wants};
@@ -12,15 +12,15 @@ use crate::commands::inspect::say_left_out;
 use crate::commands::progress::Arrived;
 
 /// The state of the cluster, and the pods that wait for GPUs, ordered by namespace and name.
-pub(super) struct Look {
+pub(super) struct ClusterState {
     pub(super) snapshot: Snapshot,
     pub(super) waiting: Vec<Wants>,
 }
 
 /// Read all nodes and pods. `unit`: the size of a unit in clusters whose agents do not publish it.
-pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look, divvy_kube::Error> {
+pub(super) async fn read(client: &kube::Client, unit: MemoryUnit) -> Result<ClusterState, divvy_kube::Error> {
     let (arrived, waiting) = (Arrived::default(), Mutex::new(Vec::new()));
-    let look = look::look(client, unit, |arrival| match arrival {
+    let look = read_cluster::read_cluster(client, unit, |arrival| match arrival {
         Arrival::Node => arrived.node(),
         Arrival::Pod(wants) => {
             arrived.pod();
@@ -31,7 +31,7 @@ pub(super) async fn look(client: &kube::Client, unit: MemoryUnit) -> Result<Look
     let seen = arrived.shown(look).await?;
     say_left_out("node", &seen.no_nodes);
     say_left_out("pod", &seen.no_pods);
-    Ok(Look {
+    Ok(ClusterState {
         snapshot: seen.snapshot,
         waiting: waiting.into_inner().unwrap_or_else(PoisonError::into_inner),
     })
@@ -44,7 +44,7 @@ pub(super) async fn of_namespace(
     unit: MemoryUnit,
     namespace: Option<&str>,
     error: divvy_kube::Error,
-) -> anyhow::Result<Look> {
+) -> anyhow::Result<ClusterState> {
     let unseen = list::refused(client).await?;
     let Some(namespace) = namespace.filter(|_| !unseen.is_empty()) else {
         return Err(anyhow::Error::new(error)
@@ -52,12 +52,12 @@ pub(super) async fn of_namespace(
     };
     let mut waiting = Vec::new();
     for object in list::pending_pods(client, namespace).await? {
-        let wants = sites::wants(&object)?;
+        let wants = from_objects::wants(&object)?;
         if wants.pod.node.is_none() && wants_gpus(&wants) {
             waiting.push(wants);
         }
     }
-    Ok(Look {
+    Ok(ClusterState {
         snapshot: Snapshot::unseen(unit, unseen),
         waiting,
     })

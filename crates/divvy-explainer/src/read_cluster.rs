@@ -9,9 +9,9 @@ use divvy_kube::list::LeftOut;
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::{Error, convert, list};
 
-use crate::{around, sites};
+use crate::{from_objects, related};
 
-/// An object that has arrived. [`look`] reports each one, in order.
+/// An object that has arrived. [`read_cluster`] reports each one, in order.
 #[derive(Debug)]
 pub enum Arrival {
     /// A node.
@@ -22,7 +22,7 @@ pub enum Arrival {
 
 /// The cluster, and the objects that could not be read.
 #[derive(Debug)]
-pub struct Look {
+pub struct Reading {
     /// The cluster without the unreadable objects.
     pub snapshot: Snapshot,
     /// Nodes that could not be read.
@@ -44,27 +44,27 @@ struct Listed {
 /// # Errors
 /// The nodes or the pods cannot be listed. Other data that cannot be read is missing in the snapshot, and answers mention that where it
 /// matters.
-pub async fn look(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Look, Error> {
-    look_at(client, unit, listed, arrived).await
+pub async fn read_cluster(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Reading, Error> {
+    read_with(client, unit, listed, arrived).await
 }
 
-/// Read the cluster as [`look`] does, but without the requests and rules of the waiting pods.
+/// Read the cluster as [`read_cluster`] does, but without the requests and rules of the waiting pods.
 ///
 /// # Errors
-/// The same as those of [`look`].
-pub async fn look_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Look, Error> {
-    look_at(client, unit, |object| listed_as(object, None), |_| {}).await
+/// The same as those of [`read_cluster`].
+pub async fn read_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Reading, Error> {
+    read_with(client, unit, |object| listed_as(object, None), |_| {}).await
 }
 
-async fn look_at(
+async fn read_with(
     client: &kube::Client,
     unit: MemoryUnit,
     listed: fn(PodObject) -> Result<Listed, String>,
     arrived: impl Fn(Arrival) + Sync,
-) -> Result<Look, Error> {
+) -> Result<Reading, Error> {
     let (mut sites, mut nodes, mut pods, mut tenants) = (Vec::new(), Vec::new(), Vec::new(), Tenants::default());
     let mut simplified = 0;
-    let node = |object: NodeObject| (convert::node(&object), sites::site(&object));
+    let node = |object: NodeObject| (convert::node(&object), from_objects::site(&object));
     let all_nodes = list::each_node(client, node, |(node, site)| {
         arrived(Arrival::Node);
         nodes.push(node);
@@ -93,9 +93,9 @@ async fn look_at(
     }
     let mut snapshot = Snapshot::new(ledger, sites, tenants);
     snapshot.simplified = simplified;
-    snapshot.namespaces = seen(around::namespaces(client).await);
-    snapshot.agent_selector = seen(around::agent_selector(client).await).flatten();
-    Ok(Look {
+    snapshot.namespaces = seen(related::namespaces(client).await);
+    snapshot.agent_selector = seen(related::agent_selector(client).await).flatten();
+    Ok(Reading {
         snapshot,
         no_nodes,
         no_pods,
@@ -110,7 +110,7 @@ fn seen<T>(read: Result<T, Error>) -> Option<T> {
 fn listed(object: PodObject) -> Result<Listed, String> {
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
     let wants = if waits {
-        Some(sites::wants(&object).map_err(|error| error.to_string())?)
+        Some(from_objects::wants(&object).map_err(|error| error.to_string())?)
     } else {
         None
     };
@@ -121,7 +121,7 @@ fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> 
     Ok(Listed {
         waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
         pod: kept(convert::pod(&object).map_err(|error| error.to_string())?),
-        tenant: sites::tenant(object).map(bounded),
+        tenant: from_objects::tenant(object).map(bounded),
     })
 }
 

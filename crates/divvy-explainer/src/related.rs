@@ -21,7 +21,7 @@ pub async fn namespaces(client: &kube::Client) -> Result<BTreeMap<String, divvy_
         .list_metadata(&ListParams::default())
         .await
         .map_err(|source| Error::api("the namespaces could not be listed", source))?;
-    Ok(crate::sites::labels(list.items.into_iter().map(|item| item.metadata)))
+    Ok(crate::from_objects::labels(list.items.into_iter().map(|item| item.metadata)))
 }
 
 /// Read the node selector of the agent's DaemonSet; `None` if there is no such DaemonSet, or if several have different selectors.

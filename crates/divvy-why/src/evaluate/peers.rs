@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PodAffinityTerm, TopologySpreadConstraint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-use crate::look::{Question, node_matches, tolerates};
+use crate::evaluate::{Question, node_matches, tolerates};
 use crate::selector::selects;
 use crate::{Labels, Obstacle, Site};
 

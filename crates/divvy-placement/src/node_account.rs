@@ -11,7 +11,7 @@ use crate::usage::Usage;
 
 /// Everything known about one node name.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Entry {
+pub(crate) struct NodeAccount {
     pub(crate) state: Option<NodeState>,
     /// Pod → its arrival number, which is higher the later the pod came to this node.
     pub(crate) pods: BTreeMap<ByUid, u64>,
@@ -25,14 +25,14 @@ pub(crate) struct Entry {
     pub(crate) version: u64,
 }
 
-impl Entry {
+impl NodeAccount {
     /// Return the free memory of the GPU at this position of [`NodeState::gpus`], regardless of its health; 0 if more is
     /// allocated than it has.
     pub(crate) fn free(&self, position: usize) -> MiB {
         self.free_beside(position, MiB::ZERO)
     }
 
-    /// Return the free memory as [`Entry::free`] does, as if `own` were not allocated there.
+    /// Return the free memory as [`NodeAccount::free`] does, as if `own` were not allocated there.
     pub(crate) fn free_beside(&self, position: usize, own: MiB) -> MiB {
         // The memory that the agent reports as held may be the memory of these departed pods, so only the larger of the two
         // counts.
@@ -41,7 +41,7 @@ impl Entry {
             .saturating_sub(self.usage.departed_anywhere)
     }
 
-    /// Return the free memory as [`Entry::free`] does, as if nothing were kept for departed pods.
+    /// Return the free memory as [`NodeAccount::free`] does, as if nothing were kept for departed pods.
     pub(crate) fn free_without_departed(&self, position: usize) -> MiB {
         self.free_beside_and_kept(position, MiB::ZERO, MiB::ZERO)
     }
@@ -88,7 +88,7 @@ impl Entry {
         asker.is_some_and(|asker| all.any(|nominated| nominated.is_kept_from(asker)))
     }
 
-    /// Return what is free for the requesting pod: [`Entry::free`] minus what is kept from it.
+    /// Return what is free for the requesting pod: [`NodeAccount::free`] minus what is kept from it.
     pub(crate) fn free_for(&self, position: usize, ask: &Ask) -> MiB {
         self.free(position).saturating_sub(self.kept_from(position, ask))
     }
@@ -105,7 +105,7 @@ impl Entry {
         self.usage.unnamed_whole.get(&vendor).copied().unwrap_or(0)
     }
 
-    /// Return how many of the [`Entry::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
+    /// Return how many of the [`NodeAccount::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
     /// although neither a pod's allocation nor a departed pod explains it.
     pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
@@ -120,7 +120,7 @@ impl Entry {
     }
 
     /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
-    /// [`Entry::unnamed_whole`].
+    /// [`NodeAccount::unnamed_whole`].
     pub(crate) fn needed(&self, ask: &Ask) -> usize {
         let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
         ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::reach::{ALL_NODES, PATH};
+use crate::service_proxy::{ALL_NODES, PATH};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -18,8 +18,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::caller::Caller;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
-use crate::sight::{Question, Sight};
-use crate::{around, sites};
+use crate::snapshot_cache::{Question, SnapshotCache};
+use crate::{from_objects, related};
 
 /// Most questions that are answered at the same time, from the token to the last byte of the answer.
 const ANSWERS: usize = 8;
@@ -35,10 +35,10 @@ const MOST_CLAIMS: usize = 32;
 const CHUNK: usize = 64 << 10;
 
 /// The handler of questions.
-pub(crate) struct Desk {
+pub(crate) struct Handler {
     client: kube::Client,
     metrics: Arc<Metrics>,
-    sight: Arc<Sight>,
+    cache: Arc<SnapshotCache>,
     answers: Arc<Semaphore>,
 }
 
@@ -46,11 +46,11 @@ pub(crate) fn problem(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
-impl Desk {
+impl Handler {
     /// Return the router for `GET /why/NAMESPACE/POD`, with the user's token in `Authorization`.
     pub(crate) fn router(client: kube::Client, unit: MemoryUnit, metrics: Arc<Metrics>) -> Router {
-        let desk = Arc::new(Desk {
-            sight: Arc::new(Sight::new(client.clone(), unit, metrics.clone())),
+        let handler = Arc::new(Handler {
+            cache: Arc::new(SnapshotCache::new(client.clone(), unit, metrics.clone())),
             client,
             metrics,
             answers: Arc::new(Semaphore::new(ANSWERS)),
@@ -64,7 +64,7 @@ impl Desk {
                     "there is no such path; send questions as GET /why/NAMESPACE/POD",
                 )
             })
-            .with_state(desk)
+            .with_state(handler)
     }
 
     async fn answer(&self, pod: &PodKey, all_nodes: bool, headers: &HeaderMap) -> Result<Response, Refusal> {
@@ -89,7 +89,7 @@ impl Desk {
             wants: self.wants(pod).await?,
             all_nodes,
         };
-        let (body, turn) = self.sight.answer(question, turn).await?;
+        let (body, turn) = self.cache.answer(question, turn).await?;
         Ok(json(body, turn))
     }
 
@@ -111,7 +111,7 @@ impl Desk {
             };
             Refusal::new(status, error.to_string())
         })?;
-        let mut wants = sites::wants(&object)
+        let mut wants = from_objects::wants(&object)
             .map_err(|error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("pod {pod}: {error}")))?;
         if wants.rules_bytes() > LARGEST_RULES || wants.claims.len() > MOST_CLAIMS {
             let text = format!(
@@ -121,20 +121,20 @@ impl Desk {
             );
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
         }
-        around::look_at_claims(&self.client, &mut wants).await;
+        related::look_at_claims(&self.client, &mut wants).await;
         Ok(wants)
     }
 }
 
 async fn ask(
-    State(desk): State<Arc<Desk>>,
+    State(handler): State<Arc<Handler>>,
     Path((namespace, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Response {
     let all_nodes = query.is_some_and(|query| query.split('&').any(|part| part == ALL_NODES));
     let pod = PodKey { namespace, name };
-    let response = match desk.answer(&pod, all_nodes, &headers).await {
+    let response = match handler.answer(&pod, all_nodes, &headers).await {
         Ok(response) => response,
         Err(refusal) => {
             tracing::debug!(%pod, status = %refusal.status, text = %refusal.text, "a question was refused");
@@ -148,7 +148,7 @@ async fn ask(
             response
         }
     };
-    desk.metrics.answered(response.status());
+    handler.metrics.answered(response.status());
     response
 }
 
