@@ -226,7 +226,7 @@ impl Agent {
     }
 
     /// Log and send the events among these actions. The caller passes no file actions.
-    pub(crate) fn say(&self, actions: Vec<Action>) {
+    pub(crate) fn post_events(&self, actions: Vec<Action>) {
         for action in actions {
             self.send_event(action);
         }
@@ -235,7 +235,7 @@ impl Agent {
     fn send_event(&self, action: Action) {
         if let Action::Event { pod, uid, reason, text } = action {
             warn!(%pod, reason, "{text}");
-            self.tell(PendingEvent {
+            self.post(PendingEvent {
                 pod: Some((pod, uid)),
                 // This event reports no failure of the pod.
                 warning: reason != OWN_VISIBLE_DEVICES,
@@ -246,7 +246,7 @@ impl Agent {
     }
 
     /// Check the node's current object: its container runtime and other device plugins determine whether containers can get their GPUs.
-    pub(crate) fn look_at_node(&self, node: &Node) {
+    pub(crate) fn check_node(&self, node: &Node) {
         let refused = node
             .runtime
             .as_deref()
@@ -259,7 +259,7 @@ impl Agent {
                 if !*self.without_cdi.borrow() {
                     let text = format!("this node offers no GPU memory: {text}");
                     warn!("{text}");
-                    self.tell_of_node(true, "NoCDI", text);
+                    self.post_on_node(true, "NoCDI", text);
                 }
             }
         }
@@ -274,14 +274,14 @@ impl Agent {
                 names::WHOLE_GPU
             );
             warn!("{text}");
-            self.tell_of_node(true, "TwoDevicePlugins", text);
+            self.post_on_node(true, "TwoDevicePlugins", text);
         }
         self.other_plugin.store(others, Ordering::Relaxed);
     }
 
     /// Send an event about the node.
-    pub(crate) fn tell_of_node(&self, warning: bool, reason: &'static str, text: String) {
-        self.tell(PendingEvent {
+    pub(crate) fn post_on_node(&self, warning: bool, reason: &'static str, text: String) {
+        self.post(PendingEvent {
             pod: None,
             warning,
             reason,
@@ -289,9 +289,9 @@ impl Agent {
         });
     }
 
-    fn tell(&self, told: PendingEvent) {
+    fn post(&self, event: PendingEvent) {
         // The queue is full only while the API server is unreachable. The log has the event.
-        if self.events.try_send(told).is_err() {
+        if self.events.try_send(event).is_err() {
             debug!("too many events are waiting; this event is only in the log");
         }
     }
@@ -380,7 +380,7 @@ impl Agent {
                 match tokio::time::timeout(left.min(LIST_TIMEOUT), list::pods(&self.client, Some(&self.selector))).await {
                     Ok(Ok(pods)) => {
                         if let Some(actions) = listing.ended(pods.pods) {
-                            self.say(actions);
+                            self.post_events(actions);
                             self.set_synced();
                             fresh = true;
                         }
@@ -447,7 +447,7 @@ impl Agent {
             }
             PreStart::Wait(reason, text) => Ok(Decided::Wait(reason.label(), text)),
             PreStart::Refused { reason, text, actions } => {
-                self.say(actions);
+                self.post_events(actions);
                 // The pod that holds the memory may end at any time.
                 self.look.notify_one();
                 Ok(Decided::Refused(reason.label(), text))
@@ -461,7 +461,7 @@ impl Agent {
             true => self.memory_in_use().await,
             false => None,
         };
-        self.look_at_driver().await;
+        self.check_driver().await;
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();
         let work = tokio::task::spawn_blocking(move || {
@@ -514,19 +514,19 @@ impl Agent {
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, whose specs then use the new
     /// libraries in the same pass. It does not hold the lock of the grants, because the probe may answer slowly.
-    async fn look_at_driver(self: &Arc<Self>) {
-        let Some(looked) = self.driver_looked_at().await else { return };
-        self.metrics.driver_spec(looked.trouble.is_some());
-        self.core().set_driver_trouble(looked.trouble);
-        for said in looked.said {
-            match said {
+    async fn check_driver(self: &Arc<Self>) {
+        let Some(checked) = self.driver_checked().await else { return };
+        self.metrics.driver_spec(checked.trouble.is_some());
+        self.core().set_driver_trouble(checked.trouble);
+        for news in checked.news {
+            match news {
                 News::Trouble(trouble) => {
                     warn!("{}", trouble.text);
-                    self.tell_of_node(true, trouble.reason(), trouble.text);
+                    self.post_on_node(true, trouble.reason(), trouble.text);
                 }
                 News::Made(text) => {
                     info!("{text}");
-                    self.tell_of_node(false, "DriverSpecMade", text);
+                    self.post_on_node(false, "DriverSpecMade", text);
                 }
                 News::Removed(text) => info!("{text}"),
                 News::Over => info!("the CDI specs of the GPUs match the loaded driver again"),
@@ -535,7 +535,7 @@ impl Agent {
     }
 
     /// Return the state of the driver's specs, or `None` if nothing is known now.
-    async fn driver_looked_at(self: &Arc<Self>) -> Option<Checked> {
+    async fn driver_checked(self: &Arc<Self>) -> Option<Checked> {
         let probe = self.probe.get()?;
         let question = self
             .blocking(|agent| {
@@ -548,11 +548,11 @@ impl Agent {
             })
             .await??;
         let answer = answered(probe.driver(question.asked.clone())).await;
-        let looked = self
-            .blocking(move |agent| agent.driver_spec.look(&agent.store, question, answer))
+        let checked = self
+            .blocking(move |agent| agent.driver_spec.check(&agent.store, question, answer))
             .await?;
-        let wanted = match looked {
-            Ok(looked) => return looked,
+        let wanted = match checked {
+            Ok(checked) => return checked,
             Err(wanted) => wanted,
         };
         let made = answered(probe.driver_spec(wanted.basis.clone())).await;

@@ -54,7 +54,7 @@ pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
             }
         };
         agent.ready.clear("pods");
-        agent.say(actions);
+        agent.post_events(actions);
         agent.publish();
         agent.pods_changed.notify_waiters();
         agent.look.notify_one();
@@ -81,7 +81,7 @@ fn pod(object: &PodObject) -> Option<Pod> {
 pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Duration) -> Option<Inventory> {
     let answer = tokio::time::timeout(patience, list::node(&agent.client(), node)).await;
     if let Ok(Ok(node)) = &answer {
-        agent.look_at_node(node);
+        agent.check_node(node);
     }
     match answer {
         Ok(Ok(node)) => match node.inventory {
@@ -146,7 +146,7 @@ pub(crate) async fn publish_inventory(
             changed = wanted.changed() => if changed.is_err() {
                 return Ok(());
             },
-            change = changes.next() => match change.inspect(|change| look(&agent, change)) {
+            change = changes.next() => match change.inspect(|change| check_node(&agent, change)) {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
                     // Right after a write, this is most likely the state before the write.
                     if written_at.elapsed() > OWN_ECHO {
@@ -166,10 +166,10 @@ pub(crate) async fn publish_inventory(
     }
 }
 
-fn look(agent: &Agent, change: &Change<NodeObject>) {
+fn check_node(agent: &Agent, change: &Change<NodeObject>) {
     match change {
-        Change::Apply(object) => agent.look_at_node(&convert::node(object)),
-        Change::Reset(objects) => objects.iter().for_each(|object| agent.look_at_node(&convert::node(object))),
+        Change::Apply(object) => agent.check_node(&convert::node(object)),
+        Change::Reset(objects) => objects.iter().for_each(|object| agent.check_node(&convert::node(object))),
         Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => {}
     }
 }

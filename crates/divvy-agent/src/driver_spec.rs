@@ -61,7 +61,7 @@ pub(crate) struct Checked {
     /// Containers get no libraries, or the wrong ones.
     pub(crate) trouble: Option<Trouble>,
     /// News that was not reported before.
-    pub(crate) said: Vec<News>,
+    pub(crate) news: Vec<News>,
 }
 
 /// The question for the probe, and the specs that it is about.
@@ -128,7 +128,7 @@ impl DriverSpec {
 
     /// Decide from the probe's answer, and carry out every verdict that needs no new spec. `Err` asks the caller to have a spec made first.
     /// Blocks on files.
-    pub(crate) fn look(
+    pub(crate) fn check(
         &self,
         store: &Store,
         question: Question,
@@ -170,7 +170,7 @@ impl DriverSpec {
             trouble,
             basis,
         } = wanted;
-        let mut looked = Checked::default();
+        let mut checked = Checked::default();
         let outcome = match made {
             Ok(made) => self.write(store, made),
             Err(failure) if failure.code == Code::DriverFiles => Err(failure.text),
@@ -185,7 +185,7 @@ impl DriverSpec {
                     "{} was made for driver {}{notes}. Reason: {}",
                     seen.own_path, basis.driver, trouble.text
                 );
-                looked.said.push(News::Made(made));
+                checked.news.push(News::Made(made));
             }
             seen.own = Some(Own {
                 driver: Some(basis.driver.clone()),
@@ -198,31 +198,31 @@ impl DriverSpec {
         seen.last.clone_from(&state.last);
         drop(state);
         let verdict = decide(&seen);
-        Some(self.done(store, &seen, verdict, looked))
+        Some(self.done(store, &seen, verdict, checked))
     }
 
-    fn done(&self, store: &Store, seen: &Observed, verdict: Verdict, mut looked: Checked) -> Checked {
+    fn done(&self, store: &Store, seen: &Observed, verdict: Verdict, mut checked: Checked) -> Checked {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if verdict.step == Step::Remove {
             match store.remove_driver_spec() {
                 Ok(()) => {
                     state.last = None;
                     let text = format!("{} is no longer needed and was removed", seen.own_path);
-                    looked.said.push(News::Removed(text));
+                    checked.news.push(News::Removed(text));
                 }
                 Err(error) => {
                     let text = format!("{} is no longer needed, but could not be removed: {error}", seen.own_path);
-                    say(&mut state, &mut looked, Trouble { stale: false, text });
-                    return looked;
+                    report(&mut state, &mut checked, Trouble { stale: false, text });
+                    return checked;
                 }
             }
         }
         match verdict.left {
-            Some(trouble) => say(&mut state, &mut looked, trouble),
-            None if state.told.take().is_some() && looked.said.is_empty() => looked.said.push(News::Over),
+            Some(trouble) => report(&mut state, &mut checked, trouble),
+            None if state.told.take().is_some() && checked.news.is_empty() => checked.news.push(News::Over),
             None => {}
         }
-        looked
+        checked
     }
 
     fn see(&self, store: &Store, state: &State, question: &Question, found: DriverFiles, blind: Option<String>) -> Observed {
@@ -296,10 +296,10 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
 }
 
 /// Report a problem, unless it was also the last one reported.
-fn say(state: &mut State, looked: &mut Checked, trouble: Trouble) {
+fn report(state: &mut State, checked: &mut Checked, trouble: Trouble) {
     if state.told.as_ref() != Some(&trouble.text) {
         state.told = Some(trouble.text.clone());
-        looked.said.push(News::Trouble(trouble.clone()));
+        checked.news.push(News::Trouble(trouble.clone()));
     }
-    looked.trouble = Some(trouble);
+    checked.trouble = Some(trouble);
 }

@@ -107,7 +107,7 @@ pub(crate) async fn follow(
         }
         let warning = machine.publish(&agent)?;
         // Events go last, so that a reader of the event finds a matching inventory.
-        machine.tell(&agent, &changed);
+        machine.post_changes(&agent, &changed);
         if warning != warned {
             if let Some(text) = &warning {
                 warn!("{text}");
@@ -187,7 +187,7 @@ impl Machine {
     }
 
     /// Log which GPUs failed or recovered, and post an event about each on the node.
-    fn tell(&self, agent: &Agent, changed: &[String]) {
+    fn post_changes(&self, agent: &Agent, changed: &[String]) {
         for uuid in changed {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
@@ -204,7 +204,7 @@ impl Machine {
             } else {
                 info!("{text}");
             }
-            agent.tell_of_node(warning, reason, text);
+            agent.post_on_node(warning, reason, text);
         }
     }
 

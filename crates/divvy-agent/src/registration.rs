@@ -45,20 +45,20 @@ pub(crate) async fn follow(
         debug!("the kubelet watches the devices; waiting until its checkpoint has them");
         let ended = tokio::select! {
             () = written(&directory, before, &registrations) => {
-                tell(&agent, true);
+                set_registered(&agent, true);
                 any_ended(&mut statuses, &counts).await
             }
             ended = any_ended(&mut statuses, &counts) => ended,
         };
         before = Writing::of(&directory);
-        tell(&agent, false);
+        set_registered(&agent, false);
         if ended.is_none() {
             return;
         }
     }
 }
 
-fn tell(agent: &Agent, registered: bool) {
+fn set_registered(agent: &Agent, registered: bool) {
     agent.core().set_registered(registered);
     agent.publish();
 }

@@ -182,7 +182,7 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
         Ok(Ok(found)) => {
             for pod in found.pods {
                 let actions = agent.core().apply_pod(pod);
-                agent.say(actions);
+                agent.post_events(actions);
             }
         }
         Ok(Err(error)) => warn!(%error, "cannot list this node's pods; waiting only for the pods that the watch reported"),

@@ -71,7 +71,7 @@ pub struct RootState {
 impl Basis {
     /// Read a machine's state. `told` is the driver version that NVML reports; the kernel's version takes precedence. Return `None` if neither
     /// is a valid version.
-    pub fn look(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
+    pub fn read(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
         let driver = crate::driver_version::loaded_driver(tree)
             .or_else(|| crate::driver_version::is_version(told).then(|| told.to_owned()))?;
         let gpus: Vec<Gpu> = gpus
@@ -86,7 +86,7 @@ impl Basis {
             .collect();
         Some(Basis {
             driver,
-            root: RootState::look(tree, driver_root, &gpus),
+            root: RootState::read(tree, driver_root, &gpus),
             gpus,
             driver_root: driver_root.to_owned(),
         })
@@ -120,7 +120,7 @@ impl Basis {
 }
 
 impl RootState {
-    fn look(tree: &dyn Tree, driver_root: &str, gpus: &[Gpu]) -> Option<RootState> {
+    fn read(tree: &dyn Tree, driver_root: &str, gpus: &[Gpu]) -> Option<RootState> {
         let (root, machine) = (Root::open(tree, driver_root)?, Root::open(tree, "/")?);
         let stamp = |path: &str| {
             let (real, _) = root.resolve(path)?;

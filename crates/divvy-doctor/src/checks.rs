@@ -130,7 +130,7 @@ pub const ALL: &[Check] = &[
         Error,
         Node,
         "device nodes exist and have the driver's device numbers",
-        nodes::there,
+        nodes::exists,
     ),
     check(
         "D10",

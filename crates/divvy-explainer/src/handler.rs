@@ -121,7 +121,7 @@ impl Handler {
             );
             return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, text));
         }
-        related::look_at_claims(&self.client, &mut wants).await;
+        related::read_claims(&self.client, &mut wants).await;
         Ok(wants)
     }
 }

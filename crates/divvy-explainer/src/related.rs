@@ -42,7 +42,7 @@ pub async fn agent_selector(client: &kube::Client) -> Result<Option<divvy_why::L
 }
 
 /// Read the volume claims of a pod. A claim that cannot be read becomes [`ClaimState::Unseen`] with the reason.
-pub async fn look_at_claims(client: &kube::Client, wants: &mut divvy_why::Wants) {
+pub async fn read_claims(client: &kube::Client, wants: &mut divvy_why::Wants) {
     for claim in &mut wants.claims {
         claim.state = claim_state(client, &wants.pod.namespace, &claim.name)
             .await

@@ -139,7 +139,7 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
     let status = response.status();
     let body = http_body_util::BodyExt::collect(http_body_util::Limited::new(response.into_body(), MOST));
     let text = match body.await {
-        Ok(body) => said(&body.to_bytes()),
+        Ok(body) => error_text(&body.to_bytes()),
         Err(error) => error.to_string(),
     };
     let hint = match status {
@@ -151,7 +151,7 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
 
 /// Return the message of an error answer: a Status of the API server, or the explainer's `{"error": …}`. Any other body is cut to 200
 /// characters.
-pub fn said(body: &[u8]) -> String {
+pub fn error_text(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let words = parsed
         .as_ref()
@@ -190,8 +190,8 @@ mod tests {
             ),
             ("no endpoints", "no endpoints"),
         ] {
-            assert_eq!(said(body.as_bytes()), words);
+            assert_eq!(error_text(body.as_bytes()), words);
         }
-        assert_eq!(said(&[b'x'; 5_000]).len(), 200);
+        assert_eq!(error_text(&[b'x'; 5_000]).len(), 200);
     }
 }

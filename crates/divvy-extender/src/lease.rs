@@ -59,7 +59,7 @@ pub(crate) async fn take_part(candidate: Candidate, identity: String, shared: Ar
         let pause = Duration::from_nanos(member.election.rules().retry_ns);
         tokio::select! {
             () = stop.cancelled() => return member,
-            looked = member.look(&shared) => shared.set_lease_trouble(member.say(looked)),
+            result = member.read_lease(&shared) => shared.set_lease_trouble(member.report(result)),
         }
         shared.follow(member.election.holder());
         tokio::select! {
@@ -78,7 +78,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    async fn look(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
+    async fn read_lease(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
         let found = answered(self.api.get_opt(&self.candidate.name)).await?;
         let found = found.map(|lease| (record(&lease), lease.metadata.resource_version.clone().unwrap_or_default()));
         let step = self.election.read(found, boot_ns(), unix_us());
@@ -130,9 +130,9 @@ impl Member {
         }
     }
 
-    fn say(&mut self, looked: Result<(), String>) -> Option<String> {
+    fn report(&mut self, result: Result<(), String>) -> Option<String> {
         let Candidate { namespace, name, .. } = &self.candidate;
-        let said = looked.err();
+        let said = result.err();
         if let Some(why) = &said
             && self.said.as_ref() != Some(why)
         {

@@ -205,7 +205,7 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 }
 
 /// Read the GPUs of a machine whose files are a value, without what an earlier look remembers. `None` if amdgpu is not loaded there.
-pub fn look(tree: &dyn Tree) -> Option<Snapshot> {
+pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
     let module = Directory::open(tree, devices::MODULE)?;
     // Nothing watches these calls: a value does not hang.
     let calls = Calls::new(Duration::MAX);

@@ -68,7 +68,7 @@ impl Tree for Files {
         names
     }
 
-    fn look(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<Entry> {
         let path = self.path(path);
         let metadata = self.known(&path, fs::symlink_metadata(&path))?;
         let kind = match metadata.file_type() {

@@ -31,7 +31,7 @@ pub trait Tree: fmt::Debug + Sync {
     /// Return the names in a directory, sorted; empty if the path is not a directory.
     fn names(&self, directory: &str) -> Vec<String>;
     /// Return the metadata of a path, or `None` if it does not exist.
-    fn look(&self, path: &str) -> Option<Entry>;
+    fn stat(&self, path: &str) -> Option<Entry>;
     /// Return at most the first `limit` bytes of a file, or `None` if it cannot be read.
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>>;
     /// Return the major and minor number of a device node. The result is `None` if the path is not a device node, as in a copy of a machine that has
@@ -105,7 +105,7 @@ impl<'t> Root<'t> {
                 continue;
             }
             done.push(part);
-            entry = self.tree.look(&format!("{}/{}", self.at, done.join("/")))?;
+            entry = self.tree.stat(&format!("{}/{}", self.at, done.join("/")))?;
             if let Kind::Link(target) = &entry.kind {
                 links += 1;
                 if links > MOST_LINKS {
@@ -138,7 +138,7 @@ impl<'t> Root<'t> {
     pub fn link(&self, path: &str) -> Option<String> {
         let (directory, name) = path.rsplit_once('/')?;
         let (directory, _) = self.resolve(directory)?;
-        match self.look(&directory, name)?.kind {
+        match self.stat_in(&directory, name)?.kind {
             Kind::Link(target) => Some(target),
             _ => None,
         }
@@ -159,9 +159,9 @@ impl<'t> Root<'t> {
     }
 
     /// Return the metadata of the entry `name` of a directory, without following a link. The directory's path must not contain links.
-    pub fn look(&self, directory: &str, name: &str) -> Option<Entry> {
+    pub fn stat_in(&self, directory: &str, name: &str) -> Option<Entry> {
         self.tree
-            .look(&format!("{}{}/{name}", self.at, directory.trim_end_matches('/')))
+            .stat(&format!("{}{}/{name}", self.at, directory.trim_end_matches('/')))
     }
 
     /// Return at most the first `limit` bytes of a regular file; links are followed.

@@ -54,7 +54,7 @@ impl Script {
         kube::Client::new(router, "default")
     }
 
-    pub(crate) fn asked(&self) -> Vec<Value> {
+    pub(crate) fn requests(&self) -> Vec<Value> {
         self.asked.lock().expect("sound").clone()
     }
 }

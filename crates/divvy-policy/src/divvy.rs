@@ -310,7 +310,7 @@ impl Rule for Divvy {
         }
     }
 
-    fn say_whether_pods_end(&mut self, said: Option<bool>) {
+    fn set_pods_end(&mut self, said: Option<bool>) {
         self.turnover.said = said;
         self.fit();
     }

@@ -203,9 +203,9 @@ impl Fleet {
         self.placer.set_mix(&mix);
     }
 
-    /// Set whether pods end; see [`Placer::say_whether_pods_end`].
-    pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
-        self.placer.say_whether_pods_end(said);
+    /// Set whether pods end; see [`Placer::set_pods_end`].
+    pub fn set_pods_end(&mut self, said: Option<bool>) {
+        self.placer.set_pods_end(said);
     }
 
     /// Read the current states of all nodes; see [`Placer::refresh`].

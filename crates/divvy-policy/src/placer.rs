@@ -214,8 +214,8 @@ impl Placer {
     /// Set by hand whether pods end and their capacity is used again, or whether the cluster only fills up. With `None`, the
     /// default, a policy that distinguishes the two cases measures how much GPU capacity is released in relation to how much is
     /// taken.
-    pub fn say_whether_pods_end(&mut self, said: Option<bool>) {
-        self.rule.say_whether_pods_end(said);
+    pub fn set_pods_end(&mut self, said: Option<bool>) {
+        self.rule.set_pods_end(said);
     }
 
     /// Report the arrival of a pod to policies that learn. Call this once for each pod, before the decision about it.

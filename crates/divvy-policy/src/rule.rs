@@ -44,7 +44,7 @@ pub(crate) trait Rule: fmt::Debug + Send {
     fn arrived(&mut self, _class: &Demand) {}
 
     /// Set whether pods end; `None` lets the rule measure it.
-    fn say_whether_pods_end(&mut self, _said: Option<bool>) {}
+    fn set_pods_end(&mut self, _said: Option<bool>) {}
 
     /// Record that pods took this many thousandths of a GPU.
     fn taken(&mut self, _milli: u64) {}

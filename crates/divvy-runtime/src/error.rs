@@ -135,12 +135,12 @@ impl Log {
         let text = format!("{program}: {error}");
         // If this fails, there is no other place to report it.
         let _ = writeln!(std::io::stderr(), "{text}");
-        self.say(Level::Error, &text);
+        self.log(Level::Error, &text);
     }
 
     /// Log a problem with a container that is created nevertheless.
     pub(crate) fn warning(&self, text: &str) {
-        self.say(Level::Warning, text);
+        self.log(Level::Warning, text);
     }
 
     /// Log a change. Only the runtime's own file gets it, because engines show every line of theirs to the user.
@@ -152,7 +152,7 @@ impl Log {
         }
     }
 
-    fn say(&self, level: Level, text: &str) {
+    fn log(&self, level: Level, text: &str) {
         if let Some(path) = &self.engine {
             // The file belongs to the engine, which notices itself if it cannot be written.
             let _ = append(path, &self.line(level, text));

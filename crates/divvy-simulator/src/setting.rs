@@ -58,7 +58,7 @@ impl Nodes {
     /// Create the nodes, all empty.
     pub(crate) fn new(setting: Setting, trace: &Trace, ranks: &[u64]) -> Nodes {
         let mut placer = Placer::new(setting.policy);
-        placer.say_whether_pods_end(setting.pods_end);
+        placer.set_pods_end(setting.pods_end);
         let nodes = trace.nodes.iter().zip(ranks);
         let all = nodes.map(|(node, rank)| placer.add(node.shape, node.shape.empty(), *rank));
         let all = all.collect();

@@ -7,7 +7,7 @@ use crate::evaluate::Question;
 use crate::obstacle::Words;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
-use crate::verdict::asked;
+use crate::verdict::amount_text;
 use crate::{Change, GpuAnswer, Hold, Named, Obstacle, Owner, PodName, Reported, Snapshot, Spoken, Suggestion, Wants, gpus};
 
 /// The state of a pod.
@@ -353,7 +353,7 @@ fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
 
 fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
     let unit = question.snapshot.ledger.unit();
-    let size = asked(&question.ask, unit);
+    let size = amount_text(&question.ask, unit);
     let words = Words {
         unit,
         asked: &size,

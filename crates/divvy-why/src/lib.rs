@@ -36,5 +36,5 @@ pub use pod_name::PodName;
 pub use quantity::{amount, quantity};
 pub use snapshot::{HostPort, Labels, Owner, Requests, Site, Snapshot, Tenant, Tenants};
 pub use suggest::Suggestion;
-pub use verdict::asked_where;
+pub use verdict::request_text;
 pub use wants::{Claim, ClaimState, Reported, Wants};

@@ -11,11 +11,11 @@ use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
 /// Format the request: `3 GiB on one GPU`, `3 GiB on a GPU of a product like A100*`, `4 GiB on each of 2 GPUs`, `2 whole AMD GPUs (amd.com/gpu)`.
-pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
+pub fn request_text(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     if ask.whole.is_some() {
         return ask.to_string();
     }
-    let size = asked(ask, unit);
+    let size = amount_text(ask, unit);
     match (ask.wanted(), ask.gpus) {
         (None, 1) => format!("{size} on one GPU"),
         (Some(rules), 1) => format!("{size} on a GPU {rules}"),
@@ -25,7 +25,7 @@ pub fn asked_where(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
 }
 
 /// Format the amount of each GPU.
-pub(crate) fn asked(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
+pub(crate) fn amount_text(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     match ask.memory {
         _ if ask.whole.is_some() => ask.amount(),
         Some(memory) => amount(memory, unit),
@@ -117,7 +117,7 @@ impl Question<'_> {
         if let Some(hold) = certain {
             return format!("waits: {}.", hold.message(unit).trim_end_matches('.'));
         }
-        let asked = asked_where(&self.ask, unit);
+        let asked = request_text(&self.ask, unit);
         let room = looks.iter().filter(|look| look.is_empty()).count();
         if !self.snapshot.unseen.is_empty() {
             return format!("waits: it asks for {asked}. Divvy could not check which nodes have that much free.");
@@ -171,7 +171,7 @@ impl Question<'_> {
             (None, 1) => "a GPU with that much free".to_owned(),
             (None, _) => "as many GPUs with that much free".to_owned(),
         };
-        let size = self::asked(&self.ask, unit);
+        let size = self::amount_text(&self.ask, unit);
         let words = Words {
             unit,
             asked: &size,

@@ -201,7 +201,7 @@ impl Cluster for Real {
 
     fn witness(&self) -> Witness {
         let mut living = cgroups::Inspector::new(&self.directory, &self.cgroup_prefix);
-        Box::new(move || living.look())
+        Box::new(move || living.inspect())
     }
 
     fn grants(&self, node: &str) -> io::Result<Vec<String>> {

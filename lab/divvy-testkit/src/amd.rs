@@ -145,7 +145,7 @@ pub fn write(root: &Path, machine: Machine) -> io::Result<()> {
         for name in tree.names(if directory.is_empty() { "/" } else { &directory }) {
             let path = format!("{directory}/{name}");
             let there = root.join(path.trim_start_matches('/'));
-            match tree.look(&path).map(|entry| entry.kind) {
+            match tree.stat(&path).map(|entry| entry.kind) {
                 Some(Kind::Directory) => {
                     fs::create_dir_all(there)?;
                     directories.push(path);

@@ -64,7 +64,7 @@ impl Tree for Machine {
             .collect()
     }
 
-    fn look(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<Entry> {
         let path = if path.is_empty() { "/" } else { path };
         self.0.get(path).map(|(entry, _)| entry.clone())
     }

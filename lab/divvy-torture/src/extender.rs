@@ -219,7 +219,7 @@ impl Extender {
     }
 
     /// Read the Lease and do what follows, as in `lease.rs`.
-    pub fn look(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
+    pub fn check_lease(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
         let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
         let Some(member) = &mut self.member else { return Ok(()) };
         if let Some((record, version, sent_ns)) = member.answer.take()

@@ -134,19 +134,19 @@ impl World {
             let next = (self.api.now_ns / LOOK_NS + 1) * LOOK_NS;
             self.api.tick(next - self.api.now_ns);
             for replica in 0..self.extenders.len() {
-                self.look(replica, LeaseFate::Answered)?;
+                self.check_lease(replica, LeaseFate::Answered)?;
             }
         }
         self.api.tick(end - self.api.now_ns);
         Ok(())
     }
 
-    fn look(&mut self, replica: usize, fate: LeaseFate) -> Result<(), String> {
+    fn check_lease(&mut self, replica: usize, fate: LeaseFate) -> Result<(), String> {
         let extender = &mut self.extenders[replica];
         if extender.frozen {
             return Ok(());
         }
-        extender.look(&mut self.api, fate, &mut self.story)
+        extender.check_lease(&mut self.api, fate, &mut self.story)
     }
 
     /// Let time pass until a replica leads and knows the pods. It is the first one that is not frozen.
@@ -401,7 +401,7 @@ impl World {
             }
             Op::Lease { fate, .. } => {
                 story.tell(|| format!("{who} checks the lease: {fate:?}"));
-                extender.look(api, fate, story)?;
+                extender.check_lease(api, fate, story)?;
             }
             _ => {}
         }

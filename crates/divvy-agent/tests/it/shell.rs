@@ -95,7 +95,7 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                         let question: DriverQuestion = serde_json::from_value(request.clone()).expect("a question");
                         let tree = Files::below(&root);
                         json!(DriverFiles {
-                            basis: Basis::look(&tree, "/", &question.version, &question.gpus),
+                            basis: Basis::read(&tree, "/", &question.version, &question.gpus),
                             looked_at: "/".to_owned(),
                             missing: driver_spec::missing(&tree, &question.paths),
                         })

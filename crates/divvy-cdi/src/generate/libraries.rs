@@ -168,7 +168,7 @@ fn version(root: &Root<'_>, directories: &[String], loaded: Option<&str>) -> Opt
                 else {
                     continue;
                 };
-                let is_file = root.look(directory, &name).is_some_and(|entry| entry.kind == Kind::File);
+                let is_file = root.stat_in(directory, &name).is_some_and(|entry| entry.kind == Kind::File);
                 if is_file && header(root, &format!("{directory}/{name}")) != Header::Bits32 {
                     installed.push(version.to_owned());
                 }
@@ -215,7 +215,7 @@ struct Found {
 impl Found {
     fn take(&mut self, root: &Root<'_>, directory: &str, name: &str) {
         let path = format!("{directory}/{name}");
-        if root.look(directory, name).is_none_or(|entry| entry.kind != Kind::File) {
+        if root.stat_in(directory, name).is_none_or(|entry| entry.kind != Kind::File) {
             return;
         }
         let machine = match header(root, &path) {
@@ -248,7 +248,7 @@ fn links(
         ] {
             for name in root.names(&directory) {
                 let ours = any_name || stem(&name).is_some_and(|stem| stems.contains(stem)) || name == "libGLX_indirect.so.0";
-                if ours && matches!(root.look(&directory, &name), Some(entry) if matches!(entry.kind, Kind::Link(_))) {
+                if ours && matches!(root.stat_in(&directory, &name), Some(entry) if matches!(entry.kind, Kind::Link(_))) {
                     candidates.insert((directory.clone(), name));
                 }
             }

@@ -5,7 +5,7 @@ use crate::check::{Verdict, count, problem, skip};
 use crate::facts::Facts;
 
 /// Judge check D09.
-pub(super) fn there(facts: &Facts<'_>) -> Verdict {
+pub(super) fn exists(facts: &Facts<'_>) -> Verdict {
     facts.any_gpu()?;
     if facts.wsl() {
         return Ok("/dev/dxg".to_owned());

@@ -64,7 +64,7 @@ impl LeftOut {
     }
 
     /// Return the suffix that names these objects, empty if there are none.
-    fn said(&self) -> String {
+    fn text(&self) -> String {
         match self.0.as_slice() {
             [] => String::new(),
             all => format!("; not checked: {}", all.join("; ")),
@@ -111,7 +111,7 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
         "the value comes from a ConfigMap, a Secret, or a field, which is not read",
     );
     left_out.add(&ended, "ended");
-    let left_out = left_out.said();
+    let left_out = left_out.text();
     let wrong: Vec<String> = wrong.into_iter().collect();
     match wrong.is_empty() {
         true => Ok(format!("{} checked{left_out}", count(looked, "pod"))),
@@ -150,7 +150,7 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
     }
     let mut left_out = LeftOut::default();
     left_out.add(&caretakers, "the namespace is for components that manage GPUs");
-    let left_out = left_out.said();
+    let left_out = left_out.text();
     let silent: Vec<String> = silent.into_iter().collect();
     match silent.is_empty() {
         true => Ok(format!(

@@ -109,8 +109,8 @@ impl Tree for Host {
         self.files.names(directory)
     }
 
-    fn look(&self, path: &str) -> Option<Entry> {
-        self.files.look(path)
+    fn stat(&self, path: &str) -> Option<Entry> {
+        self.files.stat(path)
     }
 
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
@@ -254,7 +254,7 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
     let mut facts = Facts::of(host).expect("a machine");
     facts.probe = Asked::Answer(probed());
     facts.kernel_log = Asked::Answer(String::new());
-    if host.look("/etc/docker/daemon.json").is_some() {
+    if host.stat("/etc/docker/daemon.json").is_some() {
         facts.docker = Asked::Answer(Docker {
             version: "27.3.1".to_owned(),
             default_runtime: "runc".to_owned(),

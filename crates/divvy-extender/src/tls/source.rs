@@ -35,7 +35,7 @@ pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken
             warned: None,
         };
         loop {
-            let pause = keeper.look().await;
+            let pause = keeper.update().await;
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
@@ -58,7 +58,7 @@ struct Keeper {
 
 impl Keeper {
     /// Read the source once, and return the pause before the next read.
-    async fn look(&mut self) -> Duration {
+    async fn update(&mut self) -> Duration {
         let looked = match self.source.clone() {
             Source::Files {
                 certificate,

@@ -581,7 +581,7 @@ fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
     fn add(tree: &Copy, directory: &str, found: &mut Vec<(String, Vec<u8>)>) {
         for name in tree.names(directory) {
             let path = format!("{}/{name}", directory.trim_end_matches('/'));
-            match tree.look(&path).map(|entry| entry.kind) {
+            match tree.stat(&path).map(|entry| entry.kind) {
                 Some(divvy_host::Kind::Directory) => add(tree, &path, found),
                 Some(divvy_host::Kind::File) if path.starts_with("/sys") => {
                     let bytes = tree.read(&path, 1 << 20).expect("read");

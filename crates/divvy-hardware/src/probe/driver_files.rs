@@ -20,13 +20,13 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn look(&self, question: &DriverQuestion) -> DriverFiles {
+    pub(super) fn answer(&self, question: &DriverQuestion) -> DriverFiles {
         let tree = Files::below(&self.sys_root);
         // A driver container may be replaced at any time, so search for it on each request.
         let root = nvidia::driver_root(&self.nvidia);
         let below = root.strip_prefix(&self.sys_root).unwrap_or(&root);
         let named = PathBuf::from("/").join(below).display().to_string();
-        let basis = Basis::look(&tree, &named, &question.version, &question.gpus);
+        let basis = Basis::read(&tree, &named, &question.version, &question.gpus);
         DriverFiles {
             basis,
             looked_at: root.display().to_string(),

@@ -181,7 +181,7 @@ fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> Str
             let result: Result<Value, Failure> = match op {
                 Op::Ping => Ok(json!({})),
                 Op::Hello => value(hub.hello()),
-                Op::Driver(question) => value(driver.look(&question)),
+                Op::Driver(question) => value(driver.answer(&question)),
                 Op::DriverSpec { basis } => driver.spec(&basis).and_then(value),
                 Op::Snapshot => owner::ask(jobs, Question::Snapshot),
                 Op::Processes => owner::ask(jobs, Question::Processes),

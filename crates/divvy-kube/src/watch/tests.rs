@@ -43,7 +43,7 @@ fn questions(script: &Script) -> Vec<String> {
         (Value::Null, next) => format!("list on {}", next.as_str().unwrap_or_default()),
         _ => format!("watch from {}", query["resourceVersion"].as_str().unwrap_or_default()),
     };
-    script.asked().iter().map(of).collect()
+    script.requests().iter().map(of).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,13 +66,13 @@ async fn a_list_of_pages_in_parts_and_the_changes_after_it_are_seen_in_their_ord
         ]
     );
     assert_eq!(questions(&script), ["list", "list on more", "watch from 9", "watch from 13"]);
-    let first = &script.asked()[0];
+    let first = &script.requests()[0];
     assert_eq!(
         (&first["limit"], &first["resourceVersion"]),
         (&json!("500"), &Value::Null),
         "a quorum read"
     );
-    assert_eq!(script.asked()[2]["allowWatchBookmarks"], "true");
+    assert_eq!(script.requests()[2]["allowWatchBookmarks"], "true");
 }
 
 #[tokio::test(start_paused = true)]

@@ -70,7 +70,7 @@ pub(super) fn choose(topology: &Topology, candidates: &[Candidate], count: usize
         }
         best.push(set);
     });
-    search.look_at_leftovers(all, most_of_all);
+    search.consider_leftovers(all, most_of_all);
     let ordered = best
         .into_iter()
         .map(|set| Reverse((left.of(set), Reverse(places.of(set)), set)));
@@ -162,7 +162,7 @@ impl Search {
     }
 
     /// Compute how good the parts of the remaining GPUs can be at most.
-    fn look_at_leftovers(&mut self, all: Set, most: u32) {
+    fn consider_leftovers(&mut self, all: Set, most: u32) {
         self.most = most;
         let over = (all.count_ones() - self.count) % self.count;
         let mut most_over = 0;

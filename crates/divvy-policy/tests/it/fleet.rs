@@ -100,7 +100,7 @@ struct World {
 impl World {
     fn new(policy: Policy, pods_end: bool) -> World {
         let mut fleet = Fleet::new(policy, Limits::SMALL);
-        fleet.say_whether_pods_end(Some(pods_end));
+        fleet.set_pods_end(Some(pods_end));
         World {
             ledger: Ledger::new(GIB),
             fleet,
@@ -113,7 +113,7 @@ impl World {
 
     fn afresh(&self) -> Fleet {
         let mut fleet = Fleet::new(self.fleet.policy(), Limits::SMALL);
-        fleet.say_whether_pods_end(Some(self.pods_end));
+        fleet.set_pods_end(Some(self.pods_end));
         for pod in &self.history {
             fleet.arrived(pod, &self.ledger);
         }

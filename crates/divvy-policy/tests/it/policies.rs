@@ -77,7 +77,7 @@ impl World {
     fn new(policy: Policy, pods_end: bool) -> World {
         let mut placer = Placer::new(policy);
         // Whether pods end is learned from history, which a fresh placer does not have.
-        placer.say_whether_pods_end(Some(pods_end));
+        placer.set_pods_end(Some(pods_end));
         let mut world = World {
             placer,
             pods_end,
@@ -107,7 +107,7 @@ impl World {
         if backwards {
             nodes.reverse();
         }
-        fresh.say_whether_pods_end(Some(self.pods_end));
+        fresh.set_pods_end(Some(self.pods_end));
         fresh.set_mix(&self.told);
         let mut names = Vec::new();
         for (name, shape, free, _) in nodes {

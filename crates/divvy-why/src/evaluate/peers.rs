@@ -58,7 +58,7 @@ impl Peers {
                 }
             }
         }
-        peers.look_at_affinity(question);
+        peers.read_affinity(question);
         peers.spread = question
             .wants
             .spread
@@ -71,7 +71,7 @@ impl Peers {
         peers
     }
 
-    fn look_at_affinity(&mut self, question: &Question<'_>) {
+    fn read_affinity(&mut self, question: &Question<'_>) {
         let (snapshot, wants) = (question.snapshot, &*question.wants);
         let own = (wants.pod.namespace.as_str(), &wants.labels);
         let with = wants.affinity.pod_affinity.as_ref();

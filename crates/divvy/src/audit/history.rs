@@ -436,7 +436,7 @@ pub fn header(divvy: &str, cluster: &str, started: &str) -> String {
 
 /// Return the last line of a log whose recorder was stopped by the user.
 pub fn stopped(at_ms: i64) -> String {
-    said(at_ms, "STOPPED", None, None)
+    stream_event(at_ms, "STOPPED", None, None)
 }
 
 impl Recorder {
@@ -503,16 +503,16 @@ impl Feed {
                     (1, why) => why,
                     (_, why) => Some(why.unwrap_or_else(|| "the watch could not resume where it broke".to_owned())),
                 };
-                return Some(said(at_ms, "LIST", Some(kind), why.as_deref()));
+                return Some(stream_event(at_ms, "LIST", Some(kind), why.as_deref()));
             }
             Seen::ListEnds => {
                 self.listing = false;
                 let list = self.list;
                 self.known.retain(|_, (_, seen)| *seen == list);
-                return Some(said(at_ms, "LISTED", Some(kind), None));
+                return Some(stream_event(at_ms, "LISTED", Some(kind), None));
             }
             Seen::Interrupted(why) => {
-                let line = said(at_ms, "INTERRUPTED", Some(kind), Some(&why));
+                let line = stream_event(at_ms, "INTERRUPTED", Some(kind), Some(&why));
                 self.broke = Some(why);
                 return Some(line);
             }
@@ -572,7 +572,7 @@ fn keep<S: Serialize, T: Serialize>(kind: &'static str, metadata: &mut ObjectMet
     line(&kept).trim_end().to_owned()
 }
 
-fn said(at_ms: i64, event: &str, kind: Option<&str>, why: Option<&str>) -> String {
+fn stream_event(at_ms: i64, event: &str, kind: Option<&str>, why: Option<&str>) -> String {
     let said = StreamEvent {
         t: seconds(at_ms),
         event,

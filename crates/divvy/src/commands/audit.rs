@@ -16,7 +16,7 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 
-use super::inspect::{choice, say_left_out};
+use super::inspect::{choice, warn_left_out};
 use super::progress::{Arrived, Bar};
 use crate::audit::read::{self, Progress};
 use crate::audit::text::{self, Scope, Verdict};
@@ -47,7 +47,7 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
             args.reports.is_empty(),
             "--reports needs a recorded history; also give the watch log of the same time: divvy audit FILE --reports FILE"
         );
-        now_ms = Some(look(&args, &mut audit).await?);
+        now_ms = Some(audit_once(&args, &mut audit).await?);
     } else {
         let bar = Bar::new();
         read::replay(&args.files, &args.reports, &mut audit, |progress| {
@@ -80,7 +80,7 @@ fn how_far(progress: Progress) -> String {
 }
 
 /// Feed the current state of the cluster to the audit. Return the time of the state in Unix milliseconds.
-async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
+async fn audit_once(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;
     let arrived = Arrived::default();
@@ -96,7 +96,7 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
         audit.take(Moment { revision, at_ms }, Fact::Node(node));
     });
     let left_out = arrived.shown(all).await?;
-    say_left_out("node", &left_out);
+    warn_left_out("node", &left_out);
     let at_ms = now_ms();
     let when = Moment { revision: None, at_ms };
     audit.take(when, Fact::ListEnds { kind: Kind::Nodes });
@@ -114,7 +114,7 @@ async fn look(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
         audit.take(Moment { revision, at_ms }, Fact::Pod { pod, delete_by_ms });
     });
     let left_out = arrived.shown(all).await?;
-    say_left_out("pod", &left_out);
+    warn_left_out("pod", &left_out);
     audit.take(when, Fact::ListEnds { kind: Kind::Pods });
     Ok(Timestamp::now().as_millisecond())
 }

@@ -109,7 +109,7 @@ fn conflict(device: &str, file: &str, others: &[&str]) -> Problem {
 }
 
 /// Print the problems that occurred while reading the machine's files.
-fn tell_troubles(files: &Files) -> std::io::Result<()> {
+fn warn_about_files(files: &Files) -> std::io::Result<()> {
     files
         .troubles()
         .iter()

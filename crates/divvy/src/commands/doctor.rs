@@ -51,9 +51,9 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
         .filter(|check| args.only.is_empty() || args.only.contains(&check.id))
         .copied()
         .collect();
-    let mut report = look(&args, &checks).await?;
+    let mut report = examine(&args, &checks).await?;
     if args.fix && repair::all(&report).await? {
-        report = look(&args, &checks).await?;
+        report = examine(&args, &checks).await?;
     }
     match args.output {
         DoctorOutput::Json => printer::json(&report)?,
@@ -116,7 +116,7 @@ fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
 
 /// Collect the facts, then run the checks. Reading a file of a hung driver can block a thread indefinitely, and a thread cannot be cancelled, so
 /// this work runs in threads that only the end of the program ends.
-async fn look(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
+async fn examine(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
     let limit = args.timeout;
     let begun = tokio::task::spawn_blocking(|| {

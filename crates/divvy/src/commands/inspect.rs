@@ -20,11 +20,11 @@ use crate::printer;
 pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
     let client = client::connect(&choice(&args.cluster)).await?.client;
     if !args.watch {
-        return Ok(printer::print(&look(&client, &args).await?)?);
+        return Ok(printer::print(&render(&client, &args).await?)?);
     }
     let mut shown = String::new();
     watch::again(stream::pending(), async || {
-        let text = look(&client, &args).await?;
+        let text = render(&client, &args).await?;
         if text != shown {
             let people = !shown.is_empty()
                 && args
@@ -40,7 +40,7 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
     .await
 }
 
-async fn look(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<String> {
+async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<String> {
     let mut view = read(client, &args.nodes).await?;
     if let Some(by) = &args.sort_by {
         view.sort(by).map_err(anyhow::Error::msg)?;
@@ -75,7 +75,7 @@ async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::V
             )
         };
         let (node, no_pods) = arrived.shown(lists).await?;
-        say_left_out("pod", &no_pods);
+        warn_left_out("pod", &no_pods);
         nodes.push(node);
     }
     if names.is_empty() {
@@ -86,8 +86,8 @@ async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::V
         });
         let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, &mut take)) };
         let (no_nodes, no_pods) = arrived.shown(lists).await?;
-        say_left_out("node", &no_nodes);
-        say_left_out("pod", &no_pods);
+        warn_left_out("node", &no_nodes);
+        warn_left_out("pod", &no_pods);
     }
     Ok(view::view(&nodes, &pods))
 }
@@ -116,7 +116,7 @@ pub(super) fn access(args: &AccessArgs) -> client::Choice {
 }
 
 /// Log the objects that could not be read and are therefore missing from the output.
-pub(super) fn say_left_out(kind: &str, left_out: &LeftOut) {
+pub(super) fn warn_left_out(kind: &str, left_out: &LeftOut) {
     for (name, why) in &left_out.named {
         tracing::warn!("{kind} {name} is left out: {why}");
     }

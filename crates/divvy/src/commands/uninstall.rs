@@ -33,7 +33,7 @@ pub async fn run(args: UninstallArgs) -> anyhow::Result<()> {
         name: args.name.clone(),
         namespace: args.namespace.clone(),
     };
-    let found = look(&client, &release).await?;
+    let found = find(&client, &release).await?;
     if args.yes {
         if let Some(why) = uninstall::refusal(&found, &release, args.force) {
             anyhow::bail!("{why}");
@@ -99,7 +99,7 @@ async fn each(api: &Api<DynamicObject>, selector: Option<&str>, mut take: impl F
     }
 }
 
-async fn look(client: &Client, release: &Release) -> anyhow::Result<Found> {
+async fn find(client: &Client, release: &Release) -> anyhow::Result<Found> {
     let mut found = Found {
         objects: Vec::new(),
         helm: None,

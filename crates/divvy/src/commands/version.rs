@@ -4,7 +4,7 @@ use divvy_kube::client::{self, Connection};
 use divvy_kube::objects::NodeObject;
 use divvy_kube::{Error, convert, in_words, list};
 
-use super::inspect::{choice, say_left_out};
+use super::inspect::{choice, warn_left_out};
 use super::say;
 use crate::cli::{VersionArgs, VersionOutput};
 use crate::printer;
@@ -65,7 +65,7 @@ async fn server(args: &VersionArgs) -> Result<Server, Error> {
         kubernetes,
         extender: known(pods.map(extenders)),
         agents: known(nodes.map(|left_out| {
-            say_left_out("node", &left_out);
+            warn_left_out("node", &left_out);
             agents(published)
         })),
     })

@@ -195,12 +195,12 @@ async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting
 async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<Wants>, all_nodes: bool) -> Vec<Answer> {
     let client = &connection.client;
     for wants in &mut asked {
-        related::look_at_claims(client, wants).await;
+        related::read_claims(client, wants).await;
     }
     let mut answers = answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
         ask_the_explainer(connection, &mut answers, all_nodes).await;
-        say_what_may_be_read(client, &mut answers).await;
+        add_readable_facts(client, &mut answers).await;
     }
     answers
 }
@@ -315,7 +315,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
 }
 
 /// Add the warnings and quotas that a user of a namespace may read about a pod.
-async fn say_what_may_be_read(client: &kube::Client, answers: &mut [Answer]) {
+async fn add_readable_facts(client: &kube::Client, answers: &mut [Answer]) {
     for answer in answers {
         let Some(pod) = answer.subject.pods.first().cloned() else {
             continue;

@@ -6,7 +6,7 @@ use divvy_host::plain;
 use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, GpuState, Ledger, gpu_list};
 use divvy_policy::{Fleet, Limits, Offer, Policy};
-use divvy_why::{Request, amount, asked_where};
+use divvy_why::{Request, amount, request_text};
 use serde::Serialize;
 
 use crate::printer::columns;
@@ -123,7 +123,7 @@ pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
         },
         asks: match (ask.gpus, ask.memory) {
             (1, Some(memory)) if ask.whole.is_none() => amount(memory, ledger.unit()),
-            _ => asked_where(&ask, ledger.unit()),
+            _ => request_text(&ask, ledger.unit()),
         },
         node: pod.node.clone(),
         nodes: offers.len(),

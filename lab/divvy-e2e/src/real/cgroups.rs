@@ -36,7 +36,7 @@ impl Inspector {
         }
     }
 
-    pub(super) fn look(&mut self) -> io::Result<Vec<Living>> {
+    pub(super) fn inspect(&mut self) -> io::Result<Vec<Living>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
             let path = entry?.path();
@@ -44,14 +44,14 @@ impl Inspector {
                 .file_name()
                 .is_some_and(|name| name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()));
             // A process that cannot be read has just ended.
-            if is_process && let Some(living) = self.look_at(&path) {
+            if is_process && let Some(living) = self.inspect_process(&path) {
                 found.push(living);
             }
         }
         Ok(found)
     }
 
-    fn look_at(&mut self, process: &Path) -> Option<Living> {
+    fn inspect_process(&mut self, process: &Path) -> Option<Living> {
         let command = std::fs::read(process.join("cmdline")).ok()?;
         if !command.starts_with(b"/probe\0run") {
             return None;

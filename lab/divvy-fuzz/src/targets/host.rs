@@ -129,7 +129,7 @@ fn written(machine: &Machine) -> Vec<u8> {
     while let Some(directory) = directories.pop() {
         for name in machine.names(if directory.is_empty() { "/" } else { &directory }) {
             let path = format!("{directory}/{name}");
-            let (word, content) = match machine.look(&path).expect("it is there").kind {
+            let (word, content) = match machine.stat(&path).expect("it is there").kind {
                 Kind::Directory => {
                     directories.push(path);
                     continue;
@@ -228,7 +228,7 @@ impl Tree for Told {
         below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
     }
 
-    fn look(&self, path: &str) -> Option<Entry> {
+    fn stat(&self, path: &str) -> Option<Entry> {
         let kind = match self.at(path) {
             Some((kind, _)) => kind.clone(),
             None if path.trim_start_matches('/').is_empty() => Kind::Directory,
@@ -277,7 +277,7 @@ fn plain(text: &str) -> bool {
 
 /// Rule: whatever the files say, the agent accepts what the probe makes of them, and a GPU without memory says why.
 fn amd_files(bytes: &[u8]) -> bool {
-    let Some(snapshot) = Told::read(bytes).and_then(|told| divvy_hardware::amd::look(&told)) else {
+    let Some(snapshot) = Told::read(bytes).and_then(|told| divvy_hardware::amd::snapshot(&told)) else {
         return false;
     };
     snapshot.validate().expect("a snapshot that clients accept");

@@ -79,7 +79,7 @@ fn settings(bytes: &[u8]) -> bool {
     text(bytes).is_some_and(|text| Settings::parse(text).is_ok())
 }
 
-fn look(_: &str) -> Result<Device, String> {
+fn refuse(_: &str) -> Result<Device, String> {
     Ok(Device {
         kind: 'c',
         major: 1,
@@ -126,7 +126,10 @@ fn bundle(bytes: &[u8]) -> bool {
         }],
         ..Edits::default()
     };
-    let edited = bundle.remove_legacy_hooks().and_then(|_| bundle.apply(&edits, look)).is_ok();
+    let edited = bundle
+        .remove_legacy_hooks()
+        .and_then(|_| bundle.apply(&edits, refuse))
+        .is_ok();
     if edited {
         let again = Bundle::parse(&bundle.text()).and_then(|bundle| bundle.container());
         assert!(again.is_ok_and(|container| container.variable("A") == Some("b")));

@@ -57,7 +57,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     let ended = Arc::new(AtomicBool::new(false));
     let looks = tokio::task::spawn_blocking({
         let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), Reports::create(&reports)?);
-        move || look(witness, reports, &ended)
+        move || inspect(witness, reports, &ended)
     });
     let acted = act(play, &node, churn).await;
     if acted.is_ok() {
@@ -87,7 +87,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     play.check(looks.most_units > 0, "programs ran meanwhile", || "none ran".to_owned())?;
     let text = |path: &Path| path.display().to_string();
     let args = ["audit", &text(&history), "--reports", &text(&reports)];
-    let (output, errors, ok) = play.said(&args).await?;
+    let (output, errors, ok) = play.run_divvy(&args).await?;
     play.tell(Event::Command {
         text: "divvy audit history.log --reports reports.log".to_owned(),
         output: format!("{output}{errors}"),
@@ -201,7 +201,7 @@ async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     .await
 }
 
-fn look(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Findings {
+fn inspect(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Findings {
     let mut looks = Findings::default();
     while !ended.load(Ordering::Relaxed) {
         match witness().and_then(|living| reports.write(&living).map(|()| living)) {

@@ -349,7 +349,7 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Return what `divvy` prints with these arguments to standard output and to standard error, and whether its exit status is 0.
-    pub(super) async fn said(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
+    pub(super) async fn run_divvy(&self, args: &[&str]) -> io::Result<(String, String, bool)> {
         let output = self.cluster.divvy(args).output().await?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((text(&output.stdout), text(&output.stderr), output.status.success()))
@@ -357,7 +357,7 @@ impl<'a, C: Cluster> Play<'a, C> {
 
     /// Run `divvy` as a user would, show the output to the listener, and return it.
     pub async fn run(&mut self, shown: &str, args: &[&str]) -> Result<String, Stop> {
-        let (output, errors, ok) = self.said(args).await?;
+        let (output, errors, ok) = self.run_divvy(args).await?;
         self.tell(Event::Command {
             text: shown.to_owned(),
             output: format!("{output}{errors}"),

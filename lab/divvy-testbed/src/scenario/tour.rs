@@ -236,7 +236,7 @@ async fn restarts<C: Cluster>(play: &mut Play<'_, C>, laptop: &str, mixed: &str,
         "train-1 still runs in its first container",
         || format!("{report:?}"),
     )?;
-    let (after, ..) = play.said(&["inspect", "gpushare", "-d"]).await?;
+    let (after, ..) = play.run_divvy(&["inspect", "gpushare", "-d"]).await?;
     play.check(after == table, "every pod is still on its GPU", || after.clone())?;
     play.create(&pod("last").gpu_mem(8), "asks for 8 GiB: all that is left on archlinux")
         .await?;

@@ -40,7 +40,7 @@ impl Unit {
     }
 
     /// Return the note about the unit that follows a number of units.
-    fn said(&self) -> String {
+    fn text(&self) -> String {
         let one = self.one();
         match self.0.len() {
             0 => format!("if one unit is 1 {one}, the default; no agent has published its unit"),
@@ -115,9 +115,9 @@ fn wrongs(pod: &Pod, offered: &BTreeSet<&str>, unit: &Unit) -> BTreeSet<Wrong> {
 
 impl Wrong {
     /// Return the three parts of the finding: what was found, why it matters, and what to write instead.
-    fn said(&self, pods: &[String], unit: &Unit) -> [String; 3] {
+    fn text(&self, pods: &[String], unit: &Unit) -> [String; 3] {
         let (names, verb) = (some(pods), if pods.len() == 1 { "requests" } else { "request" });
-        let unit = unit.said();
+        let unit = unit.text();
         match self {
             Wrong::Bytes { resource, amount, units } => [
                 format!("{names} {verb} {resource}: {amount}; write {units} ({unit})"),
@@ -188,11 +188,11 @@ pub(in super::super) fn requests(facts: &Facts<'_>) -> Verdict {
     }
     let mut left_out = LeftOut::default();
     left_out.add(&ended, "ended");
-    let left_out = left_out.said();
+    let left_out = left_out.text();
     if wrong.is_empty() {
         return Ok(format!("{} with GPUs{left_out}", count(looked, "pod")));
     }
-    let said: Vec<[String; 3]> = wrong.iter().map(|(wrong, pods)| wrong.said(pods, &unit)).collect();
+    let said: Vec<[String; 3]> = wrong.iter().map(|(wrong, pods)| wrong.text(pods, &unit)).collect();
     let lines = |part: usize| {
         let mut lines: Vec<&str> = said.iter().map(|parts| parts[part].as_str()).collect();
         lines.dedup();

@@ -14,7 +14,7 @@ use divvy_host::Files;
 use divvy_host::Tree;
 use divvy_model::{MigDevice, Vendor};
 
-use super::{read_directory, say, tell_troubles, write_whole};
+use super::{read_directory, say, warn_about_files, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
@@ -28,7 +28,7 @@ pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
     let format = format(&args)?;
     let files = Files::below(&args.sys_root);
     let generated = generate(&args, &files).await;
-    tell_troubles(&files)?;
+    warn_about_files(&files)?;
     let Generated { spec, notes } = generated?;
     for note in &notes {
         say(&format!("warning: {note}"))?;

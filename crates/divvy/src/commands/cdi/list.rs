@@ -8,7 +8,7 @@ use divvy_cdi::{FoundDevice, Registry, Severity};
 use divvy_host::Files;
 use serde::Serialize;
 
-use super::{conflicts, ignored, read_directory_below, say, tell_troubles};
+use super::{conflicts, ignored, read_directory_below, say, warn_about_files};
 use crate::cli::cdi::{CdiListArgs, CdiListOutput};
 use crate::printer;
 
@@ -66,7 +66,7 @@ pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
         .iter()
         .filter_map(|file| Some((file.path.as_str(), Stale::check(file.usable()?, &machine).sentences())))
         .collect();
-    tell_troubles(&machine)?;
+    warn_about_files(&machine)?;
     let devices: Vec<Row> = registry.devices().iter().map(|device| row(device, &stale)).collect();
     let mut sound = devices.iter().all(|row| matches!(row.state, "ok" | "hidden"));
     let mut files = Vec::new();

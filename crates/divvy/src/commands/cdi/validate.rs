@@ -9,7 +9,7 @@ use divvy_cdi::{Found, Problem, Registry, Severity, Version};
 use divvy_host::Files;
 use serde::Serialize;
 
-use super::{LARGEST_SPEC, conflicts, ignored, read_bounded, read_directory, say, standard_input, tell_troubles};
+use super::{LARGEST_SPEC, conflicts, ignored, read_bounded, read_directory, say, standard_input, warn_about_files};
 use crate::cli::cdi::{CdiValidateArgs, CdiValidateOutput};
 use crate::printer;
 
@@ -72,7 +72,7 @@ pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
         let conflicts = conflicts(&registry);
         verdicts.extend(registry.files().iter().map(|file| verdict(file, &conflicts, &machine)));
     }
-    tell_troubles(&machine)?;
+    warn_about_files(&machine)?;
     verdicts.sort_by(|a, b| a.file.cmp(&b.file));
     match args.output {
         CdiValidateOutput::Json => printer::json(&verdicts)?,

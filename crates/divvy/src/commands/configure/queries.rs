@@ -14,24 +14,24 @@ const CONFIGURATION: Duration = Duration::from_secs(30);
 
 /// Return the output of `containerd --version`. `None` if it cannot be run.
 pub(super) async fn containerd_version(program: Option<&str>) -> Option<String> {
-    said(program.unwrap_or("containerd"), &["--version"], VERSION).await.ok()
+    output_of(program.unwrap_or("containerd"), &["--version"], VERSION).await.ok()
 }
 
 /// Return an engine's dumped configuration, as TOML.
 pub(super) async fn configuration(engine: Engine, program: Option<&str>) -> anyhow::Result<String> {
     if engine != Engine::Crio {
-        return said(program.unwrap_or("containerd"), &["config", "dump"], CONFIGURATION).await;
+        return output_of(program.unwrap_or("containerd"), &["config", "dump"], CONFIGURATION).await;
     }
-    match said(program.unwrap_or("crio"), &["status", "config"], CONFIGURATION).await {
+    match output_of(program.unwrap_or("crio"), &["status", "config"], CONFIGURATION).await {
         Ok(text) => Ok(text),
         // CRI-O before 1.29 has a separate program for this.
-        Err(error) => said("crio-status", &["config"], CONFIGURATION)
+        Err(error) => output_of("crio-status", &["config"], CONFIGURATION)
             .await
             .with_context(|| format!("{error:#}")),
     }
 }
 
-async fn said(program: &str, words: &[&str], longest: Duration) -> anyhow::Result<String> {
+async fn output_of(program: &str, words: &[&str], longest: Duration) -> anyhow::Result<String> {
     let told = || {
         format!(
             "`{program} {}` did not print the engine's configuration; check that the program exists and that the engine runs, or use --config-source=file",

@@ -20,7 +20,7 @@ use super::http as question;
 use super::output::too_long;
 use crate::cli::AccessArgs;
 use crate::cli::doctor::DoctorArgs;
-use crate::commands::inspect::{access, say_left_out};
+use crate::commands::inspect::{access, warn_left_out};
 use crate::commands::progress::Arrived;
 
 /// A list must make progress within `--timeout`, and must be complete within this many times `--timeout`.
@@ -179,7 +179,7 @@ async fn list<T: DeserializeOwned + Send + 'static>(
             }
         }
     };
-    say_left_out(path, &left_out);
+    warn_left_out(path, &left_out);
     items.shrink_to_fit();
     Ok(items)
 }
@@ -200,7 +200,7 @@ fn why(what: &str, error: divvy_kube::Error) -> Unlisted {
 }
 
 /// Send a GET request to the API server, and return the body of a successful response, or the status and the message of a failure.
-async fn asked(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
+async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
     let request = http::Request::get(uri)
         .body(kube::client::Body::empty())
         .map_err(|error| (None, error.to_string()))?;
@@ -376,7 +376,7 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &st
     let port = ports.map(|port| port.container_port).next().unwrap_or(PORT);
     let ask = async |scheme: &str, path: &str| -> Result<String, (Option<StatusCode>, String)> {
         let uri = format!("/api/v1/namespaces/{namespace}/pods/{scheme}:{name}:{port}/proxy{path}");
-        match tokio::time::timeout(limit, asked(client, &uri, question::LARGEST)).await {
+        match tokio::time::timeout(limit, get(client, &uri, question::LARGEST)).await {
             Ok(answer) => answer.map(|body| String::from_utf8_lossy(&body).into_owned()),
             Err(_) => Err((None, too_long("it", limit))),
         }

@@ -12,7 +12,7 @@ use divvy_model::{Held, MemoryUnit};
 use divvy_simulator::decompress;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, what_if};
 
-use super::super::inspect::{access, say_left_out};
+use super::super::inspect::{access, warn_left_out};
 use super::super::progress::Arrived;
 use super::{LARGEST, bytes};
 use crate::cli::simulate::{SimulateArgs, SimulateOutput};
@@ -38,8 +38,8 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
                     Err(why) => unreadable.add(name, why),
                 }
             }
-            say_left_out("object", &dump.left_out);
-            say_left_out("pod", &unreadable);
+            warn_left_out("object", &dump.left_out);
+            warn_left_out("pod", &unreadable);
             found.cluster(args.memory_unit)
         }
         None => {
@@ -56,8 +56,8 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
                 pods.push(pod);
             });
             let (no_nodes, no_pods) = arrived.shown(async { tokio::try_join!(all_nodes, all_pods) }).await?;
-            say_left_out("node", &no_nodes);
-            say_left_out("pod", &no_pods);
+            warn_left_out("node", &no_nodes);
+            warn_left_out("pod", &no_pods);
             found.cluster(args.memory_unit)
         }
     };

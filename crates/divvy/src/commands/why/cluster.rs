@@ -8,7 +8,7 @@ use divvy_kube::list;
 use divvy_model::MemoryUnit;
 use divvy_why::{Snapshot, Wants};
 
-use crate::commands::inspect::say_left_out;
+use crate::commands::inspect::warn_left_out;
 use crate::commands::progress::Arrived;
 
 /// The state of the cluster, and the pods that wait for GPUs, ordered by namespace and name.
@@ -29,8 +29,8 @@ pub(super) async fn read(client: &kube::Client, unit: MemoryUnit) -> Result<Clus
         }
     });
     let seen = arrived.shown(look).await?;
-    say_left_out("node", &seen.no_nodes);
-    say_left_out("pod", &seen.no_pods);
+    warn_left_out("node", &seen.no_nodes);
+    warn_left_out("pod", &seen.no_pods);
     Ok(ClusterState {
         snapshot: seen.snapshot,
         waiting: waiting.into_inner().unwrap_or_else(PoisonError::into_inner),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_explainer::service_proxy::{self, ALL_NODES, Endpoint, PATH, SERVER_NAME, said};
+use divvy_explainer::service_proxy::{self, ALL_NODES, Endpoint, PATH, SERVER_NAME, error_text};
 use divvy_kube::client::Connection;
 use divvy_why::{Answer, PodName};
 use http::{HeaderValue, Request, StatusCode, header};
@@ -90,7 +90,7 @@ impl<'a> Explainer<'a> {
                         "its answer cannot be read ({error}); it may be of another version: run divvy version"
                     ))
                 }),
-                status => Err(Failure::Said(format!("{} ({status})", said(&body)))),
+                status => Err(Failure::Said(format!("{} ({status})", error_text(&body)))),
             }
         };
         match tokio::time::timeout(ANSWERED, answered).await {

@@ -116,7 +116,7 @@ impl<C: Cluster> Play<'_, C> {
     async fn until_said(&self, args: &[&str], holds: impl Fn(&str) -> bool) -> Result<String, Stop> {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
-            let (output, errors, _) = self.said(args).await?;
+            let (output, errors, _) = self.run_divvy(args).await?;
             let said = format!("{output}{errors}");
             if holds(&said) || Instant::now() > until {
                 return Ok(said);

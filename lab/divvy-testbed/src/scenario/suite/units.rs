@@ -89,7 +89,7 @@ async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     is_well(play).await?;
 
     stop(recorder).await?;
-    let (output, errors, ok) = play.said(&["audit", &history.display().to_string()]).await?;
+    let (output, errors, ok) = play.run_divvy(&["audit", &history.display().to_string()]).await?;
     play.check(ok, "divvy audit finds no problem in the recorded history", || {
         format!("{output}{errors}")
     })?;
@@ -104,7 +104,7 @@ async fn changed<C: Cluster>(play: &mut Play<'_, C>, unit: MemoryUnit, node: &st
 
 /// Check that neither `divvy audit` nor an event reports a problem with a pod.
 async fn is_well<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
-    let (output, errors, ok) = play.said(&["audit"]).await?;
+    let (output, errors, ok) = play.run_divvy(&["audit"]).await?;
     play.check(ok, "divvy audit finds no problem", || format!("{output}{errors}"))?;
     let pods: Vec<Option<String>> = play.all_pods().await?.into_iter().map(|pod| pod.metadata.uid).collect();
     let events: Api<Event> = Api::namespaced(play.cluster.client(), "default");
