@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::Error;
 
-/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU
+/// Run on a GPU node: find its GPUs, advertise them, and give each container its GPU
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,7 +23,9 @@ Examples:
 Resources advertised to the kubelet:
   aliyun.com/gpu-mem  units of GPU memory (--memory-unit)
   aliyun.com/gpu-count
-      the node's number of GPUs, for information; requesting it has no effect
+      the node's number of shared GPUs, for information; requesting it has no
+      effect
+  amd.com/gpu         whole AMD GPUs
 
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
 pub struct Args {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// Run on a GPU node: find its GPUs, advertise their memory, and give each container its GPU (`divvy agent` as a separate program)
+/// Run on a GPU node: find its GPUs, advertise them, and give each container its GPU (`divvy agent` as a separate program)
 #[derive(Debug, clap::Parser)]
 #[command(name = "divvy-agent", version)]
 struct Cli {

@@ -26,7 +26,7 @@ use crate::core::FilterAnswer;
 
 /// How far the extender's watch may lag behind that of kube-scheduler.
 const MOMENT: Duration = Duration::from_millis(50);
-/// The largest allowance, which may be spent at once: 20 moments.
+/// The largest allowance. It may be spent at once, and is enough for 20 times [`MOMENT`].
 const ALLOWANCE: Duration = Duration::from_secs(1);
 /// The allowance regrows by the elapsed time divided by this number.
 const REFILL: u32 = 10;
@@ -73,7 +73,7 @@ impl SecondLook {
     }
 
     /// Return the answer of `ask`. If it refuses the pod on all nodes, call `ask` again after each change, and return the first other answer
-    /// or the last answer after a moment.
+    /// or the last answer after [`MOMENT`].
     pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, String>) -> Result<FilterAnswer, String> {
         let refuses = |answer: &Result<FilterAnswer, String>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
         let answer = ask();

@@ -256,7 +256,7 @@ impl Inventory {
 }
 
 impl Gpu {
-    /// Return what a pod books that has the whole GPU: all its memory. It is not zero even if the memory is not known, so that no
+    /// Return what a pod that has the whole GPU books: all its memory. It is not zero even if the memory is not known, so that no
     /// second pod fits.
     pub fn whole_capacity(&self) -> MiB {
         self.total.max(MiB(1))

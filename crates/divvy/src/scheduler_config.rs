@@ -109,7 +109,7 @@ pub enum Error {
     Version(String),
 }
 
-/// Certificates that stand in the configuration itself, as base64 of PEM.
+/// Certificates that the configuration contains, as base64 of PEM.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Inline {
     /// The certificate authority that signed the extender's certificate.

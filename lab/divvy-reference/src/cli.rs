@@ -10,7 +10,9 @@ pub fn markdown() -> String {
     let options = clap_markdown::MarkdownOptions::new()
         .title("The command line of divvy".to_owned())
         .show_footer(false);
-    let text = clap_markdown::help_markdown_command_custom(&command(), &options);
+    let mut command = command();
+    show_own_name(&mut command);
+    let text = clap_markdown::help_markdown_command_custom(&command, &options);
     let mut lines: Vec<&str> = Vec::new();
     let mut in_examples = false;
     for line in text.lines().map(str::trim_end) {
@@ -42,7 +44,17 @@ pub fn man_pages(directory: &Path) -> std::io::Result<()> {
     clap_mangen::generate_to(command(), directory)
 }
 
-/// The grammar without the values of this process's environment, which clap would print.
+/// Return the grammar without the values of this process's environment, which clap would print.
 fn command() -> clap::Command {
     Cli::command().mut_args(|arg| arg.hide_env_values(true))
+}
+
+/// Show `inspect gpushare` under its own name. In its help it has that of the kubectl plugin.
+fn show_own_name(command: &mut clap::Command) {
+    let inspect = command
+        .get_subcommands_mut()
+        .filter(|command| command.get_name() == "inspect");
+    for gpushare in inspect.flat_map(clap::Command::get_subcommands_mut) {
+        *gpushare = std::mem::take(gpushare).display_name("gpushare");
+    }
 }

@@ -42,7 +42,7 @@ pub struct UninstallArgs {
     /// Also remove the label gpushare=true from nodes
     #[arg(long)]
     pub labels: bool,
-    /// How long to wait until the kubelets have dropped the two resources; 0s means do not wait
+    /// How long to wait until the kubelets have removed the resources; 0s means do not wait
     #[arg(long, value_name = "TIME", default_value = "7m", value_parser = divvy_program::values::duration)]
     pub timeout: Duration,
     /// Output format [default: text]
