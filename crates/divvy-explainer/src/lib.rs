@@ -7,8 +7,8 @@
 //! - `snapshot_cache`: reads the state of the cluster, once for all questions within some seconds
 //! - `identity`: the certificate by which clients identify the explainer
 //! - `publish`: writes that certificate where every user can read it
-//! - [`reach`]: how a user's program reaches this one through the API server
-//! - [`look`], [`sites`], [`around`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
+//! - [`service_proxy`]: how a user's program reaches this one through the API server
+//! - [`read_cluster`], [`from_objects`], [`related`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
 //!
 //! **The explainer is a separate program and not part of the extender**, because every user of the cluster can reach it. It has no right to place
 //! pods, its load and memory do not affect the extender, and if it is down, only these answers are missing.
