@@ -16,7 +16,7 @@ use super::registry::{DeleteOptions, Deleted, PatchKind, WriteOptions};
 use super::render::Rendering;
 use super::resources::{Path, Target};
 use super::reviews::Review;
-use super::rights::Wish;
+use super::rights::Attributes;
 use super::selector::Selector;
 use super::store::{Inner, Snapshot};
 use super::watch::{self, Start, WatchRequest};
@@ -116,7 +116,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
     }
     let user = authenticate(api, in_path.as_deref(), &parts.headers)?;
     if let Some(proxied) = Proxied::of(&names) {
-        let wish = Wish {
+        let attributes = Attributes {
             verb: Proxied::verb(&parts.method),
             group: "",
             plural: "services",
@@ -124,7 +124,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
             namespace: &proxied.namespace,
             name: &proxied.id,
         };
-        api.rights().check(&user, &wish)?;
+        api.rights().check(&user, &attributes)?;
         return Ok(proxied.forward(api.endpoints(), Request::from_parts(parts, body)).await?);
     }
     if let (Some(review), &Method::POST) = (Review::of(&names), &parts.method) {
@@ -151,7 +151,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         }
     };
     let verb = verb_of(&parts.method, &target, &query)?;
-    let wish = Wish {
+    let attributes = Attributes {
         verb,
         group: &target.resource.group,
         plural: &target.resource.plural,
@@ -159,7 +159,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         namespace: &target.namespace,
         name: &target.name,
     };
-    api.rights().check(&user, &wish)?;
+    api.rights().check(&user, &attributes)?;
     let header = |name: header::HeaderName| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
     let facts = Facts {
         verb,

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::ApiServer;
 use super::error::{ApiError, FieldError};
-use super::rights::Wish;
+use super::rights::Attributes;
 
 /// A review, identified by its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Review {
             Review::Myself | Review::MyAccess => None,
         };
         if let Some((group, plural)) = right {
-            let wish = Wish {
+            let attributes = Attributes {
                 verb: "create",
                 group,
                 plural,
@@ -46,7 +46,7 @@ impl Review {
                 namespace: "",
                 name: "",
             };
-            api.rights().check(user, &wish)?;
+            api.rights().check(user, &attributes)?;
         }
         let spec = review["spec"].take();
         review["status"] = match self {
@@ -90,7 +90,7 @@ fn access(api: &ApiServer, user: &str, spec: &Value) -> Result<Value, ApiError> 
         return Err(ApiError::bad_request("this API server reviews resourceAttributes only"));
     }
     let text = |name: &str| attributes[name].as_str().unwrap_or_default();
-    let wish = Wish {
+    let attributes = Attributes {
         verb: text("verb"),
         group: text("group"),
         plural: text("resource"),
@@ -99,7 +99,7 @@ fn access(api: &ApiServer, user: &str, spec: &Value) -> Result<Value, ApiError> 
         name: text("name"),
     };
     let rights = api.rights();
-    let of_group = |group: &Value| group.as_str().is_some_and(|group| rights.grants(group, &wish));
+    let of_group = |group: &Value| group.as_str().is_some_and(|group| rights.grants(group, &attributes));
     let groups = spec["groups"].as_array().into_iter().flatten();
-    Ok(json!({"allowed": rights.allows(user, &wish) || groups.into_iter().any(of_group)}))
+    Ok(json!({"allowed": rights.allows(user, &attributes) || groups.into_iter().any(of_group)}))
 }

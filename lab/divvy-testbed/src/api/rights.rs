@@ -39,17 +39,20 @@ impl Right {
         self
     }
 
-    fn covers(&self, wish: &Wish<'_>) -> bool {
-        self.verbs.iter().any(|verb| verb == wish.verb)
-            && self.resource == wish.resource()
-            && self.namespace.as_deref().is_none_or(|namespace| namespace == wish.namespace)
-            && self.name.as_deref().is_none_or(|name| name == wish.name)
+    fn covers(&self, attributes: &Attributes<'_>) -> bool {
+        self.verbs.iter().any(|verb| verb == attributes.verb)
+            && self.resource == attributes.resource()
+            && self
+                .namespace
+                .as_deref()
+                .is_none_or(|namespace| namespace == attributes.namespace)
+            && self.name.as_deref().is_none_or(|name| name == attributes.name)
     }
 }
 
 /// The attributes of a request that an authorizer sees.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct Attributes<'a> {
     pub(crate) verb: &'a str,
     pub(crate) group: &'a str,
     pub(crate) plural: &'a str,
@@ -60,7 +63,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) name: &'a str,
 }
 
-impl Wish<'_> {
+impl Attributes<'_> {
     /// Return the resource in the form `pods/status` or `daemonsets.apps`.
     fn resource(&self) -> String {
         let group = if self.group.is_empty() {
@@ -111,47 +114,47 @@ impl Rights {
         self.known().revoked.contains(token)
     }
 
-    pub(crate) fn allows(&self, user: &str, wish: &Wish<'_>) -> bool {
+    pub(crate) fn allows(&self, user: &str, attributes: &Attributes<'_>) -> bool {
         let known = self.known();
         known
             .limited
             .get(user)
-            .is_none_or(|rights| rights.iter().any(|right| right.covers(wish)))
+            .is_none_or(|rights| rights.iter().any(|right| right.covers(attributes)))
     }
 
     /// Report whether a group or user has a right that covers the request.
-    pub(crate) fn grants(&self, group: &str, wish: &Wish<'_>) -> bool {
+    pub(crate) fn grants(&self, group: &str, attributes: &Attributes<'_>) -> bool {
         let known = self.known();
         let rights = known.limited.get(group);
-        rights.is_some_and(|rights| rights.iter().any(|right| right.covers(wish)))
+        rights.is_some_and(|rights| rights.iter().any(|right| right.covers(attributes)))
     }
 
     /// Check a request. The error has the text of apiserver's `pkg/endpoints/handlers/responsewriters/errors.go`.
-    pub(crate) fn check(&self, user: &str, wish: &Wish<'_>) -> Result<(), ApiError> {
-        if self.allows(user, wish) {
+    pub(crate) fn check(&self, user: &str, attributes: &Attributes<'_>) -> Result<(), ApiError> {
+        if self.allows(user, attributes) {
             return Ok(());
         }
-        let qualified = Wish {
+        let qualified = Attributes {
             subresource: "",
-            ..*wish
+            ..*attributes
         }
         .resource();
-        let about = match wish.name {
+        let about = match attributes.name {
             "" => qualified,
             name => format!("{qualified} {name:?}"),
         };
-        let sub = if wish.subresource.is_empty() {
+        let sub = if attributes.subresource.is_empty() {
             String::new()
         } else {
-            format!("/{}", wish.subresource)
+            format!("/{}", attributes.subresource)
         };
-        let place = match wish.namespace {
+        let place = match attributes.namespace {
             "" => "at the cluster scope".to_owned(),
             namespace => format!("in the namespace {namespace:?}"),
         };
         let text = format!(
             "{about} is forbidden: User {user:?} cannot {} resource \"{}{sub}\" in API group {:?} {place}",
-            wish.verb, wish.plural, wish.group
+            attributes.verb, attributes.plural, attributes.group
         );
         Err(ApiError::new(403, "Forbidden", text))
     }
