@@ -88,7 +88,7 @@ pub(super) fn configure(
 ) -> Result<Vec<Write>, Error> {
     let path = drop_in.unwrap_or(main);
     let now = text(files, path)?;
-    let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| settings.anew || ours(path, now));
+    let fresh = drop_in.is_some() && now.as_deref().is_none_or(|now| settings.overwrite || ours(path, now));
     // The configuration without the drop-in, if the drop-in is divvy's own.
     let without = After {
         files,
@@ -101,7 +101,11 @@ pub(super) fn configure(
         .transpose()?;
     let without: &dyn Files = said.as_ref().map_or(&without, |said| said);
     let there = read(without, main)?;
-    let before = if settings.anew { there.clone() } else { read(files, main)? };
+    let before = if settings.overwrite {
+        there.clone()
+    } else {
+        read(files, main)?
+    };
     if let Some(drop_in) = drop_in.filter(|drop_in| !is_read(main, drop_in)) {
         notes.push(format!(
             "CRI-O reads {}/, so it ignores {drop_in} unless it is started with --config-dir {}",
@@ -151,8 +155,10 @@ pub(super) fn configure(
         true => DocumentMut::new(),
         false => toml_text::document(path, now.as_deref().unwrap_or_default())?,
     };
-    let keep =
-        before.default_runtime.as_deref() == Some(&settings.name) && fresh && settings.set_default.is_none() && !settings.anew;
+    let keep = before.default_runtime.as_deref() == Some(&settings.name)
+        && fresh
+        && settings.set_default.is_none()
+        && !settings.overwrite;
     let broken = || Error::Unreadable {
         path: path.to_owned(),
         why: "crio.runtime.runtimes is not a table".to_owned(),
@@ -175,7 +181,7 @@ pub(super) fn configure(
                 .get("runtime_type")
                 .and_then(toml_edit::Item::as_str)
                 .unwrap_or_default();
-            if settings.anew || !kind.is_empty() {
+            if settings.overwrite || !kind.is_empty() {
                 toml_text::put(table, "runtime_type", "oci");
             }
         }

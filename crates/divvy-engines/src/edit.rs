@@ -18,7 +18,7 @@ pub struct RuntimeSettings {
     /// Whether the kubelet's cgroup driver is systemd; `None` if it is unknown.
     pub systemd_cgroup: Option<bool>,
     /// Whether to rewrite an existing drop-in from the other files and discard its content, as NVIDIA's tool does.
-    pub anew: bool,
+    pub overwrite: bool,
     /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
     /// the engine's files as the source that the runtime's settings are copied from.
     pub printed: Option<String>,

@@ -35,7 +35,7 @@ pub(crate) fn configure(
         files,
         edits: at
             .drop_in
-            .filter(|_| settings.anew)
+            .filter(|_| settings.overwrite)
             .map(|drop_in| (drop_in.to_owned(), None))
             .into_iter()
             .collect(),
@@ -92,7 +92,7 @@ pub(crate) fn configure(
         }]);
     };
     let now = text(files, drop_in)?;
-    let fresh = now.as_deref().is_none_or(|now| settings.anew || ours(drop_in, now));
+    let fresh = now.as_deref().is_none_or(|now| settings.overwrite || ours(drop_in, now));
     let without = After {
         files: &said,
         edits: if fresh { vec![(drop_in.to_owned(), None)] } else { Vec::new() },
@@ -124,7 +124,7 @@ pub(crate) fn configure(
         }
     };
     let mut settings = settings.clone();
-    if fresh && !settings.anew {
+    if fresh && !settings.overwrite {
         let had = now.as_deref().map(|now| toml(drop_in, now)).transpose()?.unwrap_or_default();
         if settings.cdi.is_none() && hands_on(&had, place.section, &settings.name) {
             settings.cdi = Some(true);
@@ -270,7 +270,7 @@ fn into(
         .into_iter()
         .find_map(|name| runtimes.get(name).and_then(toml::Value::as_table).cloned())
         .unwrap_or_default();
-    if runtime.is_empty() && settings.anew {
+    if runtime.is_empty() && settings.overwrite {
         // NVIDIA's tool writes these values when there is no runtime to copy from.
         runtime.insert("privileged_without_host_devices".to_owned(), false.into());
         runtime.insert("runtime_engine".to_owned(), "".into());
@@ -296,13 +296,13 @@ fn into(
         return Err(broken());
     };
     options.insert("BinaryName".to_owned(), settings.path.as_str().into());
-    if kind == LINUX_V1 || (settings.anew && place.version == 1) {
+    if kind == LINUX_V1 || (settings.overwrite && place.version == 1) {
         options.insert("Runtime".to_owned(), settings.path.as_str().into());
     }
     if let Some(systemd) = settings.systemd_cgroup.map(toml::Value::Boolean).or(copied) {
         options.insert("SystemdCgroup".to_owned(), systemd);
     }
-    if settings.cdi == Some(true) && !settings.anew {
+    if settings.cdi == Some(true) && !settings.overwrite {
         let list = runtime
             .entry("container_annotations")
             .or_insert_with(|| toml::Value::Array(Vec::new()));
@@ -322,7 +322,7 @@ fn into(
     let default = configured.default_runtime.as_deref().unwrap_or("runc");
     let default = if default == settings.name { "runc" } else { default };
     let missing = !runtimes.contains_key(default);
-    let alone = merge == Merge::Sections && place.version <= 2 && !(settings.anew && at.merge.is_none());
+    let alone = merge == Merge::Sections && place.version <= 2 && !(settings.overwrite && at.merge.is_none());
     if missing && default == "runc" && (alone || settings.systemd_cgroup.is_some()) {
         let mut stock = toml::Table::new();
         stock.insert("runtime_type".to_owned(), RUNC_V2.into());

@@ -60,7 +60,7 @@ pub(crate) fn settings() -> RuntimeSettings {
         set_default: None,
         cdi: None,
         systemd_cgroup: None,
-        anew: false,
+        overwrite: false,
         printed: None,
     }
 }
@@ -228,7 +228,7 @@ fn case_05_docker_s_default_becomes_runc_where_nobody_knows_what_it_was() {
 fn case_06_containerd_without_a_file() {
     // The same as NVIDIA's tool. Another test checks that containerd 1.x also gets a table for runc.
     let like_theirs = RuntimeSettings {
-        anew: true,
+        overwrite: true,
         ..settings()
     };
     let (after, _) = there_and_back(&Tree::new(), &containerd_target(Some(DROP_IN), None), &like_theirs);
@@ -369,11 +369,11 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
                 );
                 let again = configure(&after, &target, &settings(), Some(&record)).expect("again");
                 assert_eq!(again.edits, [], "the settings of an earlier run stay");
-                let anew = RuntimeSettings {
-                    anew: true,
+                let overwrite = RuntimeSettings {
+                    overwrite: true,
                     ..cdi.clone()
                 };
-                let (after, _) = there_and_back(&files, &target, &anew);
+                let (after, _) = there_and_back(&files, &target, &overwrite);
                 assert_eq!(
                     annotations(&after[written], "nvidia"),
                     annotations(&text, "runc"),
@@ -443,8 +443,8 @@ fn an_import_that_matches_a_directory_that_is_not_there_yet_is_enough() {
 
 #[test]
 fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
-    let anew = RuntimeSettings {
-        anew: true,
+    let overwrite = RuntimeSettings {
+        overwrite: true,
         ..settings()
     };
     for (file, drop_in, target) in [
@@ -457,7 +457,7 @@ fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
             ""
         };
         let files = tree([(file, imports), (drop_in, "= =")]);
-        let (after, _) = there_and_back(&files, &target, &anew);
+        let (after, _) = there_and_back(&files, &target, &overwrite);
         assert!(target.read(&after).expect("read").runtimes.contains_key("nvidia"));
         // Without permission to replace the drop-in, divvy refuses: it cannot know which program wrote the broken file.
         let error = configure(&files, &target, &settings(), None).expect_err("refused");
@@ -468,7 +468,7 @@ fn as_with_nvidia_s_tool_a_broken_drop_in_is_written_anew() {
 #[test]
 fn what_the_engine_says_itself_is_copied_in_place_of_its_files() {
     let said = |text: &str| RuntimeSettings {
-        anew: true,
+        overwrite: true,
         printed: Some(text.to_owned()),
         ..settings()
     };
@@ -549,12 +549,12 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
 #[test]
 fn version_1_is_written_as_nvidia_s_tool_writes_it_where_that_is_read() {
     let v1 = "[plugins.cri.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v1\"\n";
-    let anew = RuntimeSettings {
-        anew: true,
+    let overwrite = RuntimeSettings {
+        overwrite: true,
         ..settings()
     };
     for target in [containerd_target(Some(DROP_IN), None), containerd_target(None, None)] {
-        let (after, _) = there_and_back(&tree([(CONTAINERD, v1)]), &target, &anew);
+        let (after, _) = there_and_back(&tree([(CONTAINERD, v1)]), &target, &overwrite);
         let written: toml::Table = toml::from_str(&after[CONTAINERD]).expect("TOML");
         let expected = format!(
             "{v1}[plugins.cri.containerd.runtimes.nvidia]\nruntime_type = \"io.containerd.runc.v1\"\n\
@@ -605,7 +605,7 @@ fn case_13_a_second_run_keeps_what_the_first_was_told_and_nvidia_s_tool_does_not
             []
         );
         let theirs = RuntimeSettings {
-            anew: true,
+            overwrite: true,
             set_default: Some(false),
             ..settings()
         };

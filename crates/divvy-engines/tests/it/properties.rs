@@ -131,14 +131,16 @@ fn crio_conf() -> impl Strategy<Value = String> {
 fn settings() -> impl Strategy<Value = RuntimeSettings> {
     let flag = || prop_oneof![Just(None), Just(Some(true)), Just(Some(false))];
     let name = prop_oneof![Just("nvidia"), Just("divvy"), Just("a.b_c-1")];
-    (name, flag(), flag(), flag(), any::<bool>()).prop_map(|(name, set_default, cdi, systemd_cgroup, anew)| RuntimeSettings {
-        name: name.to_owned(),
-        path: "/usr/local/bin/divvy-runtime".to_owned(),
-        set_default,
-        cdi,
-        systemd_cgroup,
-        anew,
-        printed: None,
+    (name, flag(), flag(), flag(), any::<bool>()).prop_map(|(name, set_default, cdi, systemd_cgroup, overwrite)| {
+        RuntimeSettings {
+            name: name.to_owned(),
+            path: "/usr/local/bin/divvy-runtime".to_owned(),
+            set_default,
+            cdi,
+            systemd_cgroup,
+            overwrite,
+            printed: None,
+        }
     })
 }
 

@@ -79,7 +79,7 @@ impl Run {
             set_default: (default || !docker).then_some(default),
             cdi: self.has(&["cdi.enabled", "cdi.enable", "enable-cdi"]).then_some(true),
             systemd_cgroup: None,
-            anew: true,
+            overwrite: true,
             printed: None,
         }
     }

@@ -244,7 +244,7 @@ fn settings(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -
         set_default: args.set_default,
         cdi: args.cdi,
         systemd_cgroup,
-        anew: args.as_nvidia_ctk,
+        overwrite: args.as_nvidia_ctk,
         printed: None,
     })
 }

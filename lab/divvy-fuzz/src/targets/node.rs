@@ -223,7 +223,7 @@ fn said(bytes: &[u8]) -> bool {
         set_default: Some(true),
         cdi: None,
         systemd_cgroup: None,
-        anew: true,
+        overwrite: true,
         printed: Some(text.to_owned()),
     };
     let containerd = Files::Containerd {
@@ -265,7 +265,7 @@ fn edited(bytes: &[u8], target: &Files) -> bool {
         set_default: Some(true),
         cdi: Some(true),
         systemd_cgroup: None,
-        anew: false,
+        overwrite: false,
         printed: None,
     };
     let Ok(plan) = configure(&before, target, &settings, None) else {
