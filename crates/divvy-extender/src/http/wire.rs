@@ -1,5 +1,5 @@
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use divvy_kube::objects::PodObject;
 use divvy_placement::Refusal;
@@ -107,6 +107,13 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
     } else {
         return Err("cannot get node names".to_owned());
     };
+    // In the response, the names of nodes are keys of an object.
+    let mut known = HashSet::with_capacity(nodes.names().size_hint().0);
+    if let Some(name) = nodes.names().find(|name| !known.insert(*name)) {
+        return Err(format!(
+            "the request names the node {name:?} twice; send each node once, as kube-scheduler does"
+        ));
+    }
     Ok(FilterArgs { pod, nodes })
 }
 

@@ -182,6 +182,7 @@ async fn malformed_requests_get_an_error_in_words_and_status_200() {
         r#"{"Pod":{"metadata":{},"spec":{"containers":[]}},"NodeNames":{}}"#.to_owned(),
         r#"{"Pod":{"metadata":{},"spec":{"containers":[]}},"NodeNames":[1]}"#.to_owned(),
         r#"{"Pod":{"metadata":{},"spec":{"containers":[]}},"Nodes":{"items":[{}]}}"#.to_owned(),
+        r#"{"Pod":{"metadata":{},"spec":{"containers":[]}},"NodeNames":["n1","n2","n1"]}"#.to_owned(),
         r#"{"PodName":7}"#.to_owned(),
         r#"{"PodName":"../../nodes/n1","PodNamespace":"default","PodUID":"u","Node":"n1"}"#.to_owned(),
         r#"{"PodName":"q","PodNamespace":"a/b","PodUID":"u","Node":"n1"}"#.to_owned(),

@@ -367,7 +367,6 @@ fn filtered(answer: &Answer, asked: usize) -> bool {
     let failed = answer.body["FailedNodes"].as_object().cloned().unwrap_or_default();
     assert!(!passed.iter().any(|name| failed.contains_key(name)), "{}", answer.body);
     assert!(failed.values().all(|why| why.as_str().is_some_and(|why| !why.is_empty())));
-    // Each requested node counts, even if its name is requested twice.
     in_proportion(answer, asked, passed.len() + failed.len());
     let error = answer.body["Error"].as_str().expect("a text");
     assert!(error.is_empty() || passed.is_empty() && failed.is_empty(), "{}", answer.body);
