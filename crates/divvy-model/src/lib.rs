@@ -40,7 +40,7 @@ pub use grant::{GrantRecord, cdi_device_name};
 pub use inventory::{Gpu, Health, Inventory, Link, Partition};
 pub use kept::kept;
 pub use memory::{MemoryUnit, MiB};
-pub use mig::MigDevice;
+pub use mig::{MigDevice, MigParts};
 pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};

@@ -607,6 +607,7 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         uuid: format!("MIG-{gi}"),
         gi,
         ci: 0,
+        parts: None,
     };
     bed.memory_is(56, 56).await;
     bed.machine.send_modify(|machine| machine.mig = Some(vec![part(1, 3)]));

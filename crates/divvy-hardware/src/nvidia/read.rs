@@ -153,7 +153,13 @@ fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
         };
         let (gi, ci) = ffi::mig_instances(&mig)?;
         let uuid = mig.uuid()?;
-        found.push(MigDevice { index, uuid, gi, ci });
+        found.push(MigDevice {
+            index,
+            uuid,
+            gi,
+            ci,
+            parts: None,
+        });
     }
     Ok(found)
 }
