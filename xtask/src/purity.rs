@@ -6,9 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 11] = [
+const PURE: [&str; 12] = [
     "divvy-model",
     "divvy-agent-core",
+    "divvy-nvidia-plugin",
     "divvy-placement",
     "divvy-policy",
     "divvy-audit",

@@ -79,13 +79,23 @@ fn main() {
             must: false,
         })
         .collect();
-    println!("{:>5} {:>10}  (microseconds)", "GPUs", "most");
+    let positions: Vec<usize> = (0..GPUS).collect();
+    println!("{:>5} {:>10}  choose (microseconds)", "GPUs", "most");
+    slowest(&machines, |topology, count| topology.choose(&candidates, count));
+    println!("{:>5} {:>10}  choose_divided (microseconds)", "GPUs", "most");
+    slowest(&machines, |topology, count| topology.choose_divided(&positions, &[], count));
+    println!("{:>5} {:>10}  choose_divided with GPU 9 (microseconds)", "GPUs", "most");
+    slowest(&machines, |topology, count| topology.choose_divided(&positions, &[9], count));
+}
+
+/// Print the machine that takes the longest, for each number of GPUs.
+fn slowest(machines: &[(String, Topology)], choose: impl Fn(&Topology, usize) -> Option<Vec<usize>>) {
     for count in 1..=GPUS {
         let worst = machines.iter().map(|(name, topology)| {
             // The least of three measurements, to exclude other work on the machine.
             let micros = (0..3).map(|_| {
                 let started = now();
-                std::hint::black_box(topology.choose(&candidates, count));
+                std::hint::black_box(choose(topology, count));
                 now() - started
             });
             (micros.fold(f64::MAX, f64::min), name)

@@ -4,6 +4,7 @@
 //! worth 100 for each NVLink or xGMI link between them, plus 10 to 60 for how close they are on the PCI bus. A set is worth the sum of its
 //! pairs.
 
+mod division;
 mod exact;
 mod greedy;
 
@@ -119,6 +120,29 @@ impl Topology {
             _ => greedy::choose(self, &candidates, count),
         };
         Some(chosen.into_iter().map(|at| candidates[at].position).collect())
+    }
+
+    /// Choose `count` of the GPUs at these positions as NVIDIA's device plugin does, with all of `must`, in ascending order: the best set of
+    /// the division into sets of this size that is worth the most. `None` if there are too few GPUs, or if `must` has other GPUs or too many.
+    ///
+    /// With more than 16 GPUs, the choice is that of [`Topology::choose`].
+    pub fn choose_divided(&self, positions: &[usize], must: &[usize], count: usize) -> Option<Vec<usize>> {
+        let mut positions = positions.to_vec();
+        positions.sort_unstable();
+        positions.dedup();
+        if positions.len() <= division::MOST {
+            return division::choose(self, &positions, must, count);
+        }
+        if !must.iter().all(|position| positions.contains(position)) {
+            return None;
+        }
+        let candidate = |position: &usize| Candidate {
+            position: *position,
+            free: MiB::ZERO,
+            must: must.contains(position),
+        };
+        let candidates: Vec<Candidate> = positions.iter().map(candidate).collect();
+        self.choose(&candidates, count)
     }
 
     /// Report whether all pairs of the candidates are worth the same.

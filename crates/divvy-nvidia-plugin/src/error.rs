@@ -1,0 +1,69 @@
+/// Why nothing can be offered, or why a request is refused. Where NVIDIA's plugin has a text, this is the same one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// With the MIG strategy `single`, MIG is enabled on some GPUs only.
+    #[error("all devices on the node must be configured with the same migEnabled value")]
+    MigOnSomeGpus,
+    /// With the MIG strategy `single`, a GPU has no MIG devices.
+    #[error("device {0} has no MIG devices configured")]
+    NoMigDevices(u32),
+    /// With the MIG strategy `single`, not all MIG devices are alike.
+    #[error("more than one MIG device type present on node")]
+    SeveralMigTypes,
+    /// MPS cannot share MIG devices.
+    #[error("sharing using MPS is not supported for MIG devices")]
+    MpsWithMig,
+    /// No pattern of the configuration matches a GPU.
+    #[error("no resource pattern matches GPU {index} ({model:?}); add a pattern to resources.gpus, such as \"*\"")]
+    NoPattern {
+        /// The GPU's index.
+        index: u32,
+        /// The GPU's product name.
+        model: String,
+    },
+    /// The configuration shares more devices than there are.
+    #[error("requested {requested} devices to be replicated, but only {available} devices available")]
+    TooFewToShare {
+        /// The number in the configuration.
+        requested: u32,
+        /// The number of devices.
+        available: usize,
+    },
+    /// The configuration shares a device that does not exist.
+    #[error("the configuration shares the device {device:?} of {resource}, which does not exist on this node")]
+    UnknownDevice {
+        /// The device, as the configuration names it.
+        device: String,
+        /// The resource's name.
+        resource: String,
+    },
+    /// More replicas than CUDA's Multi-Process Service has clients.
+    #[error("invalid device maximum allowed replicas exceeded: {replicas} > {most}")]
+    TooManyClients {
+        /// The number in the configuration.
+        replicas: u32,
+        /// The limit of the GPU.
+        most: u32,
+    },
+    /// An IMEX channel that the configuration requires is missing.
+    #[error("error querying IMEX channels: requested IMEX channel channel{0} does not exist")]
+    NoImexChannel(u32),
+    /// The kubelet asks for a device that the resource does not have.
+    #[error("invalid allocation request for \"{resource}\": invalid request: unknown device: {device}")]
+    NotOffered {
+        /// The resource's name.
+        resource: String,
+        /// The device id.
+        device: String,
+    },
+    /// A container requests more than one shared device, and the configuration forbids it.
+    #[error(
+        "invalid allocation request for \"{resource}\": invalid request: maximum request size for shared resources is 1; found {found}"
+    )]
+    TooManyShared {
+        /// The resource's name.
+        resource: String,
+        /// The number of devices.
+        found: usize,
+    },
+}

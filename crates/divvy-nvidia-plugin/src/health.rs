@@ -1,0 +1,86 @@
+use std::collections::BTreeSet;
+
+/// The XIDs that an application causes, not the GPU: NVIDIA's plugin ignores them by default (internal/rm/health.go).
+const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
+
+/// Which XIDs make a GPU unhealthy, from `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`.
+///
+/// Both variables hold `all`, `xids`, or XIDs separated by commas. What is enabled wins over what is disabled, so that "disable all, enable
+/// some" works, as NVIDIA documents it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthChecks {
+    /// Whether the XIDs of neither list make a GPU unhealthy.
+    others: bool,
+    enabled: BTreeSet<u64>,
+    disabled: BTreeSet<u64>,
+}
+
+impl HealthChecks {
+    /// Parse the two variables. Return also the words that are not understood; they have no effect.
+    pub fn parse(disabled: &str, enabled: &str) -> (HealthChecks, Vec<String>) {
+        let (mut disabled_xids, disable_all, mut unknown) = words(disabled);
+        let (enabled_xids, enable_all, more) = words(enabled);
+        unknown.extend(more);
+        if !enable_all {
+            disabled_xids.extend(OF_APPLICATIONS);
+        }
+        let checks = HealthChecks {
+            others: enable_all || !disable_all,
+            enabled: enabled_xids,
+            disabled: disabled_xids,
+        };
+        (checks, unknown)
+    }
+
+    /// Report whether this XID makes a GPU unhealthy.
+    pub fn is_fatal(&self, xid: u64) -> bool {
+        self.enabled.contains(&xid) || (self.others && !self.disabled.contains(&xid))
+    }
+}
+
+/// Split a variable into XIDs, whether it names all of them, and other words.
+fn words(text: &str) -> (BTreeSet<u64>, bool, Vec<String>) {
+    let (mut xids, mut all, mut unknown) = (BTreeSet::new(), false, Vec::new());
+    for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+        match (word.to_ascii_lowercase().as_str(), word.parse()) {
+            ("all" | "xids", _) => all = true,
+            (_, Ok(xid)) => {
+                xids.insert(xid);
+            }
+            (_, Err(_)) => unknown.push(word.to_owned()),
+        }
+    }
+    (xids, all, unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_enabled_wins_over_what_is_disabled_and_applications_xids_count_only_if_enabled() {
+        for (disabled, enabled, fatal, harmless) in [
+            ("", "", &[48u64, 63, 79, 94, 119][..], &[13u64, 31, 43, 45, 68, 109][..]),
+            ("all", "", &[], &[13, 79]),
+            ("xids", "", &[], &[13, 79]),
+            ("XIDs", "", &[], &[79]),
+            ("79,13", "13", &[13, 48], &[79, 31]),
+            ("all", "79", &[79], &[48, 13]),
+            ("", "all", &[13, 31, 79], &[]),
+            ("79", "all", &[13], &[79]),
+            (" 79 , 48 ", "", &[94], &[79, 48]),
+        ] {
+            let (checks, unknown) = HealthChecks::parse(disabled, enabled);
+            let wrong: Vec<&u64> = fatal
+                .iter()
+                .filter(|xid| !checks.is_fatal(**xid))
+                .chain(harmless.iter().filter(|xid| checks.is_fatal(**xid)))
+                .collect();
+            assert!(
+                wrong.is_empty() && unknown.is_empty(),
+                "{disabled:?} {enabled:?}: {wrong:?} {unknown:?}"
+            );
+        }
+        assert_eq!(HealthChecks::parse("79,x", "-1").1, ["x", "-1"]);
+    }
+}

@@ -1,0 +1,68 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{Link, MiB, MigDevice};
+
+/// What a plugin knows about its node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The GPUs, in the order of their indices.
+    pub gpus: Vec<Gpu>,
+    /// Minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>`, by the name of the file in `/proc/driver/nvidia/capabilities` as
+    /// `/proc/driver/nvidia-caps/mig-minors` lists it: `gpu0/gi1/access`, `gpu0/gi1/ci0/access`.
+    pub cap_minors: BTreeMap<String, u32>,
+    /// The device nodes that the plugin has found in its own container, such as `/dev/nvidiactl`.
+    pub device_nodes: BTreeSet<String>,
+    /// The CDI classes besides `gpu` for which a spec exists, such as `imex-channel`.
+    pub cdi_classes: BTreeSet<String>,
+}
+
+/// A GPU, as the driver describes it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// NVML's UUID; a made-up name if the GPU is [`Gpu::unreadable`].
+    pub uuid: String,
+    /// Whether the driver lost the GPU before any of its values could be read.
+    pub unreadable: bool,
+    /// NVML's index.
+    pub index: u32,
+    /// The number in `/dev/nvidia<minor>`.
+    pub minor: Option<u32>,
+    /// The product name.
+    pub model: String,
+    /// The total memory.
+    pub memory: MiB,
+    /// The compute capability.
+    pub cc: Option<(u32, u32)>,
+    /// The NUMA node.
+    pub numa: Option<u32>,
+    /// Connections to other GPUs.
+    pub links: Vec<Link>,
+    /// Whether MIG is enabled; `None` if the GPU is not capable of MIG.
+    pub mig: Option<bool>,
+    /// The MIG devices.
+    pub mig_devices: Vec<MigDevice>,
+    /// Whether containers can use the GPU.
+    pub healthy: bool,
+    /// The UUIDs of MIG devices that containers cannot use although the GPU works.
+    pub failed_mig_devices: BTreeSet<String>,
+}
+
+impl Machine {
+    /// Describe a GPU that the driver has lost before any of its values could be read. It is offered as an unhealthy device, so that the
+    /// node's capacity does not change when the GPU returns.
+    pub fn unreadable(index: u32) -> Gpu {
+        Gpu {
+            uuid: format!("GPU-unreadable-{index}"),
+            unreadable: true,
+            index,
+            ..Gpu::default()
+        }
+    }
+}
+
+impl Gpu {
+    /// Report whether MIG is enabled.
+    pub fn is_divided(&self) -> bool {
+        self.mig == Some(true)
+    }
+}

@@ -1,0 +1,98 @@
+//! Which devices suit a container best.
+
+use std::collections::BTreeMap;
+
+use divvy_nvidia_config::SharedDevicesPolicy;
+
+use crate::Resource;
+use crate::offer::Unit;
+
+impl Resource {
+    /// Return `size` of the available device ids, with all of `must`. Whole GPUs are chosen by how well they are connected; replicas and MIG
+    /// devices by `policy`, over GPUs first and over the MIG devices of a GPU second. Empty if there is no such choice; then the kubelet chooses.
+    pub fn preferred(&self, policy: SharedDevicesPolicy, available: &[String], must: &[String], size: usize) -> Vec<String> {
+        let offered: Vec<(&String, &Unit)> = available.iter().filter_map(|id| Some((id, self.unit(id)?))).collect();
+        let is_available = |id: &String| offered.iter().any(|(known, _)| *known == id);
+        if size == 0 || size > offered.len() || must.len() > size || !must.iter().all(is_available) {
+            return Vec::new();
+        }
+        match self.units.iter().all(|unit| !unit.is_mig && unit.replicas.is_none()) {
+            true => self.aligned(&offered, must, size),
+            false => self.balanced(policy, &offered, must, size),
+        }
+    }
+
+    fn aligned(&self, offered: &[(&String, &Unit)], must: &[String], size: usize) -> Vec<String> {
+        let positions: Vec<usize> = offered.iter().map(|(_, unit)| unit.gpu).collect();
+        let must: Vec<usize> = (offered.iter().filter(|(id, _)| must.contains(id)))
+            .map(|(_, unit)| unit.gpu)
+            .collect();
+        let chosen = self.topology.choose_divided(&positions, &must, size).unwrap_or_default();
+        let id_at = |position: usize| offered.iter().find(|(_, unit)| unit.gpu == position);
+        chosen
+            .into_iter()
+            .filter_map(|position| id_at(position).map(|(id, _)| (*id).clone()))
+            .collect()
+    }
+
+    /// Choose one device after the other: from the GPU with the fewest (distributed) or the most (packed) allocated devices, then from such a
+    /// MIG device. On a tie, from the one that has given this container the fewest devices.
+    fn balanced(&self, policy: SharedDevicesPolicy, offered: &[(&String, &Unit)], must: &[String], size: usize) -> Vec<String> {
+        let mut chosen: Vec<String> = must.to_vec();
+        let mut free: Vec<(&String, &Unit)> = offered.iter().filter(|(id, _)| !must.contains(id)).copied().collect();
+        let mut gpus = self.loads(&free, |unit| unit.gpu.to_string());
+        let mut parts = self.loads(&free, |unit| unit.uuid.clone());
+        while chosen.len() < size {
+            let rank = |unit: &Unit| {
+                let of = |loads: &BTreeMap<String, Load>, key: &str| loads.get(key).copied().unwrap_or_default().rank(policy);
+                (of(&gpus, &unit.gpu.to_string()), of(&parts, &unit.uuid))
+            };
+            let Some(best) = (0..free.len()).min_by_key(|at| rank(free[*at].1)) else {
+                break;
+            };
+            let (id, unit) = free.remove(best);
+            for load in [gpus.get_mut(&unit.gpu.to_string()), parts.get_mut(&unit.uuid)]
+                .into_iter()
+                .flatten()
+            {
+                load.allocated += 1;
+                load.picked += 1;
+            }
+            chosen.push(id.clone());
+        }
+        chosen
+    }
+
+    /// Count the devices of each group that are not free.
+    fn loads(&self, free: &[(&String, &Unit)], group: impl Fn(&Unit) -> String) -> BTreeMap<String, Load> {
+        let mut loads: BTreeMap<String, Load> = BTreeMap::new();
+        for unit in &self.units {
+            loads.entry(group(unit)).or_default().allocated += i64::from(unit.replicas.unwrap_or(1));
+        }
+        for (_, unit) in free {
+            if let Some(load) = loads.get_mut(&group(unit)) {
+                load.allocated -= 1;
+            }
+        }
+        loads
+    }
+}
+
+/// What is in use of a GPU or a MIG device.
+#[derive(Debug, Clone, Copy, Default)]
+struct Load {
+    /// The number of allocated devices.
+    allocated: i64,
+    /// The number of devices that this request has chosen.
+    picked: i64,
+}
+
+impl Load {
+    /// The lowest rank is chosen.
+    fn rank(self, policy: SharedDevicesPolicy) -> (i64, i64) {
+        match policy {
+            SharedDevicesPolicy::Distributed => (self.allocated, self.picked),
+            SharedDevicesPolicy::Packed => (-self.allocated, self.picked),
+        }
+    }
+}
