@@ -235,6 +235,7 @@ enum Kind {
     Invalid,
     NotYet,
     Failed,
+    Unknown,
 }
 
 impl Refusal {
@@ -262,6 +263,14 @@ impl Refusal {
         }
     }
 
+    /// The same as [`Refusal::invalid`], with the gRPC status `Unknown` that a plugin in Go gives to every error.
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self {
+            kind: Kind::Unknown,
+            text: text.into(),
+        }
+    }
+
     /// The text for the user.
     pub fn text(&self) -> &str {
         &self.text
@@ -282,6 +291,7 @@ impl From<Refusal> for tonic::Status {
             Kind::Invalid => Self::invalid_argument(text),
             Kind::NotYet => Self::unavailable(text),
             Kind::Failed => Self::internal(text),
+            Kind::Unknown => Self::unknown(text),
         }
     }
 }
@@ -289,20 +299,32 @@ impl From<Refusal> for tonic::Status {
 /// The location of a plugin's socket, and the timing of its server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The directory of `kubelet.sock`, usually `/var/lib/kubelet/device-plugins`.
+    /// The directory of the plugins' sockets, usually `/var/lib/kubelet/device-plugins`.
     pub device_plugin_dir: PathBuf,
+    /// The kubelet's socket, if it is not `kubelet.sock` in that directory.
+    pub kubelet_socket: Option<PathBuf>,
     /// The prefix of the socket names `<prefix>-<six characters>.sock`. Each resource needs its own prefix.
     pub socket_prefix: String,
+    /// Whether the socket is always named `<prefix>.sock`, for a resource whose socket other programs know by name.
+    pub is_socket_fixed: bool,
     /// Intervals and timeouts. The defaults suit a real kubelet.
     pub timing: Timing,
 }
 
 impl Settings {
+    /// Return the path of the kubelet's socket.
+    pub(crate) fn kubelet_path(&self) -> PathBuf {
+        let usual = || self.device_plugin_dir.join(crate::api::KUBELET_SOCKET);
+        self.kubelet_socket.clone().unwrap_or_else(usual)
+    }
+
     /// Create settings with the default [`Timing`].
     pub fn new(device_plugin_dir: impl Into<PathBuf>, socket_prefix: impl Into<String>) -> Self {
         Self {
             device_plugin_dir: device_plugin_dir.into(),
+            kubelet_socket: None,
             socket_prefix: socket_prefix.into(),
+            is_socket_fixed: false,
             timing: Timing::default(),
         }
     }

@@ -12,8 +12,6 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{debug, warn};
 
-use crate::api::KUBELET_SOCKET;
-
 /// Distinguishes a file from a later file with the same name, even if the inode is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
@@ -59,12 +57,12 @@ pub(super) struct Directory {
 const RETRY_WATCH: Duration = Duration::from_secs(30);
 
 impl Directory {
-    pub(super) fn new(path: &Path, look_every: Duration) -> Self {
+    pub(super) fn new(path: &Path, kubelet: PathBuf, look_every: Duration) -> Self {
         let mut tick = tokio::time::interval(look_every);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut directory = Self {
             path: path.to_owned(),
-            kubelet: path.join(KUBELET_SOCKET),
+            kubelet,
             changed: Arc::new(Notify::new()),
             tick,
             watcher: None,
@@ -145,6 +143,7 @@ fn concerns_names(kind: EventKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::KUBELET_SOCKET;
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -171,7 +170,7 @@ mod tests {
     #[tokio::test]
     async fn without_inotify_the_directory_is_looked_at_every_now_and_then() -> std::io::Result<()> {
         let dir = tempfile::tempdir()?;
-        let mut directory = Directory::new(dir.path(), Duration::from_millis(20));
+        let mut directory = Directory::new(dir.path(), dir.path().join(KUBELET_SOCKET), Duration::from_millis(20));
         directory.watcher = None;
         directory.retry_watch = Instant::now() + RETRY_WATCH;
         for _ in 0..3 {
@@ -190,7 +189,7 @@ mod tests {
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("d");
         fs::create_dir(&path)?;
-        let mut directory = Directory::new(&path, Duration::from_secs(3600));
+        let mut directory = Directory::new(&path, path.join(KUBELET_SOCKET), Duration::from_secs(3600));
         directory.tick.reset();
         let soon = Duration::from_secs(5);
         fs::write(path.join("a"), "")?;

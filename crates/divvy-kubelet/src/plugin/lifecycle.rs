@@ -59,10 +59,10 @@ impl<P: Plugin> PluginServer<P> {
     /// [`Error::PathTooLong`]: crate::Error::PathTooLong
     /// [`Error::SocketPrefix`]: crate::Error::SocketPrefix
     pub async fn run(plugin: Arc<P>, settings: Settings, stop: CancellationToken, status: watch::Sender<Status>) -> Result<()> {
-        let names = Names::new(&settings.device_plugin_dir, &settings.socket_prefix)?;
+        let names = Names::new(&settings)?;
         let timing = settings.timing;
         let server = Self {
-            directory: Directory::new(&settings.device_plugin_dir, timing.look_every),
+            directory: Directory::new(&settings.device_plugin_dir, settings.kubelet_path(), timing.look_every),
             names,
             lock: None,
             backoff: Backoff::new(timing.retry_first, timing.retry_max),
@@ -205,6 +205,11 @@ impl<P: Plugin> PluginServer<P> {
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_millis());
             let path = self.directory.path().join(self.names.next(u64::try_from(now).unwrap_or(0)));
+            if self.settings.is_socket_fixed {
+                // The lock says that no other process serves here. If the file cannot be removed, listening fails and says so.
+                let _ = std::fs::remove_file(&path);
+                return path;
+            }
             if is_free(&path) {
                 return path;
             }

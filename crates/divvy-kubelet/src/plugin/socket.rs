@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::api::KUBELET_SOCKET;
+use super::Settings;
 use crate::{Error, Result};
 
 /// The longest path of a Unix socket in bytes: `sockaddr_un.sun_path` has 108 bytes, including the NUL.
@@ -14,27 +14,29 @@ const MAX_PATH: usize = 107;
 const SUFFIX: usize = 6;
 const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor.
+/// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor; or the same name to all, if
+/// the name is fixed.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
+    is_fixed: bool,
     last: u64,
 }
 
 impl Names {
     /// Check that the prefix is valid in a file name and that the paths fit into a socket address.
-    pub(super) fn new(directory: &Path, prefix: &str) -> Result<Self> {
+    pub(super) fn new(settings: &Settings) -> Result<Self> {
+        let prefix = &settings.socket_prefix;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if prefix.is_empty() || !prefix.bytes().all(plain) {
-            return Err(Error::SocketPrefix {
-                prefix: prefix.to_owned(),
-            });
+            return Err(Error::SocketPrefix { prefix: prefix.clone() });
         }
         let names = Self {
-            prefix: prefix.to_owned(),
+            prefix: prefix.clone(),
+            is_fixed: settings.is_socket_fixed,
             last: 0,
         };
-        for path in [directory.join(names.with_suffix(0)), directory.join(KUBELET_SOCKET)] {
+        for path in [settings.device_plugin_dir.join(names.with_suffix(0)), settings.kubelet_path()] {
             let bytes = path.as_os_str().as_bytes().len();
             if bytes > MAX_PATH {
                 return Err(Error::PathTooLong { path, bytes });
@@ -43,14 +45,17 @@ impl Names {
         Ok(names)
     }
 
-    /// Return the name for a socket created at this time (in milliseconds since 1970). Within a process, no name repeats. Names of earlier
-    /// processes do not repeat for 25 days.
+    /// Return the name for a socket created at this time (in milliseconds since 1970). Unless it is fixed, no name repeats within a process,
+    /// and names of earlier processes do not repeat for 25 days.
     pub(super) fn next(&mut self, now: u64) -> String {
         self.last = now.max(self.last + 1);
         self.with_suffix(self.last)
     }
 
     fn with_suffix(&self, mut number: u64) -> String {
+        if self.is_fixed {
+            return format!("{}.sock", self.prefix);
+        }
         let mut suffix = [0_u8; SUFFIX];
         for place in suffix.iter_mut().rev() {
             *place = DIGITS[(number % 36) as usize];
@@ -60,6 +65,9 @@ impl Names {
     }
 
     fn is_ours(&self, name: &str) -> bool {
+        if self.is_fixed {
+            return name == self.with_suffix(0);
+        }
         name.strip_prefix(&self.prefix)
             .and_then(|rest| rest.strip_prefix('-'))
             .and_then(|rest| rest.strip_suffix(".sock"))
@@ -90,9 +98,13 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixListener;
 
+    fn names(directory: impl AsRef<Path>, prefix: &str) -> Result<Names> {
+        Names::new(&Settings::new(directory.as_ref(), prefix))
+    }
+
     #[test]
     fn names_never_repeat_even_if_the_clock_stands_still_or_goes_back() -> Result<()> {
-        let mut names = Names::new(Path::new("/d"), "p")?;
+        let mut names = names(Path::new("/d"), "p")?;
         let given = [names.next(1_795_253_400_000), names.next(1_795_253_400_000), names.next(5)];
         assert_eq!(given[0].len(), "p-abcdef.sock".len());
         assert!(
@@ -106,19 +118,19 @@ mod tests {
     fn a_path_too_long_for_a_socket_is_refused_with_its_length() {
         // prefix-xxxxxx.sock: 18 bytes after the directory and its slash.
         let fits = format!("/{}", "d".repeat(MAX_PATH - 20));
-        assert!(Names::new(Path::new(&fits), "prefix").is_ok());
-        let text = Names::new(Path::new(&format!("{fits}d")), "prefix")
+        assert!(names(Path::new(&fits), "prefix").is_ok());
+        let text = names(Path::new(&format!("{fits}d")), "prefix")
             .expect_err("one byte too long")
             .to_string();
         assert!(text.contains("has 108 bytes") && text.contains("at most 107"), "{text}");
         // A short prefix does not help if kubelet.sock itself does not fit.
-        assert!(Names::new(Path::new(&format!("/{}", "d".repeat(200))), "p").is_err());
+        assert!(names(Path::new(&format!("/{}", "d".repeat(200))), "p").is_err());
     }
 
     #[test]
     fn a_prefix_that_is_no_file_name_is_refused() {
         for prefix in ["", "a/b", "a b", "ü"] {
-            assert!(Names::new(Path::new("/d"), prefix).is_err(), "{prefix:?}");
+            assert!(names(Path::new("/d"), prefix).is_err(), "{prefix:?}");
         }
     }
 
@@ -136,12 +148,18 @@ mod tests {
             drop(UnixListener::bind(dir.path().join(name))?);
         }
         fs::write(dir.path().join("mem-abc124.sock"), "a regular file")?;
-        let removed = Names::new(dir.path(), "mem")?.remove_stale(dir.path())?;
+        let removed = names(dir.path(), "mem")?.remove_stale(dir.path())?;
         assert_eq!(
             removed,
             [dir.path().join("mem-000000.sock"), dir.path().join("mem-abc123.sock")]
         );
         assert_eq!(fs::read_dir(dir.path())?.count(), 5);
+        let mut fixed = Names::new(&Settings {
+            is_socket_fixed: true,
+            ..Settings::new(dir.path(), "mem")
+        })?;
+        assert_eq!((fixed.next(1), fixed.next(2)), ("mem.sock".to_owned(), "mem.sock".to_owned()));
+        assert_eq!(fixed.remove_stale(dir.path())?, [dir.path().join("mem.sock")]);
         Ok(())
     }
 }

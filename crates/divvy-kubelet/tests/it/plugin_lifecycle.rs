@@ -178,6 +178,27 @@ async fn a_plugin_whose_socket_is_removed_listens_and_registers_again() {
 }
 
 #[tokio::test]
+async fn a_fixed_socket_has_the_same_name_after_each_registration_and_replaces_what_was_left_behind() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let socket = dir.path().join("nvidia-gpu.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket that a killed process left"));
+    let settings = Settings {
+        is_socket_fixed: true,
+        ..Settings::new(dir.path(), "nvidia-gpu")
+    };
+    let mut running = Running::with(TestPlugin::default(), settings);
+    kubelet.wait_registered(1).await;
+    assert_eq!(kubelet.plugin_socket(), socket);
+    running.wait_ready().await;
+    fs::remove_file(&socket).expect("removed");
+    kubelet.wait_registered(2).await;
+    assert_eq!(kubelet.plugin_socket(), socket);
+    running.stop().await;
+    assert!(!socket.exists());
+}
+
+#[tokio::test]
 async fn k07_a_replaced_directory_is_followed() {
     let dir = tempdir().expect("a temporary directory");
     let directory = dir.path().join("device-plugins");
