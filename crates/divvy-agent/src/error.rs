@@ -34,6 +34,9 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// What NVIDIA's device plugin would serve cannot be served.
+    #[error("error starting plugins: {0}")]
+    Plugin(String),
     /// A part of the agent ended unexpectedly.
     #[error("{part} ended unexpectedly: {text}")]
     Ended {

@@ -23,6 +23,7 @@ mod hardware;
 mod http;
 mod memory_in_use;
 mod metrics;
+pub mod nvidia;
 mod pending_event;
 mod plugin;
 mod readiness;

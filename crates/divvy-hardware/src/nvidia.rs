@@ -13,7 +13,7 @@ use std::sync::mpsc::Receiver;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
-pub use library::driver_root;
+pub use library::{driver_root, has_library};
 
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};

@@ -46,11 +46,15 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
-    let has_library = |root: &Path| DIRECTORIES.iter().any(|directory| root.join(directory).join(SONAME).exists());
     match !has_library(&options.driver_root) && has_library(&container) {
         true => container,
         false => options.driver_root.clone(),
     }
+}
+
+/// Report whether the driver's library is below this root directory.
+pub fn has_library(root: &Path) -> bool {
+    DIRECTORIES.iter().any(|directory| root.join(directory).join(SONAME).exists())
 }
 
 /// Return the message for a missing driver, including what to do.

@@ -1,0 +1,381 @@
+//! The agent in place of NVIDIA's device plugin: the same flags, configuration, sockets, and answers.
+//!
+//! ```text
+//! divvy-probe ─► health, facts ─► divvy_nvidia_plugin::offer ─► plugin ── kubelet: ListAndWatch, preferred, Allocate
+//! configuration file, SIGHUP ─────────────┘
+//! ```
+//!
+//! It needs no access to the API server, as NVIDIA's plugin does not.
+
+mod cdi;
+mod facts;
+mod health;
+mod plugin;
+mod reload;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
+use divvy_hardware::nvidia::has_library;
+use divvy_hardware::{Code, Failure, Snapshot};
+use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
+use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
+use divvy_nvidia_plugin::offer;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use self::cdi::Specs;
+use self::facts::Facts;
+use self::health::Health;
+use self::plugin::{NvidiaPlugin, Served};
+pub use self::reload::{Loaded, Source};
+use crate::Error;
+
+/// The directory of the plugins' sockets. As with NVIDIA's plugin, it does not depend on `--kubelet-socket`.
+const SOCKETS: &str = "/var/lib/kubelet/device-plugins";
+
+/// Where the plugin finds its surroundings.
+#[derive(Debug, Clone)]
+pub struct Surroundings {
+    /// The program `divvy-probe`.
+    pub probe: PathBuf,
+    /// A private directory for the probe's socket.
+    pub probe_dir: PathBuf,
+    /// The directory of the plugins' sockets.
+    pub sockets: PathBuf,
+    /// The directory for CDI specs.
+    pub cdi_dir: PathBuf,
+    /// The root below which `/dev` and `/proc` are.
+    pub root: PathBuf,
+}
+
+impl Surroundings {
+    /// Return those of a pod on a node: the probe is in the directory of this program.
+    ///
+    /// # Errors
+    /// The program cannot find itself.
+    pub fn of_pod() -> Result<Surroundings, Error> {
+        let own = std::env::current_exe().map_err(|error| Error::Ended {
+            part: "the search for divvy-probe",
+            text: error.to_string(),
+        })?;
+        Ok(Surroundings {
+            probe: own.with_file_name("divvy-probe"),
+            probe_dir: std::env::temp_dir().join(format!("divvy-nvidia-{}", std::process::id())),
+            sockets: SOCKETS.into(),
+            cdi_dir: "/var/run/cdi".into(),
+            root: "/".into(),
+        })
+    }
+}
+
+/// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes it start over.
+///
+/// # Errors
+/// The configuration is wrong or does not suit the node, or the driver cannot be initialized and the configuration says not to wait for it.
+pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
+    let mut reloads = source.watch();
+    let mut loaded = source.load().map_err(Error::Plugin)?;
+    loop {
+        for warning in &loaded.warnings {
+            warn!("{warning}");
+        }
+        let until_reloaded = stop.child_token();
+        let next = {
+            let mut serving = std::pin::pin!(serve(&loaded.config, &surroundings, &until_reloaded));
+            let next = loop {
+                tokio::select! {
+                    ended = &mut serving => return ended,
+                    () = reloads.changed() => {}
+                }
+                match source.load() {
+                    Ok(next) => break next,
+                    Err(text) => error!("{text}; the plugin continues with the previous configuration"),
+                }
+            };
+            info!("the configuration is read again; the plugin starts over");
+            until_reloaded.cancel();
+            serving.await?;
+            next
+        };
+        if stop.is_cancelled() {
+            return Ok(());
+        }
+        loaded = next;
+    }
+}
+
+/// Serve until `stop` is cancelled.
+async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
+    check(config)?;
+    let mut node = Node::new(config, surroundings, stop);
+    let mut client = ProbeClient::start(probe(config, surroundings), Timing::default());
+    loop {
+        let update = tokio::select! {
+            () = stop.cancelled() => break,
+            update = client.next() => update,
+            ended = node.ended() => return ended,
+        };
+        let Some(update) = update else {
+            return Err(Error::Ended {
+                part: "the probe's client",
+                text: "it stopped sending updates".to_owned(),
+            });
+        };
+        let now = node.now();
+        match update {
+            Update::Snapshot(snapshot) => {
+                node.snapshot(now, snapshot);
+                node.publish()?;
+            }
+            Update::Fault(event) => {
+                if node.health.fault(now, &event.fault, &node.facts) {
+                    warn!(
+                        gpu = event.fault.uuid.as_deref().unwrap_or("all"),
+                        "{}: the GPU is unhealthy", event.fault.name
+                    );
+                    node.publish()?;
+                } else {
+                    info!(
+                        gpu = event.fault.uuid.as_deref().unwrap_or("all"),
+                        "{} needs no action", event.fault.name
+                    );
+                }
+            }
+            Update::Unavailable(failure) => node.unavailable(now, &failure)?,
+        }
+    }
+    node.end().await;
+    Ok(())
+}
+
+/// Refuse what this plugin does not serve.
+fn check(config: &Config) -> Result<(), Error> {
+    let refuse = |text: &str| Err(Error::Plugin(text.to_owned()));
+    if config.discovery == Discovery::Tegra {
+        return refuse("--device-discovery-strategy=tegra: Tegra has no NVML, and this plugin finds GPUs through NVML only");
+    }
+    if config.plugin.kubelet_socket.is_empty() {
+        return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
+    }
+    if config.sharing.strategy == SharingStrategy::Mps && config.mps_root.is_empty() {
+        return refuse("unable to validate flags: using MPS requires --mps-root to be specified");
+    }
+    Ok(())
+}
+
+/// The driver's library is first looked for where the driver's root is mounted in the container.
+fn probe(config: &Config, surroundings: &Surroundings) -> Probe {
+    let mounted = PathBuf::from(&config.plugin.container_driver_root);
+    Probe::Spawn(Spawn {
+        program: surroundings.probe.clone(),
+        nvml_library: None,
+        driver_root: has_library(&mounted).then_some(mounted),
+        sys_root: None,
+        env: Vec::new(),
+        watchdog: None,
+        dir: surroundings.probe_dir.clone(),
+    })
+}
+
+/// What is known about the node, and what is served for it.
+struct Node<'c> {
+    config: &'c Config,
+    surroundings: &'c Surroundings,
+    started: Instant,
+    facts: Facts,
+    health: Health,
+    specs: Specs,
+    served: Arc<Served>,
+    running: BTreeMap<String, Running>,
+    servers: JoinSet<divvy_kubelet::Result<()>>,
+    stop: CancellationToken,
+    /// What was last written to the log about the offer, so that it is written once.
+    said: Vec<String>,
+}
+
+/// The server of one resource.
+struct Running {
+    devices: watch::Sender<Arc<Vec<divvy_kubelet::plugin::Device>>>,
+    stop: CancellationToken,
+}
+
+impl<'c> Node<'c> {
+    fn new(config: &'c Config, surroundings: &'c Surroundings, stop: &CancellationToken) -> Node<'c> {
+        let (health, unknown) = Health::new(config);
+        for word in unknown {
+            warn!("DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS contains {word:?}, which is neither an XID nor \"all\"");
+        }
+        Node {
+            config,
+            surroundings,
+            started: Instant::now(),
+            facts: Facts::default(),
+            health,
+            specs: Specs::default(),
+            served: Arc::new(Served::new(config.clone())),
+            running: BTreeMap::new(),
+            servers: JoinSet::new(),
+            stop: stop.clone(),
+            said: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn snapshot(&mut self, now: u64, snapshot: Snapshot) {
+        for uuid in self.health.snapshot(now, &snapshot) {
+            match self.health.reason(&uuid) {
+                Some(reason) => warn!("{uuid} is unhealthy: {reason}"),
+                None => info!("{uuid} has recovered and is healthy again"),
+            }
+        }
+        self.facts.snapshot(snapshot);
+    }
+
+    /// Bring what is served up to date.
+    fn publish(&mut self) -> Result<(), Error> {
+        let mut machine = self.facts.machine(&self.health, self.config, &self.surroundings.root);
+        machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
+        let found = match offer(self.config, &machine) {
+            Ok(found) => found,
+            // Nothing is served yet: the configuration does not suit this node.
+            Err(error) if self.running.is_empty() => {
+                return Err(Error::Plugin(format!(
+                    "error getting plugins: unable to create plugins: failed to construct resource managers: {error}"
+                )));
+            }
+            Err(error) => {
+                self.say(vec![format!("{error}; until this is corrected, no device is healthy")]);
+                for running in self.running.values() {
+                    running.devices.send_modify(|devices| {
+                        *devices = Arc::new(devices.iter().cloned().map(|device| unhealthy(device)).collect());
+                    });
+                }
+                return Ok(());
+            }
+        };
+        let mut warnings = found.warnings;
+        if found.resources.is_empty() {
+            warnings.push("No devices found. Waiting for some to appear.".to_owned());
+        }
+        self.say(warnings);
+        let lists: BTreeMap<String, _> = found
+            .resources
+            .iter()
+            .map(|resource| (resource.name().to_owned(), plugin::devices(resource)))
+            .collect();
+        let sockets: BTreeMap<String, String> = found
+            .resources
+            .iter()
+            .map(|resource| (resource.name().to_owned(), resource.socket()))
+            .collect();
+        self.served.replace(machine, found.resources);
+        self.running.retain(|name, running| {
+            let stays = lists.contains_key(name);
+            if !stays {
+                info!("{name} is no longer offered");
+                running.stop.cancel();
+            }
+            stays
+        });
+        for (name, devices) in lists {
+            match self.running.get(&name) {
+                Some(running) => {
+                    running.devices.send_if_modified(|sent| {
+                        let changed = **sent != devices;
+                        if changed {
+                            *sent = Arc::new(devices);
+                        }
+                        changed
+                    });
+                }
+                None => self.start(name.clone(), sockets.get(&name).map_or("", String::as_str), devices),
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, name: String, socket: &str, devices: Vec<divvy_kubelet::plugin::Device>) {
+        let devices = watch::Sender::new(Arc::new(devices));
+        let stop = self.stop.child_token();
+        let plugin = NvidiaPlugin {
+            name: name.clone(),
+            devices: devices.clone(),
+            served: self.served.clone(),
+        };
+        let kubelet = Path::new(&self.config.plugin.kubelet_socket);
+        let settings = PluginSettings {
+            is_socket_fixed: true,
+            kubelet_socket: Some(kubelet.to_owned()),
+            ..PluginSettings::new(&self.surroundings.sockets, socket.trim_end_matches(".sock"))
+        };
+        let status = watch::Sender::new(Status::default());
+        self.servers
+            .spawn(PluginServer::run(Arc::new(plugin), settings, stop.clone(), status));
+        self.running.insert(name, Running { devices, stop });
+    }
+
+    /// Take in that the driver does not answer.
+    fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
+        self.health.unavailable(now);
+        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
+        if is_missing && self.facts.is_empty() && self.config.fail_on_init_error {
+            let nvidias = match failure.code {
+                Code::DriverNotLoaded => "Driver Not Loaded: ",
+                _ => "",
+            };
+            return Err(Error::Plugin(format!(
+                "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {nvidias}{}",
+                failure.text
+            )));
+        }
+        self.say(vec![format!("the driver does not answer: {failure}")]);
+        Ok(())
+    }
+
+    fn say(&mut self, texts: Vec<String>) {
+        if self.said != texts {
+            for text in &texts {
+                warn!("{text}");
+            }
+            self.said = texts;
+        }
+    }
+
+    /// Wait until a server ends for a reason that lasts.
+    async fn ended(&mut self) -> Result<(), Error> {
+        loop {
+            match self.servers.join_next().await {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => return Err(error.into()),
+                Some(Err(error)) => {
+                    return Err(Error::Ended {
+                        part: "a plugin server",
+                        text: error.to_string(),
+                    });
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Wait until the servers have removed their sockets.
+    async fn end(mut self) {
+        while self.servers.join_next().await.is_some() {}
+    }
+}
+
+fn unhealthy(device: divvy_kubelet::plugin::Device) -> divvy_kubelet::plugin::Device {
+    divvy_kubelet::plugin::Device {
+        healthy: false,
+        ..device
+    }
+}

@@ -1,0 +1,162 @@
+//! The CDI specs that the names in an answer refer to.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use divvy_cdi::generate::nvidia::Gpu;
+use divvy_cdi::generate::parts::{self, Part};
+use divvy_cdi::generate::{Channels, Extras, Generated, Naming, Options, nvidia, proc};
+use divvy_cdi::moved::{Side, move_root};
+use divvy_cdi::{Format, Spec};
+use divvy_host::Files;
+use divvy_model::MigDevice;
+use divvy_nvidia_config::{Config, DeviceIdStrategy, DeviceListStrategy};
+use tracing::{info, warn};
+
+use super::Surroundings;
+use super::facts::Facts;
+use crate::files;
+
+/// The vendor of the specs; the class is that of the devices.
+const VENDOR: &str = "k8s.device-plugin.nvidia.com";
+
+/// The specs that this process has written.
+#[derive(Debug, Default)]
+pub(super) struct Specs {
+    /// The driver and the GPUs for which they were written.
+    basis: Option<(String, Vec<Gpu>)>,
+    /// The classes of devices besides GPUs that have a spec.
+    classes: BTreeSet<String>,
+}
+
+impl Specs {
+    /// Write the specs if the configuration needs them and the GPUs have changed. Return the classes besides `gpu` that have a spec.
+    pub(super) fn update(&mut self, config: &Config, surroundings: &Surroundings, facts: &Facts) -> BTreeSet<String> {
+        let is_cdi = |strategy| matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri);
+        if !config.plugin.device_list_strategies.iter().copied().any(is_cdi) {
+            return BTreeSet::new();
+        }
+        let place = Place::find(config, surroundings);
+        let basis = (facts.driver.clone(), place.gpus(facts));
+        if self.basis.as_ref() != Some(&basis) {
+            self.classes = place.write(config, surroundings, &basis.0, &basis.1);
+            self.basis = Some(basis);
+        }
+        self.classes.clone()
+    }
+}
+
+/// Where the driver's files are in this process's own view.
+struct Place {
+    files: Files,
+    /// The directory of the driver within `files`.
+    driver_root: String,
+    /// Whether `files` begin at the driver's root, so that the paths must be moved to where it is on the host.
+    is_mounted: bool,
+}
+
+impl Place {
+    /// In a pod, the driver's root is mounted in the container. Otherwise it is where the configuration says.
+    fn find(config: &Config, surroundings: &Surroundings) -> Place {
+        let mounted = Path::new(&config.plugin.container_driver_root);
+        let is_mounted = mounted.is_dir();
+        Place {
+            files: Files::below(if is_mounted { mounted } else { &surroundings.root }),
+            driver_root: if is_mounted {
+                "/".to_owned()
+            } else {
+                config.driver_root.clone()
+            },
+            is_mounted,
+        }
+    }
+
+    fn gpus(&self, facts: &Facts) -> Vec<Gpu> {
+        let known = facts.gpus().filter_map(|gpu| Some((gpu, gpu.minor?)));
+        let gpus = known.map(|(gpu, minor)| Gpu {
+            index: gpu.index,
+            uuid: Some(gpu.uuid.clone()),
+            minor,
+            pci: gpu.pci.clone(),
+            mig: proc::mig_of(&self.files, minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
+        });
+        gpus.collect()
+    }
+
+    fn write(&self, config: &Config, surroundings: &Surroundings, driver: &str, gpus: &[Gpu]) -> BTreeSet<String> {
+        let mut written = BTreeSet::new();
+        let options = |class: &str| Options {
+            class: class.to_owned(),
+            naming: vec![match config.plugin.device_id_strategy {
+                DeviceIdStrategy::Uuid => Naming::Uuid,
+                DeviceIdStrategy::Index => Naming::Index,
+            }],
+            driver_root: self.driver_root.clone(),
+            extras: Extras {
+                imex: Channels::Some(BTreeSet::new()),
+                ..Extras::default()
+            },
+            ..Options::new(VENDOR)
+        };
+        let mut parts = vec![(
+            "gpu",
+            nvidia::generate(
+                &self.files,
+                gpus,
+                Some(driver).filter(|driver| !driver.is_empty()),
+                &options("gpu"),
+            ),
+        )];
+        let channels = Options {
+            only: config.imex.channel_ids.iter().map(u32::to_string).collect(),
+            ..options("imex-channel")
+        };
+        let others = [
+            (!config.imex.channel_ids.is_empty(), "imex-channel", Part::Imex, channels),
+            (config.gdrcopy, "gdrcopy", Part::Gdrcopy, options("gdrcopy")),
+            (config.gds, "gds", Part::Storage, options("gds")),
+            (config.mofed, "mofed", Part::Rdma, options("mofed")),
+        ];
+        let wanted = others.into_iter().filter(|(is_on, ..)| *is_on);
+        parts.extend(wanted.map(|(_, class, part, options)| (class, parts::generate(&self.files, part, &options))));
+        for (class, generated) in parts {
+            let Generated { mut spec, notes } = match generated {
+                Ok(generated) => generated,
+                Err(error) => {
+                    warn!(
+                        "the CDI spec for {VENDOR}/{class} cannot be generated, so containers with such devices do not start: {error}"
+                    );
+                    continue;
+                }
+            };
+            notes.iter().for_each(|note| info!("{note}"));
+            self.move_to_host(config, &mut spec);
+            let name = format!("{VENDOR}-{class}.json");
+            let made = files::make_directory(&surroundings.cdi_dir, 0o755)
+                .and_then(|()| files::write_atomic(&surroundings.cdi_dir, &name, spec.print(Format::Json).as_bytes(), 0o644));
+            match made {
+                Ok(()) => {
+                    info!("wrote {}", surroundings.cdi_dir.join(&name).display());
+                    if class != "gpu" {
+                        written.insert(class.to_owned());
+                    }
+                }
+                Err(error) => warn!("{error}; containers with devices of {VENDOR}/{class} do not start"),
+            }
+        }
+        written
+    }
+
+    /// Give the spec the host's paths instead of this container's.
+    fn move_to_host(&self, config: &Config, spec: &mut Spec) {
+        if !self.is_mounted {
+            return;
+        }
+        move_root(spec, "/", &config.driver_root, Side::Host);
+        let below = |root: &str| format!("{}/dev", root.trim_end_matches('/'));
+        let (driver, dev) = (below(&config.driver_root), below(&config.dev_root));
+        if driver != dev {
+            move_root(spec, &driver, &dev, Side::Host);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What the probe and the node's files say, as a [`Machine`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use divvy_cdi::generate::proc::mig_minors;
+use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_model::Vendor;
+use divvy_nvidia_config::Config;
+use divvy_nvidia_plugin::{Gpu, Machine};
+
+use super::health::Health;
+use crate::files;
+
+/// The device nodes that containers may get besides those of their GPUs.
+const NODES: [&str; 4] = [
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+];
+/// More than the kernel module ever writes.
+const MIG_MINORS_BYTES: u64 = 1 << 20;
+
+/// What the driver has said about the node's GPUs.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// What it last said about each GPU, by UUID. A GPU that has disappeared stays.
+    seen: BTreeMap<String, GpuFacts>,
+    /// The indices of GPUs of which nothing could be read.
+    unreadable: Vec<u32>,
+    /// The driver's version.
+    pub(super) driver: String,
+}
+
+impl Facts {
+    /// Report whether the driver has not said anything yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.seen.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// Take over a snapshot.
+    pub(super) fn snapshot(&mut self, snapshot: Snapshot) {
+        if let Some(driver) = snapshot.drivers.get(&Vendor::Nvidia) {
+            self.driver.clone_from(&driver.version);
+        }
+        let mut current = BTreeSet::new();
+        for gpu in snapshot.gpus.into_iter().filter(|gpu| gpu.vendor == Vendor::Nvidia) {
+            current.insert(gpu.uuid.clone());
+            self.seen.insert(gpu.uuid.clone(), gpu);
+        }
+        // A device that cannot be read may be a GPU that was read before.
+        let gone: BTreeSet<u32> = self
+            .seen
+            .values()
+            .filter(|gpu| !current.contains(&gpu.uuid))
+            .map(|gpu| gpu.index)
+            .collect();
+        let unreadable = snapshot
+            .unreadable
+            .into_iter()
+            .filter(|device| device.vendor == Vendor::Nvidia);
+        let unreadable = unreadable.map(|device| device.index);
+        self.unreadable = unreadable.filter(|index| !gone.contains(index)).collect();
+    }
+
+    /// Return the GPUs that are in the driver's list.
+    pub(super) fn gpus(&self) -> impl Iterator<Item = &GpuFacts> {
+        self.seen.values()
+    }
+
+    /// Return the UUID of a GPU's MIG device.
+    pub(super) fn mig_device(&self, gpu: &str, gi: u32, ci: u32) -> Option<&str> {
+        let mut devices = self.seen.get(gpu)?.mig_devices.iter();
+        devices
+            .find(|device| (device.gi, device.ci) == (gi, ci))
+            .map(|device| device.uuid.as_str())
+    }
+
+    /// Describe the machine. `root` is where `/dev` and `/proc` are looked up.
+    pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
+        let known = self.seen.values().map(|facts| gpu(facts, health));
+        let mut gpus: Vec<Gpu> = known
+            .chain(self.unreadable.iter().map(|index| Machine::unreadable(*index)))
+            .collect();
+        gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        let below = |path: &str| root.join(path.trim_start_matches('/'));
+        let channels = config.imex.channel_ids.iter();
+        let channels = channels.map(|channel| format!("/dev/nvidia-caps-imex-channels/channel{channel}"));
+        let nodes = NODES.iter().map(|node| (*node).to_owned()).chain(channels);
+        let minors = files::read(&below("/proc/driver/nvidia-caps/mig-minors"), MIG_MINORS_BYTES);
+        let minors = minors.ok().flatten().unwrap_or_default();
+        Machine {
+            gpus,
+            cap_minors: mig_minors(&minors)
+                .into_iter()
+                .map(|(path, minor)| (path.to_owned(), minor))
+                .collect(),
+            device_nodes: nodes.filter(|node| below(node).exists()).collect(),
+            cdi_classes: BTreeSet::new(),
+        }
+    }
+}
+
+fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
+    let cc = facts.cc.split_once('.');
+    let failed = facts.mig_devices.iter().map(|device| &device.uuid);
+    Gpu {
+        uuid: facts.uuid.clone(),
+        unreadable: false,
+        index: facts.index,
+        minor: facts.minor,
+        model: facts.model.clone(),
+        memory: facts.total,
+        cc: cc.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
+        numa: facts.numa,
+        links: facts.links.clone(),
+        mig: facts.mig.map(|(is_on, _)| is_on),
+        mig_devices: facts.mig_devices.clone(),
+        healthy: health.reason(&facts.uuid).is_none(),
+        failed_mig_devices: failed.filter(|uuid| health.reason(uuid).is_some()).cloned().collect(),
+    }
+}

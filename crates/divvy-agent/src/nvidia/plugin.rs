@@ -1,0 +1,151 @@
+//! One resource, as the kubelet's device plugin API sees it.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use divvy_kubelet::plugin::{Answer, Device, DeviceNode, Mount, Options, Plugin, Refusal};
+use divvy_nvidia_config::Config;
+use divvy_nvidia_plugin::{Access, Machine, Resource};
+use tokio::sync::watch;
+
+/// What all resources of the node answer from.
+#[derive(Debug)]
+pub(super) struct Served {
+    config: Config,
+    offered: Mutex<Offered>,
+}
+
+#[derive(Debug, Default)]
+struct Offered {
+    machine: Machine,
+    resources: BTreeMap<String, Resource>,
+}
+
+impl Served {
+    pub(super) fn new(config: Config) -> Served {
+        Served {
+            config,
+            offered: Mutex::default(),
+        }
+    }
+
+    pub(super) fn replace(&self, machine: Machine, resources: Vec<Resource>) {
+        let resources = resources.into_iter().map(|resource| (resource.name().to_owned(), resource));
+        *self.offered() = Offered {
+            machine,
+            resources: resources.collect(),
+        };
+    }
+
+    fn offered(&self) -> MutexGuard<'_, Offered> {
+        // A panic leaves the value as it was: it is only replaced as a whole.
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The device plugin of one resource.
+#[derive(Debug)]
+pub(super) struct NvidiaPlugin {
+    pub(super) name: String,
+    pub(super) devices: watch::Sender<Arc<Vec<Device>>>,
+    pub(super) served: Arc<Served>,
+}
+
+impl Plugin for NvidiaPlugin {
+    fn resource_name(&self) -> &str {
+        &self.name
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            pre_start_required: false,
+            preferred_allocation: true,
+        }
+    }
+
+    fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
+        self.devices.subscribe()
+    }
+
+    fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
+        let policy = self.served.config.plugin.shared_devices_policy;
+        let offered = self.served.offered();
+        let resource = offered.resources.get(&self.name);
+        resource.map_or_else(Vec::new, |resource| resource.preferred(policy, available, must_include, size))
+    }
+
+    fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
+        let offered = self.served.offered();
+        let resource = offered
+            .resources
+            .get(&self.name)
+            .ok_or_else(|| Refusal::unknown(format!("{} is no longer offered on this node", self.name)))?;
+        let access = resource.allocate(&self.served.config, &offered.machine, ids, &unique());
+        access.map(answer).map_err(|error| Refusal::unknown(error.to_string()))
+    }
+}
+
+/// Return a text that no other call returns, in the form of a random UUID.
+fn unique() -> String {
+    // Each `RandomState` has new keys, which the standard library takes from the system's random numbers.
+    let random = || RandomState::new().hash_one(std::process::id());
+    let (high, low) = (random(), random());
+    format!(
+        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xffff,
+        high & 0xfff,
+        0x8000 | (low >> 48 & 0x3fff),
+        low & 0xffff_ffff_ffff
+    )
+}
+
+fn answer(access: Access) -> Answer {
+    let mount = |mount: divvy_nvidia_plugin::Mount| Mount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        read_only: false,
+    };
+    let node = |node: divvy_nvidia_plugin::DeviceNode| DeviceNode {
+        container_path: node.container_path,
+        host_path: node.host_path,
+        permissions: "rw".to_owned(),
+    };
+    Answer {
+        envs: access.envs,
+        mounts: access.mounts.into_iter().map(mount).collect(),
+        devices: access.devices.into_iter().map(node).collect(),
+        annotations: access.annotations,
+        cdi_devices: access.cdi_devices,
+    }
+}
+
+/// Return a resource's devices for the kubelet.
+pub(super) fn devices(resource: &Resource) -> Vec<Device> {
+    let device = |device: divvy_nvidia_plugin::Device| Device {
+        id: device.id,
+        healthy: device.healthy,
+        numa: device.numa.map(i64::from),
+    };
+    resource.devices().map(device).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unique_texts_are_random_uuids_of_version_4() {
+        let all: std::collections::BTreeSet<String> = (0..1000).map(|_| unique()).collect();
+        assert_eq!(all.len(), 1000);
+        for text in all {
+            let lengths: Vec<usize> = text.split('-').map(str::len).collect();
+            assert_eq!(lengths, [8, 4, 4, 4, 12], "{text}");
+            assert!(
+                text.as_bytes()[14] == b'4' && "89ab".contains(char::from(text.as_bytes()[19])),
+                "{text}"
+            );
+        }
+    }
+}

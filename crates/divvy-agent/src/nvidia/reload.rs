@@ -1,0 +1,130 @@
+//! When the configuration is read again.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_nvidia_config::Config;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Interval, MissedTickBehavior};
+use tracing::warn;
+
+/// A configuration that has been read.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What an operator should know about it.
+    pub warnings: Vec<String>,
+}
+
+/// Parses the text of the configuration file, which is `None` if there is no file.
+type Parse = Arc<dyn Fn(Option<&str>) -> Result<Loaded, String> + Send + Sync>;
+
+/// Where the configuration comes from.
+#[derive(Clone)]
+pub struct Source {
+    file: Option<PathBuf>,
+    parse: Parse,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// The interval between two checks of the file. The file is usually a ConfigMap, which the kubelet itself updates once a minute.
+const LOOK: Duration = Duration::from_secs(2);
+/// The maximum size of the file, which is that of a ConfigMap.
+const BYTES: u64 = 1 << 20;
+
+impl Source {
+    /// Name the configuration file, if there is one, and say how its text becomes a configuration.
+    pub fn new(file: Option<PathBuf>, parse: impl Fn(Option<&str>) -> Result<Loaded, String> + Send + Sync + 'static) -> Source {
+        Source {
+            file,
+            parse: Arc::new(parse),
+        }
+    }
+
+    /// Read the configuration.
+    pub(super) fn load(&self) -> Result<Loaded, String> {
+        (self.parse)(self.read()?.as_deref())
+    }
+
+    fn read(&self) -> Result<Option<String>, String> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let fail = |text: &dyn fmt::Display| {
+            format!(
+                "unable to load config: the configuration file {} cannot be read: {text}; check --config-file, and that the ConfigMap is mounted",
+                file.display()
+            )
+        };
+        let mut text = String::new();
+        // The file of a ConfigMap is a symbolic link.
+        let opened = File::open(file).map_err(|error| fail(&error))?;
+        let size = opened
+            .take(BYTES + 1)
+            .read_to_string(&mut text)
+            .map_err(|error| fail(&error))?;
+        match size as u64 > BYTES {
+            true => Err(fail(&"it is larger than 1 MiB")),
+            false => Ok(Some(text)),
+        }
+    }
+
+    /// Notice SIGHUP and changes of the file's content.
+    pub(super) fn watch(&self) -> Reloads {
+        let mut tick = tokio::time::interval(LOOK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Reloads {
+            source: self.clone(),
+            known: self.read().ok().flatten(),
+            hangup: signal(SignalKind::hangup())
+                .inspect_err(|error| warn!("cannot receive SIGHUP: {error}"))
+                .ok(),
+            tick,
+        }
+    }
+}
+
+/// Says when to read the configuration again.
+#[derive(Debug)]
+pub(super) struct Reloads {
+    source: Source,
+    known: Option<String>,
+    hangup: Option<Signal>,
+    tick: Interval,
+}
+
+impl Reloads {
+    /// Wait for SIGHUP or another content of the file. Cancel-safe.
+    pub(super) async fn changed(&mut self) {
+        loop {
+            let hangup = async {
+                match &mut self.hangup {
+                    Some(hangup) => hangup.recv().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                _ = hangup => {
+                    self.known = self.source.read().ok().flatten();
+                    return;
+                }
+                _ = self.tick.tick() => {}
+            }
+            // While a ConfigMap is replaced, its file can be missing for a moment.
+            if let Ok(now @ Some(_)) = self.source.read()
+                && now != self.known
+            {
+                self.known = now;
+                return;
+            }
+        }
+    }
+}
