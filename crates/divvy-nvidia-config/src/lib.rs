@@ -1,10 +1,31 @@
-//! The configuration of NVIDIA's device plugin and of the programs that belong to it: flags, environment variables, and the configuration
-//! file, version v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
+//! The configuration of NVIDIA's device plugin and GPU feature discovery: flags, environment variables, and the configuration file, version
+//! v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
+//!
+//! ```text
+//! arguments, environment ─► Invocation ─┐
+//! text of the file ─────────────────────┴─► Config, warnings
+//! ```
+//!
+//! A flag wins over an environment variable, that over the file, and the file over the default.
+//!
+//! Two things differ from NVIDIA's programs by intent: a key that nothing reads is a warning, and `resources.gpus`, `resources.mig`, `rename`,
+//! and `devices` take effect. NVIDIA's programs read these four and ignore them.
 
+mod error;
+mod file;
+mod flags;
+mod merge;
 mod value;
 
+use std::collections::BTreeMap;
+
+pub use error::Error;
+pub use flags::{Invocation, Program, Stop};
 pub use value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
     SleepInterval,
 };
+
+/// The environment variables of a program.
+pub type Environment = BTreeMap<String, String>;

@@ -1,0 +1,669 @@
+//! The flags and the environment variables. One table names them all.
+
+use std::collections::BTreeMap;
+
+use clap::{Arg, ArgAction, Command};
+
+use crate::{Config, Environment, Error, file, merge};
+
+/// A program of NVIDIA whose flags are accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Program {
+    /// `nvidia-device-plugin`.
+    DevicePlugin,
+    /// `gpu-feature-discovery`.
+    FeatureDiscovery,
+}
+
+impl Program {
+    /// Return the program that is invoked under this name, which may be a path.
+    pub fn named(argv0: &str) -> Option<Program> {
+        match argv0.rsplit('/').next() {
+            Some("nvidia-device-plugin") => Some(Program::DevicePlugin),
+            Some("gpu-feature-discovery") => Some(Program::FeatureDiscovery),
+            _ => None,
+        }
+    }
+
+    /// Return the program's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Program::DevicePlugin => "nvidia-device-plugin",
+            Program::FeatureDiscovery => "gpu-feature-discovery",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Program::DevicePlugin => {
+                "Offer this node's NVIDIA GPUs to the kubelet. Divvy's replacement of NVIDIA's device plugin."
+            }
+            Program::FeatureDiscovery => {
+                "Describe this node's NVIDIA GPUs in node labels. Divvy's replacement of NVIDIA's GPU feature discovery."
+            }
+        }
+    }
+}
+
+/// The kind of a flag's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Bool,
+    /// Several values, separated by commas or in several flags.
+    List,
+}
+
+/// A flag.
+struct Flag {
+    name: &'static str,
+    aliases: &'static [&'static str],
+    /// Environment variables. The first one that is set counts.
+    env: &'static [&'static str],
+    kind: Kind,
+    /// Those that have it.
+    programs: &'static [Program],
+    help: &'static str,
+}
+
+const PLUGIN: &[Program] = &[Program::DevicePlugin];
+const DISCOVERY: &[Program] = &[Program::FeatureDiscovery];
+const BOTH: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery];
+
+const fn flag(
+    name: &'static str,
+    env: &'static [&'static str],
+    kind: Kind,
+    programs: &'static [Program],
+    help: &'static str,
+) -> Flag {
+    Flag {
+        name,
+        aliases: &[],
+        env,
+        kind,
+        programs,
+        help,
+    }
+}
+
+const fn with_alias(flag: Flag, aliases: &'static [&'static str]) -> Flag {
+    Flag { aliases, ..flag }
+}
+
+use Kind::{Bool, List, Text};
+
+const FLAGS: [Flag; 37] = [
+    flag(
+        "mig-strategy",
+        &["GFD_MIG_STRATEGY", "MIG_STRATEGY"],
+        Text,
+        BOTH,
+        "How MIG devices are offered: none, single (as nvidia.com/gpu), or mixed (one resource for each profile) [default: none]",
+    ),
+    flag(
+        "fail-on-init-error",
+        &["GFD_FAIL_ON_INIT_ERROR", "FAIL_ON_INIT_ERROR"],
+        Bool,
+        BOTH,
+        "End if the driver cannot be initialized; if false, wait for it [default: true]",
+    ),
+    with_alias(
+        flag(
+            "driver-root",
+            &["NVIDIA_DRIVER_ROOT"],
+            Text,
+            PLUGIN,
+            "Root directory of the driver's installation on the host [default: /]",
+        ),
+        &["nvidia-driver-root"],
+    ),
+    with_alias(
+        flag(
+            "dev-root",
+            &["NVIDIA_DEV_ROOT"],
+            Text,
+            PLUGIN,
+            "Directory on the host that contains the driver's /dev [default: the driver root]",
+        ),
+        &["nvidia-dev-root"],
+    ),
+    flag(
+        "pass-device-specs",
+        &["PASS_DEVICE_SPECS"],
+        Bool,
+        PLUGIN,
+        "List device nodes in the answer to Allocate [default: false]",
+    ),
+    flag(
+        "device-list-strategy",
+        &["DEVICE_LIST_STRATEGY"],
+        List,
+        PLUGIN,
+        "How a container is told its devices: envvar, volume-mounts, cdi-annotations, cdi-cri; several separated by commas [default: envvar]",
+    ),
+    flag(
+        "device-id-strategy",
+        &["DEVICE_ID_STRATEGY"],
+        Text,
+        PLUGIN,
+        "How devices are named in the answer to Allocate: uuid or index [default: uuid]",
+    ),
+    flag(
+        "gdrcopy-enabled",
+        &["GDRCOPY_ENABLED"],
+        Bool,
+        PLUGIN,
+        "Give containers with GPUs access to GDRCopy [default: false]",
+    ),
+    flag(
+        "gds-enabled",
+        &["GDS_ENABLED"],
+        Bool,
+        PLUGIN,
+        "Give containers with GPUs access to GPUDirect Storage [default: false]",
+    ),
+    flag(
+        "mofed-enabled",
+        &["MOFED_ENABLED"],
+        Bool,
+        PLUGIN,
+        "Give containers with GPUs access to Mellanox network devices [default: false]",
+    ),
+    flag(
+        "cdi-annotation-prefix",
+        &["CDI_ANNOTATION_PREFIX"],
+        Text,
+        PLUGIN,
+        "Prefix of the key of CDI annotations [default: cdi.k8s.io/]",
+    ),
+    with_alias(
+        flag(
+            "nvidia-cdi-hook-path",
+            &["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
+            Text,
+            PLUGIN,
+            "Accepted and not used: Divvy's CDI specs have no hooks",
+        ),
+        &["nvidia-ctk-path"],
+    ),
+    with_alias(
+        flag(
+            "driver-root-ctr-path",
+            &["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
+            Text,
+            BOTH,
+            "Where the driver's root directory is mounted in this container [default: /driver-root]",
+        ),
+        &["container-driver-root"],
+    ),
+    flag(
+        "mps-root",
+        &["MPS_ROOT"],
+        Text,
+        PLUGIN,
+        "Directory on the host for the files of the Multi-Process Service; required by sharing.mps",
+    ),
+    flag(
+        "shared-devices-allocation-policy",
+        &["SHARED_DEVICES_ALLOCATION_POLICY"],
+        Text,
+        PLUGIN,
+        "Which replicas to prefer: distributed (those of the least used GPU) or packed [default: distributed]",
+    ),
+    flag(
+        "device-discovery-strategy",
+        &["DEVICE_DISCOVERY_STRATEGY"],
+        Text,
+        BOTH,
+        "How devices are found: auto or nvml [default: auto]",
+    ),
+    flag(
+        "imex-channel-ids",
+        &["IMEX_CHANNEL_IDS"],
+        List,
+        PLUGIN,
+        "IMEX channels that containers get: none, or 0 [default: none]",
+    ),
+    flag(
+        "imex-required",
+        &["IMEX_REQUIRED"],
+        Bool,
+        PLUGIN,
+        "End if a requested IMEX channel does not exist [default: false]",
+    ),
+    flag(
+        "kubelet-socket",
+        &["KUBELET_SOCKET"],
+        Text,
+        PLUGIN,
+        "The kubelet's socket [default: /var/lib/kubelet/device-plugins/kubelet.sock]",
+    ),
+    flag(
+        "config-file",
+        &["GFD_CONFIG_FILE", "CONFIG_FILE"],
+        Text,
+        BOTH,
+        "Configuration file of version v1, YAML or JSON. A change of its content takes effect without a restart",
+    ),
+    flag(
+        "cdi-feature-flags",
+        &["CDI_FEATURE_FLAGS"],
+        List,
+        PLUGIN,
+        "Accepted and not used: Divvy generates CDI specs on its own",
+    ),
+    flag(
+        "cdi-disable-hooks",
+        &["CDI_DISABLE_HOOKS"],
+        List,
+        PLUGIN,
+        "Accepted and not used: Divvy's CDI specs have no hooks",
+    ),
+    flag(
+        "disable-healthchecks",
+        &["DP_DISABLE_HEALTHCHECKS"],
+        Text,
+        PLUGIN,
+        "XIDs that leave a GPU healthy, separated by commas, or all",
+    ),
+    flag(
+        "enable-healthchecks",
+        &["DP_ENABLE_HEALTHCHECKS"],
+        Text,
+        PLUGIN,
+        "XIDs that make a GPU unhealthy although they are ignored otherwise, separated by commas, or all",
+    ),
+    flag(
+        "oneshot",
+        &["GFD_ONESHOT"],
+        Bool,
+        DISCOVERY,
+        "Write the labels once and end [default: false]",
+    ),
+    flag(
+        "no-timestamp",
+        &["GFD_NO_TIMESTAMP"],
+        Bool,
+        DISCOVERY,
+        "Leave out the label with the time of the start [default: false]",
+    ),
+    flag(
+        "sleep-interval",
+        &["GFD_SLEEP_INTERVAL"],
+        Text,
+        DISCOVERY,
+        "Time between two updates of the labels, such as 60s, or infinite [default: 60s]",
+    ),
+    with_alias(
+        flag(
+            "output-file",
+            &["GFD_OUTPUT_FILE"],
+            Text,
+            DISCOVERY,
+            "File for the labels; empty for the standard output [default: /etc/kubernetes/node-feature-discovery/features.d/gfd]",
+        ),
+        &["output"],
+    ),
+    flag(
+        "machine-type-file",
+        &["GFD_MACHINE_TYPE_FILE"],
+        Text,
+        DISCOVERY,
+        "File with the machine's type [default: /sys/class/dmi/id/product_name]",
+    ),
+    flag(
+        "use-node-feature-api",
+        &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
+        Bool,
+        DISCOVERY,
+        "Write the labels to a NodeFeature object instead of the file [default: true]",
+    ),
+    flag(
+        "kubeconfig",
+        &["KUBECONFIG"],
+        Text,
+        DISCOVERY,
+        "The kubeconfig file [default: the pod's service account]",
+    ),
+    flag(
+        "kube-api-qps",
+        &["KUBE_API_QPS"],
+        Text,
+        DISCOVERY,
+        "Accepted and not used: the API server is called only when labels change",
+    ),
+    flag(
+        "kube-api-burst",
+        &["KUBE_API_BURST"],
+        Text,
+        DISCOVERY,
+        "Accepted and not used: the API server is called only when labels change",
+    ),
+    flag(
+        "namespace",
+        &["NAMESPACE"],
+        Text,
+        DISCOVERY,
+        "Namespace of the NodeFeature object [default: default]",
+    ),
+    flag("node-name", &["NODE_NAME"], Text, DISCOVERY, "Name of this node"),
+    flag(
+        "pod-name",
+        &["POD_NAME"],
+        Text,
+        DISCOVERY,
+        "Name of this pod, the owner of the NodeFeature object",
+    ),
+    flag(
+        "log-level",
+        &["DIVVY_LOG"],
+        Text,
+        BOTH,
+        "Level of the log on standard error: error, warn, info, debug, or trace",
+    ),
+];
+
+/// The health checks are configured by environment variables only.
+const VARIABLES_ONLY: [&str; 2] = ["disable-healthchecks", "enable-healthchecks"];
+/// For these, an empty variable is a value. For all others it is the same as none.
+const EMPTY_IS_A_VALUE: [&str; 2] = ["output-file", "kubelet-socket"];
+
+/// A program's arguments and environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invocation {
+    program: Program,
+    /// What flags and variables say, by the flag's name.
+    given: BTreeMap<&'static str, Vec<String>>,
+}
+
+/// The program ends at once: the text is its help, its version, or what is wrong with its arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stop {
+    /// The text.
+    pub text: String,
+    /// Whether the arguments are wrong, so that the text belongs on standard error and the program fails.
+    pub is_error: bool,
+}
+
+impl Invocation {
+    /// Parse arguments, without the program's name, as Go's flag package does: a flag has one or two dashes.
+    ///
+    /// # Errors
+    /// The arguments ask for help or for the version, or they are wrong.
+    pub fn parse(
+        program: Program,
+        version: &'static str,
+        arguments: &[String],
+        environment: &Environment,
+    ) -> Result<Invocation, Stop> {
+        let command = command(program, version);
+        let name = std::iter::once(program.name().to_owned());
+        let words = name.chain(arguments.iter().map(|word| with_two_dashes(program, word)));
+        let matches = command.try_get_matches_from(words).map_err(|error| Stop {
+            text: error.render().to_string(),
+            is_error: error.use_stderr(),
+        })?;
+        let mut given = BTreeMap::new();
+        for flag in of(program) {
+            let values = match is_variable_only(flag) {
+                true => None,
+                false => matches
+                    .get_many::<String>(flag.name)
+                    .map(|values| values.cloned().collect::<Vec<_>>()),
+            };
+            if let Some(values) = values.or_else(|| flag.from(program, environment).map(|value| vec![value])) {
+                given.insert(flag.name, values);
+            }
+        }
+        Ok(Invocation { program, given })
+    }
+
+    /// Return the path of the configuration file, if there is one.
+    pub fn config_file(&self) -> Option<&str> {
+        self.text("config-file")
+    }
+
+    /// Merge the arguments and the environment with the text of the configuration file. Return the configuration and what an operator should
+    /// know about it.
+    ///
+    /// # Errors
+    /// A value is not allowed, or the file cannot be parsed.
+    pub fn config(&self, file: Option<&str>) -> Result<(Config, Vec<String>), Error> {
+        let (file, warnings) = file::parse(file.unwrap_or_default())?;
+        merge::config(self, file, warnings)
+    }
+
+    /// Return the value of a flag that has one value.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.given.get(name)?.last().map(String::as_str)
+    }
+
+    /// Return the values of a flag that may have several.
+    pub(crate) fn list(&self, name: &str) -> Option<Vec<String>> {
+        let values = self.given.get(name)?.iter();
+        let parts = values.flat_map(|value| value.split(',')).map(str::trim);
+        Some(parts.filter(|part| !part.is_empty()).map(str::to_owned).collect())
+    }
+
+    pub(crate) fn boolean(&self, name: &str) -> Result<Option<bool>, Error> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        // Go's strconv.ParseBool.
+        match text {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Some(true)),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Some(false)),
+            _ => Err(Error::load(format!(
+                "--{name} ({}) is {text:?}; write true or false",
+                variables(name).join(", ")
+            ))),
+        }
+    }
+}
+
+fn of(program: Program) -> impl Iterator<Item = &'static Flag> {
+    FLAGS.iter().filter(move |flag| flag.programs.contains(&program))
+}
+
+fn variables(name: &str) -> &'static [&'static str] {
+    FLAGS.iter().find(|flag| flag.name == name).map_or(&[], |flag| flag.env)
+}
+
+fn is_variable_only(flag: &Flag) -> bool {
+    VARIABLES_ONLY.contains(&flag.name)
+}
+
+impl Flag {
+    /// Return the names of its variables. Those that begin with GFD are for GPU feature discovery alone.
+    fn variables(&self, program: Program) -> impl Iterator<Item = &'static str> {
+        let is_for = move |name: &&str| program == Program::FeatureDiscovery || !name.starts_with("GFD_");
+        self.env.iter().copied().filter(is_for)
+    }
+
+    fn from(&self, program: Program, environment: &Environment) -> Option<String> {
+        let is_set = |value: &&String| !value.is_empty() || EMPTY_IS_A_VALUE.contains(&self.name);
+        let mut values = self.variables(program).filter_map(|name| environment.get(name));
+        values.find(is_set).cloned()
+    }
+
+    fn argument(&self, program: Program) -> Arg {
+        let variables: Vec<&str> = self.variables(program).collect();
+        let argument = Arg::new(self.name)
+            .long(self.name)
+            .visible_aliases(self.aliases)
+            .help(format!("{} [env: {}]", self.help, variables.join(", ")));
+        let argument = if self.name == "output-file" {
+            argument.short('o')
+        } else {
+            argument
+        };
+        match self.kind {
+            Kind::Text => argument
+                .action(ArgAction::Append)
+                .value_name("VALUE")
+                .allow_hyphen_values(true),
+            Kind::List => argument.action(ArgAction::Append).value_name("VALUE,…"),
+            // `--flag` and `--flag=false`, but not `--flag false`.
+            Kind::Bool => argument
+                .action(ArgAction::Append)
+                .value_name("BOOL")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
+        }
+    }
+}
+
+fn command(program: Program, version: &'static str) -> Command {
+    let variables = of(program).filter(|flag| is_variable_only(flag));
+    let lines: Vec<String> = variables
+        .map(|flag| format!("  {}: {}", flag.env.join(", "), flag.help))
+        .collect();
+    let more = match lines.is_empty() {
+        true => String::new(),
+        false => format!("Environment variables without a flag:\n{}", lines.join("\n")),
+    };
+    Command::new(program.name())
+        .about(program.about())
+        .version(version)
+        .after_help(more)
+        .args(
+            of(program)
+                .filter(|flag| !is_variable_only(flag))
+                .map(|flag| flag.argument(program)),
+        )
+}
+
+/// Return an argument with two dashes, if it is a flag with one.
+fn with_two_dashes(program: Program, word: &str) -> String {
+    let name = word.strip_prefix('-').unwrap_or_default();
+    let name = name.split('=').next().unwrap_or_default();
+    let is_known = of(program).any(|flag| flag.name == name || flag.aliases.contains(&name));
+    match is_known || ["help", "version"].contains(&name) {
+        true => format!("-{word}"),
+        false => word.to_owned(),
+    }
+}
+
+/// Return the names of all flags of a program that can be given as an argument.
+#[cfg(test)]
+pub(crate) fn names(program: Program) -> Vec<&'static str> {
+    of(program)
+        .filter(|flag| !is_variable_only(flag))
+        .map(|flag| flag.name)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(program: Program, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Invocation, Stop> {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let environment = environment
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Invocation::parse(program, "1.2.3", &arguments, &environment.collect())
+    }
+
+    #[test]
+    fn the_name_of_the_program_selects_its_flags() {
+        for (name, program) in [
+            ("/usr/bin/nvidia-device-plugin", Some(Program::DevicePlugin)),
+            ("nvidia-device-plugin", Some(Program::DevicePlugin)),
+            ("/usr/bin/gpu-feature-discovery", Some(Program::FeatureDiscovery)),
+            ("divvy-agent", None),
+            ("", None),
+        ] {
+            assert_eq!(Program::named(name), program, "{name}");
+        }
+    }
+
+    #[test]
+    fn flags_are_written_as_go_programs_accept_them() {
+        for arguments in [
+            &["--mig-strategy=mixed", "--pass-device-specs"][..],
+            &["--mig-strategy", "mixed", "--pass-device-specs=true"],
+            &["-mig-strategy=mixed", "-pass-device-specs=T"],
+            &["-mig-strategy", "mixed", "--pass-device-specs=1"],
+            &[
+                "--mig-strategy=none",
+                "--mig-strategy=mixed",
+                "--pass-device-specs=false",
+                "--pass-device-specs",
+            ],
+        ] {
+            let parsed = parse(Program::DevicePlugin, arguments, &[]).expect("arguments");
+            assert_eq!(parsed.text("mig-strategy"), Some("mixed"), "{arguments:?}");
+            assert_eq!(parsed.boolean("pass-device-specs"), Ok(Some(true)), "{arguments:?}");
+        }
+        let lists = parse(
+            Program::DevicePlugin,
+            &[
+                "--device-list-strategy=envvar,cdi-cri",
+                "--device-list-strategy",
+                "volume-mounts",
+            ],
+            &[],
+        );
+        assert_eq!(
+            lists.expect("arguments").list("device-list-strategy"),
+            Some(vec!["envvar".to_owned(), "cdi-cri".to_owned(), "volume-mounts".to_owned()])
+        );
+        let output = parse(Program::FeatureDiscovery, &["-o", "", "--oneshot"], &[]).expect("arguments");
+        assert_eq!(output.text("output-file"), Some(""));
+    }
+
+    #[test]
+    fn the_first_variable_that_is_set_counts_and_a_flag_wins() {
+        let environment = [
+            ("GFD_MIG_STRATEGY", ""),
+            ("MIG_STRATEGY", "single"),
+            ("MPS_ROOT", ""),
+            ("KUBELET_SOCKET", ""),
+        ];
+        let parsed = parse(Program::DevicePlugin, &[], &environment).expect("no arguments");
+        assert_eq!(parsed.text("mig-strategy"), Some("single"));
+        assert_eq!((parsed.text("mps-root"), parsed.text("kubelet-socket")), (None, Some("")));
+        let parsed = parse(Program::DevicePlugin, &["--mig-strategy=mixed"], &environment).expect("arguments");
+        assert_eq!(parsed.text("mig-strategy"), Some("mixed"));
+        let both = [("GFD_MIG_STRATEGY", "none"), ("MIG_STRATEGY", "single")];
+        let parsed = parse(Program::FeatureDiscovery, &[], &both).expect("no arguments");
+        assert_eq!(parsed.text("mig-strategy"), Some("none"));
+        let parsed = parse(Program::DevicePlugin, &[], &both).expect("no arguments");
+        assert_eq!(parsed.text("mig-strategy"), Some("single"));
+        let empty = [("GFD_MIG_STRATEGY", ""), ("MIG_STRATEGY", "single")];
+        let parsed = parse(Program::FeatureDiscovery, &[], &empty).expect("no arguments");
+        assert_eq!(parsed.text("mig-strategy"), Some("single"));
+    }
+
+    #[test]
+    fn wrong_arguments_are_errors_and_help_is_not() {
+        for (arguments, is_error, part) in [
+            (&["--nonsense"][..], true, "--nonsense"),
+            (&["--mig-strategy"], true, "value"),
+            (&["extra"], true, "extra"),
+            (&["--oneshot"], true, "--oneshot"),
+            (&["--help"], false, "NVIDIA_DRIVER_ROOT"),
+            (&["-help"], false, "DP_DISABLE_HEALTHCHECKS"),
+            (&["--version"], false, "1.2.3"),
+        ] {
+            let stop = parse(Program::DevicePlugin, arguments, &[]).expect_err("stop");
+            assert!(
+                stop.is_error == is_error && stop.text.contains(part),
+                "{arguments:?}: {stop:?}"
+            );
+        }
+        let wrong = parse(Program::DevicePlugin, &[], &[("GDS_ENABLED", "maybe")]).expect("no arguments");
+        let error = wrong.boolean("gds-enabled").expect_err("maybe").to_string();
+        assert_eq!(
+            error,
+            "unable to load config: --gds-enabled (GDS_ENABLED) is \"maybe\"; write true or false"
+        );
+    }
+
+    #[test]
+    fn help_names_every_flag_its_default_and_its_variable() {
+        insta::assert_snapshot!(command(Program::DevicePlugin, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(command(Program::FeatureDiscovery, "1.2.3").term_width(130).render_help());
+    }
+}
