@@ -1,8 +1,11 @@
 //! `divvy agent` as a separate program, for a node's image. Most of an idle agent's memory is its program's pages, and the whole of `divvy` has more of them.
+//!
+//! Under the name of one of NVIDIA's programs, it takes that program's place.
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use divvy_nvidia_config::Program;
 
 /// Run on a GPU node: find its GPUs, advertise them, and give each container its GPU (`divvy agent` as a separate program)
 #[derive(Debug, clap::Parser)]
@@ -17,6 +20,10 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
+    let name = std::env::args().next().unwrap_or_default();
+    if let Some(program) = Program::named(&name) {
+        return divvy_agent::nvidia::main(program);
+    }
     let Cli { agent, log } = Cli::parse();
     divvy_program::run(log.as_deref(), async {
         divvy_agent::main(agent).await.map(|()| 0).map_err(Into::into)

@@ -10,6 +10,7 @@
 mod cdi;
 mod facts;
 mod health;
+mod main;
 mod plugin;
 mod reload;
 
@@ -32,6 +33,7 @@ use tracing::{error, info, warn};
 use self::cdi::Specs;
 use self::facts::Facts;
 use self::health::Health;
+pub use self::main::main;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
 use crate::Error;

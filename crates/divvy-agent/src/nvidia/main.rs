@@ -1,0 +1,54 @@
+//! The programs under NVIDIA's names.
+
+use std::process::ExitCode;
+
+use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
+
+use super::{Loaded, Source, Surroundings, device_plugin};
+use crate::Error;
+
+/// Run in place of one of NVIDIA's programs, with the arguments and the environment of this process.
+#[expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the help, or what is wrong with the arguments"
+)]
+pub fn main(program: Program) -> ExitCode {
+    let arguments: Vec<String> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment: Environment = variables.collect();
+    let invocation = match Invocation::parse(program, env!("CARGO_PKG_VERSION"), &arguments, &environment) {
+        Ok(invocation) => invocation,
+        Err(Stop { text, is_error: true }) => {
+            eprint!("{text}");
+            return ExitCode::FAILURE;
+        }
+        Err(Stop { text, is_error: false }) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let level = invocation.text("log-level").map(str::to_owned);
+    divvy_program::run(level.as_deref(), async move {
+        run(program, invocation).await.map(|()| 0).map_err(Into::into)
+    })
+}
+
+async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
+    let stop = divvy_program::until_stopped(false).map_err(|error| Error::Ended {
+        part: "the wait for signals",
+        text: error.to_string(),
+    })?;
+    let file = invocation.config_file().map(Into::into);
+    let source = Source::new(file, move |text| {
+        let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
+        Ok(Loaded { config, warnings })
+    });
+    match program {
+        Program::DevicePlugin => device_plugin(source, Surroundings::of_pod()?, stop).await,
+        Program::FeatureDiscovery => Err(Error::Plugin("not yet".to_owned())),
+    }
+}

@@ -1,0 +1,160 @@
+//! A kubelet for device plugins: takes registrations and follows the lists of devices.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
+use divvy_kubelet::api::v1beta1::registration_server::{Registration, RegistrationServer};
+use divvy_kubelet::api::v1beta1::{DevicePluginOptions, Empty, RegisterRequest};
+use divvy_kubelet::api::{KUBELET_SOCKET, connect};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Server};
+use tonic::{Request, Response, Status};
+
+use crate::go_client::GoClient;
+
+/// A device: its id, whether it is healthy, and its NUMA nodes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Device(pub(crate) String, pub(crate) bool, pub(crate) Vec<i64>);
+
+/// A registration.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Registered {
+    pub(crate) resource: String,
+    pub(crate) endpoint: String,
+    pub(crate) version: String,
+    pub(crate) preferred_allocation: bool,
+    pub(crate) pre_start: bool,
+}
+
+/// What the kubelet has received.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    /// All registrations, in their order.
+    pub(crate) registrations: Vec<Registered>,
+    /// The last list of each resource.
+    pub(crate) devices: BTreeMap<String, Vec<Device>>,
+    /// The number of lists so far.
+    pub(crate) lists: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Kubelet {
+    directory: PathBuf,
+    seen: watch::Sender<Seen>,
+    server: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Kubelet {
+    pub(crate) fn start(directory: &Path) -> Result<Kubelet> {
+        let kubelet = Kubelet {
+            directory: directory.to_owned(),
+            seen: watch::Sender::default(),
+            server: Arc::default(),
+        };
+        kubelet.listen()?;
+        Ok(kubelet)
+    }
+
+    /// Remove all sockets and listen again, as a kubelet does when it starts.
+    pub(crate) fn restart(&self) -> Result<()> {
+        for entry in std::fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|extension| extension == "sock") {
+                std::fs::remove_file(path)?;
+            }
+        }
+        self.listen()
+    }
+
+    fn listen(&self) -> Result<()> {
+        let path = self.directory.join(KUBELET_SOCKET);
+        let listener = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+        let service = RegistrationServer::new(self.clone());
+        let task = tokio::spawn(async move {
+            // The server ends with this program.
+            let connections = UnixListenerStream::new(listener).map(|stream| stream.map(GoClient));
+            let _ = Server::builder().serve_with_incoming(service, connections).await;
+        });
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(before) = server.replace(task) {
+            before.abort();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn seen(&self) -> watch::Receiver<Seen> {
+        self.seen.subscribe()
+    }
+
+    /// Connect to the plugin of a resource.
+    pub(crate) async fn plugin(&self, resource: &str) -> Result<DevicePluginClient<Channel>> {
+        let endpoint = {
+            let seen = self.seen.borrow();
+            let last = seen.registrations.iter().rfind(|registered| registered.resource == resource);
+            last.with_context(|| format!("{resource} is not registered"))?
+                .endpoint
+                .clone()
+        };
+        let channel = connect(&self.directory.join(endpoint), PATIENCE).await?;
+        Ok(DevicePluginClient::new(channel))
+    }
+
+    async fn follow(self, resource: String, mut plugin: DevicePluginClient<Channel>) {
+        let Ok(stream) = plugin.list_and_watch(Empty {}).await else {
+            return;
+        };
+        let mut stream = stream.into_inner();
+        while let Ok(Some(list)) = stream.message().await {
+            let mut devices: Vec<Device> = list
+                .devices
+                .into_iter()
+                .map(|device| {
+                    let nodes = device.topology.into_iter().flat_map(|topology| topology.nodes);
+                    Device(device.id, device.health == "Healthy", nodes.map(|node| node.id).collect())
+                })
+                .collect();
+            devices.sort();
+            self.seen.send_modify(|seen| {
+                seen.devices.insert(resource.clone(), devices);
+                seen.lists += 1;
+            });
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Registration for Kubelet {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        let socket = self.directory.join(&request.endpoint);
+        let channel = connect(&socket, PATIENCE)
+            .await
+            .map_err(|error| Status::unknown(format!("failed to dial device plugin: {error}")))?;
+        let DevicePluginOptions {
+            pre_start_required,
+            get_preferred_allocation_available,
+        } = request.options.unwrap_or_default();
+        self.seen.send_modify(|seen| {
+            seen.registrations.push(Registered {
+                resource: request.resource_name.clone(),
+                endpoint: request.endpoint,
+                version: request.version,
+                preferred_allocation: get_preferred_allocation_available,
+                pre_start: pre_start_required,
+            });
+        });
+        tokio::spawn(self.clone().follow(request.resource_name, DevicePluginClient::new(channel)));
+        Ok(Response::new(Empty {}))
+    }
+}

@@ -1,0 +1,128 @@
+//! Plays the same scenarios to two device plugins on the simulated NVML, and compares what they do. Needs root, for a mount namespace of its
+//! own.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a program for a terminal")]
+
+mod go_client;
+mod intended;
+mod kubelet;
+mod play;
+mod scenario;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand};
+
+use self::intended::Intended;
+use self::play::{Outcome, play};
+use self::scenario::{Scenario, all};
+
+/// Compare Divvy with NVIDIA's device plugin on a simulated driver
+#[derive(Debug, Parser)]
+#[command(after_help = "\
+Examples:
+  divvy-compare --simulator target/debug/libdivvy_nvml_sim.so record nvidia-device-plugin --out nvidia.json
+  divvy-compare --simulator target/debug/libdivvy_nvml_sim.so compare target/debug/divvy-agent nvidia.json")]
+struct Cli {
+    /// The simulated NVML
+    #[arg(long, value_name = "FILE")]
+    simulator: PathBuf,
+    /// Play only scenarios whose name contains this text
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Play the scenarios to a program, and write what it did
+    Record {
+        /// The device plugin
+        program: PathBuf,
+        /// Write to this file instead of the standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Play the scenarios to a program, and compare with what NVIDIA's did
+    Compare {
+        /// Divvy's program
+        ours: PathBuf,
+        /// NVIDIA's program, or the file that `record` wrote
+        theirs: PathBuf,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
+    let cli = Cli::parse();
+    let scenarios: Vec<Scenario> = all()
+        .into_iter()
+        .filter(|scenario| scenario.name.contains(&cli.only))
+        .collect();
+    ensure!(!scenarios.is_empty(), "no scenario's name contains {:?}", cli.only);
+    match &cli.command {
+        Command::Record { program, out } => {
+            let mut outcomes = Vec::new();
+            for scenario in &scenarios {
+                let outcome = play(program, &cli.simulator, scenario).await;
+                outcomes.push(outcome.with_context(|| scenario.name)?);
+            }
+            let text = serde_json::to_string_pretty(&outcomes)? + "\n";
+            match out {
+                Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?,
+                None => print!("{text}"),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Compare { ours, theirs } => {
+            let known: Option<Vec<Outcome>> = match theirs.extension().is_some_and(|extension| extension == "json") {
+                true => {
+                    let text = std::fs::read_to_string(theirs).with_context(|| format!("cannot read {}", theirs.display()))?;
+                    Some(serde_json::from_str(&text)?)
+                }
+                false => None,
+            };
+            let intended = Intended::read()?;
+            let (mut same, mut different, mut unexplained) = (0, 0, 0);
+            for scenario in &scenarios {
+                let our = play(ours, &cli.simulator, scenario).await.with_context(|| scenario.name)?;
+                let their = match &known {
+                    Some(known) => {
+                        let found = known.iter().find(|outcome| outcome.name == scenario.name);
+                        found.with_context(|| format!("{} is not recorded", scenario.name))?.clone()
+                    }
+                    None => play(theirs, &cli.simulator, scenario).await.with_context(|| scenario.name)?,
+                };
+                match (intended.compare(&our, &their), intended.reason(scenario.name)) {
+                    (differences, None) if differences.is_empty() => {
+                        same += 1;
+                        println!("same       {}", scenario.name);
+                    }
+                    (differences, Some(reason)) if !differences.is_empty() => {
+                        different += 1;
+                        println!("by intent  {}: {reason}", scenario.name);
+                    }
+                    (_, Some(_)) => {
+                        unexplained += 1;
+                        println!("UNEXPLAINED {}: it is listed as different, but it is the same", scenario.name);
+                    }
+                    (differences, None) => {
+                        unexplained += 1;
+                        println!("UNEXPLAINED {}", scenario.name);
+                        differences.iter().for_each(|difference| println!("  {difference}"));
+                    }
+                }
+            }
+            println!("{same} same, {different} different by intent, {unexplained} unexplained");
+            Ok(if unexplained == 0 {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Plays a scenario to a program.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use divvy_kubelet::api::v1beta1::{
+    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreStartContainerRequest,
+    PreferredAllocationRequest,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::kubelet::{Device, Kubelet, Registered, Seen};
+use crate::scenario::{GPU, Scenario, Step};
+
+/// What a program did in a scenario.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) name: String,
+    /// The exit status, if the program ended on its own.
+    pub(crate) exit: Option<i32>,
+    /// Why it ended, without the position in the source.
+    pub(crate) error: Option<String>,
+    /// The last registration of each resource.
+    pub(crate) registrations: Vec<Registered>,
+    pub(crate) devices: BTreeMap<String, Vec<Device>>,
+    /// One value for each step.
+    pub(crate) answers: Vec<Value>,
+}
+
+/// How long the program may take to register, or to end.
+const START: Duration = Duration::from_secs(15);
+/// How long to wait for a change of the devices that may not come.
+const CHANGE: Duration = Duration::from_millis(1500);
+/// How long to wait for what should not come.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// A running program, in a mount namespace of its own.
+struct Running {
+    child: Child,
+    directory: TempDir,
+    kubelet: Kubelet,
+    log: PathBuf,
+}
+
+/// Play a scenario. `simulator` is the path of the simulated NVML.
+pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
+    let mut running = Running::start(program, simulator, scenario)?;
+    let exit = running.wait_for(scenario.resources).await?;
+    let mut answers = Vec::new();
+    if exit.is_none() {
+        for step in &scenario.steps {
+            answers.push(running.step(step, scenario).await?);
+        }
+    }
+    let seen = running.kubelet.seen().borrow().clone();
+    let error = exit.map(|_| running.last_line()).transpose()?;
+    running.stop().await?;
+    let last: BTreeMap<&String, &Registered> = seen.registrations.iter().map(|one| (&one.resource, one)).collect();
+    Ok(Outcome {
+        name: scenario.name.to_owned(),
+        exit,
+        error,
+        registrations: last.into_values().cloned().collect(),
+        devices: seen.devices,
+        answers,
+    })
+}
+
+/// Replaces the directories that a device plugin knows by name, then runs the program under the name of NVIDIA's.
+const SCRIPT: &str = r#"set -e
+mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
+mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
+[ -e /var/run/cdi ] || ln -s /run /var/run
+exec -a nvidia-device-plugin "$PROGRAM" "$@""#;
+
+impl Running {
+    fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {
+        let directory = tempfile::Builder::new().prefix("compare").tempdir()?;
+        let at = |name: &str| directory.path().join(name);
+        for name in ["kubelet", "cdi", "lib"] {
+            std::fs::create_dir(at(name))?;
+        }
+        symlink(std::path::absolute(simulator)?, at("lib/libnvidia-ml.so.1"))?;
+        std::fs::write(at("machine.toml"), scenario.machine.text())?;
+        let mut args = scenario.args.clone();
+        if let Some(config) = scenario.config {
+            std::fs::write(at("config.yaml"), config)?;
+            args.push(format!("--config-file={}", at("config.yaml").display()));
+        }
+        let log = at("log");
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--propagation", "private", "bash", "-c", SCRIPT, "bash"])
+            .args(&args)
+            .env("SCENE", directory.path())
+            .env("PROGRAM", std::path::absolute(program)?)
+            .env("LD_LIBRARY_PATH", at("lib"))
+            .env("DIVVY_NVML_SIM", at("machine.toml"))
+            .env("DIVVY_NVML_SIM_CONTROL", at("control"))
+            .envs(scenario.env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(&log)?)
+            .process_group(0)
+            .kill_on_drop(true);
+        if let Some(code) = scenario.machine.init_error {
+            command.env("DIVVY_NVML_SIM_INIT_ERROR", code.to_string());
+        }
+        if let Some(gpu) = scenario.machine.lost {
+            std::fs::write(at("control.state"), json!({"lost": [gpu]}).to_string())?;
+        }
+        let kubelet = Kubelet::start(&at("kubelet"))?;
+        let child = command
+            .spawn()
+            .context("unshare could not be run; it is part of util-linux, and needs root")?;
+        Ok(Running {
+            child,
+            directory,
+            kubelet,
+            log,
+        })
+    }
+
+    /// Wait until this number of resources is registered and listed, or the program ends. Return its exit status.
+    async fn wait_for(&mut self, resources: usize) -> Result<Option<i32>> {
+        let mut seen = self.kubelet.seen();
+        let all = seen.wait_for(|seen| resources > 0 && seen.devices.len() >= resources);
+        tokio::select! {
+            status = self.child.wait() => return Ok(Some(status?.code().unwrap_or(-1))),
+            found = timeout(START, all) => {
+                if found.is_err() && resources > 0 {
+                    let log = std::fs::read_to_string(&self.log)?;
+                    bail!("fewer than {resources} resources are registered after {START:?}\n{log}");
+                }
+            }
+        }
+        tokio::select! {
+            status = self.child.wait() => Ok(Some(status?.code().unwrap_or(-1))),
+            () = sleep(SETTLE) => Ok(None),
+        }
+    }
+
+    async fn step(&mut self, step: &Step, scenario: &Scenario) -> Result<Value> {
+        match step {
+            Step::Options => {
+                let options = self
+                    .kubelet
+                    .plugin(GPU)
+                    .await?
+                    .get_device_plugin_options(Empty {})
+                    .await?
+                    .into_inner();
+                Ok(json!([
+                    options.pre_start_required,
+                    options.get_preferred_allocation_available
+                ]))
+            }
+            Step::PreStart => {
+                let request = PreStartContainerRequest {
+                    devices_ids: vec![crate::scenario::gpu(0)],
+                };
+                let answer = self.kubelet.plugin(GPU).await?.pre_start_container(request).await;
+                Ok(answer.map_or_else(refused, |_| json!({})))
+            }
+            Step::Allocate(resource, containers) => self.allocate(resource, containers).await,
+            Step::Preferred { available, must, size } => self.preferred(available, must, *size).await,
+            Step::Xid(gpu, xid) => {
+                let seen = self.kubelet.seen();
+                self.control(&json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
+                Ok(unhealthy(seen).await)
+            }
+            Step::RestartKubelet => {
+                let before = self.kubelet.seen().borrow().registrations.len();
+                self.kubelet.restart()?;
+                self.registered_again(before).await
+            }
+            Step::Hangup => {
+                let before = self.kubelet.seen().borrow().registrations.len();
+                self.hangup()?;
+                self.registered_again(before).await
+            }
+            Step::Configure(text) => {
+                let before = self.kubelet.seen().borrow().registrations.len();
+                std::fs::write(self.directory.path().join("config.yaml"), text)?;
+                self.hangup()?;
+                let again = self.registered_again(before).await?;
+                anyhow::ensure!(scenario.config.is_some(), "the scenario has no configuration file");
+                Ok(again)
+            }
+        }
+    }
+
+    async fn allocate(&self, resource: &str, containers: &[Vec<String>]) -> Result<Value> {
+        let container_requests = containers.iter().map(|ids| ContainerAllocateRequest {
+            devices_ids: ids.clone(),
+        });
+        let request = AllocateRequest {
+            container_requests: container_requests.collect(),
+        };
+        let answer = match self.kubelet.plugin(resource).await?.allocate(request).await {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => return Ok(refused(status)),
+        };
+        let containers = answer.container_responses.into_iter().map(|container| {
+            let mut devices: Vec<Value> = container
+                .devices
+                .into_iter()
+                .map(|node| json!([node.container_path, node.host_path, node.permissions]))
+                .collect();
+            devices.sort_by_key(Value::to_string);
+            let mounts = container.mounts.into_iter();
+            let mounts: Vec<Value> = mounts
+                .map(|mount| json!([mount.container_path, mount.host_path, mount.read_only]))
+                .collect();
+            json!({
+                "envs": container.envs,
+                "mounts": mounts,
+                "devices": devices,
+                "annotations": container.annotations.into_iter().map(|(key, value)| (without_uuid(&key), value)).collect::<BTreeMap<_, _>>(),
+                "cdi": container.cdi_devices.into_iter().map(|device| device.name).collect::<Vec<_>>(),
+            })
+        });
+        Ok(containers.collect())
+    }
+
+    async fn preferred(&self, available: &[String], must: &[String], size: i32) -> Result<Value> {
+        let request = PreferredAllocationRequest {
+            container_requests: vec![ContainerPreferredAllocationRequest {
+                available_device_ids: available.to_vec(),
+                must_include_device_ids: must.to_vec(),
+                allocation_size: size,
+            }],
+        };
+        let answer = self.kubelet.plugin(GPU).await?.get_preferred_allocation(request).await;
+        Ok(match answer {
+            Err(status) => refused(status),
+            Ok(answer) => {
+                let containers = answer.into_inner().container_responses.into_iter();
+                let sorted = containers.map(|mut container| {
+                    container.device_ids.sort();
+                    // Which replica of a GPU is chosen does not matter, and is random in NVIDIA's plugin.
+                    container
+                        .device_ids
+                        .iter()
+                        .map(|id| id.split("::").next().unwrap_or(id).to_owned())
+                        .collect::<Vec<_>>()
+                });
+                json!(sorted.collect::<Vec<_>>())
+            }
+        })
+    }
+
+    /// Wait for the next registration, and return the devices after that.
+    async fn registered_again(&self, before: usize) -> Result<Value> {
+        let mut seen = self.kubelet.seen();
+        let lists = seen.borrow().lists;
+        let found = timeout(
+            START,
+            seen.wait_for(|seen| seen.registrations.len() > before && seen.lists > lists),
+        );
+        if found.await.is_err() {
+            return Ok(json!("does not register again"));
+        }
+        sleep(SETTLE).await;
+        Ok(json!(self.kubelet.seen().borrow().devices))
+    }
+
+    fn hangup(&self) -> Result<()> {
+        self.signal(rustix::process::Signal::HUP)
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+        let pid = self.child.id().context("the program has ended")?;
+        let pid = rustix::process::Pid::from_raw(i32::try_from(pid)?).context("a process ID")?;
+        // The program replaced the shell, which had replaced unshare.
+        Ok(rustix::process::kill_process(pid, signal)?)
+    }
+
+    /// Tell the simulated driver what happens.
+    async fn control(&self, request: &Value) -> Result<()> {
+        let path = self.directory.path().join("control");
+        let stream = UnixStream::connect(&path)
+            .await
+            .with_context(|| format!("cannot connect to {}", path.display()))?;
+        let (read, mut write) = stream.into_split();
+        write.write_all(format!("{request}\n").as_bytes()).await?;
+        let answer = BufReader::new(read).lines().next_line().await?.unwrap_or_default();
+        anyhow::ensure!(
+            answer.contains("\"ok\":true"),
+            "the simulated driver refused {request}: {answer}"
+        );
+        Ok(())
+    }
+
+    /// Return the last line of the log that says why the program ended.
+    fn last_line(&self) -> Result<String> {
+        let log = std::fs::read_to_string(&self.log)?;
+        let lines = log.lines().filter_map(|line| line.split_once("error starting plugins: "));
+        Ok(lines
+            .last()
+            .map_or(log.lines().last().unwrap_or_default().to_owned(), |(_, text)| text.to_owned()))
+    }
+
+    async fn stop(mut self) -> Result<()> {
+        if self.child.id().is_some() {
+            self.signal(rustix::process::Signal::TERM)?;
+            if timeout(Duration::from_secs(5), self.child.wait()).await.is_err() {
+                self.child.kill().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Wait for a change of the devices, and return those that are unhealthy.
+async fn unhealthy(mut seen: watch::Receiver<Seen>) -> Value {
+    seen.mark_unchanged();
+    let _ = timeout(CHANGE, seen.changed()).await;
+    let seen = seen.borrow();
+    let all = seen.devices.values().flatten();
+    json!(all.filter(|device| !device.1).map(|device| &device.0).collect::<Vec<_>>())
+}
+
+fn refused(status: tonic::Status) -> Value {
+    json!({"error": [format!("{:?}", status.code()), status.message()]})
+}
+
+/// Replace the random part of the key of a CDI annotation.
+fn without_uuid(key: &str) -> String {
+    match key.rsplit_once('_') {
+        Some((head, uuid)) if uuid.len() == 36 => format!("{head}_UUID"),
+        _ => key.to_owned(),
+    }
+}

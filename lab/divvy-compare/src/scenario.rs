@@ -1,0 +1,381 @@
+//! The scenarios. Their numbers are those of docs/compatibility/device-plugin.md.
+
+use std::fmt::Write as _;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+
+/// What is played to a device plugin.
+#[derive(Debug, Clone)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) machine: Machine,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(&'static str, &'static str)>,
+    pub(crate) config: Option<&'static str>,
+    /// The number of resources that the plugin registers; 0 if it is expected to end, or to wait.
+    pub(crate) resources: usize,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What happens, one after the other.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    Options,
+    PreStart,
+    /// The device ids of each container.
+    Allocate(&'static str, Vec<Vec<String>>),
+    Preferred {
+        available: Vec<String>,
+        must: Vec<String>,
+        size: i32,
+    },
+    /// The driver reports an XID of the GPU with this index.
+    Xid(usize, u64),
+    RestartKubelet,
+    Hangup,
+    /// The configuration file gets this content, and the plugin SIGHUP.
+    Configure(&'static str),
+}
+
+/// The machine: NVIDIA A100 GPUs, unless it says otherwise.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Machine {
+    pub(crate) gpus: u32,
+    /// Numbers of NVLinks between two GPUs.
+    pub(crate) links: Vec<(u32, u32, u32)>,
+    /// What is near on the PCI bus: groups of GPUs of this size share a switch or a processor.
+    pub(crate) near: Option<(u32, &'static str)>,
+    pub(crate) models: Vec<(u32, &'static str)>,
+    pub(crate) driver: Option<&'static str>,
+    pub(crate) init_error: Option<u32>,
+    /// `0=0,0,1;1=2`: the GPU instance profiles of the MIG devices of each GPU.
+    pub(crate) mig: &'static str,
+    /// The GPU that the driver has lost.
+    pub(crate) lost: Option<u32>,
+}
+
+impl Machine {
+    /// Return the machine description for the simulated driver.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!(
+            "v = 1\n[[node]]\nname = \"n\"\ndriver = \"{}\"\n",
+            self.driver.unwrap_or("550.54.15")
+        );
+        for index in 0..self.gpus {
+            let model = self.models.iter().find(|(gpu, _)| *gpu == index);
+            let model = model.map_or("NVIDIA A100-SXM4-40GB", |(_, model)| model);
+            let _ = write!(
+                text,
+                "[[node.gpu]]\nmodel = \"{model}\"\nuuid = \"{}\"\nmemory_mib = 40960\npci = \"0000:{:02x}:00.0\"\n",
+                gpu(index),
+                0x80 + index
+            );
+            let mut links: Vec<String> = self
+                .links
+                .iter()
+                .filter(|(a, ..)| *a == index)
+                .map(|(_, b, count)| format!("[{b}, \"nvlink\", {count}]"))
+                .collect();
+            if let Some((size, kind)) = self.near {
+                let peers = (0..index).map(|peer| (peer, if peer / size == index / size { kind } else { "system" }));
+                links.extend(peers.map(|(peer, kind)| format!("[{peer}, \"{kind}\", 0]")));
+            }
+            let _ = writeln!(text, "links = [{}]", links.join(", "));
+            let profiles = self.mig.split(';').find_map(|part| part.strip_prefix(&format!("{index}=")));
+            if let Some(profiles) = profiles {
+                let devices = profiles.split(',').filter(|profile| !profile.is_empty()).enumerate();
+                let devices = devices.map(|(at, profile)| {
+                    let gi = at + 1;
+                    format!(
+                        "{{ gpu_instance = {gi}, compute_instance = 0, profile = {profile}, uuid = \"MIG-{index:08x}-0000-4000-8000-{gi:08x}0000\" }}"
+                    )
+                });
+                let _ = writeln!(text, "mig = [{}]", devices.collect::<Vec<_>>().join(", "));
+            }
+        }
+        text
+    }
+}
+
+/// Return the UUID of a GPU.
+pub(crate) fn gpu(index: u32) -> String {
+    format!("GPU-{index:08x}-0000-4000-8000-000000000000")
+}
+
+fn gpus(indices: &[u32]) -> Vec<String> {
+    indices.iter().copied().map(gpu).collect()
+}
+
+fn replica(index: u32, number: u32) -> String {
+    format!("{}::{number}", gpu(index))
+}
+
+fn machine(gpus: u32) -> Machine {
+    Machine {
+        gpus,
+        ..Machine::default()
+    }
+}
+
+fn divided(gpus: u32, mig: &'static str) -> Machine {
+    Machine {
+        gpus,
+        mig,
+        ..Machine::default()
+    }
+}
+
+fn scenario(name: &'static str, machine: Machine) -> Scenario {
+    Scenario {
+        name,
+        machine,
+        args: Vec::new(),
+        env: Vec::new(),
+        config: None,
+        resources: 1,
+        steps: Vec::new(),
+    }
+}
+
+impl Scenario {
+    fn args(mut self, args: &[&str]) -> Scenario {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
+    fn env(mut self, env: &[(&'static str, &'static str)]) -> Scenario {
+        self.env = env.to_vec();
+        self
+    }
+
+    fn config(mut self, text: &'static str) -> Scenario {
+        self.config = Some(text);
+        self
+    }
+
+    fn resources(mut self, count: usize) -> Scenario {
+        self.resources = count;
+        self
+    }
+
+    fn step(mut self, step: Step) -> Scenario {
+        self.steps.push(step);
+        self
+    }
+
+    fn allocate(self, ids: &[u32]) -> Scenario {
+        self.step(Step::Allocate(GPU, vec![gpus(ids)]))
+    }
+
+    fn preferred(self, available: &[u32], must: &[u32], size: i32) -> Scenario {
+        self.step(Step::Preferred {
+            available: gpus(available),
+            must: gpus(must),
+            size,
+        })
+    }
+}
+
+const SLICES: &str = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 3\n";
+const RENAMED: &str = "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    failRequestsGreaterThanOne: true\n    resources:\n    - \
+                       name: nvidia.com/gpu\n      replicas: 2\n";
+
+/// Return all scenarios.
+pub(crate) fn all() -> Vec<Scenario> {
+    let mut all = vec![
+        scenario("T1 four GPUs", machine(4))
+            .step(Step::Options)
+            .step(Step::PreStart)
+            .allocate(&[2, 0])
+            .step(Step::Allocate(GPU, vec![gpus(&[1]), gpus(&[3])]))
+            .step(Step::Allocate(GPU, vec![vec!["nope".to_owned()]]))
+            .allocate(&[]),
+        scenario("T6 devices by index", machine(4))
+            .args(&["--device-id-strategy=index"])
+            .allocate(&[2, 0]),
+        scenario("T7 volume mounts", machine(4))
+            .args(&["--device-list-strategy=volume-mounts"])
+            .allocate(&[2, 0]),
+        scenario("T7 environment and volume mounts", machine(4))
+            .args(&["--device-list-strategy=envvar,volume-mounts"])
+            .allocate(&[2, 0]),
+        scenario("T8 GDS, MOFED, GDRCopy", machine(2))
+            .args(&["--gdrcopy-enabled", "--gds-enabled", "--mofed-enabled"])
+            .allocate(&[0]),
+        scenario("T9 device nodes", machine(2))
+            .args(&["--pass-device-specs", "--nvidia-driver-root=/run/nvidia/driver"])
+            .allocate(&[0, 1]),
+        scenario("T16 time-slicing", machine(2))
+            .config(SLICES)
+            .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(0, 2), replica(1, 1)]])),
+        scenario("T18 renamed", machine(2))
+            .config(RENAMED)
+            .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0)]]))
+            .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0), replica(1, 0)]])),
+        scenario("T20 XIDs", machine(3))
+            .step(Step::Xid(0, 13))
+            .step(Step::Xid(0, 31))
+            .step(Step::Xid(1, 79))
+            .step(Step::Xid(2, 94)),
+        scenario("T21 an XID of a shared GPU", machine(2)).config(SLICES).step(Step::Xid(1, 79)),
+        scenario("T23 health checks by variables", machine(2))
+            .env(&[("DP_DISABLE_HEALTHCHECKS", "79,13"), ("DP_ENABLE_HEALTHCHECKS", "13")])
+            .step(Step::Xid(0, 79))
+            .step(Step::Xid(1, 13)),
+        scenario("T23 no health checks", machine(1))
+            .env(&[("DP_DISABLE_HEALTHCHECKS", "all")])
+            .step(Step::Xid(0, 79)),
+        scenario("T24 SIGHUP", machine(2)).step(Step::Xid(0, 79)).step(Step::Hangup),
+        scenario("T24 a restarted kubelet", machine(2)).step(Step::RestartKubelet),
+        scenario("T24 another configuration", machine(2))
+            .config("version: v1")
+            .step(Step::Configure(SLICES)),
+        scenario("T26 MIG mixed", divided(3, "0=0,0,1,7;1=2,2")).args(&["--mig-strategy=mixed"]).resources(5),
+        scenario("T27 MIG single", divided(2, "0=0,0;1=0"))
+            .args(&["--mig-strategy=single", "--device-id-strategy=index"])
+            .step(Step::Allocate(GPU, vec![vec!["MIG-00000001-0000-4000-8000-000000010000".to_owned()]])),
+        scenario("T28 MIG single, several profiles", divided(2, "0=0,0,1,7;1=2,2"))
+            .args(&["--mig-strategy=single"])
+            .resources(0),
+        scenario("T28 MIG single, one GPU without MIG", divided(2, "0=0,0,0"))
+            .args(&["--mig-strategy=single"])
+            .resources(0),
+        scenario("T28 MIG single, one GPU without MIG devices", divided(2, "0=0;1="))
+            .args(&["--mig-strategy=single"])
+            .resources(0),
+        scenario("MIG none, one GPU divided", divided(2, "0=0,0")),
+        scenario("MIG mixed, a new profile", divided(1, "0=17")).args(&["--mig-strategy=mixed"]),
+        scenario("T32 unknown keys", machine(1)).config("version: v1\nnonsense: 1\nflags: {plugin: {nonsense: true}}\n"),
+        scenario("T33 a flag wins", machine(1))
+            .config("version: v1\nflags:\n  plugin:\n    deviceListStrategy: volume-mounts\n    deviceIDStrategy: index\n")
+            .env(&[("DEVICE_LIST_STRATEGY", "envvar,volume-mounts")])
+            .args(&["--device-list-strategy=envvar"])
+            .allocate(&[0]),
+        scenario("T33 a variable wins over the file", machine(1))
+            .config("version: v1\nflags:\n  plugin:\n    deviceListStrategy: volume-mounts\n    deviceIDStrategy: index\n")
+            .env(&[("DEVICE_LIST_STRATEGY", "envvar")])
+            .allocate(&[0]),
+        scenario("per-GPU names and sharing", machine(2)).config(
+            "version: v1\nresources:\n  gpus:\n  - {pattern: '*A100*', name: a100}\nsharing:\n  timeSlicing:\n    resources:\n    - {name: \
+             gpu, rename: mygpu, devices: [0], replicas: 2}\n",
+        ),
+        scenario("the driver is not loaded", Machine { init_error: Some(9), ..machine(2) }).resources(0),
+        scenario("one GPU is lost", Machine { lost: Some(2), ..machine(3) }),
+    ];
+    all.extend(wrong_arguments());
+    all.extend(choices());
+    all
+}
+
+fn wrong_arguments() -> Vec<Scenario> {
+    let wrong = |name: &'static str, arg: &'static str| scenario(name, machine(2)).args(&[arg]).resources(0);
+    let file = |name: &'static str, text: &'static str| scenario(name, machine(2)).config(text).resources(0);
+    vec![
+        wrong("T31 --device-list-strategy=foo", "--device-list-strategy=foo"),
+        wrong("T31 --device-id-strategy=foo", "--device-id-strategy=foo"),
+        wrong("T31 --mig-strategy=foo", "--mig-strategy=foo"),
+        wrong(
+            "T31 --shared-devices-allocation-policy=foo",
+            "--shared-devices-allocation-policy=foo",
+        ),
+        wrong("T31 --device-discovery-strategy=foo", "--device-discovery-strategy=foo"),
+        wrong("T31 --imex-channel-ids=2", "--imex-channel-ids=2"),
+        file("T31 version v2", "version: v2\n"),
+        file(
+            "T31 one replica",
+            "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}\n",
+        ),
+        file("T31 no resources", "version: v1\nsharing: {timeSlicing: {}}\n"),
+        file(
+            "T31 a bad name",
+            "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/$x, replicas: 2}]}}\n",
+        ),
+        file(
+            "T31 MPS without a root",
+            "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n",
+        ),
+        scenario("T31 MPS and MIG mixed", machine(2))
+            .config("version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n")
+            .args(&["--mig-strategy=mixed", "--mps-root=/run/nvidia/mps"])
+            .resources(0),
+    ]
+}
+
+fn choices() -> Vec<Scenario> {
+    let dgx1 = Machine {
+        links: vec![
+            (0, 1, 1),
+            (0, 2, 1),
+            (0, 3, 2),
+            (0, 4, 2),
+            (1, 2, 2),
+            (1, 3, 1),
+            (1, 5, 2),
+            (2, 3, 2),
+            (2, 6, 1),
+            (3, 7, 1),
+            (4, 5, 1),
+            (4, 6, 1),
+            (4, 7, 2),
+            (5, 6, 2),
+            (5, 7, 1),
+            (6, 7, 2),
+        ],
+        near: Some((4, "node")),
+        ..machine(8)
+    };
+    let pairs = Machine {
+        links: vec![(0, 2, 12), (1, 3, 12), (4, 5, 12), (6, 7, 12)],
+        ..machine(8)
+    };
+    let bus = Machine {
+        near: Some((2, "single-switch")),
+        ..machine(4)
+    };
+    let one_pair = Machine {
+        links: vec![(12, 13, 1)],
+        ..machine(14)
+    };
+    let all: Vec<u32> = (0..14).collect();
+    let replicas: Vec<String> = (0..2)
+        .flat_map(|gpu| (0..3).map(move |number| replica(gpu, number)))
+        .collect();
+    let shared = |name: &'static str, policy: &'static str| {
+        let one = |must: &[String], size| Step::Preferred {
+            available: replicas.clone(),
+            must: must.to_vec(),
+            size,
+        };
+        scenario(name, machine(2))
+            .config(SLICES)
+            .args(&[policy])
+            .step(one(&[], 2))
+            .step(one(&[], 4))
+            .step(one(&[replica(0, 0)], 2))
+            .step(one(&[], 7))
+    };
+    let mut dgx = scenario("T12 the GPUs of a DGX-1", dgx1);
+    for size in 1..9 {
+        dgx = dgx.preferred(&all[..8], &[], size);
+    }
+    vec![
+        dgx.preferred(&all[1..8], &[], 2)
+            .preferred(&all[..8], &[5], 2)
+            .preferred(&all[..8], &[0, 7], 4)
+            .preferred(&all[..8], &[], 9)
+            .preferred(&all[..8], &[], 0)
+            .preferred(&all[1..8], &[0], 2),
+        scenario("T13 pairs", pairs)
+            .preferred(&all[..8], &[], 2)
+            .preferred(&all[1..8], &[], 2)
+            .preferred(&all[..8], &[5], 2)
+            .preferred(&all[..8], &[], 3)
+            .preferred(&all[..8], &[0, 7], 4),
+        scenario("T14 the bus", bus)
+            .preferred(&all[..4], &[], 2)
+            .preferred(&all[1..4], &[], 2),
+        scenario("T15 fourteen GPUs", one_pair).preferred(&all, &[], 2),
+        shared("T17 distributed", "--shared-devices-allocation-policy=distributed"),
+        shared("T17 packed", "--shared-devices-allocation-policy=packed"),
+    ]
+}
