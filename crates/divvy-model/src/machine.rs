@@ -119,6 +119,13 @@ pub struct MachineMig {
     pub gpu_instance: u32,
     /// ID of the compute instance within the GPU instance.
     pub compute_instance: u32,
+    /// Profile of the GPU instance (`NVML_GPU_INSTANCE_PROFILE_…`). The compute instance then has all of its slices. If absent, the compute
+    /// instance has one slice, and the GPU instance the smallest profile that has enough slices for its compute instances.
+    #[serde(default)]
+    pub profile: Option<u32>,
+    /// UUID; derived from the node's name and the indices if absent.
+    #[serde(default)]
+    pub uuid: Option<String>,
 }
 
 /// A process that uses a simulated GPU.
@@ -222,8 +229,12 @@ impl MachineNode {
         self.made_uuid("GPU", &index.to_string())
     }
 
-    /// Return the UUID of a GPU's MIG device, derived from the node's name and both indices.
+    /// Return the UUID of a GPU's MIG device: the given one, or one derived from the node's name and both indices.
     pub fn mig_uuid(&self, gpu: usize, mig: usize) -> String {
+        let described = self.gpus.get(gpu).and_then(|gpu| gpu.mig.as_ref()?.get(mig));
+        if let Some(uuid) = described.and_then(|mig| mig.uuid.clone()) {
+            return uuid;
+        }
         self.made_uuid("MIG", &format!("{gpu}:{mig}"))
     }
 

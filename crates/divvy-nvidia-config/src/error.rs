@@ -4,6 +4,9 @@ pub enum Error {
     /// The file, or a flag or variable that replaces a part of it, cannot be read.
     #[error("unable to load config: {0}")]
     Load(String),
+    /// The content of the file is not allowed.
+    #[error("unable to load config: unable to finalize config: unable to parse config file: error parsing config file: {0}")]
+    File(String),
     /// A value is not allowed.
     #[error("unable to validate flags: {0}")]
     Flags(String),
@@ -12,6 +15,17 @@ pub enum Error {
 impl Error {
     pub(crate) fn load(text: impl Into<String>) -> Error {
         Error::Load(text.into())
+    }
+
+    pub(crate) fn file(text: impl Into<String>) -> Error {
+        Error::File(text.into())
+    }
+
+    /// A value in the file is not allowed. NVIDIA's programs say where they were when they found out.
+    pub(crate) fn decoding(text: impl std::fmt::Display) -> Error {
+        Error::File(format!(
+            "unmarshal error: error unmarshaling JSON: while decoding JSON: {text}"
+        ))
     }
 
     pub(crate) fn flags(text: impl Into<String>) -> Error {

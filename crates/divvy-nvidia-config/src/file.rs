@@ -140,7 +140,7 @@ pub(crate) struct Imex {
 
 /// Parse a file, as YAML or JSON. An empty text is a file without values. Return also a warning for each key that nothing reads.
 pub(crate) fn parse(text: &str) -> Result<(File, Vec<String>), Error> {
-    let broken = |error: &dyn std::fmt::Display| Error::load(format!("the configuration file cannot be parsed: {error}"));
+    let broken = |error: &dyn std::fmt::Display| Error::file(format!("unmarshal error: {error}"));
     if text.trim().is_empty() {
         return Ok((File::default(), Vec::new()));
     }
@@ -161,13 +161,13 @@ pub(crate) fn parse(text: &str) -> Result<(File, Vec<String>), Error> {
     .map_err(|error| broken(&error))?;
     match file.version.as_deref() {
         None | Some("" | "v1") => {}
-        Some(other) => return Err(Error::load(format!("unknown version: {other}"))),
+        Some(other) => return Err(Error::file(format!("unknown version: {other}"))),
     }
     let shared = [&file.sharing.time_slicing, &file.sharing.mps].into_iter().flatten();
     let lists = shared.map(|shared| shared.resources.len());
     let lists = lists.chain([file.resources.gpus.len(), file.resources.mig.len()]);
     if let Some(length) = lists.max().filter(|length| *length > MOST) {
-        return Err(Error::load(format!(
+        return Err(Error::file(format!(
             "the configuration file has a list of {length} resources; at most {MOST} are allowed"
         )));
     }

@@ -191,7 +191,7 @@ fn resource_name(text: &str) -> Result<String, Error> {
         false => format!("{PREFIX}{text}"),
     };
     if name.len() > NAME_LENGTH {
-        return Err(Error::load(format!(
+        return Err(Error::decoding(format!(
             "fully-qualified resource name must be {NAME_LENGTH} characters or less: {name}"
         )));
     }
@@ -199,9 +199,10 @@ fn resource_name(text: &str) -> Result<String, Error> {
     if [prefix, own].into_iter().all(is_subdomain) {
         return Ok(name);
     }
-    Err(Error::load(format!(
+    Err(Error::decoding(format!(
         "incorrect format for resource name '{name}': [a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' \
-         or '.', and must start and end with an alphanumeric character]"
+         or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+         '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')]"
     )))
 }
 
@@ -227,7 +228,7 @@ fn sharing(time_slicing: Option<&Replicated>, mps: Option<&Replicated>, warnings
         (None, None) => return Ok(Sharing::default()),
     };
     if section.resources.is_empty() {
-        return Err(Error::load("no resources specified"));
+        return Err(Error::decoding("no resources specified"));
     }
     let shared = section
         .resources
@@ -244,13 +245,13 @@ fn sharing(time_slicing: Option<&Replicated>, mps: Option<&Replicated>, warnings
 fn replicated(entry: &Shared, rename_by_default: bool) -> Result<ReplicatedResource, Error> {
     let name = resource_name(&entry.name)?;
     let replicas = match entry.replicas {
-        ..2 => return Err(Error::load("number of replicas must be >= 2")),
+        ..2 => return Err(Error::decoding("number of replicas must be >= 2")),
         more if more > MOST_REPLICAS => {
-            return Err(Error::load(format!(
+            return Err(Error::decoding(format!(
                 "the configuration file asks for {more} replicas of {name}; at most {MOST_REPLICAS} are allowed"
             )));
         }
-        some => u32::try_from(some).map_err(|_| Error::load("number of replicas must be >= 2"))?,
+        some => u32::try_from(some).map_err(|_| Error::decoding("number of replicas must be >= 2"))?,
     };
     let rename = match &entry.rename {
         Some(rename) => Some(resource_name(rename)?),
@@ -267,7 +268,7 @@ fn replicated(entry: &Shared, rename_by_default: bool) -> Result<ReplicatedResou
 
 fn devices(given: Option<&Devices>) -> Result<ReplicatedDevices, Error> {
     let wrong = |found: &str| {
-        Error::load(format!(
+        Error::decoding(format!(
             "devices is {found}; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, MIG-…)"
         ))
     };
@@ -420,43 +421,50 @@ mod tests {
                 "imex: {channelIDs: [0, 1]}".to_owned(),
                 "unable to validate flags: invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [0 1]",
             ),
-            (&[], "version: v2".to_owned(), "unable to load config: unknown version: v2"),
+            (
+                &[],
+                "version: v2".to_owned(),
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unknown version: v2",
+            ),
             (
                 &[],
                 "sharing: {timeSlicing: {}}".to_owned(),
-                "unable to load config: no resources specified",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: no resources specified",
             ),
             (
                 &[],
                 sharing("{name: gpu, replicas: 1}"),
-                "unable to load config: number of replicas must be >= 2",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: number of replicas must be >= 2",
             ),
             (
                 &[],
                 sharing("{name: gpu, replicas: 5000}"),
-                "unable to load config: the configuration file asks for 5000 replicas of nvidia.com/gpu; at most 4096 are allowed",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: the configuration file asks for 5000 replicas of nvidia.com/gpu; at most 4096 are allowed",
             ),
             (
                 &[],
                 sharing("{name: nvidia.com/$x, replicas: 2}"),
-                "unable to load config: incorrect format for resource name 'nvidia.com/$x': [a lowercase RFC 1123 subdomain must consist of \
-                 lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character]",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: incorrect format for resource name 'nvidia.com/$x': [a lowercase RFC 1123 subdomain must consist of \
+                 lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character \
+                 (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')]",
             ),
             (
                 &[],
                 sharing(&format!("{{name: {long}, replicas: 2}}")),
-                &format!("unable to load config: fully-qualified resource name must be 63 characters or less: nvidia.com/{long}"),
+                &format!(
+                    "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: fully-qualified resource name must be 63 characters or less: nvidia.com/{long}"
+                ),
             ),
             (
                 &[],
                 sharing("{name: gpu, replicas: 2, devices: some}"),
-                "unable to load config: devices is \"some\"; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, \
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is \"some\"; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, \
                  MIG-…)",
             ),
             (
                 &[],
                 sharing("{name: gpu, replicas: 2, devices: [0, x]}"),
-                "unable to load config: devices is a list with \"x\"; write all, a number above 0, or a list of indices (0, \"0:1\") and \
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is a list with \"x\"; write all, a number above 0, or a list of indices (0, \"0:1\") and \
                  UUIDs (GPU-…, MIG-…)",
             ),
         ] {
@@ -465,7 +473,7 @@ mod tests {
         }
         let error = load(&[], &[], "flags: [").expect_err("broken").to_string();
         assert!(
-            error.starts_with("unable to load config: the configuration file cannot be parsed: "),
+            error.starts_with("unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: "),
             "{error}"
         );
     }

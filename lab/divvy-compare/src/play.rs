@@ -81,6 +81,7 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
+mount -t tmpfs tmpfs /proc/driver && mkdir /proc/driver/nvidia-caps && cp "$SCENE/mig-minors" /proc/driver/nvidia-caps/
 [ -e /var/run/cdi ] || ln -s /run /var/run
 exec -a nvidia-device-plugin "$PROGRAM" "$@""#;
 
@@ -93,6 +94,7 @@ impl Running {
         }
         symlink(std::path::absolute(simulator)?, at("lib/libnvidia-ml.so.1"))?;
         std::fs::write(at("machine.toml"), scenario.machine.text())?;
+        std::fs::write(at("mig-minors"), scenario.machine.mig_minors())?;
         let mut args = scenario.args.clone();
         if let Some(config) = scenario.config {
             std::fs::write(at("config.yaml"), config)?;
@@ -118,7 +120,10 @@ impl Running {
             command.env("DIVVY_NVML_SIM_INIT_ERROR", code.to_string());
         }
         if let Some(gpu) = scenario.machine.lost {
-            std::fs::write(at("control.state"), json!({"lost": [gpu]}).to_string())?;
+            std::fs::write(
+                at("control.state"),
+                json!({"gpus": {gpu.to_string(): {"lost": true}}}).to_string(),
+            )?;
         }
         let kubelet = Kubelet::start(&at("kubelet"))?;
         let child = command
@@ -223,8 +228,18 @@ impl Running {
             let mounts: Vec<Value> = mounts
                 .map(|mount| json!([mount.container_path, mount.host_path, mount.read_only]))
                 .collect();
+            let mut envs = container.envs;
+            for (name, value) in &mut envs {
+                // By index, the order is random in NVIDIA's plugin.
+                let by_index = value.split(',').all(|index| index.bytes().all(|byte| byte.is_ascii_digit() || byte == b':'));
+                if name == "NVIDIA_VISIBLE_DEVICES" && by_index {
+                    let mut sorted: Vec<&str> = value.split(',').collect();
+                    sorted.sort_unstable();
+                    *value = sorted.join(",");
+                }
+            }
             json!({
-                "envs": container.envs,
+                "envs": envs,
                 "mounts": mounts,
                 "devices": devices,
                 "annotations": container.annotations.into_iter().map(|(key, value)| (without_uuid(&key), value)).collect::<BTreeMap<_, _>>(),

@@ -55,6 +55,17 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Return `/proc/driver/nvidia-caps/mig-minors`: the numbers count up over all instances.
+    pub(crate) fn mig_minors(&self) -> String {
+        let divided = self.mig.split(';').filter_map(|part| part.split_once('='));
+        let instances = divided.flat_map(|(gpu, profiles)| {
+            let count = profiles.split(',').filter(|profile| !profile.is_empty()).count();
+            (1..=count).flat_map(move |gi| [format!("gpu{gpu}/gi{gi}/access"), format!("gpu{gpu}/gi{gi}/ci0/access")])
+        });
+        let lines = (3..).zip(instances).map(|(minor, file)| format!("{file} {minor}\n"));
+        std::iter::once("config 1\nmonitor 2\n".to_owned()).chain(lines).collect()
+    }
+
     /// Return the machine description for the simulated driver.
     pub(crate) fn text(&self) -> String {
         let mut text = format!(
@@ -205,6 +216,19 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T9 device nodes", machine(2))
             .args(&["--pass-device-specs", "--nvidia-driver-root=/run/nvidia/driver"])
             .allocate(&[0, 1]),
+        scenario("T10 CDI by the kubelet's field", machine(2))
+            .args(&["--device-list-strategy=cdi-cri"])
+            .allocate(&[1]),
+        scenario("T10 CDI by index", machine(2))
+            .args(&["--device-list-strategy=cdi-cri", "--device-id-strategy=index", "--gds-enabled"])
+            .allocate(&[1]),
+        scenario("T11 CDI by field and annotation, and the environment", machine(2))
+            .args(&[
+                "--device-list-strategy=cdi-cri,cdi-annotations,envvar",
+                "--cdi-annotation-prefix=custom.cdi/",
+            ])
+            .allocate(&[1, 0])
+            .allocate(&[]),
         scenario("T16 time-slicing", machine(2))
             .config(SLICES)
             .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(0, 2), replica(1, 1)]])),
@@ -230,7 +254,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T24 another configuration", machine(2))
             .config("version: v1")
             .step(Step::Configure(SLICES)),
-        scenario("T26 MIG mixed", divided(3, "0=0,0,1,7;1=2,2")).args(&["--mig-strategy=mixed"]).resources(5),
+        scenario("T26 MIG mixed", divided(3, "0=0,0,1;1=2,2")).args(&["--mig-strategy=mixed"]).resources(4),
+        scenario("T26 MIG mixed, media engines", divided(1, "0=7")).args(&["--mig-strategy=mixed"]),
         scenario("T27 MIG single", divided(2, "0=0,0;1=0"))
             .args(&["--mig-strategy=single", "--device-id-strategy=index"])
             .step(Step::Allocate(GPU, vec![vec!["MIG-00000001-0000-4000-8000-000000010000".to_owned()]])),
@@ -243,6 +268,9 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T28 MIG single, one GPU without MIG devices", divided(2, "0=0;1="))
             .args(&["--mig-strategy=single"])
             .resources(0),
+        scenario("T27 MIG single, device nodes", divided(2, "0=0,0;1=0"))
+            .args(&["--mig-strategy=single", "--pass-device-specs"])
+            .step(Step::Allocate(GPU, vec![vec!["MIG-00000000-0000-4000-8000-000000020000".to_owned()]])),
         scenario("MIG none, one GPU divided", divided(2, "0=0,0")),
         scenario("MIG mixed, a new profile", divided(1, "0=17")).args(&["--mig-strategy=mixed"]),
         scenario("T32 unknown keys", machine(1)).config("version: v1\nnonsense: 1\nflags: {plugin: {nonsense: true}}\n"),
@@ -257,7 +285,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             .allocate(&[0]),
         scenario("per-GPU names and sharing", machine(2)).config(
             "version: v1\nresources:\n  gpus:\n  - {pattern: '*A100*', name: a100}\nsharing:\n  timeSlicing:\n    resources:\n    - {name: \
-             gpu, rename: mygpu, devices: [0], replicas: 2}\n",
+             a100, rename: mygpu, devices: [0], replicas: 2}\n",
         ),
         scenario("the driver is not loaded", Machine { init_error: Some(9), ..machine(2) }).resources(0),
         scenario("one GPU is lost", Machine { lost: Some(2), ..machine(3) }),
@@ -274,10 +302,6 @@ fn wrong_arguments() -> Vec<Scenario> {
         wrong("T31 --device-list-strategy=foo", "--device-list-strategy=foo"),
         wrong("T31 --device-id-strategy=foo", "--device-id-strategy=foo"),
         wrong("T31 --mig-strategy=foo", "--mig-strategy=foo"),
-        wrong(
-            "T31 --shared-devices-allocation-policy=foo",
-            "--shared-devices-allocation-policy=foo",
-        ),
         wrong("T31 --device-discovery-strategy=foo", "--device-discovery-strategy=foo"),
         wrong("T31 --imex-channel-ids=2", "--imex-channel-ids=2"),
         file("T31 version v2", "version: v2\n"),
@@ -340,19 +364,10 @@ fn choices() -> Vec<Scenario> {
     let replicas: Vec<String> = (0..2)
         .flat_map(|gpu| (0..3).map(move |number| replica(gpu, number)))
         .collect();
-    let shared = |name: &'static str, policy: &'static str| {
-        let one = |must: &[String], size| Step::Preferred {
-            available: replicas.clone(),
-            must: must.to_vec(),
-            size,
-        };
-        scenario(name, machine(2))
-            .config(SLICES)
-            .args(&[policy])
-            .step(one(&[], 2))
-            .step(one(&[], 4))
-            .step(one(&[replica(0, 0)], 2))
-            .step(one(&[], 7))
+    let one = |must: &[String], size| Step::Preferred {
+        available: replicas.clone(),
+        must: must.to_vec(),
+        size,
     };
     let mut dgx = scenario("T12 the GPUs of a DGX-1", dgx1);
     for size in 1..9 {
@@ -375,7 +390,11 @@ fn choices() -> Vec<Scenario> {
             .preferred(&all[..4], &[], 2)
             .preferred(&all[1..4], &[], 2),
         scenario("T15 fourteen GPUs", one_pair).preferred(&all, &[], 2),
-        shared("T17 distributed", "--shared-devices-allocation-policy=distributed"),
-        shared("T17 packed", "--shared-devices-allocation-policy=packed"),
+        scenario("T17 replicas", machine(2))
+            .config(SLICES)
+            .step(one(&[], 2))
+            .step(one(&[], 4))
+            .step(one(&[replica(0, 0)], 2))
+            .step(one(&[], 7)),
     ]
 }

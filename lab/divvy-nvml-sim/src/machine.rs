@@ -33,6 +33,8 @@ pub(crate) struct MigDevice {
     pub(crate) uuid: String,
     pub(crate) gpu_instance: u32,
     pub(crate) compute_instance: u32,
+    /// The profile of the GPU instance, if the description names it.
+    pub(crate) profile: Option<u32>,
 }
 
 /// An address on the PCI bus.
@@ -111,6 +113,7 @@ impl Machine {
                         uuid: node.mig_uuid(index, mig),
                         gpu_instance: of.gpu_instance,
                         compute_instance: of.compute_instance,
+                        profile: of.profile,
                     })
                     .collect(),
             });

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
 
+use divvy_model::MigParts;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
@@ -42,6 +43,72 @@ pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     // SAFETY: the same; `ci` is valid for writes.
     nvml_try(unsafe { compute_instance(mig.handle(), &raw mut ci) })?;
     Ok((gi, ci))
+}
+
+/// The profiles of GPU instances are numbered from 0 up to this number, exclusive. It is higher than in today's nvml.h, so that later profiles are
+/// found as well.
+const PROFILES: u32 = 32;
+
+/// Return what a MIG device consists of. `device` is its GPU, and `gi` the number of its GPU instance.
+pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32) -> Result<MigParts, NvmlError> {
+    let attributes_of = nvml_sym(mig.nvml().lib().nvmlDeviceGetAttributes_v2.as_ref())?;
+    let mut attributes = MaybeUninit::<sys::nvmlDeviceAttributes_t>::zeroed();
+    // SAFETY: the handle belongs to this NVML, which `mig` borrows; `attributes` is valid for writes. All zeros are a valid
+    // nvmlDeviceAttributes_t.
+    let attributes = unsafe {
+        nvml_try(attributes_of(mig.handle(), attributes.as_mut_ptr()))?;
+        attributes.assume_init()
+    };
+    Ok(MigParts {
+        // Without it, only the attributes in the profile's name are unknown.
+        gi_profile: gi_profile(device, gi).ok().flatten(),
+        gi_slices: attributes.gpuInstanceSliceCount,
+        ci_slices: attributes.computeInstanceSliceCount,
+        memory: attributes.memorySizeMB,
+        multiprocessors: attributes.multiprocessorCount,
+        copy_engines: attributes.sharedCopyEngineCount,
+        decoders: attributes.sharedDecoderCount,
+        encoders: attributes.sharedEncoderCount,
+        jpeg: attributes.sharedJpegCount,
+        ofa: attributes.sharedOfaCount,
+    })
+}
+
+/// Return the number of the profile of a GPU instance. The instance reports the profile's id, which differs between GPUs.
+fn gi_profile(device: &Device<'_>, gi: u32) -> Result<Option<u32>, NvmlError> {
+    let lib = device.nvml().lib();
+    let instance_by_id = nvml_sym(lib.nvmlDeviceGetGpuInstanceById.as_ref())?;
+    let info_of = nvml_sym(lib.nvmlGpuInstanceGetInfo.as_ref())?;
+    let profile_info = nvml_sym(lib.nvmlDeviceGetGpuInstanceProfileInfo.as_ref())?;
+    let mut instance = std::ptr::null_mut();
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `instance` is valid for writes.
+    nvml_try(unsafe { instance_by_id(device.handle(), gi, &raw mut instance) })?;
+    let mut info = MaybeUninit::<sys::nvmlGpuInstanceInfo_t>::zeroed();
+    // SAFETY: NVML has just returned the instance; `info` is valid for writes. All zeros are a valid nvmlGpuInstanceInfo_t, whose
+    // handle may be null.
+    let info = unsafe {
+        nvml_try(info_of(instance, info.as_mut_ptr()))?;
+        info.assume_init()
+    };
+    let is_it = |number: &u32| {
+        let mut profile = MaybeUninit::<sys::nvmlGpuInstanceProfileInfo_t>::zeroed();
+        // SAFETY: the handle belongs to this NVML, which `device` borrows; `profile` is valid for writes. All zeros are a valid
+        // nvmlGpuInstanceProfileInfo_t.
+        unsafe {
+            nvml_try(profile_info(device.handle(), *number, profile.as_mut_ptr())).is_ok()
+                && profile.assume_init().id == info.profileId
+        }
+    };
+    Ok((0..PROFILES).find(is_it))
+}
+
+/// Return the nearest common ancestor of two GPUs on the PCI bus, as `nvmlGpuTopologyLevel_t`.
+pub(super) fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Result<u32, NvmlError> {
+    let call = nvml_sym(a.nvml().lib().nvmlDeviceGetTopologyCommonAncestor.as_ref())?;
+    let mut level = 0;
+    // SAFETY: both handles belong to this NVML, which `a` and `b` borrow; `level` is valid for writes.
+    nvml_try(unsafe { call(a.handle(), b.handle(), &raw mut level) })?;
+    Ok(level)
 }
 
 /// Return the event types that a GPU supports, as bits.

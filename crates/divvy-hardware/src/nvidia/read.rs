@@ -117,10 +117,10 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     }
     // The MIG devices of a GPU can change at any time, and from Hopper on MIG mode can be switched without a reset.
     facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
-    facts.mig_devices.clear();
+    let known = std::mem::take(&mut facts.mig_devices);
     if facts.mig.is_some_and(|(is_on, _)| is_on) {
         // A failure here is not an error of the GPU: MIG devices do not affect pods that use the whole GPU.
-        facts.mig_devices = mig_devices(device).unwrap_or_default();
+        facts.mig_devices = mig_devices(device, &known).unwrap_or_default();
     }
     let mut reader = Reader { facts: &mut facts };
     let memory = match device.memory_info() {
@@ -142,8 +142,8 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     facts
 }
 
-/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used.
-fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
+/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. A device that is `known` consists of the same parts.
+fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..device.mig_device_count()? {
         let mig = match device.mig_device_by_index(index) {
@@ -153,12 +153,13 @@ fn mig_devices(device: &Device<'_>) -> Result<Vec<MigDevice>, NvmlError> {
         };
         let (gi, ci) = ffi::mig_instances(&mig)?;
         let uuid = mig.uuid()?;
+        let known = known.iter().find(|known| known.uuid == uuid).and_then(|known| known.parts);
         found.push(MigDevice {
             index,
             uuid,
             gi,
             ci,
-            parts: None,
+            parts: known.or_else(|| ffi::mig_parts(device, &mig, gi).ok()),
         });
     }
     Ok(found)
@@ -289,9 +290,8 @@ fn nvlinks(device: &Device<'_>) -> BTreeMap<String, u32> {
 }
 
 fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<&'static str> {
-    // This call takes two handles by value. The wrapper's device is a plain handle.
-    let b = b.nvml().device_by_index(b.index().ok()?).ok()?;
-    Some(match a.topology_common_ancestor(b).ok()? {
+    let level = TopologyLevel::try_from(ffi::common_ancestor(a, b).ok()?).ok()?;
+    Some(match level {
         TopologyLevel::Internal => "same-board",
         TopologyLevel::Single => "single-switch",
         TopologyLevel::Multiple => "multi-switch",

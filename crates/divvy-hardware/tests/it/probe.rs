@@ -72,6 +72,8 @@ fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
         "{uuids:?}"
     );
     assert!(whole.mig_devices.is_empty());
+    let parts: Vec<_> = divided.mig_devices.iter().map(|mig| mig.profile(divided.total)).collect();
+    assert_eq!(parts, [Some("1g.5gb".to_owned()), Some("1g.5gb".to_owned())]);
 }
 
 #[test]

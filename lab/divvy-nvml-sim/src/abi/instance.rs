@@ -1,7 +1,8 @@
 //! Symbols for GPU instances and compute instances of MIG (nvml.h, "Multi Instance GPU Management").
 //!
-//! The machine description lists the instances without their sizes. Each compute instance has one slice, and a GPU instance has the smallest
-//! profile with enough slices for its compute instances. The profile ids are those of an A100.
+//! A MIG device is a GPU instance with one compute instance that has all of its slices, if the machine description names its profile. Otherwise
+//! each compute instance has one slice, and a GPU instance has the smallest profile with enough slices for its compute instances. The profiles
+//! are those of an A100 with 40 GB; on a GPU with another amount of memory, theirs is in proportion.
 
 use std::ffi::c_uint;
 
@@ -11,12 +12,55 @@ use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, han
 use crate::machine::{Card, MigDevice};
 use crate::sim::Code;
 
-/// The profiles of GPU instances, indexed by profile number: the number of slices, and the profile id that an instance reports.
-const PROFILES: [(u32, u32); 5] = [(1, 19), (2, 14), (3, 9), (4, 5), (7, 0)];
-/// The profile of a compute instance with one slice.
-const ONE_SLICE: c_uint = ffi::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE;
-/// The number of memory slices of a GPU.
-const SLICES: u64 = 8;
+/// A profile of GPU instances.
+#[derive(Clone, Copy)]
+struct Profile {
+    /// `NVML_GPU_INSTANCE_PROFILE_…`.
+    number: u32,
+    /// The id that an instance reports, as `nvidia-smi mig -lgip` shows it.
+    id: u32,
+    slices: u32,
+    /// Memory in MiB on a GPU with [`TABLE_MEMORY`].
+    memory: u64,
+    copy_engines: u32,
+    decoders: u32,
+    /// JPEG decoders and optical flow accelerators.
+    media: u32,
+}
+
+const fn profile(number: u32, id: u32, slices: u32, memory: u64, copy_engines: u32, decoders: u32, media: u32) -> Profile {
+    Profile {
+        number,
+        id,
+        slices,
+        memory,
+        copy_engines,
+        decoders,
+        media,
+    }
+}
+
+/// The memory in MiB of the GPU to which [`PROFILES`] belong.
+const TABLE_MEMORY: u64 = 40960;
+const SMS_OF_SLICE: u32 = 14;
+/// Ordered by slices as far as profiles are chosen by them.
+const PROFILES: [Profile; 8] = [
+    profile(0, 19, 1, 4864, 1, 0, 0),
+    profile(1, 14, 2, 9856, 2, 1, 0),
+    profile(2, 9, 3, 19968, 3, 2, 0),
+    profile(3, 5, 4, 19968, 4, 2, 0),
+    profile(4, 0, 7, 40192, 7, 5, 1),
+    // One slice with media engines.
+    profile(7, 20, 1, 4864, 1, 1, 1),
+    // One slice with twice the memory.
+    profile(9, 15, 1, 9856, 1, 1, 0),
+    // Not a profile of any driver: what a later one may add.
+    profile(17, 117, 1, 4864, 1, 0, 0),
+];
+/// The numbers of the profiles of compute instances, by their slices (`NVML_COMPUTE_INSTANCE_PROFILE_…`). A profile's id is its number.
+const COMPUTE_PROFILES: [(u32, u32); 5] = [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4)];
+/// The number of profiles that a program may ask for. It is higher than in today's nvml.h.
+const NUMBERS: u32 = 32;
 
 /// Split a handle into the GPU, the GPU instance, and the compute instance. A handle is never dereferenced. From the lowest bits on, it contains
 /// these three numbers, each plus 1; the compute instance is 0 in the handle of a GPU instance.
@@ -41,17 +85,31 @@ fn within(card: &Card, gpu_instance: u32) -> impl Iterator<Item = &MigDevice> {
     card.mig.iter().filter(move |device| device.gpu_instance == gpu_instance)
 }
 
-/// Return the profile of a GPU instance: its number, its slices, and its id in [`PROFILES`].
-fn profile_of(card: &Card, gpu_instance: u32) -> Result<(u32, u32, u32), Code> {
+/// Return the profile of a GPU instance.
+fn profile_of(card: &Card, gpu_instance: u32) -> Result<Profile, Code> {
+    let mut devices = within(card, gpu_instance);
+    let named = devices.find_map(|device| device.profile);
     let slices = within(card, gpu_instance).count();
-    let found = (0..)
-        .zip(PROFILES)
-        .find(|(_, (most, _))| slices > 0 && *most as usize >= slices);
-    found.map(|(number, (slices, id))| (number, slices, id)).ok_or(NOT_FOUND)
+    let is_it = |profile: &Profile| match named {
+        Some(number) => profile.number == number,
+        None => slices > 0 && profile.slices as usize >= slices,
+    };
+    PROFILES.into_iter().find(is_it).ok_or(NOT_FOUND)
 }
 
-fn memory(card: &Card, slices: u32) -> u64 {
-    card.described.memory_mib / SLICES * u64::from(slices)
+/// Return the number of slices of the compute instances in a GPU instance.
+fn compute_slices(card: &Card, gpu_instance: u32) -> Result<u32, Code> {
+    let is_named = within(card, gpu_instance).any(|device| device.profile.is_some());
+    Ok(if is_named { profile_of(card, gpu_instance)?.slices } else { 1 })
+}
+
+fn compute_profile(slices: u32) -> Result<u32, Code> {
+    let found = COMPUTE_PROFILES.iter().find(|(of, _)| *of == slices);
+    found.map(|(_, number)| *number).ok_or(NOT_FOUND)
+}
+
+fn memory(card: &Card, profile: Profile) -> u64 {
+    card.described.memory_mib * profile.memory / TABLE_MEMORY
 }
 
 /// Run a call that concerns an existing GPU instance.
@@ -74,17 +132,18 @@ unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
             return device_call(device, |_, _, _| Err(NOT_SUPPORTED));
         }
         mig::call_with_card(device, |card, mig| {
-            let (_, slices, _) = profile_of(card, mig.gpu_instance)?;
+            let profile = profile_of(card, mig.gpu_instance)?;
+            let slices = compute_slices(card, mig.gpu_instance)?;
             let found = ffi::nvmlDeviceAttributes_t {
-                multiprocessorCount: 0,
-                sharedCopyEngineCount: 0,
-                sharedDecoderCount: 0,
+                multiprocessorCount: SMS_OF_SLICE * slices,
+                sharedCopyEngineCount: profile.copy_engines,
+                sharedDecoderCount: profile.decoders,
                 sharedEncoderCount: 0,
-                sharedJpegCount: 0,
-                sharedOfaCount: 0,
-                gpuInstanceSliceCount: slices,
-                computeInstanceSliceCount: 1,
-                memorySizeMB: memory(card, slices),
+                sharedJpegCount: profile.media,
+                sharedOfaCount: profile.media,
+                gpuInstanceSliceCount: profile.slices,
+                computeInstanceSliceCount: slices,
+                memorySizeMB: memory(card, profile),
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(attributes, found) }
@@ -114,12 +173,15 @@ unsafe extern "C" fn nvmlGpuInstanceGetInfo(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         instance_call(instance.addr(), |card, own, id, _| {
-            let (_, slices, profile) = profile_of(card, id)?;
+            let profile = profile_of(card, id)?;
             let found = ffi::nvmlGpuInstanceInfo_t {
                 device: handle_of(own),
                 id,
-                profileId: profile,
-                placement: ffi::nvmlGpuInstancePlacement_t { start: 0, size: slices },
+                profileId: profile.id,
+                placement: ffi::nvmlGpuInstancePlacement_t {
+                    start: 0,
+                    size: profile.slices,
+                },
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(info, found) }
@@ -138,22 +200,23 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
             if card.described.mig.is_none() {
                 return Err(NOT_SUPPORTED);
             }
-            if profile >= ffi::NVML_GPU_INSTANCE_PROFILE_COUNT {
+            if profile >= NUMBERS {
                 return Err(INVALID_ARGUMENT);
             }
-            let (slices, id) = *PROFILES.get(profile as usize).ok_or(NOT_SUPPORTED)?;
+            let asked = PROFILES.into_iter().find(|known| known.number == profile);
+            let profile = asked.ok_or(NOT_SUPPORTED)?;
             let found = ffi::nvmlGpuInstanceProfileInfo_t {
-                id,
+                id: profile.id,
                 isP2pSupported: 0,
-                sliceCount: slices,
-                instanceCount: 7 / slices,
-                multiprocessorCount: 0,
-                copyEngineCount: 0,
-                decoderCount: 0,
+                sliceCount: profile.slices,
+                instanceCount: 7 / profile.slices,
+                multiprocessorCount: SMS_OF_SLICE * profile.slices,
+                copyEngineCount: profile.copy_engines,
+                decoderCount: profile.decoders,
                 encoderCount: 0,
-                jpegCount: 0,
-                ofaCount: 0,
-                memorySizeMB: memory(card, slices),
+                jpegCount: profile.media,
+                ofaCount: profile.media,
+                memorySizeMB: memory(card, profile),
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(info, found) }
@@ -183,13 +246,14 @@ unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
     info: *mut ffi::nvmlComputeInstanceInfo_t,
 ) -> ffi::nvmlReturn_t {
     answer(|| {
-        instance_call(compute.addr(), |_, own, of, id| {
+        instance_call(compute.addr(), |card, own, of, id| {
+            let slices = compute_slices(card, of)?;
             let found = ffi::nvmlComputeInstanceInfo_t {
                 device: handle_of(own),
                 gpuInstance: gpu_instance(own, of),
                 id: id.ok_or(INVALID_ARGUMENT)?,
-                profileId: ONE_SLICE,
-                placement: ffi::nvmlComputeInstancePlacement_t { start: 0, size: 1 },
+                profileId: compute_profile(slices)?,
+                placement: ffi::nvmlComputeInstancePlacement_t { start: 0, size: slices },
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(info, found) }
@@ -209,20 +273,21 @@ unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
             if profile >= ffi::NVML_COMPUTE_INSTANCE_PROFILE_COUNT || engines != 0 {
                 return Err(INVALID_ARGUMENT);
             }
-            if profile != ONE_SLICE {
+            let slices = compute_slices(card, gpu_instance)?;
+            if profile != compute_profile(slices)? {
                 return Err(NOT_SUPPORTED);
             }
-            let (_, slices, _) = profile_of(card, gpu_instance)?;
+            let of = profile_of(card, gpu_instance)?;
             let found = ffi::nvmlComputeInstanceProfileInfo_t {
-                id: ONE_SLICE,
-                sliceCount: 1,
-                instanceCount: slices,
-                multiprocessorCount: 0,
-                sharedCopyEngineCount: 0,
-                sharedDecoderCount: 0,
+                id: profile,
+                sliceCount: slices,
+                instanceCount: of.slices / slices,
+                multiprocessorCount: SMS_OF_SLICE * slices,
+                sharedCopyEngineCount: of.copy_engines,
+                sharedDecoderCount: of.decoders,
                 sharedEncoderCount: 0,
-                sharedJpegCount: 0,
-                sharedOfaCount: 0,
+                sharedJpegCount: of.media,
+                sharedOfaCount: of.media,
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(info, found) }
