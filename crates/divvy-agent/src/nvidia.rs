@@ -165,8 +165,10 @@ fn check(config: &Config) -> Result<(), Error> {
     if config.plugin.kubelet_socket.is_empty() {
         return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
     }
-    if config.sharing.strategy == SharingStrategy::Mps && config.mps_root.is_empty() {
-        return refuse("unable to validate flags: using MPS requires --mps-root to be specified");
+    if config.sharing.strategy == SharingStrategy::Mps {
+        return refuse(
+            "sharing.mps is not served yet: nothing starts the MPS control daemon. Use sharing.timeSlicing, or keep NVIDIA's device plugin",
+        );
     }
     Ok(())
 }
@@ -250,9 +252,11 @@ impl<'c> Node<'c> {
             Ok(found) => found,
             // Nothing is served yet: the configuration does not suit this node.
             Err(error) if self.running.is_empty() => {
-                return Err(Error::Plugin(format!(
-                    "error getting plugins: unable to create plugins: failed to construct resource managers: {error}"
-                )));
+                let within = match error {
+                    divvy_nvidia_plugin::Error::NoImexChannel(_) => "",
+                    _ => "unable to create plugins: failed to construct resource managers: ",
+                };
+                return Err(Error::Plugin(format!("error getting plugins: {within}{error}")));
             }
             Err(error) => {
                 self.say(vec![format!("{error}; until this is corrected, no device is healthy")]);

@@ -11,6 +11,7 @@ use divvy_kubelet::api::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty, PreStartContainerRequest,
     PreferredAllocationRequest,
 };
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::kubelet::{Device, Kubelet, Registered, Seen};
-use crate::scenario::{GPU, Scenario, Step};
+use crate::scenario::{GPU, Machine, Scenario, Step};
 
 /// What a program did in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +100,10 @@ impl Running {
         if let Some(config) = scenario.config {
             std::fs::write(at("config.yaml"), config)?;
             args.push(format!("--config-file={}", at("config.yaml").display()));
+        }
+        if scenario.machine.has_files {
+            driver_files(&at("driver"), simulator, &scenario.machine)?;
+            args.push(format!("--driver-root-ctr-path={}", at("driver").display()));
         }
         let log = at("log");
         let mut command = Command::new("unshare");
@@ -336,6 +341,36 @@ impl Running {
         }
         Ok(())
     }
+}
+
+/// Lay out the driver's root as it is mounted in a pod.
+fn driver_files(root: &Path, simulator: &Path, machine: &Machine) -> Result<()> {
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    std::fs::create_dir_all(&libraries)?;
+    symlink(std::path::absolute(simulator)?, libraries.join("libnvidia-ml.so.1"))?;
+    for library in ["libcuda", "libnvidia-ml", "libnvidia-ptxjitcompiler"] {
+        std::fs::write(libraries.join(format!("{library}.so.{}", machine.driver())), "")?;
+    }
+    let channels = root.join("dev/nvidia-caps-imex-channels");
+    std::fs::create_dir_all(&channels)?;
+    let gpus = (0..machine.gpus).map(|gpu| (format!("dev/nvidia{gpu}"), 195, gpu));
+    let control = [
+        ("dev/nvidiactl", 195, 255),
+        ("dev/nvidia-uvm", 511, 0),
+        ("dev/nvidia-uvm-tools", 511, 1),
+    ];
+    let control = control
+        .into_iter()
+        .map(|(path, major, minor)| (path.to_owned(), major, minor));
+    let channel = machine
+        .has_channel
+        .then(|| ("dev/nvidia-caps-imex-channels/channel0".to_owned(), 505, 0));
+    for (path, major, minor) in gpus.chain(control).chain(channel) {
+        let mode = Mode::from_raw_mode(0o666);
+        mknodat(CWD, root.join(&path), FileType::CharacterDevice, mode, makedev(major, minor))
+            .with_context(|| format!("the device node {path} cannot be made"))?;
+    }
+    Ok(())
 }
 
 /// Wait for a change of the devices, and return those that are unhealthy.

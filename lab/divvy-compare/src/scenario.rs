@@ -52,6 +52,10 @@ pub(crate) struct Machine {
     pub(crate) mig: &'static str,
     /// The GPU that the driver has lost.
     pub(crate) lost: Option<u32>,
+    /// Whether the driver's files and device nodes are below the directory at which a pod has them, as CDI specs need them.
+    pub(crate) has_files: bool,
+    /// Whether IMEX channel 0 exists there.
+    pub(crate) has_channel: bool,
 }
 
 impl Machine {
@@ -64,6 +68,11 @@ impl Machine {
         });
         let lines = (3..).zip(instances).map(|(minor, file)| format!("{file} {minor}\n"));
         std::iter::once("config 1\nmonitor 2\n".to_owned()).chain(lines).collect()
+    }
+
+    /// Return the driver's version.
+    pub(crate) fn driver(&self) -> &str {
+        self.driver.unwrap_or("550.54.15")
     }
 
     /// Return the machine description for the simulated driver.
@@ -125,6 +134,13 @@ fn machine(gpus: u32) -> Machine {
     Machine {
         gpus,
         ..Machine::default()
+    }
+}
+
+fn with_files(gpus: u32) -> Machine {
+    Machine {
+        has_files: true,
+        ..machine(gpus)
     }
 }
 
@@ -216,19 +232,32 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T9 device nodes", machine(2))
             .args(&["--pass-device-specs", "--nvidia-driver-root=/run/nvidia/driver"])
             .allocate(&[0, 1]),
-        scenario("T10 CDI by the kubelet's field", machine(2))
+        scenario("T10 CDI by the kubelet's field", with_files(2))
             .args(&["--device-list-strategy=cdi-cri"])
             .allocate(&[1]),
-        scenario("T10 CDI by index", machine(2))
+        scenario("T10 CDI by index", with_files(2))
             .args(&["--device-list-strategy=cdi-cri", "--device-id-strategy=index", "--gds-enabled"])
             .allocate(&[1]),
-        scenario("T11 CDI by field and annotation, and the environment", machine(2))
+        scenario("T11 CDI by field and annotation, and the environment", with_files(2))
             .args(&[
                 "--device-list-strategy=cdi-cri,cdi-annotations,envvar",
                 "--cdi-annotation-prefix=custom.cdi/",
             ])
             .allocate(&[1, 0])
             .allocate(&[]),
+        scenario("T30 an IMEX channel by CDI", Machine { has_channel: true, ..with_files(1) })
+            .args(&["--device-list-strategy=cdi-cri", "--imex-channel-ids=0"])
+            .allocate(&[0]),
+        scenario("T30 an IMEX channel by the environment", Machine { has_channel: true, ..with_files(1) })
+            .args(&["--imex-channel-ids=0", "--imex-required"])
+            .allocate(&[0]),
+        scenario("T30 an IMEX channel by mounts", Machine { has_channel: true, ..with_files(1) })
+            .args(&["--imex-channel-ids=0", "--device-list-strategy=volume-mounts"])
+            .allocate(&[0]),
+        scenario("T30 no IMEX channel", with_files(1)).args(&["--imex-channel-ids=0"]).allocate(&[0]),
+        scenario("T30 a required IMEX channel is missing", with_files(1))
+            .args(&["--imex-channel-ids=0", "--imex-required"])
+            .resources(0),
         scenario("T16 time-slicing", machine(2))
             .config(SLICES)
             .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(0, 2), replica(1, 1)]])),

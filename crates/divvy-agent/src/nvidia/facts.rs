@@ -87,7 +87,16 @@ impl Facts {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let channels = config.imex.channel_ids.iter();
         let channels = channels.map(|channel| format!("/dev/nvidia-caps-imex-channels/channel{channel}"));
-        let nodes = NODES.iter().map(|node| (*node).to_owned()).chain(channels);
+        let mounted = Path::new(&config.plugin.container_driver_root);
+        let has_channel = |node: &String| {
+            [mounted, root]
+                .iter()
+                .any(|root| root.join(node.trim_start_matches('/')).exists())
+        };
+        let nodes = NODES
+            .iter()
+            .map(|node| (*node).to_owned())
+            .filter(|node| below(node).exists());
         let minors = files::read(&below("/proc/driver/nvidia-caps/mig-minors"), MIG_MINORS_BYTES);
         let minors = minors.ok().flatten().unwrap_or_default();
         Machine {
@@ -96,7 +105,7 @@ impl Facts {
                 .into_iter()
                 .map(|(path, minor)| (path.to_owned(), minor))
                 .collect(),
-            device_nodes: nodes.filter(|node| below(node).exists()).collect(),
+            device_nodes: nodes.chain(channels.filter(has_channel)).collect(),
             cdi_classes: BTreeSet::new(),
         }
     }
