@@ -6,9 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 12] = [
+const PURE: [&str; 14] = [
     "divvy-model",
     "divvy-agent-core",
+    "divvy-labels",
+    "divvy-nvidia-config",
     "divvy-nvidia-plugin",
     "divvy-placement",
     "divvy-policy",

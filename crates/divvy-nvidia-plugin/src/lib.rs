@@ -28,4 +28,4 @@ pub use allocate::{Access, DeviceNode, Mount};
 pub use error::Error;
 pub use health::HealthChecks;
 pub use machine::{Gpu, Machine};
-pub use offer::{Device, Offer, Resource, offer};
+pub use offer::{Device, Offer, Resource, first_match, has_uniform_mig_devices, offer};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::MigDevice;
+use divvy_model::{MiB, MigDevice};
 use divvy_nvidia_config::{
     Config, DeviceReference, MigStrategy, ReplicatedDevices, ReplicatedResource, ResourcePattern, SharingStrategy,
 };
@@ -166,7 +166,8 @@ fn name_of_mig(config: &Config, strategy: MigStrategy, gpu: &Gpu, device: &MigDe
     })
 }
 
-fn first_match(patterns: &[ResourcePattern], text: &str) -> Option<String> {
+/// Return the name that belongs to the first pattern that matches a text.
+pub fn first_match(patterns: &[ResourcePattern], text: &str) -> Option<String> {
     let mut patterns = patterns.iter();
     let found = patterns.find(|pattern| wildcard::matches(&pattern.pattern, text));
     found.map(|pattern| pattern.name.clone())
@@ -181,16 +182,22 @@ fn check_single(gpus: &[(usize, &Gpu)]) -> Result<(), Error> {
     if let Some(gpu) = known().find(|gpu| gpu.mig_devices.is_empty()) {
         return Err(Error::NoMigDevices(gpu.index));
     }
-    let mut kinds = known().flat_map(|gpu| {
-        gpu.mig_devices
-            .iter()
-            .map(|device| (device.parts, device.profile(gpu.memory)))
-    });
-    let first = kinds.next();
-    match kinds.all(|kind| Some(kind) == first) {
+    match has_uniform_mig_devices(known().map(|gpu| (gpu.is_divided(), gpu.memory, gpu.mig_devices.as_slice()))) {
         true => Ok(()),
         false => Err(Error::SeveralMigTypes),
     }
+}
+
+/// Report whether all GPUs are divided into MIG devices of one profile. Each GPU is given as whether MIG is enabled, its memory, and its MIG
+/// devices.
+pub fn has_uniform_mig_devices<'m>(gpus: impl Iterator<Item = (bool, MiB, &'m [MigDevice])> + Clone) -> bool {
+    if gpus.clone().any(|(is_divided, _, devices)| !is_divided || devices.is_empty()) {
+        return false;
+    }
+    let mut kinds =
+        gpus.flat_map(|(_, memory, devices)| devices.iter().map(move |device| (device.parts, device.profile(memory))));
+    let first = kinds.next();
+    kinds.all(|kind| Some(kind) == first)
 }
 
 fn whole(position: usize, gpu: &Gpu) -> Unit {

@@ -1,0 +1,125 @@
+use std::collections::BTreeSet;
+
+use divvy_labels::{Error, Machine, file, labels};
+use divvy_model::MiB;
+use divvy_nvidia_config::Config;
+
+use crate::build::{config, divided, machine};
+
+const SLICES: &str = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
+const RENAMED: &str = "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
+const MPS: &str = "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
+
+/// Compare the labels with a recorded file. `more` are the beginnings of the lines that only Divvy has.
+fn check(name: &str, machine: &Machine, config: &Config, more: &[&str]) {
+    let path = format!("{}/tests/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
+    let recorded = std::fs::read_to_string(path).expect("the recorded file");
+    let printed = file(&labels(machine, config).expect("labels"));
+    let is_more = |line: &&str| more.iter().any(|start| line.starts_with(start));
+    let lines = |text: &'_ str| -> BTreeSet<String> { text.lines().filter(|line| !is_more(line)).map(str::to_owned).collect() };
+    let (ours, theirs) = (lines(&printed), lines(&recorded));
+    let only = |a: &BTreeSet<String>, b: &BTreeSet<String>| -> Vec<String> { a.difference(b).cloned().collect() };
+    assert_eq!(
+        (only(&ours, &theirs), only(&theirs, &ours)),
+        (Vec::new(), Vec::new()),
+        "{name}"
+    );
+    for start in more {
+        assert!(printed.lines().any(|line| line.starts_with(start)), "{name}: {start}");
+    }
+}
+
+#[test]
+fn t34_the_labels_are_nvidias() {
+    let plain = config(&[], "");
+    check("default8", &machine(8), &plain, &[]);
+    check("zero", &machine(0), &plain, &[]);
+    let mut no_memory = machine(1);
+    no_memory.gpus[0].memory = MiB::ZERO;
+    check("nomem", &no_memory, &plain, &[]);
+    check("ts", &machine(2), &config(&[], SLICES), &[]);
+    check("ts_renamed", &machine(2), &config(&[], RENAMED), &[]);
+    check("mps", &machine(2), &config(&[], MPS), &[]);
+    let mixed = config(&["--mig-strategy=mixed"], "");
+    check("mig_mixed", &divided(3, "0=0,0,1,7;1=2,2"), &mixed, &[]);
+    check("p17", &divided(2, "0=0"), &mixed, &[]);
+    let single = config(&["--mig-strategy=single"], "");
+    check("mig_single_uniform", &divided(2, "0=0,0,0;1=0,0"), &single, &[]);
+    check("mig_single_nomig", &machine(2), &single, &[]);
+}
+
+#[test]
+fn a_node_with_several_models_has_labels_for_each() {
+    let mut mixed = machine(4);
+    for gpu in &mut mixed.gpus[1..] {
+        gpu.model = "Tesla T4".to_owned();
+    }
+    // The recorded machine has the same memory everywhere, so the number of GPUs decides.
+    check("hetero", &mixed, &config(&[], ""), &["nvidia.com/model."]);
+    for gpu in &mut mixed.gpus[1..] {
+        gpu.memory = MiB(15360);
+        gpu.cc = Some((7, 5));
+    }
+    let found = labels(&mixed, &config(&[], "")).expect("labels");
+    let expected = [
+        ("gpu.product", "NVIDIA-A100-SXM4-40GB"),
+        ("gpu.memory", "40960"),
+        ("gpu.count", "1"),
+        ("gpu.family", "ampere"),
+        ("model.NVIDIA-A100-SXM4-40GB.count", "1"),
+        ("model.NVIDIA-A100-SXM4-40GB.memory", "40960"),
+        ("model.Tesla-T4.count", "3"),
+        ("model.Tesla-T4.memory", "15360"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(
+            found.labels.get(&format!("nvidia.com/{name}")).map(String::as_str),
+            Some(value),
+            "{name}"
+        );
+    }
+    assert_eq!(
+        found.warnings,
+        ["the node has GPUs of 2 models; the labels that name no model describe NVIDIA-A100-SXM4-40GB"]
+    );
+}
+
+#[test]
+fn t35_a_malformed_driver_version_and_mps_with_mig_are_errors() {
+    for (version, expected) in [
+        ("550", true),
+        ("1.2.3.4", true),
+        ("", true),
+        ("550.54", false),
+        ("550.54.15", false),
+    ] {
+        let mut machine = machine(1);
+        machine.driver = version.to_owned();
+        let found = labels(&machine, &config(&[], ""));
+        assert_eq!(found == Err(Error::DriverVersion(version.to_owned())), expected, "{version}");
+    }
+    let error = labels(&divided(1, "0=0"), &config(&["--mig-strategy=single"], MPS));
+    assert_eq!(error, Err(Error::MpsWithMig));
+}
+
+#[test]
+fn t28_an_invalid_single_strategy_is_said_in_the_labels() {
+    for text in ["0=0,0,1,7;1=2,2", "0=0,0,0", "0=0;1="] {
+        let found = labels(&divided(2, text), &config(&["--mig-strategy=single"], SLICES))
+            .expect("labels")
+            .labels;
+        for (name, value) in [
+            ("product", "NVIDIA-A100-SXM4-40GB-MIG-INVALID"),
+            ("count", "0"),
+            ("replicas", "0"),
+            ("memory", "0"),
+            ("sharing-strategy", ""),
+        ] {
+            assert_eq!(
+                found.get(&format!("nvidia.com/gpu.{name}")).map(String::as_str),
+                Some(value),
+                "{text} {name}"
+            );
+        }
+    }
+}
