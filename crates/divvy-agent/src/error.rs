@@ -37,6 +37,9 @@ pub enum Error {
     /// What NVIDIA's device plugin would serve cannot be served.
     #[error("error starting plugins: {0}")]
     Plugin(String),
+    /// The node cannot be labelled.
+    #[error("{0}")]
+    Labels(String),
     /// A part of the agent ended unexpectedly.
     #[error("{part} ended unexpectedly: {text}")]
     Ended {

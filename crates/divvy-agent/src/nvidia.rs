@@ -10,7 +10,9 @@
 mod cdi;
 mod facts;
 mod health;
+mod labels;
 mod main;
+mod node_feature;
 mod plugin;
 mod reload;
 
@@ -262,7 +264,7 @@ impl<'c> Node<'c> {
                 self.say(vec![format!("{error}; until this is corrected, no device is healthy")]);
                 for running in self.running.values() {
                     running.devices.send_modify(|devices| {
-                        *devices = Arc::new(devices.iter().cloned().map(|device| unhealthy(device)).collect());
+                        *devices = Arc::new(devices.iter().cloned().map(unhealthy).collect());
                     });
                 }
                 return Ok(());

@@ -109,12 +109,25 @@ pub struct GpuFacts {
     /// The GPU's MIG devices in NVML's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
+    /// The part of an NVLink fabric to which the GPU belongs. `None` if it is in no fabric, or not yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<Fabric>,
     /// The driver reports "GPU is lost". The other fields hold earlier values.
     #[serde(default)]
     pub lost: bool,
     /// Why a value could not be read.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+/// A part of an NVLink fabric, in which the GPUs of several nodes are connected (nvml.h, `nvmlGpuFabricInfo_t`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Fabric {
+    /// The UUID of the cluster: 32 hexadecimal digits in the usual groups.
+    pub cluster: String,
+    /// The id of the clique: the GPUs that can reach each other's memory.
+    pub clique: u32,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

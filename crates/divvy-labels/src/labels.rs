@@ -114,8 +114,7 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
 
 impl Labels {
     fn set(&mut self, name: &str, value: String) {
-        self.labels
-            .insert(format!("nvidia.com/{name}"), cut(&value, 63));
+        self.labels.insert(format!("nvidia.com/{name}"), cut(&value, 63));
     }
 }
 

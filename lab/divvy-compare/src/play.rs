@@ -54,8 +54,11 @@ struct Running {
     log: PathBuf,
 }
 
-/// Play a scenario. `simulator` is the path of the simulated NVML.
+/// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is beside it. `simulator` is the path of the simulated NVML.
 pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
+    if scenario.is_labels {
+        return labels(program, simulator, scenario).await;
+    }
     let mut running = Running::start(program, simulator, scenario)?;
     let exit = running.wait_for(scenario.resources).await?;
     let mut answers = Vec::new();
@@ -78,13 +81,36 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
     })
 }
 
+/// Let a program print the labels.
+async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
+    let beside = program.with_file_name(LABELLER);
+    let program = if beside.exists() { beside } else { program.to_owned() };
+    let mut running = Running::start(&program, simulator, scenario)?;
+    let status = timeout(START, running.child.wait())
+        .await
+        .context("the program does not end")??;
+    let printed = std::fs::read_to_string(running.directory.path().join("out"))?;
+    let mut lines: Vec<&str> = printed.lines().collect();
+    lines.sort_unstable();
+    Ok(Outcome {
+        name: scenario.name.to_owned(),
+        exit: status.code(),
+        error: None,
+        registrations: Vec::new(),
+        devices: BTreeMap::new(),
+        answers: lines.into_iter().map(Value::from).collect(),
+    })
+}
+
+const LABELLER: &str = "gpu-feature-discovery";
+
 /// Replaces the directories that a device plugin knows by name, then runs the program under the name of NVIDIA's.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
 mount -t tmpfs tmpfs /proc/driver && mkdir /proc/driver/nvidia-caps && cp "$SCENE/mig-minors" /proc/driver/nvidia-caps/
 [ -e /var/run/cdi ] || ln -s /run /var/run
-exec -a nvidia-device-plugin "$PROGRAM" "$@""#;
+exec -a "$NAME" "$PROGRAM" "$@""#;
 
 impl Running {
     fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {
@@ -96,7 +122,11 @@ impl Running {
         symlink(std::path::absolute(simulator)?, at("lib/libnvidia-ml.so.1"))?;
         std::fs::write(at("machine.toml"), scenario.machine.text())?;
         std::fs::write(at("mig-minors"), scenario.machine.mig_minors())?;
+        std::fs::write(at("type"), "DGX-A100-fake-model\n")?;
         let mut args = scenario.args.clone();
+        if scenario.is_labels {
+            args.push(format!("--machine-type-file={}", at("type").display()));
+        }
         if let Some(config) = scenario.config {
             std::fs::write(at("config.yaml"), config)?;
             args.push(format!("--config-file={}", at("config.yaml").display()));
@@ -111,13 +141,21 @@ impl Running {
             .args(["--mount", "--propagation", "private", "bash", "-c", SCRIPT, "bash"])
             .args(&args)
             .env("SCENE", directory.path())
+            .env(
+                "NAME",
+                if scenario.is_labels {
+                    LABELLER
+                } else {
+                    "nvidia-device-plugin"
+                },
+            )
             .env("PROGRAM", std::path::absolute(program)?)
             .env("LD_LIBRARY_PATH", at("lib"))
             .env("DIVVY_NVML_SIM", at("machine.toml"))
             .env("DIVVY_NVML_SIM_CONTROL", at("control"))
             .envs(scenario.env.iter().copied())
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(std::fs::File::create(at("out"))?)
             .stderr(std::fs::File::create(&log)?)
             .process_group(0)
             .kill_on_drop(true);
@@ -326,9 +364,9 @@ impl Running {
     /// Return the last line of the log that says why the program ended.
     fn last_line(&self) -> Result<String> {
         let log = std::fs::read_to_string(&self.log)?;
-        let lines = log.lines().filter_map(|line| line.split_once("error starting plugins: "));
+        let mut lines = log.lines().filter_map(|line| line.split_once("error starting plugins: "));
         Ok(lines
-            .last()
+            .next_back()
             .map_or(log.lines().last().unwrap_or_default().to_owned(), |(_, text)| text.to_owned()))
     }
 

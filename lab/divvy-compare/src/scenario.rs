@@ -8,6 +8,8 @@ pub(crate) const GPU: &str = "nvidia.com/gpu";
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
+    /// Whether it is played to GPU feature discovery, which prints labels and ends.
+    pub(crate) is_labels: bool,
     pub(crate) machine: Machine,
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(&'static str, &'static str)>,
@@ -155,6 +157,7 @@ fn divided(gpus: u32, mig: &'static str) -> Machine {
 fn scenario(name: &'static str, machine: Machine) -> Scenario {
     Scenario {
         name,
+        is_labels: false,
         machine,
         args: Vec::new(),
         env: Vec::new(),
@@ -321,7 +324,85 @@ pub(crate) fn all() -> Vec<Scenario> {
     ];
     all.extend(wrong_arguments());
     all.extend(choices());
+    all.extend(labels());
     all
+}
+
+fn labels() -> Vec<Scenario> {
+    let print = |name: &'static str, machine: Machine| Scenario {
+        is_labels: true,
+        ..scenario(name, machine).args(&[
+            "--oneshot",
+            "--no-timestamp",
+            "--use-node-feature-api=false",
+            "--output-file=",
+        ])
+    };
+    let with = |mut scenario: Scenario, arg: &str| {
+        scenario.args.push(arg.to_owned());
+        scenario
+    };
+    let slices = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
+    let renamed =
+        "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
+    let mps = "version: v1\nflags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
+    let mig = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}\n";
+    let driver = |version| Machine {
+        driver: Some(version),
+        ..machine(2)
+    };
+    let long = Machine {
+        models: vec![(
+            0,
+            "NVIDIA A product whose name is longer than the value of a label may be in Kubernetes",
+        )],
+        ..machine(1)
+    };
+    let two = Machine {
+        models: vec![(1, "Tesla T4"), (2, "Tesla T4"), (3, "Tesla T4")],
+        ..machine(4)
+    };
+    vec![
+        print("T34 labels of eight GPUs", machine(8)),
+        print("T34 labels of no GPU", machine(0)),
+        print("T34 labels with time-slicing", machine(2)).config(slices),
+        print("T34 labels of renamed GPUs", machine(2)).config(renamed),
+        print("T34 labels with MPS", machine(2)).config(mps),
+        with(
+            print("T34 labels with MIG mixed", divided(3, "0=0,0,1;1=2,2")),
+            "--mig-strategy=mixed",
+        ),
+        with(
+            print("T34 labels with MIG mixed and time-slicing", divided(2, "0=0,0;1=2")),
+            "--mig-strategy=mixed",
+        )
+        .config(mig),
+        with(
+            print("T34 labels with MIG single", divided(2, "0=0,0,0;1=0,0")),
+            "--mig-strategy=single",
+        ),
+        with(
+            print("T28 labels with an invalid MIG single", divided(2, "0=0,0,1,7;1=2,2")),
+            "--mig-strategy=single",
+        ),
+        with(
+            print("T28 labels with MIG single on one GPU", divided(2, "0=0,0,0")),
+            "--mig-strategy=single",
+        ),
+        with(
+            print("T28 labels with MIG single, none created", divided(2, "0=0;1=")),
+            "--mig-strategy=single",
+        ),
+        with(
+            print("T34 labels with MIG single, but without MIG", machine(2)),
+            "--mig-strategy=single",
+        ),
+        print("T34 labels of a divided GPU without a strategy", divided(2, "0=0,0")),
+        print("T35 labels of the driver 455.06", driver("455.06")),
+        print("T35 labels of the driver 550", driver("550")),
+        print("T34 labels of a long name", long),
+        print("T34 labels of two models", two),
+    ]
 }
 
 fn wrong_arguments() -> Vec<Scenario> {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
 
+use super::labels::{ClusterOptions, label};
 use super::{Loaded, Source, Surroundings, device_plugin};
 use crate::Error;
 
@@ -43,12 +44,18 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         text: error.to_string(),
     })?;
     let file = invocation.config_file().map(Into::into);
+    let cluster = ClusterOptions {
+        kubeconfig: invocation.text("kubeconfig").map(Into::into),
+        node: invocation.text("node-name").unwrap_or_default().to_owned(),
+        namespace: invocation.text("namespace").unwrap_or("default").to_owned(),
+        pod: invocation.text("pod-name").map(str::to_owned),
+    };
     let source = Source::new(file, move |text| {
         let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
         Ok(Loaded { config, warnings })
     });
     match program {
         Program::DevicePlugin => device_plugin(source, Surroundings::of_pod()?, stop).await,
-        Program::FeatureDiscovery => Err(Error::Plugin("not yet".to_owned())),
+        Program::FeatureDiscovery => label(source, cluster, Surroundings::of_pod()?, stop).await,
     }
 }

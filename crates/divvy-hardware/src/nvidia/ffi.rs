@@ -14,6 +14,8 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 
+use crate::Fabric;
+
 /// Return the key of a device. It is unique while NVML stays initialized, and events carry nothing else.
 pub(super) fn device_key(device: &Device<'_>) -> usize {
     // SAFETY: the handle is only compared, never used.
@@ -109,6 +111,25 @@ pub(super) fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Result<u32, Nvm
     // SAFETY: both handles belong to this NVML, which `a` and `b` borrow; `level` is valid for writes.
     nvml_try(unsafe { call(a.handle(), b.handle(), &raw mut level) })?;
     Ok(level)
+}
+
+/// Return the part of an NVLink fabric to which a GPU belongs; `None` if its fabric is not set up.
+pub(super) fn fabric(device: &Device<'_>) -> Result<Option<Fabric>, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref())?;
+    let mut info = MaybeUninit::<sys::nvmlGpuFabricInfo_t>::zeroed();
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `info` is valid for writes. All zeros are a valid nvmlGpuFabricInfo_t.
+    let info = unsafe {
+        nvml_try(call(device.handle(), info.as_mut_ptr()))?;
+        info.assume_init()
+    };
+    let is_complete =
+        u32::from(info.state) == sys::NVML_GPU_FABRIC_STATE_COMPLETED && info.status == sys::nvmlReturn_enum_NVML_SUCCESS;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex(&info.clusterUuid[range]));
+    Ok(is_complete.then(|| Fabric {
+        cluster: format!("{a}-{b}-{c}-{d}-{e}"),
+        clique: info.cliqueId,
+    }))
 }
 
 /// Return the event types that a GPU supports, as bits.

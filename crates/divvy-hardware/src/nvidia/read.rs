@@ -115,6 +115,10 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         reader.facts.persistence = device.is_in_persistent_mode().ok();
         reader.facts.numa = numa(&reader.facts.pci, device);
     }
+    // The fabric manager may set up the fabric after the driver is loaded.
+    if facts.fabric.is_none() {
+        facts.fabric = ffi::fabric(device).ok().flatten();
+    }
     // The MIG devices of a GPU can change at any time, and from Hopper on MIG mode can be switched without a reset.
     facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
     let known = std::mem::take(&mut facts.mig_devices);

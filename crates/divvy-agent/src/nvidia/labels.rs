@@ -1,0 +1,223 @@
+//! The agent in place of NVIDIA's GPU feature discovery: the same flags, configuration, and labels.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use divvy_hardware::client::snapshot;
+use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, file, labels};
+use divvy_model::Vendor;
+use divvy_nvidia_config::{Config, SleepInterval};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::node_feature::Published;
+use super::{Loaded, Source, Surroundings, probe};
+use crate::{Error, files};
+
+/// Where the NodeFeature object is written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ClusterOptions {
+    pub(super) kubeconfig: Option<PathBuf>,
+    pub(super) node: String,
+    pub(super) namespace: String,
+    pub(super) pod: Option<String>,
+}
+
+/// The timeout of one description by the driver. Its initialization starts each GPU.
+const ANSWER: Duration = Duration::from_secs(75);
+/// NVIDIA's number in the list of PCI vendors.
+const NVIDIA: &str = "0x10de";
+/// The maximum size of a file of the kernel that is read here.
+const BYTES: u64 = 4096;
+
+/// Keep the node's labels up to date until `stop` is cancelled, or write them once.
+///
+/// # Errors
+/// The configuration is wrong, or the driver does not answer and the configuration says not to wait for it.
+pub(super) async fn label(
+    source: Source,
+    cluster: ClusterOptions,
+    surroundings: Surroundings,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    let mut reloads = source.watch();
+    let mut loaded = load(&source)?;
+    let mut output = Output::new(&loaded.config, &cluster).await?;
+    let started = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    loop {
+        let config = &loaded.config;
+        let machine = match describe(config, &surroundings, started).await {
+            Ok(machine) => machine,
+            Err(text) if config.fail_on_init_error => return Err(Error::Labels(text)),
+            Err(text) => {
+                warn!("{text}; the labels say that there is no GPU");
+                Machine {
+                    timestamp: started,
+                    pci: pci_devices(&surroundings.root),
+                    ..Machine::default()
+                }
+            }
+        };
+        let found = labels(&machine, config).map_err(|error| Error::Labels(error.to_string()))?;
+        output.write(&found).await?;
+        let pause = match config.feature_discovery.sleep_interval {
+            _ if config.feature_discovery.oneshot => return Ok(()),
+            SleepInterval::Every(time) => Some(time),
+            SleepInterval::Infinite => None,
+        };
+        let next = async {
+            match pause {
+                Some(time) => tokio::time::sleep(time).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // The labels stay: they are still true, and another agent is probably about to start.
+            () = stop.cancelled() => return Ok(()),
+            () = next => {}
+            () = reloads.changed() => match load(&source) {
+                Ok(next) => {
+                    loaded = next;
+                    output = Output::new(&loaded.config, &cluster).await?;
+                    info!("the configuration has been read again");
+                }
+                Err(text) => error!("{text}; the previous configuration stays in force"),
+            }
+        }
+    }
+}
+
+fn load(source: &Source) -> Result<Loaded, Error> {
+    let loaded = source.load().map_err(Error::Labels)?;
+    loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
+    Ok(loaded)
+}
+
+/// Ask the driver and the kernel.
+async fn describe(config: &Config, surroundings: &Surroundings, timestamp: u64) -> Result<Machine, String> {
+    let Snapshot { drivers, gpus, .. } = snapshot(&probe(config, surroundings), ANSWER)
+        .await
+        .map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
+    let driver = drivers.get(&Vendor::Nvidia).cloned().unwrap_or_default();
+    let cuda = driver.cuda.split_once('.');
+    let root = &surroundings.root;
+    let gpus = gpus.into_iter().filter(|gpu| gpu.vendor == Vendor::Nvidia && !gpu.lost);
+    Ok(Machine {
+        driver: driver.version,
+        cuda: cuda.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
+        machine_type: text(Path::new(&config.feature_discovery.machine_type_file)),
+        gpus: gpus.map(|facts| gpu(facts, root)).collect(),
+        pci: pci_devices(root),
+        timestamp,
+    })
+}
+
+fn gpu(facts: GpuFacts, root: &Path) -> Gpu {
+    let cc = facts.cc.split_once('.');
+    let device = root.join("sys/bus/pci/devices").join(&facts.pci);
+    // A simulated GPU may have the address of another device.
+    let is_nvidias = !facts.pci.is_empty() && text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA);
+    Gpu {
+        memory: facts.total,
+        cc: cc.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
+        pci_class: is_nvidias.then(|| class(&device)).flatten(),
+        mig: facts.mig.map(|(is_on, _)| is_on),
+        mig_devices: facts.mig_devices,
+        fabric: facts.fabric.map(|fabric| Fabric {
+            cluster: fabric.cluster,
+            clique: fabric.clique,
+        }),
+        model: facts.model,
+    }
+}
+
+fn class(device: &Path) -> Option<u32> {
+    let text = text(&device.join("class"))?;
+    u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+/// Return NVIDIA's PCI devices in the kernel's list.
+fn pci_devices(root: &Path) -> Vec<PciDevice> {
+    let directory = root.join("sys/bus/pci/devices");
+    let names = files::names(&directory).unwrap_or_default().into_iter();
+    let devices = names.map(|name| directory.join(name));
+    let nvidias = devices.filter(|device| text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA));
+    nvidias
+        .map(|device| PciDevice {
+            config: bytes(&device.join("config")).unwrap_or_default(),
+        })
+        .collect()
+}
+
+fn bytes(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn text(path: &Path) -> Option<String> {
+    String::from_utf8(bytes(path)?).ok()
+}
+
+/// Where the labels go.
+enum Output {
+    Stdout,
+    File { path: PathBuf, written: Option<String> },
+    NodeFeature(Box<Published>),
+}
+
+impl Output {
+    async fn new(config: &Config, cluster: &ClusterOptions) -> Result<Output, Error> {
+        let discovery = &config.feature_discovery;
+        Ok(match (discovery.output_file.as_str(), discovery.use_node_feature_api) {
+            // Who names a file or the standard output wants the labels there.
+            ("", _) => Output::Stdout,
+            (path, false) => Output::File {
+                path: path.into(),
+                written: None,
+            },
+            (_, true) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
+        })
+    }
+
+    /// Write the labels, if they have changed.
+    async fn write(&mut self, found: &Labels) -> Result<(), Error> {
+        found.warnings.iter().for_each(|warning| warn!("{warning}"));
+        match self {
+            Output::Stdout => {
+                let mut stdout = std::io::stdout().lock();
+                let written = stdout.write_all(file(found).as_bytes()).and_then(|()| stdout.flush());
+                written.map_err(|error| Error::Labels(format!("cannot write to the standard output: {error}")))
+            }
+            Output::File { path, written } => {
+                let text = file(found);
+                if written.as_ref() == Some(&text) {
+                    return Ok(());
+                }
+                let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+                    return Err(Error::Labels(format!(
+                        "--output-file {} is not the path of a file",
+                        path.display()
+                    )));
+                };
+                files::make_directory(directory, 0o755)?;
+                files::write_atomic(directory, name, text.as_bytes(), 0o644)?;
+                info!("wrote {} labels to {}", found.labels.len(), path.display());
+                *written = Some(text);
+                Ok(())
+            }
+            Output::NodeFeature(published) => {
+                if let Err(error) = published.write(found).await {
+                    // The next update tries again.
+                    error!("{error}");
+                }
+                Ok(())
+            }
+        }
+    }
+}
