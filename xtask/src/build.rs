@@ -91,3 +91,23 @@ pub(crate) fn reference() -> Result<()> {
     ensure!(status.success(), "divvy-reference failed");
     Ok(())
 }
+
+/// Play the scenarios of NVIDIA's device plugin and GPU feature discovery to Divvy, and compare with what they did, or with `theirs`.
+pub(crate) fn compare(theirs: Option<&str>) -> Result<ExitCode> {
+    programs()?;
+    let built = |name: &str| debug_directory().join(name);
+    let recorded = "lab/divvy-compare/data/nvidia-device-plugin-v0.19.3.json";
+    let status = Command::new(built("divvy-compare"))
+        .arg("--simulator")
+        .arg(built("libdivvy_nvml_sim.so"))
+        .arg("compare")
+        .arg(built("divvy-agent"))
+        .arg(theirs.unwrap_or(recorded))
+        .status()
+        .context("divvy-compare could not be run")?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

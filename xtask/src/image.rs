@@ -22,6 +22,7 @@ use sha2::{Digest as _, Sha256};
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--fast]
 
 Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, and divvy-probe from its /bin.
+The archive has a second image with the same files, k8s-device-plugin, which takes the place of nvcr.io/nvidia/k8s-device-plugin.
 
   --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    output file [default: target/divvy-VERSION-ARCH.tar]
@@ -76,7 +77,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let mib = |bytes: usize| bytes as f64 / 1048576.0;
     let compressed = mib(layer.compressed.len());
     say(&format!(
-        "{name}\n{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked, sha256:{}",
+        "{name}\n{}\n{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked, sha256:{}",
+        plugin_name(name),
         out.display(),
         mib(layer.size),
         digest(&image)
@@ -274,6 +276,9 @@ fn files(
         ("usr/bin/divvy".to_owned(), divvy.clone()),
         // A smaller program than divvy, because the agent's memory use depends on the size of its program.
         ("usr/bin/divvy-agent".to_owned(), agent.clone()),
+        // Under these names it takes the place of NVIDIA's programs; the same file as above.
+        ("usr/bin/nvidia-device-plugin".to_owned(), agent.clone()),
+        ("usr/bin/gpu-feature-discovery".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
@@ -378,20 +383,65 @@ fn header(size: u64, mode: u32) -> tar::Header {
     header
 }
 
-fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
-    let version = env!("CARGO_PKG_VERSION");
-    let config = json!({
-        "created": "1970-01-01T00:00:00Z", "architecture": machine.oci, "os": "linux",
-        "config": {
-            "Entrypoint": ["/usr/bin/divvy"], "Env": ["PATH=/usr/bin"],
-            "Labels": {
-                "org.opencontainers.image.title": "divvy", "org.opencontainers.image.version": version,
-                "org.opencontainers.image.licenses": "Apache-2.0",
+/// The last part of the name of the image that takes the place of NVIDIA's: `nvcr.io/nvidia/k8s-device-plugin`.
+const PLUGIN_IMAGE: &str = "k8s-device-plugin";
+
+impl Image<'_> {
+    fn config(&self, machine: &Machine, layer: &Layer) -> Value {
+        json!({
+            "created": "1970-01-01T00:00:00Z", "architecture": machine.oci, "os": "linux",
+            "config": {
+                "Entrypoint": [self.entrypoint], "Env": self.env,
+                "Labels": {
+                    "org.opencontainers.image.title": self.title, "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+                    "org.opencontainers.image.licenses": "Apache-2.0",
+                },
             },
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "cargo xtask image"}],
+        })
+    }
+}
+
+/// An image: its name, and what a container of it runs.
+struct Image<'n> {
+    name: &'n str,
+    title: &'static str,
+    entrypoint: &'static str,
+    env: Vec<&'static str>,
+}
+
+/// Return the name of the image that takes the place of NVIDIA's: that of Divvy's image, with another last part.
+fn plugin_name(name: &str) -> String {
+    let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
+    match repository.rsplit_once('/') {
+        Some((registry, _)) => format!("{registry}/{PLUGIN_IMAGE}:{tag}"),
+        None => format!("{PLUGIN_IMAGE}:{tag}"),
+    }
+}
+
+/// Pack two images with the same layer into one archive.
+fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
+    let plugin = plugin_name(name);
+    let images = [
+        Image {
+            name,
+            title: "divvy",
+            entrypoint: "/usr/bin/divvy",
+            env: vec!["PATH=/usr/bin"],
         },
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
-        "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "cargo xtask image"}],
-    });
+        Image {
+            name: &plugin,
+            title: PLUGIN_IMAGE,
+            entrypoint: "/usr/bin/nvidia-device-plugin",
+            // With NVIDIA's container runtime, these put the driver's library into the container, as NVIDIA's own image does.
+            env: vec![
+                "PATH=/usr/bin",
+                "NVIDIA_VISIBLE_DEVICES=all",
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            ],
+        },
+    ];
     let mut blobs: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut blob = |media_type: &str, bytes: Vec<u8>| -> Value {
         let digest = digest(&bytes);
@@ -399,23 +449,28 @@ fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
         blobs.insert(format!("blobs/sha256/{digest}"), bytes);
         descriptor
     };
-    let config = blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
     let packed = blob("application/vnd.oci.image.layer.v1.tar+gzip", layer.compressed.clone());
     let path = |descriptor: &Value| {
         let digest = descriptor["digest"].as_str().unwrap_or_default();
         format!("blobs/{}", digest.replace(':', "/"))
     };
-    let docker = json!([{"Config": path(&config), "RepoTags": [name], "Layers": [path(&packed)]}]);
-    let manifest = json!({
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [packed],
-    });
-    let mut manifest = blob("application/vnd.oci.image.manifest.v1+json", serde_json::to_vec(&manifest)?);
-    manifest["platform"] = json!({"architecture": machine.oci, "os": "linux"});
-    manifest["annotations"] = json!({
-        "io.containerd.image.name": name,
-        "org.opencontainers.image.ref.name": name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
-    });
-    let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest]});
+    let (mut docker, mut manifests) = (Vec::new(), Vec::new());
+    for image in images {
+        let config = image.config(machine, layer);
+        let config = blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
+        docker.push(json!({"Config": path(&config), "RepoTags": [image.name], "Layers": [path(&packed)]}));
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [packed],
+        });
+        let mut manifest = blob("application/vnd.oci.image.manifest.v1+json", serde_json::to_vec(&manifest)?);
+        manifest["platform"] = json!({"architecture": machine.oci, "os": "linux"});
+        manifest["annotations"] = json!({
+            "io.containerd.image.name": image.name,
+            "org.opencontainers.image.ref.name": image.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+        });
+        manifests.push(manifest);
+    }
+    let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests});
     blobs.insert("index.json".to_owned(), serde_json::to_vec(&index)?);
     blobs.insert("manifest.json".to_owned(), serde_json::to_vec(&docker)?);
     blobs.insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
@@ -435,6 +490,21 @@ mod tests {
     use std::io::Read as _;
 
     use super::*;
+
+    #[test]
+    fn the_image_in_place_of_nvidias_is_beside_divvys() {
+        for (name, expected) in [
+            ("divvy.dev/divvy:0.1.0", "divvy.dev/k8s-device-plugin:0.1.0"),
+            (
+                "registry.example:5000/team/divvy:dev",
+                "registry.example:5000/team/k8s-device-plugin:dev",
+            ),
+            ("divvy:1", "k8s-device-plugin:1"),
+            ("divvy", "k8s-device-plugin:latest"),
+        ] {
+            assert_eq!(plugin_name(name), expected);
+        }
+    }
 
     #[test]
     fn a_program_that_has_two_names_is_in_the_layer_once() {

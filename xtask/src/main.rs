@@ -30,6 +30,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   skips FILE        print the skips in FILE; fail if .ci/skips does not list one of them
   fuzz [ARGS]       feed broken input to everything that parses foreign data, guided by code coverage; `cargo xtask fuzz --help`
   suite [ARGS]      play the scenes on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
+  compare [PROGRAM] play the same scenarios to Divvy and to NVIDIA's device plugin and GPU feature discovery, and compare what they do; without
+                    PROGRAM, with what they did when they were recorded (needs root)
   torture [FLAGS]   play random histories against the decisions of extender and agent; `cargo xtask torture --help`
   cluster COMMAND   run a real Kubernetes with Divvy on this machine; `cargo xtask cluster --help`
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
@@ -70,6 +72,8 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
+        ["compare"] => return build::compare(None),
+        ["compare", theirs] => return build::compare(Some(*theirs)),
         ["torture", rest @ ..] => return build::torture(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),

@@ -68,9 +68,15 @@ impl Surroundings {
             part: "the search for divvy-probe",
             text: error.to_string(),
         })?;
+        // The image has no directory for temporary files.
+        let temporary = std::env::temp_dir();
+        std::fs::create_dir_all(&temporary).map_err(|error| Error::Ended {
+            part: "the directory for temporary files",
+            text: format!("{}: {error}", temporary.display()),
+        })?;
         Ok(Surroundings {
             probe: own.with_file_name("divvy-probe"),
-            probe_dir: std::env::temp_dir().join(format!("divvy-nvidia-{}", std::process::id())),
+            probe_dir: temporary.join(format!("divvy-nvidia-{}", std::process::id())),
             sockets: SOCKETS.into(),
             cdi_dir: "/var/run/cdi".into(),
             root: "/".into(),
@@ -287,12 +293,18 @@ impl<'c> Node<'c> {
             .collect();
         self.served.replace(machine, found.resources);
         self.running.retain(|name, running| {
-            let stays = lists.contains_key(name);
-            if !stays {
-                info!("{name} is no longer offered");
-                running.stop.cancel();
+            if lists.contains_key(name) {
+                return true;
             }
-            stays
+            if running.devices.borrow().is_empty() {
+                running.stop.cancel();
+                return false;
+            }
+            // The kubelet counts the devices of a plugin that ends for minutes. So it gets an empty list first, and the end comes with the next
+            // snapshot.
+            info!("{name} is no longer offered");
+            running.devices.send_replace(Arc::default());
+            true
         });
         for (name, devices) in lists {
             match self.running.get(&name) {

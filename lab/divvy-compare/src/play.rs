@@ -43,6 +43,8 @@ pub(crate) struct Outcome {
 const START: Duration = Duration::from_secs(15);
 /// How long to wait for a change of the devices that may not come.
 const CHANGE: Duration = Duration::from_millis(1500);
+/// How long a plugin may take to notice another configuration or other MIG devices.
+const NOTICE: Duration = Duration::from_secs(8);
 /// How long to wait for what should not come.
 const SETTLE: Duration = Duration::from_millis(300);
 
@@ -238,6 +240,21 @@ impl Running {
                 self.hangup()?;
                 self.registered_again(before).await
             }
+            Step::Rewrite(text) => {
+                let before = self.kubelet.seen().borrow().clone();
+                std::fs::write(self.directory.path().join("config.yaml"), text)?;
+                Ok(self.after_a_change(&before).await)
+            }
+            Step::Divide(mig) => {
+                let before = self.kubelet.seen().borrow().clone();
+                let machine = Machine {
+                    mig,
+                    ..scenario.machine.clone()
+                };
+                std::fs::write(self.directory.path().join("machine.toml"), machine.text())?;
+                self.control(&json!({"op": "describe"})).await?;
+                Ok(self.after_a_change(&before).await)
+            }
             Step::Configure(text) => {
                 let before = self.kubelet.seen().borrow().registrations.len();
                 std::fs::write(self.directory.path().join("config.yaml"), text)?;
@@ -317,6 +334,19 @@ impl Running {
                 json!(sorted.collect::<Vec<_>>())
             }
         })
+    }
+
+    /// Wait for other devices, and return the healthy ones of each resource.
+    async fn after_a_change(&self, before: &Seen) -> Value {
+        let mut seen = self.kubelet.seen();
+        let _ = timeout(NOTICE, seen.wait_for(|seen| seen.devices != before.devices)).await;
+        sleep(SETTLE).await;
+        let seen = self.kubelet.seen().borrow().clone();
+        let healthy = seen.devices.into_iter().map(|(resource, devices)| {
+            let healthy = devices.into_iter().filter(|device| device.1);
+            (resource, healthy.map(|device| device.0).collect::<Vec<_>>())
+        });
+        json!(healthy.filter(|(_, healthy)| !healthy.is_empty()).collect::<BTreeMap<_, _>>())
     }
 
     /// Wait for the next registration, and return the devices after that.

@@ -37,6 +37,10 @@ pub(crate) enum Step {
     Hangup,
     /// The configuration file gets this content, and the plugin SIGHUP.
     Configure(&'static str),
+    /// The configuration file gets this content.
+    Rewrite(&'static str),
+    /// The GPUs are divided into other MIG devices.
+    Divide(&'static str),
 }
 
 /// The machine: NVIDIA A100 GPUs, unless it says otherwise.
@@ -286,6 +290,14 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T24 another configuration", machine(2))
             .config("version: v1")
             .step(Step::Configure(SLICES)),
+        scenario("the configuration file changes", machine(2))
+            .config("version: v1")
+            .step(Step::Rewrite(SLICES)),
+        scenario("MIG devices are created and destroyed while the plugin runs", divided(2, "0=0,0"))
+            .args(&["--mig-strategy=mixed"])
+            .resources(2)
+            .step(Step::Divide("0=0;1=2,2"))
+            .step(Step::Divide("")),
         scenario("T26 MIG mixed", divided(3, "0=0,0,1;1=2,2")).args(&["--mig-strategy=mixed"]).resources(4),
         scenario("T26 MIG mixed, media engines", divided(1, "0=7")).args(&["--mig-strategy=mixed"]),
         scenario("T27 MIG single", divided(2, "0=0,0;1=0"))

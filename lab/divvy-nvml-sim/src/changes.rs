@@ -16,6 +16,8 @@ pub(crate) struct Changes {
     pub(crate) init_error: u32,
     /// The time until which calls block, in milliseconds since 1970. It is wall-clock time, because it must outlive the process.
     pub(crate) hang_until_ms: u64,
+    /// How often the machine description has been replaced.
+    pub(crate) descriptions: u64,
     /// The changes to GPUs, by GPU index.
     pub(crate) gpus: BTreeMap<u32, GpuChanges>,
 }

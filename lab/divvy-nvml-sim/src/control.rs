@@ -27,6 +27,7 @@ enum Request {
     Init { error: u32 },
     Hang { seconds: u64 },
     State {},
+    Describe {},
 }
 
 /// Listen at `path` in a new thread as soon as no other process listens there.
@@ -124,6 +125,10 @@ fn perform(request: Request) -> Result<Value, String> {
         Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
         Request::Init { error } => sim().change(|changes, _| {
             changes.init_error = error;
+            Ok(())
+        })?,
+        Request::Describe {} => sim().change(|changes, _| {
+            changes.descriptions += 1;
             Ok(())
         })?,
         Request::Hang { seconds } => sim().change(|changes, _| {

@@ -26,6 +26,7 @@
 //! {"op":"utilization","gpu":0,"percent":50}
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"hang","seconds":30}                    0: calls return
+//! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```
 //!
@@ -36,8 +37,8 @@
 //!
 //! # Simplifications
 //!
-//! A GPU supports MIG only if its description has `mig`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices cannot be created
-//! or destroyed. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids are made up. `nvml-wrapper` reports
+//! A GPU supports MIG only if its description has `mig`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices can only be created
+//! or destroyed by another description. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids are made up. `nvml-wrapper` reports
 //! a symbol that is missing here as it does for an old driver.
 
 #![allow(

@@ -39,6 +39,8 @@ pub(crate) struct Inner {
     configured: bool,
     machine: Option<Arc<Machine>>,
     changes: Changes,
+    /// The number of replaced machine descriptions that `machine` has taken in.
+    descriptions: u64,
     /// The file that stores the changes, with the stamp of the version that was read last.
     state: Option<(PathBuf, Option<Stamp>)>,
     sets: BTreeMap<usize, EventSet>,
@@ -152,6 +154,7 @@ impl Sim {
             *stamp = changes::stamp(path);
         }
         inner.changes = next;
+        inner.follow_description();
         drop(inner);
         self.changed.notify_all();
         Ok(())
@@ -191,8 +194,10 @@ impl Inner {
             changes: Changes {
                 init_error: 0,
                 hang_until_ms: 0,
+                descriptions: 0,
                 gpus: BTreeMap::new(),
             },
+            descriptions: 0,
             state: None,
             sets: BTreeMap::new(),
             last_set: 0,
@@ -230,6 +235,21 @@ impl Inner {
         match changes::read(path) {
             Ok(changes) => self.changes = changes,
             Err(error) => complain(&format!("{}: {error}", path.display())),
+        }
+        self.follow_description();
+    }
+
+    /// Read the machine description again if it has been replaced.
+    fn follow_description(&mut self) {
+        if self.descriptions == self.changes.descriptions {
+            return;
+        }
+        self.descriptions = self.changes.descriptions;
+        if self.machine.is_some() {
+            match load_machine() {
+                Ok(machine) => self.machine = Some(Arc::new(machine)),
+                Err(text) => complain(&text),
+            }
         }
     }
 
