@@ -144,7 +144,7 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
                 node.publish()?;
             }
             Update::Fault(event) => {
-                if node.health.fault(now, &event.fault, &node.facts) {
+                if node.health.fault(now, &event.fault, node.facts.mig_device(&event.fault)) {
                     warn!(
                         gpu = event.fault.uuid.as_deref().unwrap_or("all"),
                         "{}: the GPU is unhealthy", event.fault.name

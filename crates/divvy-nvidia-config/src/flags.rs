@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::{Arg, ArgAction, Command};
 
-use crate::{Config, Environment, Error, file, merge};
+use crate::{Environment, Error};
 
 /// A program of NVIDIA whose flags are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -422,16 +422,6 @@ impl Invocation {
     /// Return the path of the configuration file, if there is one.
     pub fn config_file(&self) -> Option<&str> {
         self.text("config-file")
-    }
-
-    /// Merge the arguments and the environment with the text of the configuration file. Return the configuration and what an operator should
-    /// know about it.
-    ///
-    /// # Errors
-    /// A value is not allowed, or the file cannot be parsed.
-    pub fn config(&self, file: Option<&str>) -> Result<(Config, Vec<String>), Error> {
-        let (file, warnings) = file::parse(file.unwrap_or_default())?;
-        merge::config(self, file, warnings)
     }
 
     /// Return the value of a flag that has one value.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::file::{Devices, File, IndexOrText, Interval, OneOrMany, Pattern, Replicated, Shared};
+use crate::file::{Devices, File, IndexOrText, Interval, OneOrMany, Pattern, Replicated, Shared, parse};
 use crate::value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
@@ -16,7 +16,19 @@ const PREFIX: &str = "nvidia.com/";
 const NAME_LENGTH: usize = 63;
 const MOST_REPLICAS: i64 = 4096;
 
-pub(crate) fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(Config, Vec<String>), Error> {
+impl Invocation {
+    /// Merge the arguments and the environment with the text of the configuration file. Return the configuration and what an operator should
+    /// know about it.
+    ///
+    /// # Errors
+    /// A value is not allowed, or the file cannot be parsed.
+    pub fn config(&self, file: Option<&str>) -> Result<(Config, Vec<String>), Error> {
+        let (file, warnings) = parse(file.unwrap_or_default())?;
+        config(self, file, warnings)
+    }
+}
+
+fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(Config, Vec<String>), Error> {
     let flags = &file.flags;
     let text = |flag: &str, file: &Option<String>, default: &str| -> String {
         given.text(flag).or(file.as_deref()).unwrap_or(default).to_owned()

@@ -56,7 +56,7 @@ struct Running {
     log: PathBuf,
 }
 
-/// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is beside it. `simulator` is the path of the simulated NVML.
+/// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is next to it. `simulator` is the path of the simulated NVML.
 pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
     if scenario.is_labels {
         return labels(program, simulator, scenario).await;

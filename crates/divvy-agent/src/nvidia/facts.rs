@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use divvy_cdi::generate::proc::mig_minors;
-use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::{Gpu, Machine};
@@ -69,11 +69,12 @@ impl Facts {
         self.seen.values()
     }
 
-    /// Return the UUID of a GPU's MIG device.
-    pub(super) fn mig_device(&self, gpu: &str, gi: u32, ci: u32) -> Option<&str> {
-        let mut devices = self.seen.get(gpu)?.mig_devices.iter();
+    /// Return the UUID of the MIG device that a fault names.
+    pub(super) fn mig_device(&self, fault: &Fault) -> Option<&str> {
+        let named = fault.partition?;
+        let mut devices = self.seen.get(fault.uuid.as_deref()?)?.mig_devices.iter();
         devices
-            .find(|device| (device.gi, device.ci) == (gi, ci))
+            .find(|device| (device.gi, device.ci) == named)
             .map(|device| device.uuid.as_str())
     }
 

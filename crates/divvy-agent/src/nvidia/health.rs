@@ -6,8 +6,6 @@ use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::HealthChecks;
 
-use super::facts::Facts;
-
 /// The verdicts so far. A MIG device can fail alone; if its GPU fails, it fails too.
 #[derive(Debug)]
 pub(super) struct Health {
@@ -50,14 +48,14 @@ impl Health {
         changed
     }
 
-    /// Process a fault. Return whether a verdict changed. If the driver names a MIG device, only this one fails.
-    pub(super) fn fault(&mut self, now: u64, fault: &Fault, facts: &Facts) -> bool {
+    /// Process a fault. Return whether a verdict changed. `mig_device` is the UUID of the MIG device that the driver names; then only this one
+    /// fails.
+    pub(super) fn fault(&mut self, now: u64, fault: &Fault, mig_device: Option<&str>) -> bool {
         let fault = Fault {
             fatal: self.checks.is_fatal(fault.code),
             ..fault.clone()
         };
-        let named = fault.uuid.as_deref().zip(fault.partition);
-        let changed = match named.and_then(|(uuid, (gi, ci))| facts.mig_device(uuid, gi, ci)) {
+        let changed = match mig_device {
             Some(uuid) => self.mig_devices.fault(
                 now,
                 &Fault {

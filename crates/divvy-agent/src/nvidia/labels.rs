@@ -13,18 +13,9 @@ use divvy_nvidia_config::{Config, SleepInterval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::node_feature::Published;
+use super::node_feature::{ClusterOptions, Published};
 use super::{Loaded, Source, Surroundings, probe};
 use crate::{Error, files};
-
-/// Where the NodeFeature object is written.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ClusterOptions {
-    pub(super) kubeconfig: Option<PathBuf>,
-    pub(super) node: String,
-    pub(super) namespace: String,
-    pub(super) pod: Option<String>,
-}
 
 /// The timeout of one description by the driver. Its initialization starts each GPU.
 const ANSWER: Duration = Duration::from_secs(75);

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
 
-use super::labels::{ClusterOptions, label};
+use super::labels::label;
+use super::node_feature::ClusterOptions;
 use super::{Loaded, Source, Surroundings, device_plugin};
 use crate::Error;
 

@@ -1,5 +1,7 @@
 //! The NodeFeature object, from which Node Feature Discovery takes the labels.
 
+use std::path::PathBuf;
+
 use divvy_kube::client::{Choice, connect};
 use divvy_labels::{Labels, NodeFeature, node_feature};
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ObjectMeta, PostParams};
@@ -7,8 +9,16 @@ use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::labels::ClusterOptions;
 use crate::Error;
+
+/// Where the NodeFeature object is written.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ClusterOptions {
+    pub(super) kubeconfig: Option<PathBuf>,
+    pub(super) node: String,
+    pub(super) namespace: String,
+    pub(super) pod: Option<String>,
+}
 
 /// The object of this node.
 pub(super) struct Published {

@@ -14,8 +14,10 @@ use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{Data, Lifetimes, next_s, plan};
 use divvy_kubelet::api::v1beta1;
+use divvy_labels::{Machine, PciDevice, labels};
 use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
+use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_simulator::{Order, Trace};
 use prost::Message;
 use serde_json::Value;
@@ -25,6 +27,7 @@ use super::{Target, text};
 pub(crate) fn targets() -> Vec<Target> {
     vec![
         Target::new("the agent's configuration", agent, &[AGENT]),
+        Target::new("NVIDIA's configuration", nvidia, &[NVIDIA]).refusing(&["version: v2"]),
         Target::new("a description of machines", machines, &[divvy_testbed::scenario::BUILT_IN]),
         Target::new("a review of a new pod", review, &[REVIEW]).refusing(&[OTHERS_REVIEW, NO_REVIEW]),
         Target::new(
@@ -54,6 +57,7 @@ pub(crate) fn targets() -> Vec<Target> {
 }
 
 const AGENT: &str = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\nmetrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
+const NVIDIA: &str = "version: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [envvar, cdi-cri], passDeviceSpecs: true}\n  gfd: {sleepInterval: 1m30s}\nresources:\n  gpus: [{pattern: '*A100*', name: a100}, {pattern: '*', name: gpu}]\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    resources: [{name: a100, replicas: 2, devices: [0, '1', '0:2', GPU-1]}]\nimex: {channelIDs: [0]}\n";
 const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"default-scheduler","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
 const OTHERS_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"another","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
 const NO_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{}}"#;
@@ -74,6 +78,34 @@ const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeS
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
 /// Rule: an error names the file.
+/// Rule: an accepted configuration has names that Kubernetes accepts, and labels follow from it. The bytes are also a virtual GPU's configuration
+/// space.
+fn nvidia(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+    let Ok((config, _)) = invocation.config(Some(text)) else {
+        return false;
+    };
+    let shared = config.sharing.resources.iter();
+    let names = shared.flat_map(|shared| std::iter::once(&shared.name).chain(&shared.rename));
+    let patterns = config.resources.gpus.iter().chain(&config.resources.mig);
+    for name in names.chain(patterns.map(|pattern| &pattern.name)) {
+        assert!(
+            name.len() <= 63 && name.contains('/') && !name.contains(char::is_whitespace),
+            "{name}"
+        );
+    }
+    let machine = Machine {
+        driver: "550.54".to_owned(),
+        gpus: vec![divvy_labels::Gpu::default()],
+        pci: vec![PciDevice { config: bytes.to_vec() }],
+        ..Machine::default()
+    };
+    let found = labels(&machine, &config).map(|found| found.labels).unwrap_or_default();
+    assert!(found.values().all(|value| value.len() <= 63), "{found:?}");
+    true
+}
+
 fn agent(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     match Settings::parse("--config f.toml", text) {
