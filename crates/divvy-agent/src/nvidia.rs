@@ -345,7 +345,7 @@ impl<'c> Node<'c> {
 
     /// Take in that the driver does not answer.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
-        self.health.unavailable(now);
+        let is_withdrawn = self.health.unavailable(now);
         let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
         if is_missing && self.facts.is_empty() && self.config.fail_on_init_error {
             let nvidias = match failure.code {
@@ -356,6 +356,10 @@ impl<'c> Node<'c> {
                 "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {nvidias}{}",
                 failure.text
             )));
+        }
+        if is_withdrawn && !self.facts.is_empty() {
+            self.publish()?;
+            warn!("the driver has not answered for a minute, so no GPU is healthy");
         }
         self.say(vec![format!("the driver does not answer: {failure}")]);
         Ok(())

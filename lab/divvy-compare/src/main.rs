@@ -10,11 +10,12 @@ mod kubelet;
 mod play;
 mod scenario;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
+use futures::{StreamExt as _, TryStreamExt as _};
 
 use self::intended::Intended;
 use self::play::{Outcome, play};
@@ -66,11 +67,7 @@ async fn main() -> Result<ExitCode> {
     ensure!(!scenarios.is_empty(), "no scenario's name contains {:?}", cli.only);
     match &cli.command {
         Command::Record { program, out } => {
-            let mut outcomes = Vec::new();
-            for scenario in &scenarios {
-                let outcome = play(program, &cli.simulator, scenario).await;
-                outcomes.push(outcome.with_context(|| scenario.name)?);
-            }
+            let outcomes: Vec<Outcome> = play_all(program, &cli.simulator, &scenarios).await?;
             let text = serde_json::to_string_pretty(&outcomes)? + "\n";
             match out {
                 Some(path) => std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?,
@@ -79,25 +76,20 @@ async fn main() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Compare { ours, theirs } => {
-            let known: Option<Vec<Outcome>> = match theirs.extension().is_some_and(|extension| extension == "json") {
+            let theirs: Vec<Outcome> = match theirs.extension().is_some_and(|extension| extension == "json") {
                 true => {
                     let text = std::fs::read_to_string(theirs).with_context(|| format!("cannot read {}", theirs.display()))?;
-                    Some(serde_json::from_str(&text)?)
+                    serde_json::from_str(&text)?
                 }
-                false => None,
+                false => play_all(theirs, &cli.simulator, &scenarios).await?,
             };
+            let ours = play_all(ours, &cli.simulator, &scenarios).await?;
             let intended = Intended::read()?;
             let (mut same, mut different, mut unexplained) = (0, 0, 0);
-            for scenario in &scenarios {
-                let our = play(ours, &cli.simulator, scenario).await.with_context(|| scenario.name)?;
-                let their = match &known {
-                    Some(known) => {
-                        let found = known.iter().find(|outcome| outcome.name == scenario.name);
-                        found.with_context(|| format!("{} is not recorded", scenario.name))?.clone()
-                    }
-                    None => play(theirs, &cli.simulator, scenario).await.with_context(|| scenario.name)?,
-                };
-                match (intended.compare(&our, &their), intended.reason(scenario.name)) {
+            for (scenario, our) in scenarios.iter().zip(&ours) {
+                let their = theirs.iter().find(|outcome| outcome.name == scenario.name);
+                let their = their.with_context(|| format!("{} is not recorded", scenario.name))?;
+                match (intended.compare(our, their), intended.reason(scenario.name)) {
                     (differences, None) if differences.is_empty() => {
                         same += 1;
                         println!("same       {}", scenario.name);
@@ -125,4 +117,16 @@ async fn main() -> Result<ExitCode> {
             })
         }
     }
+}
+
+/// How many scenarios are played at the same time. They mostly wait.
+const AT_ONCE: usize = 4;
+
+/// Play all scenarios, and return what the program did in each.
+async fn play_all(program: &Path, simulator: &Path, scenarios: &[Scenario]) -> Result<Vec<Outcome>> {
+    let outcomes = scenarios.iter().map(async |scenario| {
+        let outcome = play(program, simulator, scenario).await;
+        outcome.with_context(|| scenario.name)
+    });
+    futures::stream::iter(outcomes).buffered(AT_ONCE).try_collect().await
 }

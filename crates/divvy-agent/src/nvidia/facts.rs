@@ -131,3 +131,77 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
         failed_mig_devices: failed.filter(|uuid| health.reason(uuid).is_some()).cloned().collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_hardware::{SNAPSHOT_VERSION, Unreadable};
+    use divvy_model::MigDevice;
+    use divvy_nvidia_config::{Environment, Invocation, Program};
+
+    use super::*;
+
+    fn snapshot(gpus: &[(&str, u32)], unreadable: &[u32]) -> Snapshot {
+        let gpu = |(uuid, index): &(&str, u32)| GpuFacts {
+            uuid: (*uuid).to_owned(),
+            index: *index,
+            mig_devices: vec![MigDevice {
+                uuid: format!("MIG-{index}"),
+                gi: 7,
+                ..MigDevice::default()
+            }],
+            ..GpuFacts::default()
+        };
+        let lost = |index: &u32| Unreadable {
+            vendor: Vendor::Nvidia,
+            index: *index,
+            lost: true,
+            error: "GPU is lost".to_owned(),
+        };
+        Snapshot {
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::new(),
+            gpus: gpus.iter().map(gpu).collect(),
+            unreadable: unreadable.iter().map(lost).collect(),
+        }
+    }
+
+    fn uuids(facts: &Facts) -> Vec<String> {
+        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+        let (config, _) = invocation.config(None).expect("the defaults");
+        let machine = facts.machine(&Health::new(&config).0, &config, Path::new("/nonexistent"));
+        machine.gpus.into_iter().map(|gpu| gpu.uuid).collect()
+    }
+
+    #[test]
+    fn a_gpu_that_was_read_before_it_was_lost_keeps_its_uuid_and_another_one_gets_a_name() {
+        let mut facts = Facts::default();
+        facts.snapshot(snapshot(&[("GPU-a", 0)], &[1]));
+        assert_eq!(uuids(&facts), ["GPU-a", "GPU-unreadable-1"]);
+        facts.snapshot(snapshot(&[("GPU-a", 0), ("GPU-b", 1)], &[]));
+        assert_eq!(uuids(&facts), ["GPU-a", "GPU-b"]);
+        facts.snapshot(snapshot(&[("GPU-a", 0)], &[1]));
+        assert_eq!(uuids(&facts), ["GPU-a", "GPU-b"]);
+    }
+
+    #[test]
+    fn a_fault_names_a_mig_device_by_its_instances() {
+        let mut facts = Facts::default();
+        facts.snapshot(snapshot(&[("GPU-a", 0)], &[]));
+        let fault = |uuid: &str, partition| Fault {
+            vendor: Vendor::Nvidia,
+            uuid: Some(uuid.to_owned()),
+            code: 79,
+            fatal: true,
+            name: "XID 79".to_owned(),
+            partition,
+        };
+        assert_eq!(facts.mig_device(&fault("GPU-a", Some((7, 0)))), Some("MIG-0"));
+        for other in [
+            fault("GPU-a", Some((8, 0))),
+            fault("GPU-a", None),
+            fault("GPU-b", Some((7, 0))),
+        ] {
+            assert_eq!(facts.mig_device(&other), None);
+        }
+    }
+}

@@ -6,12 +6,19 @@ use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::HealthChecks;
 
+/// How long in ms the driver may be silent before no GPU is healthy. A container that starts after that would hang as well.
+const SILENCE_MS: u64 = 60_000;
+
 /// The verdicts so far. A MIG device can fail alone; if its GPU fails, it fails too.
 #[derive(Debug)]
 pub(super) struct Health {
     checks: HealthChecks,
     gpus: Tracker,
     mig_devices: Tracker,
+    /// Since when the driver does not answer.
+    silent_since: Option<u64>,
+    /// Whether it has been silent for too long.
+    is_silent: bool,
 }
 
 impl Health {
@@ -22,6 +29,8 @@ impl Health {
             checks,
             gpus: Tracker::new(Settings::default()),
             mig_devices: Tracker::new(Settings::default()),
+            silent_since: None,
+            is_silent: false,
         };
         (health, unknown)
     }
@@ -43,6 +52,7 @@ impl Health {
             gpus: parts.collect(),
             ..snapshot.clone()
         };
+        (self.silent_since, self.is_silent) = (None, false);
         let mut changed = self.gpus.snapshot(now, snapshot);
         changed.extend(self.mig_devices.snapshot(now, &parts));
         changed
@@ -51,6 +61,9 @@ impl Health {
     /// Process a fault. Return whether a verdict changed. `mig_device` is the UUID of the MIG device that the driver names; then only this one
     /// fails.
     pub(super) fn fault(&mut self, now: u64, fault: &Fault, mig_device: Option<&str>) -> bool {
+        if fault.vendor != Vendor::Nvidia {
+            return false;
+        }
         let fault = Fault {
             fatal: self.checks.is_fatal(fault.code),
             ..fault.clone()
@@ -68,15 +81,107 @@ impl Health {
         !changed.is_empty()
     }
 
-    /// Process a failed snapshot.
-    pub(super) fn unavailable(&mut self, now: u64) {
+    /// Process a failed snapshot. Return whether the driver has now been silent for too long.
+    pub(super) fn unavailable(&mut self, now: u64) -> bool {
         self.gpus.unavailable(now);
         self.mig_devices.unavailable(now);
+        let since = *self.silent_since.get_or_insert(now);
+        let before = self.is_silent;
+        self.is_silent = now.saturating_sub(since) >= SILENCE_MS;
+        self.is_silent && !before
     }
 
     /// Return why a GPU or a MIG device is unhealthy; `None` if it is healthy or unknown.
     pub(super) fn reason(&self, uuid: &str) -> Option<&str> {
+        if self.is_silent {
+            return Some("the driver does not answer");
+        }
         let verdict = self.gpus.verdict(uuid).or_else(|| self.mig_devices.verdict(uuid));
         verdict.and_then(|verdict| verdict.reason.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use divvy_hardware::SNAPSHOT_VERSION;
+    use divvy_model::MigDevice;
+    use divvy_nvidia_config::{Environment, Invocation, Program};
+
+    use super::*;
+
+    fn health() -> Health {
+        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+        Health::new(&invocation.config(None).expect("the defaults").0).0
+    }
+
+    fn snapshot() -> Snapshot {
+        let device = |index: u32| MigDevice {
+            index,
+            uuid: format!("MIG-{index}"),
+            gi: index + 1,
+            ..MigDevice::default()
+        };
+        let gpu = |uuid: &str, mig_devices| GpuFacts {
+            uuid: uuid.to_owned(),
+            mig: Some((true, true)),
+            mig_devices,
+            ..GpuFacts::default()
+        };
+        Snapshot {
+            v: SNAPSHOT_VERSION,
+            drivers: BTreeMap::new(),
+            gpus: vec![gpu("GPU-a", vec![device(0), device(1)]), gpu("GPU-b", Vec::new())],
+            unreadable: Vec::new(),
+        }
+    }
+
+    fn xid(vendor: Vendor, uuid: &str, xid: u64) -> Fault {
+        Fault {
+            vendor,
+            uuid: Some(uuid.to_owned()),
+            code: xid,
+            // The probe's own opinion does not count here.
+            fatal: false,
+            name: format!("XID {xid}"),
+            partition: None,
+        }
+    }
+
+    #[test]
+    fn an_xid_hits_the_mig_device_that_the_driver_names_or_the_whole_gpu_and_both_recover() {
+        let mut health = health();
+        health.snapshot(0, &snapshot());
+        assert!(health.fault(1, &xid(Vendor::Nvidia, "GPU-a", 79), Some("MIG-1")));
+        assert_eq!(health.reason("MIG-1"), Some("XID 79"));
+        assert_eq!(
+            (health.reason("MIG-0"), health.reason("GPU-a"), health.reason("GPU-b")),
+            (None, None, None)
+        );
+        assert!(
+            !health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 13), None),
+            "an application's XID"
+        );
+        assert!(!health.fault(1, &xid(Vendor::Amd, "GPU-b", 79), None));
+        assert!(health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 79), None));
+        assert_eq!(health.reason("GPU-b"), Some("XID 79"));
+        for seconds in 0..8 {
+            health.snapshot(1_000 + seconds * 5_000, &snapshot());
+        }
+        assert_eq!((health.reason("MIG-1"), health.reason("GPU-b")), (None, None));
+    }
+
+    #[test]
+    fn no_gpu_is_healthy_after_the_driver_was_silent_for_a_minute_until_it_answers() {
+        let mut health = health();
+        health.snapshot(0, &snapshot());
+        assert!(!health.unavailable(5_000) && !health.unavailable(64_000));
+        assert_eq!(health.reason("GPU-a"), None);
+        assert!(health.unavailable(65_000));
+        assert!(!health.unavailable(70_000), "it is said once");
+        assert_eq!(health.reason("GPU-a"), Some("the driver does not answer"));
+        health.snapshot(75_000, &snapshot());
+        assert_eq!(health.reason("GPU-a"), None);
     }
 }

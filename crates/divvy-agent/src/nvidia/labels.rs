@@ -165,15 +165,24 @@ enum Output {
 impl Output {
     async fn new(config: &Config, cluster: &ClusterOptions) -> Result<Output, Error> {
         let discovery = &config.feature_discovery;
-        Ok(match (discovery.output_file.as_str(), discovery.use_node_feature_api) {
-            // Who names a file or the standard output wants the labels there.
-            ("", _) => Output::Stdout,
-            (path, false) => Output::File {
-                path: path.into(),
-                written: None,
+        // NVIDIA's static manifests do not set the node's name, which a NodeFeature object needs.
+        let has_name = !cluster.node.is_empty();
+        if discovery.use_node_feature_api && !has_name && !discovery.output_file.is_empty() {
+            warn!(
+                "a NodeFeature object needs the node's name, and NODE_NAME is not set; so the labels go to the file {}",
+                discovery.output_file
+            );
+        }
+        Ok(
+            match (discovery.output_file.as_str(), discovery.use_node_feature_api && has_name) {
+                ("", _) => Output::Stdout,
+                (path, false) => Output::File {
+                    path: path.into(),
+                    written: None,
+                },
+                (_, true) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
             },
-            (_, true) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
-        })
+        )
     }
 
     /// Write the labels, if they have changed.

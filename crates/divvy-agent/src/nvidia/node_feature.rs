@@ -30,13 +30,6 @@ pub(super) struct Published {
 
 impl Published {
     pub(super) async fn connect(options: &ClusterOptions) -> Result<Published, Error> {
-        if options.node.is_empty() {
-            return Err(Error::Labels(
-                "required flag node-name not set: a NodeFeature object needs the node's name. Set NODE_NAME, or write the labels to a file with \
-                 --use-node-feature-api=false"
-                    .to_owned(),
-            ));
-        }
         let client = connect(&Choice {
             kubeconfig: options.kubeconfig.clone(),
             ..Choice::default()

@@ -88,7 +88,7 @@ impl Plugin for NvidiaPlugin {
 
 /// Return a text that no other call returns, in the form of a random UUID.
 fn unique() -> String {
-    // Each `RandomState` has new keys, which the standard library takes from the system's random numbers.
+    // Each `RandomState` has other keys. The standard library takes the first ones from the system's random numbers.
     let random = || RandomState::new().hash_one(std::process::id());
     let (high, low) = (random(), random());
     format!(

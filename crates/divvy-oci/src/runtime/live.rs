@@ -75,9 +75,30 @@ struct Gpu {
     #[serde(default)]
     mig: Option<(bool, bool)>,
     #[serde(default)]
-    mig_devices: Vec<MigDevice>,
+    mig_devices: Vec<MigInstance>,
     #[serde(default)]
     lost: bool,
+}
+
+/// A [`MigDevice`] without what it consists of. A spec does not need that, and reading it would make this program larger.
+#[derive(Debug, Deserialize)]
+struct MigInstance {
+    index: u32,
+    uuid: String,
+    gi: u32,
+    ci: u32,
+}
+
+impl From<MigInstance> for MigDevice {
+    fn from(MigInstance { index, uuid, gi, ci }: MigInstance) -> MigDevice {
+        MigDevice {
+            index,
+            uuid,
+            gi,
+            ci,
+            parts: None,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -149,9 +170,10 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
                     ));
                     continue;
                 };
+                let mig_devices: Vec<MigDevice> = gpu.mig_devices.into_iter().map(MigDevice::from).collect();
                 gpus.push(nvidia::Gpu {
                     index: gpu.index,
-                    mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &gpu.mig_devices)),
+                    mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &mig_devices)),
                     uuid: Some(gpu.uuid),
                     minor,
                     pci: gpu.pci,
