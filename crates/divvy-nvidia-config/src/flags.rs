@@ -419,6 +419,10 @@ impl Invocation {
         Ok(Invocation { program, given })
     }
 
+    pub(crate) fn program(&self) -> Program {
+        self.program
+    }
+
     /// Return the path of the configuration file, if there is one.
     pub fn config_file(&self) -> Option<&str> {
         self.text("config-file")

@@ -8,7 +8,7 @@ use crate::value::{
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
     SleepInterval,
 };
-use crate::{Error, Invocation};
+use crate::{Error, Invocation, Program};
 
 const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
@@ -36,6 +36,8 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     let boolean = |flag: &str, file: Option<bool>, default: bool| -> Result<bool, Error> {
         Ok(given.boolean(flag)?.or(file).unwrap_or(default))
     };
+    // What is wrong in the file is found before the flags are checked.
+    let sharing = sharing(file.sharing.time_slicing.as_ref(), file.sharing.mps.as_ref(), &mut warnings)?;
     let driver_root = text("driver-root", &flags.nvidia_driver_root, "/");
     let dev_root = match text("dev-root", &flags.nvidia_dev_root, "") {
         empty if empty.is_empty() => driver_root.clone(),
@@ -61,29 +63,33 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
             )));
         }
     };
-    let discovery = match text("device-discovery-strategy", &flags.device_discovery_strategy, "auto").as_str() {
-        "auto" => Discovery::Auto,
-        "nvml" => Discovery::Nvml,
-        "tegra" => Discovery::Tegra,
-        "vfio" => Discovery::Vfio,
-        other => return Err(Error::flags(format!("invalid --device-discovery-strategy option {other}"))),
-    };
-    let mig_strategy = match text("mig-strategy", &flags.mig_strategy, "none").as_str() {
-        "none" => MigStrategy::None,
-        "single" => MigStrategy::Single,
-        "mixed" => MigStrategy::Mixed,
-        other => return Err(Error::flags(format!("unknown MIG strategy: {other}"))),
-    };
+    let mig_text = text("mig-strategy", &flags.mig_strategy, "none");
     let mps_root = text("mps-root", &flags.mps_root, "");
-    let sharing = sharing(file.sharing.time_slicing.as_ref(), file.sharing.mps.as_ref(), &mut warnings)?;
-    if sharing.strategy == SharingStrategy::Mps {
-        if mig_strategy == MigStrategy::Mixed {
+    // GPU feature discovery reads the same file, and does not know the root.
+    if sharing.strategy == SharingStrategy::Mps && given.program() == Program::DevicePlugin {
+        if mig_text == "mixed" {
             return Err(Error::flags("using --mig-strategy=mixed is not supported with MPS"));
         }
         if mps_root.is_empty() {
             return Err(Error::flags("using MPS requires --mps-root to be specified"));
         }
     }
+    let discovery = match (
+        text("device-discovery-strategy", &flags.device_discovery_strategy, "auto").as_str(),
+        given.program(),
+    ) {
+        ("auto", _) => Discovery::Auto,
+        ("nvml", _) => Discovery::Nvml,
+        ("tegra", _) => Discovery::Tegra,
+        ("vfio", Program::FeatureDiscovery) => Discovery::Vfio,
+        (other, _) => return Err(Error::flags(format!("invalid --device-discovery-strategy option {other}"))),
+    };
+    let mig_strategy = match mig_text.as_str() {
+        "none" => MigStrategy::None,
+        "single" => MigStrategy::Single,
+        "mixed" => MigStrategy::Mixed,
+        other => return Err(Error::flags(format!("unknown MIG strategy: {other}"))),
+    };
     let config = Config {
         mig_strategy,
         fail_on_init_error: boolean("fail-on-init-error", flags.fail_on_init_error, true)?,
@@ -234,14 +240,18 @@ fn sharing(time_slicing: Option<&Replicated>, mps: Option<&Replicated>, warnings
     if time_slicing.is_some() && mps.is_some() {
         warnings.push("the configuration file has sharing.mps and sharing.timeSlicing; the latter has no effect".to_owned());
     }
-    let (strategy, section, fails_by_default) = match (mps, time_slicing) {
-        (Some(section), _) => (SharingStrategy::Mps, section, true),
-        (None, Some(section)) => (SharingStrategy::TimeSlicing, section, false),
-        (None, None) => return Ok(Sharing::default()),
-    };
+    let time_slicing = time_slicing
+        .map(|section| shared(SharingStrategy::TimeSlicing, section))
+        .transpose()?;
+    let mps = mps.map(|section| shared(SharingStrategy::Mps, section)).transpose()?;
+    Ok(mps.or(time_slicing).unwrap_or_default())
+}
+
+fn shared(strategy: SharingStrategy, section: &Replicated) -> Result<Sharing, Error> {
     if section.resources.is_empty() {
         return Err(Error::decoding("no resources specified"));
     }
+    let fails_by_default = strategy == SharingStrategy::Mps;
     let shared = section
         .resources
         .iter()
@@ -287,7 +297,9 @@ fn devices(given: Option<&Devices>) -> Result<ReplicatedDevices, Error> {
     match given {
         None => Ok(ReplicatedDevices::All),
         Some(Devices::Word(word)) if word == "all" => Ok(ReplicatedDevices::All),
-        Some(Devices::Word(word)) => Err(wrong(&format!("{word:?}"))),
+        Some(Devices::Word(word)) => Err(Error::decoding(format!(
+            "devices set as '{word}' but the only valid string input is 'all'"
+        ))),
         Some(Devices::Count(count)) => match u32::try_from(*count) {
             Ok(count) if count > 0 => Ok(ReplicatedDevices::Count(count)),
             _ => Err(wrong(&count.to_string())),
@@ -295,7 +307,8 @@ fn devices(given: Option<&Devices>) -> Result<ReplicatedDevices, Error> {
         Some(Devices::List(list)) => {
             let one = |entry: &IndexOrText| match entry {
                 IndexOrText::Index(index) => Ok(DeviceReference::Gpu(*index)),
-                IndexOrText::Text(text) => reference(text).ok_or_else(|| wrong(&format!("a list with {text:?}"))),
+                IndexOrText::Text(text) => reference(text)
+                    .ok_or_else(|| Error::decoding(format!("unsupported type for device in devices list: {text}, string"))),
             };
             let list: Vec<DeviceReference> = list.iter().map(one).collect::<Result<_, Error>>()?;
             if list.is_empty() {
@@ -470,14 +483,27 @@ mod tests {
             (
                 &[],
                 sharing("{name: gpu, replicas: 2, devices: some}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is \"some\"; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, \
-                 MIG-…)",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices set as 'some' but the only valid string input is 'all'",
             ),
             (
                 &[],
                 sharing("{name: gpu, replicas: 2, devices: [0, x]}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is a list with \"x\"; write all, a number above 0, or a list of indices (0, \"0:1\") and \
-                 UUIDs (GPU-…, MIG-…)",
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: unsupported type for device in devices list: x, string",
+            ),
+            (
+                &[],
+                sharing("{name: gpu, replicas: 2, devices: 0}"),
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is 0; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, MIG-…)",
+            ),
+            (
+                &["--mps-root=/m"],
+                "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {}}".to_owned(),
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: no resources specified",
+            ),
+            (
+                &["--device-discovery-strategy=vfio"],
+                String::new(),
+                "unable to validate flags: invalid --device-discovery-strategy option vfio",
             ),
         ] {
             let error = load(arguments, &[], &file).expect_err(expected);
@@ -559,6 +585,18 @@ mod tests {
         assert!(!read.sharing.fail_requests_greater_than_one);
         let slices = config("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 3}]}}").sharing;
         assert!(!slices.fail_requests_greater_than_one);
+    }
+
+    #[test]
+    fn feature_discovery_does_not_need_the_root_of_mps() {
+        let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
+        let read = of(Program::FeatureDiscovery, &["--device-discovery-strategy=vfio"], &[], file)
+            .expect("a configuration")
+            .0;
+        assert_eq!(
+            (read.sharing.strategy, read.discovery),
+            (SharingStrategy::Mps, Discovery::Vfio)
+        );
     }
 
     /// For each flag: its variable, its key in the file, and two values.

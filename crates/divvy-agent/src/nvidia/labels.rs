@@ -9,7 +9,7 @@ use divvy_hardware::client::snapshot;
 use divvy_hardware::{GpuFacts, Snapshot};
 use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, file, labels};
 use divvy_model::Vendor;
-use divvy_nvidia_config::{Config, SleepInterval};
+use divvy_nvidia_config::{Config, Discovery, SleepInterval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
@@ -85,6 +85,11 @@ pub(super) async fn label(
 
 fn load(source: &Source) -> Result<Loaded, Error> {
     let loaded = source.load().map_err(Error::Labels)?;
+    if matches!(loaded.config.discovery, Discovery::Tegra | Discovery::Vfio) {
+        return Err(Error::Labels(
+            "--device-discovery-strategy=tegra and vfio are not served: this program finds GPUs through NVML only".to_owned(),
+        ));
+    }
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
     Ok(loaded)
 }
