@@ -105,10 +105,30 @@ pub struct MachineGpu {
     /// Processes that use the GPU.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
-    /// MIG devices into which the GPU is divided, in NVML's order. Absent: the GPU does not support MIG. Empty: MIG is enabled but there
-    /// are no MIG devices, so nothing can run on the GPU.
+    /// MIG devices into which the GPU is divided, in NVML's order. Absent: MIG is not enabled. Empty: MIG is enabled but there are no MIG
+    /// devices, so nothing can run on the GPU.
     #[serde(default)]
     pub mig: Option<Vec<MachineMig>>,
+    /// Whether the GPU supports MIG. A GPU with `mig` does in any case.
+    #[serde(default)]
+    pub mig_capable: bool,
+    /// The GPU's place in an NVLink fabric. Absent: the GPU does not support one.
+    #[serde(default)]
+    pub fabric: Option<MachineFabric>,
+}
+
+/// The place of a simulated GPU in an NVLink fabric, in which the GPUs of several nodes are connected.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineFabric {
+    /// UUID of the cluster.
+    pub cluster: String,
+    /// ID of the clique: GPUs that can reach each other's memory.
+    #[serde(default)]
+    pub clique: u32,
+    /// State of the registration (`NVML_GPU_FABRIC_STATE_…`); 3, completed, if absent.
+    #[serde(default = "default_fabric_state")]
+    pub state: u8,
 }
 
 /// One simulated MIG device.
@@ -158,6 +178,9 @@ fn default_clock() -> u32 {
 }
 fn default_temperature() -> u32 {
     35
+}
+fn default_fabric_state() -> u8 {
+    3
 }
 
 impl Machines {

@@ -18,8 +18,18 @@ pub(crate) struct Changes {
     pub(crate) hang_until_ms: u64,
     /// How often the machine description has been replaced.
     pub(crate) descriptions: u64,
+    /// The errors of calls for events.
+    pub(crate) events: EventErrors,
     /// The changes to GPUs, by GPU index.
     pub(crate) gpus: BTreeMap<u32, GpuChanges>,
+}
+
+/// The error codes of calls that concern an event set; 0 means success.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct EventErrors {
+    pub(crate) create: u32,
+    pub(crate) wait: u32,
 }
 
 /// Changes to one GPU.
@@ -34,6 +44,8 @@ pub(crate) struct GpuChanges {
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
+    /// The error code with which the GPU cannot be registered for events; 0 means success.
+    pub(crate) register: u32,
 }
 
 /// The version of the file: its inode, and its modification time in seconds and nanoseconds. A replaced file has another inode.

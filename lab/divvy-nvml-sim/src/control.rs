@@ -10,22 +10,50 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, GpuChanges};
+use crate::changes::{Changes, EventErrors, GpuChanges};
 use crate::machine::Machine;
-use crate::sim::{complain, now_ms, sim};
+use crate::sim::{Event, complain, now_ms, sim};
 
 const MAX_LINE: u64 = 64 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
 enum Request {
-    Xid { gpu: u32, xid: u64 },
-    Lost { gpu: u32, lost: bool },
-    Memory { gpu: u32, pid: u32, used_mib: u64 },
-    Temperature { gpu: u32, celsius: u32 },
-    Utilization { gpu: u32, percent: u32 },
-    Init { error: u32 },
-    Hang { seconds: u64 },
+    Xid {
+        gpu: u32,
+        xid: u64,
+        /// The GPU instance and the compute instance.
+        #[serde(default)]
+        instances: Option<(u32, u32)>,
+    },
+    Lost {
+        gpu: u32,
+        lost: bool,
+    },
+    Memory {
+        gpu: u32,
+        pid: u32,
+        used_mib: u64,
+    },
+    Temperature {
+        gpu: u32,
+        celsius: u32,
+    },
+    Utilization {
+        gpu: u32,
+        percent: u32,
+    },
+    Init {
+        error: u32,
+    },
+    Events(EventErrors),
+    Register {
+        gpu: u32,
+        error: u32,
+    },
+    Hang {
+        seconds: u64,
+    },
     State {},
     Describe {},
 }
@@ -103,8 +131,12 @@ fn serve(stream: &UnixStream) {
 
 fn perform(request: Request) -> Result<Value, String> {
     match request {
-        Request::Xid { gpu, xid } => {
-            let delivered = sim().xid(gpu as usize, xid)?;
+        Request::Xid { gpu, xid, instances } => {
+            let delivered = sim().xid(Event {
+                gpu: gpu as usize,
+                xid,
+                instances,
+            })?;
             return Ok(json!({ "ok": true, "delivered": delivered }));
         }
         Request::State {} => {
@@ -127,6 +159,11 @@ fn perform(request: Request) -> Result<Value, String> {
             changes.init_error = error;
             Ok(())
         })?,
+        Request::Events(errors) => sim().change(|changes, _| {
+            changes.events = errors;
+            Ok(())
+        })?,
+        Request::Register { gpu, error } => change_gpu(gpu, |gpu| gpu.register = error)?,
         Request::Describe {} => sim().change(|changes, _| {
             changes.descriptions += 1;
             Ok(())

@@ -20,11 +20,14 @@
 //!
 //! ```text
 //! {"op":"xid","gpu":0,"xid":79}                 {"ok":true,"delivered":1}
+//! {"op":"xid","gpu":0,"xid":79,"instances":[1,0]}   the GPU instance and the compute instance that it concerns
 //! {"op":"lost","gpu":0,"lost":true}             {"ok":true}
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100}   0 removes the process
 //! {"op":"temperature","gpu":0,"celsius":90}
 //! {"op":"utilization","gpu":0,"percent":50}
 //! {"op":"init","error":9}                       0: nvmlInit works again
+//! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
+//! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
 //! {"op":"hang","seconds":30}                    0: calls return
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
@@ -37,9 +40,9 @@
 //!
 //! # Simplifications
 //!
-//! A GPU supports MIG only if its description has `mig`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices can only be created
-//! or destroyed by another description. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids are made up. `nvml-wrapper` reports
-//! a symbol that is missing here as it does for an old driver.
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices can
+//! only be created or destroyed by another description. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
+//! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 
 #![allow(
     unsafe_code,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use divvy_model::machine::{MachineGpu, MachineNode, Machines};
+use divvy_model::machine::{MachineFabric, MachineGpu, MachineNode, Machines};
 
 /// One node of the description.
 #[derive(Debug)]
@@ -25,6 +25,16 @@ pub(crate) struct Card {
     /// For each NVLink, the index of the GPU at the other end.
     pub(crate) nvlinks: Vec<usize>,
     pub(crate) mig: Vec<MigDevice>,
+    pub(crate) fabric: Option<Fabric>,
+}
+
+/// The place of a GPU in an NVLink fabric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fabric {
+    pub(crate) cluster: [u8; 16],
+    pub(crate) clique: u32,
+    /// `NVML_GPU_FABRIC_STATE_…`.
+    pub(crate) state: u8,
 }
 
 /// A MIG device.
@@ -116,6 +126,11 @@ impl Machine {
                         profile: of.profile,
                     })
                     .collect(),
+                fabric: described
+                    .fabric
+                    .as_ref()
+                    .map(|of| fabric(of, &node.name, index))
+                    .transpose()?,
             });
         }
         let mut machine = Machine {
@@ -202,7 +217,22 @@ impl Machine {
     }
 }
 
+fn fabric(described: &MachineFabric, node: &str, index: usize) -> Result<Fabric, String> {
+    let digits: String = described.cluster.chars().filter(|c| *c != '-').collect();
+    let cluster = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
+    let cluster = cluster.ok_or_else(|| format!("GPU {index} of {node}: cluster {:?} is not a UUID", described.cluster))?;
+    Ok(Fabric {
+        cluster: cluster.to_be_bytes(),
+        clique: described.clique,
+        state: described.state,
+    })
+}
+
 impl Card {
+    pub(crate) fn is_mig_capable(&self) -> bool {
+        self.described.mig_capable || self.described.mig.is_some()
+    }
+
     /// Return the number of FP32 lanes: SMs times lanes of one SM (CUDA C Programming Guide, "Arithmetic Instructions").
     pub(crate) fn cores(&self) -> u32 {
         let lanes = match self.cc {
@@ -271,7 +301,15 @@ mod tests {
 
     #[test]
     fn what_nvml_cannot_say_is_refused_when_the_description_is_read() {
-        for (field, part) in [("pci = \"here\"", "PCI bus id"), ("cc = \"new\"", "like \"8.0\"")] {
+        for (field, part) in [
+            ("pci = \"here\"", "PCI bus id"),
+            ("cc = \"new\"", "like \"8.0\""),
+            ("fabric = { cluster = \"12-34\" }", "not a UUID"),
+            (
+                "fabric = { cluster = \"0000000g-0000-4000-8000-000000000000\" }",
+                "not a UUID",
+            ),
+        ] {
             let text = format!("v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\n{field}\n");
             let error = machine(&text).expect_err(field);
             assert!(error.contains(part), "{error}");

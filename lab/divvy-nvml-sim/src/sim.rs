@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{self, Changes, Stamp};
+use crate::changes::{self, Changes, EventErrors, Stamp};
 use crate::machine::{Card, Machine};
 
 /// An `nvmlReturn_t` that is not success.
@@ -58,6 +58,8 @@ struct EventSet {
 pub(crate) struct Event {
     pub(crate) gpu: usize,
     pub(crate) xid: u64,
+    /// The GPU instance and the compute instance, if only these are affected.
+    pub(crate) instances: Option<(u32, u32)>,
 }
 
 impl Sim {
@@ -129,7 +131,11 @@ impl Sim {
         let mut inner = self.gate();
         loop {
             inner.machine()?;
+            let error = inner.changes.events.wait;
             let queue = &mut inner.set(set)?.queue;
+            if error != 0 {
+                return Err(error);
+            }
             if let Some(event) = queue.pop_front() {
                 return Ok(event);
             }
@@ -161,7 +167,8 @@ impl Sim {
     }
 
     /// Queue an XID. Return the number of event sets that received it.
-    pub(crate) fn xid(&self, gpu: usize, xid: u64) -> Result<usize, String> {
+    pub(crate) fn xid(&self, event: Event) -> Result<usize, String> {
+        let gpu = event.gpu;
         let mut inner = self.lock();
         let count = inner.described()?.cards.len();
         if gpu >= count {
@@ -169,7 +176,7 @@ impl Sim {
         }
         let mut delivered = 0;
         for set in inner.sets.values_mut().filter(|set| set.gpus.contains(&gpu)) {
-            set.queue.push_back(Event { gpu, xid });
+            set.queue.push_back(event);
             delivered += 1;
         }
         drop(inner);
@@ -195,6 +202,7 @@ impl Inner {
                 init_error: 0,
                 hang_until_ms: 0,
                 descriptions: 0,
+                events: EventErrors { create: 0, wait: 0 },
                 gpus: BTreeMap::new(),
             },
             descriptions: 0,
@@ -306,10 +314,13 @@ impl Inner {
     }
 
     /// Create an empty event set and return its number.
-    pub(crate) fn create_set(&mut self) -> usize {
+    pub(crate) fn create_set(&mut self) -> Result<usize, Code> {
+        if self.changes.events.create != 0 {
+            return Err(self.changes.events.create);
+        }
         self.last_set += 1;
         self.sets.insert(self.last_set, EventSet::default());
-        self.last_set
+        Ok(self.last_set)
     }
 
     /// Remove an event set.
@@ -324,7 +335,12 @@ impl Inner {
 
     /// Register a GPU with an event set.
     pub(crate) fn register(&mut self, set: usize, gpu: usize) -> Result<(), Code> {
-        self.set(set)?.gpus.insert(gpu);
+        let error = self.gpu(gpu).map_or(0, |changes| changes.register);
+        let set = self.set(set)?;
+        if error != 0 {
+            return Err(error);
+        }
+        set.gpus.insert(gpu);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use divvy_hardware::Snapshot;
+use divvy_hardware::{Fabric, Snapshot};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -55,15 +55,17 @@ fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
     let machine = Machine::new(
         "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n\
          mig = [{ gpu_instance = 1, compute_instance = 0 }, { gpu_instance = 2, compute_instance = 0 }]\n\
-         [[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n",
+         [[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\nmig_capable = true\n\
+         [[node.gpu]]\nmodel = \"T4\"\nmemory_mib = 15360\n",
     );
     let output = once(&machine, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
-    let [divided, whole] = &snapshot.gpus[..] else {
-        panic!("two GPUs: {snapshot:?}")
+    let [divided, whole, other] = &snapshot.gpus[..] else {
+        panic!("three GPUs: {snapshot:?}")
     };
-    assert_eq!((divided.mig, whole.mig), (Some((true, true)), None));
+    let modes = (divided.mig, whole.mig, other.mig);
+    assert_eq!(modes, (Some((true, true)), Some((false, false)), None));
     let found: Vec<(u32, u32, u32)> = divided.mig_devices.iter().map(|mig| (mig.index, mig.gi, mig.ci)).collect();
     assert_eq!(found, [(0, 1, 0), (1, 2, 0)]);
     let uuids: Vec<&str> = divided.mig_devices.iter().map(|mig| mig.uuid.as_str()).collect();
@@ -74,6 +76,31 @@ fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
     assert!(whole.mig_devices.is_empty());
     let parts: Vec<_> = divided.mig_devices.iter().map(|mig| mig.profile(divided.total)).collect();
     assert_eq!(parts, [Some("1g.5gb".to_owned()), Some("1g.5gb".to_owned())]);
+}
+
+#[test]
+fn a_gpu_belongs_to_a_fabric_only_when_its_registration_is_completed() {
+    let cluster = "0a0b0c0d-0102-4304-8506-1718191a1b1c";
+    let gpu = |fabric: &str| format!("[[node.gpu]]\nmodel = \"GB200\"\nmemory_mib = 189440\n{fabric}\n");
+    let gpus = [
+        format!("fabric = {{ cluster = \"{cluster}\", clique = 32766 }}"),
+        format!("fabric = {{ cluster = \"{cluster}\", clique = 1, state = 2 }}"),
+        String::new(),
+    ];
+    let machine = Machine::new(&format!(
+        "v = 1\n[[node]]\nname = \"n\"\n{}",
+        gpus.map(|fabric| gpu(&fabric)).concat()
+    ));
+    let output = once(&machine, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let found: Vec<_> = snapshot.gpus.iter().map(|gpu| gpu.fabric.clone()).collect();
+    let joined = Fabric {
+        cluster: cluster.to_owned(),
+        clique: 32766,
+    };
+    assert_eq!(found, [Some(joined), None, None]);
+    assert!(snapshot.gpus.iter().all(|gpu| gpu.error.is_none()), "{snapshot:?}");
 }
 
 #[test]
@@ -200,6 +227,40 @@ fn an_xid_reaches_every_client_within_a_second_and_one_that_was_away_finds_it_in
         (&hello["ok"]["seq"], &hello["ok"]["recent"][0]["name"]),
         (&json!(1), &json!("XID 79"))
     );
+}
+
+#[test]
+fn an_xid_of_a_mig_device_names_its_instances() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    for instances in [json!([2, 0]), Value::Null] {
+        machine.control(&json!({"op": "xid", "gpu": 1, "xid": 79, "instances": instances}));
+        let fault = client.next().expect("a fault");
+        assert_eq!((&fault["uuid"], &fault["partition"]), (&json!(GPU1), &instances), "{fault}");
+    }
+}
+
+#[test]
+fn xids_arrive_again_after_event_sets_failed() {
+    let machine = Machine::new(TWO);
+    std::fs::write(machine.path("control.state"), "{\"events\":{\"create\":999}}").expect("state");
+    let _probe = machine.listening("s", &[]);
+    let ask = |op: &str| Lines::new(connect(&machine.path("s"))).ask(&json!({"v": 1, "id": 1, "op": op}).to_string());
+    let gpus = ask("snapshot")["ok"]["gpus"].clone();
+    assert_eq!(gpus.as_array().map(Vec::len), Some(2), "GPUs are read without events");
+    let faults = || ask("hello")["ok"]["seq"].as_u64().expect("a number");
+    let xid = || machine.control(&json!({"op": "xid", "gpu": 1, "xid": 79}))["delivered"].clone();
+    assert_eq!(xid(), 0);
+    for failing in [json!({"op": "events", "create": 999}), json!({"op": "events", "wait": 999})] {
+        machine.control(&failing);
+        std::thread::sleep(Duration::from_millis(100));
+        let before = faults();
+        machine.control(&json!({"op": "events"}));
+        // An XID may be lost with the old set.
+        eventually("an XID arrives", || xid() != 0 && faults() > before);
+    }
 }
 
 #[test]

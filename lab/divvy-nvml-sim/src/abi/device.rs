@@ -405,15 +405,67 @@ unsafe extern "C" fn nvmlDeviceGetAddressingMode(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGpuFabricInfo(
     device: ffi::nvmlDevice_t,
-    _info: *mut ffi::nvmlGpuFabricInfo_t,
+    info: *mut ffi::nvmlGpuFabricInfo_t,
 ) -> ffi::nvmlReturn_t {
-    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+    answer(|| {
+        device_call(device, |_, card, _| {
+            let fabric = card.fabric.ok_or(NOT_SUPPORTED)?;
+            let found = ffi::nvmlGpuFabricInfo_t {
+                clusterUuid: fabric.cluster,
+                status: ffi::nvmlReturn_enum_NVML_SUCCESS,
+                cliqueId: fabric.clique,
+                state: fabric.state,
+            };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(info, found) }
+        })
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     device: ffi::nvmlDevice_t,
-    _info: *mut ffi::nvmlGpuFabricInfoV_t,
+    info: *mut ffi::nvmlGpuFabricInfoV_t,
 ) -> ffi::nvmlReturn_t {
-    answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+    answer(|| {
+        if info.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and each version of the caller's structure begins with its version.
+        let version = unsafe { info.cast::<c_uint>().read() };
+        device_call(device, |_, card, _| {
+            let fabric = card.fabric.ok_or(NOT_SUPPORTED)?;
+            let second = ffi::nvmlGpuFabricInfo_v2_t {
+                version,
+                clusterUuid: fabric.cluster,
+                status: ffi::nvmlReturn_enum_NVML_SUCCESS,
+                cliqueId: fabric.clique,
+                state: fabric.state,
+                healthMask: 0,
+            };
+            if version == version_of::<ffi::nvmlGpuFabricInfo_v2_t>(2) {
+                // SAFETY: the caller's out parameter, which has this layout by its version.
+                return unsafe { put(info.cast(), second) };
+            }
+            if version != version_of::<ffi::nvmlGpuFabricInfo_v3_t>(3) {
+                return Err(VERSION_MISMATCH);
+            }
+            let third = ffi::nvmlGpuFabricInfo_v3_t {
+                version,
+                clusterUuid: second.clusterUuid,
+                status: second.status,
+                cliqueId: second.cliqueId,
+                state: second.state,
+                healthMask: second.healthMask,
+                healthSummary: 0,
+            };
+            // SAFETY: the caller's out parameter, which has this layout by its version.
+            unsafe { put(info, third) }
+        })
+    })
+}
+
+/// Return the version field of a structure (nvml.h, `NVML_STRUCT_VERSION`).
+fn version_of<T>(number: c_uint) -> c_uint {
+    size_of::<T>() as c_uint | number << 24
 }

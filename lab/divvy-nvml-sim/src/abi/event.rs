@@ -21,7 +21,7 @@ unsafe extern "C" fn nvmlEventSetCreate(set: *mut ffi::nvmlEventSet_t) -> ffi::n
             if set.is_null() {
                 return Err(INVALID_ARGUMENT);
             }
-            let handle = std::ptr::without_provenance_mut(inner.create_set());
+            let handle = std::ptr::without_provenance_mut(inner.create_set()?);
             // SAFETY: the caller's out parameter.
             unsafe { put(set, handle) }
         })
@@ -72,13 +72,14 @@ unsafe extern "C" fn nvmlEventSetWait_v2(
         if data.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        let Event { gpu, xid } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        let Event { gpu, xid, instances } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        let (gpu_instance, compute_instance) = instances.unwrap_or((NONE, NONE));
         let event = ffi::nvmlEventData_t {
             device: handle_of(gpu),
             eventType: XID_CRITICAL,
             eventData: xid,
-            gpuInstanceId: NONE,
-            computeInstanceId: NONE,
+            gpuInstanceId: gpu_instance,
+            computeInstanceId: compute_instance,
         };
         // SAFETY: the caller's out parameter.
         unsafe { put(data, event) }

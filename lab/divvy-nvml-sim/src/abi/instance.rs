@@ -197,7 +197,7 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            if card.described.mig.is_none() {
+            if !card.is_mig_capable() {
                 return Err(NOT_SUPPORTED);
             }
             if profile >= NUMBERS {

@@ -56,7 +56,6 @@ pub(super) fn call_with_card<T>(
     })
 }
 
-/// A GPU whose description has no `mig` does not support MIG.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMigMode(
     device: ffi::nvmlDevice_t,
@@ -65,13 +64,17 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            if card.described.mig.is_none() {
+            if !card.is_mig_capable() {
                 return Err(NOT_SUPPORTED);
             }
+            let mode = match card.described.mig {
+                Some(_) => ffi::NVML_DEVICE_MIG_ENABLE,
+                None => ffi::NVML_DEVICE_MIG_DISABLE,
+            };
             // SAFETY: the caller's out parameters.
             unsafe {
-                put(current, ffi::NVML_DEVICE_MIG_ENABLE)?;
-                put(pending, ffi::NVML_DEVICE_MIG_ENABLE)
+                put(current, mode)?;
+                put(pending, mode)
             }
         })
     })
