@@ -2,54 +2,74 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::play::Outcome;
 
-/// The reasons, by scenario.
+/// The differences, by scenario.
 #[derive(Debug)]
-pub(crate) struct Intended(BTreeMap<String, String>);
+pub(crate) struct Intended {
+    reasons: BTreeMap<String, String>,
+    /// What Divvy does in these scenarios. Without them, a reason would also excuse a new fault.
+    outcomes: Vec<Outcome>,
+}
 
 impl Intended {
     pub(crate) fn read() -> Result<Intended> {
-        Ok(Intended(toml::from_str(include_str!("../intended.toml"))?))
+        Ok(Intended {
+            reasons: toml::from_str(include_str!("../intended.toml")).context("intended.toml")?,
+            outcomes: serde_json::from_str(include_str!("../data/divvy.json")).context("data/divvy.json")?,
+        })
     }
 
+    /// Return the names of the scenarios.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.reasons.keys().map(String::as_str)
+    }
+
+    /// Return the reason for a difference in a scenario.
     pub(crate) fn reason(&self, scenario: &str) -> Option<&str> {
-        self.0.get(scenario).map(String::as_str)
+        self.reasons.get(scenario).map(String::as_str)
     }
 
-    /// Return the differences.
-    #[expect(clippy::unused_self, reason = "the comparison belongs to the list")]
-    pub(crate) fn compare(&self, ours: &Outcome, theirs: &Outcome) -> Vec<String> {
-        let mut differences = Vec::new();
-        let mut differ = |what: &str, ours: String, theirs: String| {
-            if ours != theirs {
-                differences.push(format!("{what}: ours {ours}\n  {what}: theirs {theirs}"));
-            }
-        };
-        differ("exit", format!("{:?}", ours.exit), format!("{:?}", theirs.exit));
-        // Where NVIDIA's program says why it ends, ours says the same, and may add what to do.
-        let says_the_same = match (&ours.error, &theirs.error) {
-            (Some(our), Some(their)) => our.contains(&without_path(their)),
-            (our, their) => our == their,
-        };
-        if !says_the_same {
-            differ("error", format!("{:?}", ours.error), format!("{:?}", theirs.error));
+    /// Return how an outcome differs from the recorded one, where Divvy differs from NVIDIA's plugin.
+    pub(crate) fn surprises(&self, ours: &Outcome) -> Vec<String> {
+        match self.outcomes.iter().find(|outcome| outcome.name == ours.name) {
+            Some(recorded) => differences(ours, recorded),
+            None => vec!["data/divvy.json does not contain it; `divvy-compare record --intended` writes that file".to_owned()],
         }
-        differ(
-            "registrations",
-            format!("{:?}", ours.registrations),
-            format!("{:?}", theirs.registrations),
-        );
-        differ("devices", format!("{:?}", ours.devices), format!("{:?}", theirs.devices));
-        let pairs = ours.answers.iter().zip(&theirs.answers).enumerate();
-        for (at, (our, their)) in pairs {
-            differ(&format!("step {}", at + 1), our.to_string(), their.to_string());
-        }
-        differ("steps", ours.answers.len().to_string(), theirs.answers.len().to_string());
-        differences
     }
+}
+
+/// Return the differences between two outcomes.
+pub(crate) fn differences(ours: &Outcome, theirs: &Outcome) -> Vec<String> {
+    let mut differences = Vec::new();
+    let mut differ = |what: &str, ours: String, theirs: String| {
+        if ours != theirs {
+            differences.push(format!("{what}: ours {ours}\n  {what}: theirs {theirs}"));
+        }
+    };
+    differ("exit", format!("{:?}", ours.exit), format!("{:?}", theirs.exit));
+    // Where NVIDIA's program says why it ends, ours says the same, and may add what to do.
+    let says_the_same = match (&ours.error, &theirs.error) {
+        (Some(our), Some(their)) => our.contains(&without_path(their)),
+        (our, their) => our == their,
+    };
+    if !says_the_same {
+        differ("error", format!("{:?}", ours.error), format!("{:?}", theirs.error));
+    }
+    differ(
+        "registrations",
+        format!("{:?}", ours.registrations),
+        format!("{:?}", theirs.registrations),
+    );
+    differ("devices", format!("{:?}", ours.devices), format!("{:?}", theirs.devices));
+    let pairs = ours.answers.iter().zip(&theirs.answers).enumerate();
+    for (at, (our, their)) in pairs {
+        differ(&format!("step {}", at + 1), our.to_string(), their.to_string());
+    }
+    differ("steps", ours.answers.len().to_string(), theirs.answers.len().to_string());
+    differences
 }
 
 /// What NVIDIA's errors say about the functions that they passed through, and not about the cause.

@@ -2,18 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
 use divvy_kubelet::api::v1beta1::registration_server::{Registration, RegistrationServer};
-use divvy_kubelet::api::v1beta1::{DevicePluginOptions, Empty, RegisterRequest};
+use divvy_kubelet::api::v1beta1::{DevicePluginOptions, Empty, ListAndWatchResponse, RegisterRequest};
 use divvy_kubelet::api::{KUBELET_SOCKET, connect};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Server};
@@ -51,9 +52,14 @@ pub(crate) struct Kubelet {
     directory: PathBuf,
     seen: watch::Sender<Seen>,
     server: Arc<Mutex<Option<JoinHandle<()>>>>,
+    /// The tasks that follow lists of devices.
+    following: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a plugin may take to register again.
+const REGISTRATION: Duration = Duration::from_secs(15);
+const AGAIN: Duration = Duration::from_millis(50);
 
 impl Kubelet {
     pub(crate) fn start(directory: &Path) -> Result<Kubelet> {
@@ -61,6 +67,7 @@ impl Kubelet {
             directory: directory.to_owned(),
             seen: watch::Sender::default(),
             server: Arc::default(),
+            following: Arc::default(),
         };
         kubelet.listen()?;
         Ok(kubelet)
@@ -110,27 +117,63 @@ impl Kubelet {
         Ok(DevicePluginClient::new(channel))
     }
 
+    /// End the streams of devices, and return the list with which the next stream of a resource begins. A plugin may also register again.
+    pub(crate) async fn watch_again(&self, resource: &str) -> Result<Vec<Device>> {
+        for task in self.following().drain(..) {
+            task.abort();
+        }
+        let lists = self.seen.borrow().lists;
+        let again = async {
+            loop {
+                let list = self.first_list(resource).await;
+                if let Ok(Some(list)) = list {
+                    return devices_of(list);
+                }
+                let seen = self.seen.borrow().clone();
+                if seen.lists > lists {
+                    return seen.devices.get(resource).cloned().unwrap_or_default();
+                }
+                sleep(AGAIN).await;
+            }
+        };
+        timeout(REGISTRATION, again)
+            .await
+            .context("the plugin sends no devices again")
+    }
+
+    async fn first_list(&self, resource: &str) -> Result<Option<ListAndWatchResponse>> {
+        let mut stream = self.plugin(resource).await?.list_and_watch(Empty {}).await?.into_inner();
+        Ok(stream.message().await?)
+    }
+
+    fn following(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
+        self.following.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn follow(self, resource: String, mut plugin: DevicePluginClient<Channel>) {
         let Ok(stream) = plugin.list_and_watch(Empty {}).await else {
             return;
         };
         let mut stream = stream.into_inner();
         while let Ok(Some(list)) = stream.message().await {
-            let mut devices: Vec<Device> = list
-                .devices
-                .into_iter()
-                .map(|device| {
-                    let nodes = device.topology.into_iter().flat_map(|topology| topology.nodes);
-                    Device(device.id, device.health == "Healthy", nodes.map(|node| node.id).collect())
-                })
-                .collect();
-            devices.sort();
+            let devices = devices_of(list);
             self.seen.send_modify(|seen| {
                 seen.devices.insert(resource.clone(), devices);
                 seen.lists += 1;
             });
         }
     }
+}
+
+/// Return the devices of a list, sorted.
+fn devices_of(list: ListAndWatchResponse) -> Vec<Device> {
+    let devices = list.devices.into_iter().map(|device| {
+        let nodes = device.topology.into_iter().flat_map(|topology| topology.nodes);
+        Device(device.id, device.health == "Healthy", nodes.map(|node| node.id).collect())
+    });
+    let mut devices: Vec<Device> = devices.collect();
+    devices.sort();
+    devices
 }
 
 #[tonic::async_trait]
@@ -154,7 +197,8 @@ impl Registration for Kubelet {
                 pre_start: pre_start_required,
             });
         });
-        tokio::spawn(self.clone().follow(request.resource_name, DevicePluginClient::new(channel)));
+        let task = tokio::spawn(self.clone().follow(request.resource_name, DevicePluginClient::new(channel)));
+        self.following().push(task);
         Ok(Response::new(Empty {}))
     }
 }

@@ -161,14 +161,8 @@ impl Running {
             .stderr(std::fs::File::create(&log)?)
             .process_group(0)
             .kill_on_drop(true);
-        if let Some(code) = scenario.machine.init_error {
-            command.env("DIVVY_NVML_SIM_INIT_ERROR", code.to_string());
-        }
-        if let Some(gpu) = scenario.machine.lost {
-            std::fs::write(
-                at("control.state"),
-                json!({"gpus": {gpu.to_string(): {"lost": true}}}).to_string(),
-            )?;
+        if let Some(state) = scenario.machine.state {
+            std::fs::write(at("control.state"), state)?;
         }
         let kubelet = Kubelet::start(&at("kubelet"))?;
         let child = command
@@ -229,6 +223,27 @@ impl Running {
                 let seen = self.kubelet.seen();
                 self.control(&json!({"op": "xid", "gpu": gpu, "xid": xid})).await?;
                 Ok(unhealthy(seen).await)
+            }
+            Step::XidOfMig(gpu, xid, instances) => {
+                let seen = self.kubelet.seen();
+                let request = json!({"op": "xid", "gpu": gpu, "xid": xid, "instances": instances});
+                self.control(&request).await?;
+                Ok(unhealthy(seen).await)
+            }
+            Step::Driver(request) => {
+                self.control(&serde_json::from_str(request)?).await?;
+                // NVIDIA's plugin sends a list for each GPU. Divvy's probe tries again after a second.
+                sleep(2 * CHANGE).await;
+                Ok(unhealthy_in(&self.kubelet.seen().borrow().devices))
+            }
+            Step::Notice(request) => {
+                let before = self.kubelet.seen().borrow().clone();
+                self.control(&serde_json::from_str(request)?).await?;
+                Ok(self.after_a_change(&before).await)
+            }
+            Step::Reconnect => {
+                let devices = self.kubelet.watch_again(GPU).await?;
+                Ok(unhealthy_in(&BTreeMap::from([(GPU.to_owned(), devices)])))
             }
             Step::RestartKubelet => {
                 let before = self.kubelet.seen().borrow().registrations.len();
@@ -397,7 +412,8 @@ impl Running {
         let mut lines = log.lines().filter_map(|line| line.split_once("error starting plugins: "));
         Ok(lines
             .next_back()
-            .map_or(log.lines().last().unwrap_or_default().to_owned(), |(_, text)| text.to_owned()))
+            .map_or_else(|| without_klog(log.lines().last().unwrap_or_default()), |(_, text)| text)
+            .to_owned())
     }
 
     async fn stop(mut self) -> Result<()> {
@@ -445,13 +461,24 @@ fn driver_files(root: &Path, simulator: &Path, machine: &Machine) -> Result<()> 
 async fn unhealthy(mut seen: watch::Receiver<Seen>) -> Value {
     seen.mark_unchanged();
     let _ = timeout(CHANGE, seen.changed()).await;
-    let seen = seen.borrow();
-    let all = seen.devices.values().flatten();
+    unhealthy_in(&seen.borrow().devices)
+}
+
+fn unhealthy_in(devices: &BTreeMap<String, Vec<Device>>) -> Value {
+    let all = devices.values().flatten();
     json!(all.filter(|device| !device.1).map(|device| &device.0).collect::<Vec<_>>())
 }
 
 fn refused(status: tonic::Status) -> Value {
     json!({"error": [format!("{:?}", status.code()), status.message()]})
+}
+
+/// Return a line of a log without what klog writes before the text: `E1125 19:36:31.160199    3444 main.go:185] `.
+fn without_klog(line: &str) -> &str {
+    match line.split_once("] ") {
+        Some((head, text)) if head.contains(".go:") => text,
+        _ => line,
+    }
 }
 
 /// Replace the random part of the key of a CDI annotation.

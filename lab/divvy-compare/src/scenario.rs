@@ -33,6 +33,14 @@ pub(crate) enum Step {
     },
     /// The driver reports an XID of the GPU with this index.
     Xid(usize, u64),
+    /// The same, for a GPU instance and a compute instance.
+    XidOfMig(usize, u64, (u32, u32)),
+    /// The simulated driver gets this request.
+    Driver(&'static str),
+    /// The same, and the plugin has time to notice what it is not told.
+    Notice(&'static str),
+    /// The kubelet ends its stream of devices and opens another one.
+    Reconnect,
     RestartKubelet,
     Hangup,
     /// The configuration file gets this content, and the plugin SIGHUP.
@@ -53,11 +61,14 @@ pub(crate) struct Machine {
     pub(crate) near: Option<(u32, &'static str)>,
     pub(crate) models: Vec<(u32, &'static str)>,
     pub(crate) driver: Option<&'static str>,
-    pub(crate) init_error: Option<u32>,
     /// `0=0,0,1;1=2`: the GPU instance profiles of the MIG devices of each GPU.
     pub(crate) mig: &'static str,
-    /// The GPU that the driver has lost.
-    pub(crate) lost: Option<u32>,
+    /// What is wrong with the driver when the program starts: the simulated driver's state file.
+    pub(crate) state: Option<&'static str>,
+    /// MiB of memory, if not 40 GiB.
+    pub(crate) memory: Option<u64>,
+    /// The fabrics of GPUs, as in the machine description.
+    pub(crate) fabrics: Vec<(u32, &'static str)>,
     /// Whether the driver's files and device nodes are below the directory at which a pod has them, as CDI specs need them.
     pub(crate) has_files: bool,
     /// Whether IMEX channel 0 exists there.
@@ -92,8 +103,9 @@ impl Machine {
             let model = model.map_or("NVIDIA A100-SXM4-40GB", |(_, model)| model);
             let _ = write!(
                 text,
-                "[[node.gpu]]\nmodel = \"{model}\"\nuuid = \"{}\"\nmemory_mib = 40960\npci = \"0000:{:02x}:00.0\"\n",
+                "[[node.gpu]]\nmodel = \"{model}\"\nuuid = \"{}\"\nmemory_mib = {}\npci = \"0000:{:02x}:00.0\"\n",
                 gpu(index),
+                self.memory.unwrap_or(40960),
                 0x80 + index
             );
             let mut links: Vec<String> = self
@@ -106,7 +118,15 @@ impl Machine {
                 let peers = (0..index).map(|peer| (peer, if peer / size == index / size { kind } else { "system" }));
                 links.extend(peers.map(|(peer, kind)| format!("[{peer}, \"{kind}\", 0]")));
             }
-            let _ = writeln!(text, "links = [{}]", links.join(", "));
+            let _ = writeln!(
+                text,
+                "links = [{}]\nmig_capable = {}",
+                links.join(", "),
+                model.contains("A100")
+            );
+            if let Some((_, fabric)) = self.fabrics.iter().find(|(gpu, _)| *gpu == index) {
+                let _ = writeln!(text, "fabric = {fabric}");
+            }
             let profiles = self.mig.split(';').find_map(|part| part.strip_prefix(&format!("{index}=")));
             if let Some(profiles) = profiles {
                 let devices = profiles.split(',').filter(|profile| !profile.is_empty()).enumerate();
@@ -210,6 +230,8 @@ impl Scenario {
     }
 }
 
+/// The state of a driver that is not loaded.
+const NOT_LOADED: &str = r#"{"initError":9}"#;
 const SLICES: &str = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 3\n";
 const RENAMED: &str = "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    failRequestsGreaterThanOne: true\n    resources:\n    - \
                        name: nvidia.com/gpu\n      replicas: 2\n";
@@ -272,12 +294,47 @@ pub(crate) fn all() -> Vec<Scenario> {
             .config(RENAMED)
             .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0)]]))
             .step(Step::Allocate("nvidia.com/gpu.shared", vec![vec![replica(0, 0), replica(1, 0)]])),
-        scenario("T20 XIDs", machine(3))
+        scenario("T19 XIDs of applications", machine(1))
             .step(Step::Xid(0, 13))
             .step(Step::Xid(0, 31))
+            .step(Step::Xid(0, 43))
+            .step(Step::Xid(0, 45))
+            .step(Step::Xid(0, 68))
+            .step(Step::Xid(0, 109)),
+        scenario("T20 XIDs", machine(3))
             .step(Step::Xid(1, 79))
             .step(Step::Xid(2, 94)),
         scenario("T21 an XID of a shared GPU", machine(2)).config(SLICES).step(Step::Xid(1, 79)),
+        scenario("T22 waiting for events fails", machine(2))
+            .step(Step::Driver(r#"{"op":"events","wait":999}"#))
+            .step(Step::Driver(r#"{"op":"events"}"#))
+            .step(Step::Xid(0, 79)),
+        scenario(
+            "T22 there is no event set",
+            Machine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
+        )
+        .step(Step::Driver(r#"{"op":"events"}"#))
+        .step(Step::Xid(0, 79)),
+        scenario(
+            "T22 a GPU cannot be registered for events",
+            Machine { state: Some(r#"{"gpus":{"1":{"register":999}}}"#), ..machine(2) },
+        )
+        .step(Step::Xid(0, 79)),
+        scenario(
+            "T22 a GPU does not report events",
+            Machine { state: Some(r#"{"gpus":{"1":{"register":3}}}"#), ..machine(2) },
+        )
+        .step(Step::Xid(0, 79)),
+        scenario("T21 XIDs of MIG devices", divided(3, "0=0;1=0;2=0,0"))
+            .args(&["--mig-strategy=mixed"])
+            .step(Step::XidOfMig(0, 79, (1, 0)))
+            .step(Step::Xid(1, 79)),
+        scenario("T21 an XID of a MIG device that does not exist", divided(1, "0=0"))
+            .args(&["--mig-strategy=mixed"])
+            .step(Step::XidOfMig(0, 79, (2, 0))),
+        scenario("T25 another stream after an XID", machine(2))
+            .step(Step::Xid(1, 79))
+            .step(Step::Reconnect),
         scenario("T23 health checks by variables", machine(2))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "79,13"), ("DP_ENABLE_HEALTHCHECKS", "13")])
             .step(Step::Xid(0, 79))
@@ -331,13 +388,41 @@ pub(crate) fn all() -> Vec<Scenario> {
             "version: v1\nresources:\n  gpus:\n  - {pattern: '*A100*', name: a100}\nsharing:\n  timeSlicing:\n    resources:\n    - {name: \
              a100, rename: mygpu, devices: [0], replicas: 2}\n",
         ),
-        scenario("the driver is not loaded", Machine { init_error: Some(9), ..machine(2) }).resources(0),
-        scenario("one GPU is lost", Machine { lost: Some(2), ..machine(3) }),
+        scenario("the driver is not loaded", Machine { state: Some(NOT_LOADED), ..machine(2) }).resources(0),
+        scenario("the driver is loaded later", Machine { state: Some(NOT_LOADED), ..machine(2) })
+            .args(&["--fail-on-init-error=false"])
+            .resources(0)
+            .step(Step::Notice(r#"{"op":"init","error":0}"#)),
+        scenario("no GPUs", machine(0)).resources(0),
+        scenario("one GPU is lost", Machine { state: Some(r#"{"gpus":{"2":{"lost":true}}}"#), ..machine(3) }),
+        scenario("a GPU is lost while the plugin runs", machine(3))
+            .step(Step::Notice(r#"{"op":"lost","gpu":2,"lost":true}"#))
+            .preferred(&[0, 1], &[], 1),
+        scenario("T29 MPS", machine(2))
+            .config("version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n")
+            .args(&["--mps-root=/run/nvidia/mps"])
+            .resources(0),
     ];
     all.extend(wrong_arguments());
     all.extend(choices());
     all.extend(labels());
     all
+}
+
+/// A part of a fabric.
+const GROUP: &str = "{ cluster = \"0a0b0c0d-0102-4304-8506-1718191a1b1c\", clique = 7 }";
+const OTHER_GROUP: &str = "{ cluster = \"0a0b0c0d-0102-4304-8506-1718191a1b1c\", clique = 8 }";
+/// The fabric manager has not registered the GPU yet.
+const JOINING: &str = "{ cluster = \"00000000-0000-0000-0000-000000000000\", state = 2 }";
+
+/// Return a machine whose GPUs are in these fabrics.
+fn fabric(fabrics: &[&'static str]) -> Machine {
+    let fabrics: Vec<(u32, &str)> = (0..).zip(fabrics.iter().copied()).collect();
+    let gpus = u32::try_from(fabrics.len()).unwrap_or(u32::MAX);
+    Machine {
+        fabrics,
+        ..machine(gpus)
+    }
 }
 
 fn labels() -> Vec<Scenario> {
@@ -385,6 +470,10 @@ fn labels() -> Vec<Scenario> {
             "--mig-strategy=mixed",
         ),
         with(
+            print("T34 labels with MIG mixed, media engines", divided(3, "0=0,0,1,7;1=2,2")),
+            "--mig-strategy=mixed",
+        ),
+        with(
             print("T34 labels with MIG mixed and time-slicing", divided(2, "0=0,0;1=2")),
             "--mig-strategy=mixed",
         )
@@ -412,6 +501,39 @@ fn labels() -> Vec<Scenario> {
         print("T34 labels of a divided GPU without a strategy", divided(2, "0=0,0")),
         print("T35 labels of the driver 455.06", driver("455.06")),
         print("T35 labels of the driver 550", driver("550")),
+        print("T35 labels of the driver 1.2.3.4", driver("1.2.3.4")),
+        print("T35 labels with MPS and MIG", divided(1, "0=0")).config(mps),
+        with(
+            print("T34 labels with a new MIG profile", divided(2, "0=17")),
+            "--mig-strategy=mixed",
+        ),
+        print(
+            "T34 labels without memory",
+            Machine {
+                memory: Some(0),
+                ..machine(1)
+            },
+        ),
+        print("T34 labels of a fabric", fabric(&[GROUP; 2])),
+        print("T34 labels of two cliques", fabric(&[GROUP, OTHER_GROUP])),
+        print("T34 labels of a GPU outside the fabric", fabric(&[GROUP, JOINING])),
+        print(
+            "labels of a driver that is not loaded",
+            Machine {
+                state: Some(NOT_LOADED),
+                ..machine(2)
+            },
+        ),
+        with(
+            print(
+                "labels of a driver that may be missing",
+                Machine {
+                    state: Some(NOT_LOADED),
+                    ..machine(2)
+                },
+            ),
+            "--fail-on-init-error=false",
+        ),
         print("T34 labels of a long name", long),
         print("T34 labels of two models", two),
     ]
@@ -426,6 +548,18 @@ fn wrong_arguments() -> Vec<Scenario> {
         wrong("T31 --mig-strategy=foo", "--mig-strategy=foo"),
         wrong("T31 --device-discovery-strategy=foo", "--device-discovery-strategy=foo"),
         wrong("T31 --imex-channel-ids=2", "--imex-channel-ids=2"),
+        file(
+            "T31 a long name",
+            "version: v1\nsharing: {timeSlicing: {resources: [{name: \
+             nvidia.com/a-name-that-is-much-longer-than-the-sixty-three-characters-which-are-allowed, replicas: 2}]}}\n",
+        ),
+        wrong("T31 --imex-channel-ids=x", "--imex-channel-ids=x"),
+        wrong("T31 an unknown flag", "--no-such-flag"),
+        file("T31 a file that is not YAML", "version: [v1\n"),
+        file(
+            "T31 a field of another type",
+            "version: v1\nflags: {failOnInitError: perhaps}\n",
+        ),
         file("T31 version v2", "version: v2\n"),
         file(
             "T31 one replica",
