@@ -61,7 +61,7 @@ impl Core {
                 .iter()
                 .filter_map(|(index, units)| {
                     Some(GpuShare {
-                        uuid: self.gpus.iter().find(|gpu| gpu.index == *index)?.uuid.clone(),
+                        uuid: self.shared_gpu(*index)?.uuid.clone(),
                         memory: self.settings.unit.memory(*units)?,
                         cores: 0,
                         whole: false,
@@ -70,6 +70,13 @@ impl Core {
                 .collect(),
             Held::Nothing | Held::Unreadable(_) => Vec::new(),
         }
+    }
+
+    /// Return the shared GPU with this index, which is how gpushare names a GPU. After a card was replaced, two GPUs have the same index; then
+    /// the one that is present is meant, as in the ledger.
+    fn shared_gpu(&self, index: u32) -> Option<&Gpu> {
+        let of_index = self.gpus.iter().filter(|gpu| gpu.is_shared() && gpu.index == index);
+        of_index.min_by_key(|gpu| gpu.health == Health::Lost)
     }
 
     /// Return what the container is to be granted. The source is the allocation of a known pod, or the container's own record while the
@@ -133,7 +140,10 @@ impl Core {
                 };
                 self.is_of_the_resource(spec, pod, &booking)?;
                 match spec.ids {
-                    Ids::Whole(_) => self.has_a_gpu_for_each_id(handout, pod, &booking)?,
+                    Ids::Whole(_) => {
+                        self.has_a_gpu_for_each_id(handout, pod, &booking)?;
+                        self.has_whole_gpus(pod, &booking)?;
+                    }
                     Ids::Units | Ids::Count => {
                         self.is_worth_its_ids(handout, pod, &booking)?;
                         self.adds_up(pod, allocation)?;
@@ -236,7 +246,8 @@ impl Core {
             return Err((
                 Reason::MemoryHeld,
                 format!(
-                    "the kubelet gave container {} of pod {} {} devices of {}, but only {} of this node's GPUs are healthy and not in use by another                      pod. The container starts automatically when a GPU becomes free",
+                    "the kubelet gave container {} of pod {} {} devices of {}, but only {} of this node's GPUs are healthy and not in use by another \
+                     pod. The container starts automatically when a GPU becomes free",
                     key.container,
                     pod.key(),
                     handout.ids.len(),
@@ -328,6 +339,21 @@ impl Core {
             handout.key.container,
             distinct.len(),
             handout.ids.len()
+        );
+        Err((Reason::NoAllocation, not_the_extenders(text)))
+    }
+
+    /// Check that the allocation books whole GPUs. A share of a GPU would leave the rest of its memory to other pods.
+    fn has_whole_gpus(&self, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
+        let is_part = |share: &&GpuShare| !share.whole && self.gpu(&share.uuid).is_some_and(Gpu::is_shared);
+        let Some(share) = booking.gpus.iter().find(is_part) else {
+            return Ok(());
+        };
+        let text = format!(
+            "the allocation of pod {} gives it only {} of GPU {}, but the pod requests whole GPUs",
+            pod.key(),
+            share.memory,
+            share.uuid
         );
         Err((Reason::NoAllocation, not_the_extenders(text)))
     }

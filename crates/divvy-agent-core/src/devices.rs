@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Gpu, Health, MemoryUnit};
+use divvy_model::{Gpu, Health, MemoryUnit, Pod};
 
 use super::{Core, Ids, ResourceSpec, Settings};
 
@@ -116,20 +116,27 @@ impl Core {
         }
     }
 
-    /// Units of a GPU that the allocations of this node's non-terminal pods hold.
+    /// Units of a GPU that the allocations of this node's non-terminal pods hold. A pod that has the whole GPU has no id of a unit.
     fn units_allocated(&self, uuid: &str) -> u64 {
         self.pods
             .values()
-            .filter(|known| !known.pod.ended())
+            .filter(|known| !known.pod.ended() && known.pod.request.whole.is_none())
             .flat_map(|known| self.shares(&known.pin))
             .filter(|share| share.uuid == uuid)
             .map(|share| share.memory.0.div_ceil(self.settings.unit.mib()))
             .fold(0, u64::saturating_add)
     }
 
-    /// Report whether a pod that has not ended holds the whole GPU. A pod without an allocation holds those of its records.
+    /// Report whether a pod that has not ended holds the whole GPU.
     fn holds_whole(&self, gpu: &Gpu) -> bool {
-        self.pods.values().filter(|known| !known.pod.ended()).any(|known| {
+        self.has_pod(gpu, |pod| pod.request.whole.is_some())
+    }
+
+    /// Report whether one of these pods, which has not ended, holds the GPU or a part of it. A pod without an allocation holds the GPUs of its
+    /// records.
+    pub(super) fn has_pod(&self, gpu: &Gpu, among: impl Fn(&Pod) -> bool) -> bool {
+        let mut here = self.pods.values().filter(|known| !known.pod.ended() && among(&known.pod));
+        here.any(|known| {
             let promised = self.shares(&known.pin);
             let granted = self.records_of(&known.pod.uid).flat_map(|record| &record.gpus);
             promised.iter().chain(granted).any(|share| share.uuid == gpu.uuid)

@@ -42,6 +42,8 @@ pub struct Settings {
     pub unit: MemoryUnit,
     /// Memory in MiB that the node does not share, on each GPU.
     pub reserve: MiB,
+    /// Shared GPUs are offered as a whole as well.
+    pub whole: bool,
     /// The secret key from which the names of CDI devices are derived.
     pub node_key: NodeKey,
     /// The agent's version, as the inventory states it.
@@ -68,7 +70,7 @@ impl Settings {
             true => Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
-                whole: false,
+                whole: self.whole,
             },
             false => Offer {
                 reserve: MiB::ZERO,

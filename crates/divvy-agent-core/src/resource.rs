@@ -69,7 +69,7 @@ impl ResourceSpec {
     pub fn all() -> impl Iterator<Item = ResourceSpec> {
         [ResourceSpec::MEMORY, ResourceSpec::COUNT]
             .into_iter()
-            .chain(Vendor::whole().map(ResourceSpec::whole))
+            .chain(Vendor::ALL.map(ResourceSpec::whole))
     }
 
     /// Return the resource with this name.
@@ -103,7 +103,7 @@ impl ResourceSpec {
     /// Report whether the resource has ids for this GPU.
     pub(super) fn covers(self, gpu: &Gpu) -> bool {
         match self.ids {
-            Ids::Units | Ids::Count => !gpu.whole,
+            Ids::Units | Ids::Count => gpu.is_shared(),
             Ids::Whole(vendor) => gpu.whole && gpu.vendor == vendor,
         }
     }
@@ -142,7 +142,7 @@ impl Core {
         }
     }
 
-    /// Return the name of the resource through which pods get this GPU.
+    /// Return the name of the resource through which pods get this GPU; of several, shared memory.
     pub(super) fn resource_of(&self, gpu: &Gpu) -> &'static str {
         let mut specs = ResourceSpec::all().filter(|spec| spec.grants() && spec.covers(gpu));
         specs.next().map_or(names::GPU_MEM, |spec| spec.name)
@@ -166,7 +166,7 @@ impl Core {
 
     /// Return a GPU's memory that all pods together may hold ([`divvy_model::Inventory::capacity`]).
     pub(super) fn capacity(&self, gpu: &Gpu) -> MiB {
-        if gpu.whole {
+        if !gpu.is_shared() {
             return gpu.whole_capacity();
         }
         let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
@@ -176,7 +176,7 @@ impl Core {
 
     /// Return the memory that a share books on a GPU: all of it if the pod has the whole GPU.
     pub(super) fn booked(&self, share: &GpuShare, gpu: &Gpu) -> MiB {
-        match share.whole || gpu.whole {
+        match share.whole || !gpu.is_shared() {
             true => self.capacity(gpu).max(share.memory),
             false => share.memory,
         }

@@ -74,7 +74,8 @@ impl Core {
     }
 
     /// Complete a choice of whole GPUs: add the GPU with the most links to those chosen so far, until there are enough. Of GPUs with
-    /// equally many links, a GPU is added that has links to the most free GPUs, because the next choices need those.
+    /// equally many links, a GPU is added that has links to the most free GPUs, because the next choices need those. A GPU that pods have
+    /// shares of comes last.
     fn connected(
         &self,
         spec: ResourceSpec,
@@ -97,7 +98,7 @@ impl Core {
             let next = known.min_by_key(|gpu| {
                 let near = links(gpu, &|peer| with.contains(peer));
                 let ahead = links(gpu, &|peer| left.contains_key(peer));
-                std::cmp::Reverse((near, ahead))
+                (self.has_pod(gpu, |_| true), std::cmp::Reverse((near, ahead)))
             });
             let uuid = next.map(|gpu| gpu.uuid.clone()).or_else(|| left.keys().next().cloned());
             let Some((uuid, ids)) = uuid.and_then(|uuid| left.remove_entry(&uuid)) else {

@@ -13,7 +13,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, MigDevice, Node, Pod, names, runtime};
+use divvy_model::{Health, MiB, MigDevice, Node, Pod, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -264,19 +264,21 @@ impl Agent {
             }
         }
         self.without_cdi.send_replace(refused.is_some());
-        let others = node.whole_gpus > 0;
-        if others && !self.other_plugin.swap(true, Ordering::Relaxed) {
+        let shared = node.whole_gpus.iter().find(|(vendor, _)| vendor.shares_memory());
+        let theirs = shared.filter(|_| !self.core().settings().whole);
+        if let Some((vendor, offered)) = theirs
+            && !self.other_plugin.swap(true, Ordering::Relaxed)
+        {
             let text = format!(
-                "another device plugin offers {} {} on this node, while Divvy shares the memory of the same GPUs: a pod of either plugin may get \
+                "another device plugin offers {offered} {} on this node, while Divvy shares the memory of the same GPUs: a pod of either plugin may get \
                  a GPU that pods of the other use. Keep NVIDIA's plugin off this node: give its DaemonSet a nodeSelector or an affinity that \
-                 excludes the node",
-                node.whole_gpus,
-                names::WHOLE_GPU
+                 excludes the node. With --whole-gpus, Divvy's agent offers {0} itself",
+                vendor.whole_resource()
             );
             warn!("{text}");
             self.post_on_node(true, "TwoDevicePlugins", text);
         }
-        self.other_plugin.store(others, Ordering::Relaxed);
+        self.other_plugin.store(theirs.is_some(), Ordering::Relaxed);
     }
 
     /// Send an event about the node.

@@ -25,6 +25,7 @@ Resources advertised to the kubelet:
   aliyun.com/gpu-count
       the node's number of shared GPUs, for information; requesting it has no
       effect
+  nvidia.com/gpu      whole NVIDIA GPUs (--whole-gpus)
   amd.com/gpu         whole AMD GPUs
 
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
@@ -85,6 +86,10 @@ pub struct Settings {
     #[arg(long, env = "DIVVY_RESERVE_MEMORY", value_name = "AMOUNT")]
     #[serde(default, deserialize_with = "parsed")]
     pub reserve_memory: Option<MiB>,
+    /// Also offer each NVIDIA GPU as a whole, as nvidia.com/gpu, in place of NVIDIA's device plugin; a GPU that a pod has as a whole has no
+    /// shares, and a GPU with shares is not given out as a whole
+    #[arg(long, env = "DIVVY_WHOLE_GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub whole_gpus: Option<bool>,
     /// How to put the GPU into the container [default: auto]
     #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
     pub device_list_strategy: Option<DeviceListStrategy>,

@@ -209,7 +209,7 @@ fn describe(registry: &mut Registry, core: &Core) {
         held.get_or_create(&label).set(gauge(gpu.held.0));
         // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
         drop(granted.get_or_create(&label));
-        if !gpu.whole {
+        if gpu.is_shared() {
             let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
             shared.get_or_create(&label).set(gauge(capacity));
         }

@@ -59,6 +59,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let settings = Settings {
         unit: config.memory_unit,
         reserve: config.reserve_memory,
+        whole: config.whole_gpus,
         node_key: store.node_key()?,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id(&config.sys_root),

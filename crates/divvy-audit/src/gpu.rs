@@ -131,11 +131,11 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
             nodes: gpu.nodes.clone(),
-            whole: gpu.whole,
+            whole: !gpu.is_shared(),
             units: gpu.units,
             shared: gpu.total.saturating_sub(gpu.reserve),
             // A whole GPU of unknown size still has something that only one pod can have.
-            capacity: MiB(inventory.capacity(gpu).0.max(u64::from(gpu.whole))),
+            capacity: MiB(inventory.capacity(gpu).0.max(u64::from(!gpu.is_shared()))),
             held: gpu.held,
             health: gpu.health,
             reason: gpu.reason.clone(),

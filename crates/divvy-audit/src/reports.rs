@@ -281,7 +281,7 @@ impl Audit {
             return (None, MiB::ZERO);
         }
         // Containers report what a share of a GPU consists of. For a whole GPU, they can say nothing that is checked here.
-        if expected.iter().filter_map(card).any(|gpu| gpu.whole) {
+        if pod.request.whole.is_some() || expected.iter().filter_map(card).any(|gpu| gpu.whole) {
             return (None, MiB::ZERO);
         }
         if let Some(gpus) = &report.gpus {

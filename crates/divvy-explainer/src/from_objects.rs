@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_model::kept;
-use divvy_model::{ContainerKind, ContainerRequest, PodRequest, names, quantity_milli, quantity_value};
+use divvy_model::{ContainerKind, ContainerRequest, Node, PodRequest, Vendor, names, quantity_milli, quantity_value};
 use divvy_why::{Claim, ClaimState, HostPort, Owner, Reported, Site, Tenant, Wants};
 use kube::core::ObjectMeta;
 
@@ -26,7 +26,7 @@ pub fn site(object: &NodeObject) -> Site {
             .iter()
             .any(|condition| condition.kind == "Ready" && condition.status != "True"),
         capacity_units: node.capacity_units,
-        whole_gpus: node.whole_gpus,
+        whole_gpus: elsewhere(&node),
         has_inventory: node.inventory.is_some(),
         driver_trouble: node
             .inventory
@@ -37,6 +37,18 @@ pub fn site(object: &NodeObject) -> Site {
         name: node.name,
         ..Site::default()
     }
+}
+
+/// Return how many GPUs another device plugin offers as a whole on this node, of vendors whose GPUs Divvy shares.
+fn elsewhere(node: &Node) -> u64 {
+    let inventory = node.inventory.as_ref().and_then(|inventory| inventory.as_ref().ok());
+    let gpus = inventory.map_or(&[][..], |inventory| &inventory.gpus);
+    let ours = |vendor: Vendor| gpus.iter().any(|gpu| gpu.whole && gpu.vendor == vendor);
+    let theirs = node
+        .whole_gpus
+        .iter()
+        .filter(|(vendor, _)| vendor.shares_memory() && !ours(**vendor));
+    theirs.fold(0, |sum, (_, gpus)| sum.saturating_add(*gpus))
 }
 
 /// Convert a pod that counts on its node for kube-scheduler; `None` for a pod without a node or in phase Succeeded or Failed.

@@ -1,7 +1,7 @@
 //! Reads the whole cluster once for `divvy why`, either as the user or as the explainer, which serves users who may not list nodes and pods.
 
 use divvy_model::kept;
-use divvy_model::{MemoryUnit, Pod, limits, names};
+use divvy_model::{MemoryUnit, Pod, limits};
 use divvy_placement::Ledger;
 use divvy_why::{Snapshot, Tenant, Tenants, Wants};
 
@@ -137,9 +137,5 @@ fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
 /// Report whether a pod requests GPU memory or whole GPUs. Other device plugins serve some of the whole GPUs, but `divvy why` also explains why such pods
 /// wait.
 pub fn wants_gpus(wants: &Wants) -> bool {
-    let whole = wants
-        .requests
-        .iter()
-        .any(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
-    wants.pod.request.wants_gpus() || whole
+    wants.pod.request.wants_gpus()
 }

@@ -14,11 +14,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// Return the extended resources whose pods must be scheduled through the extender: gpu-mem, which the ledger counts, gpu-count, so that
-/// the extender can warn that it has no effect, and the resources of whole GPUs that Divvy offers.
+/// the extender can warn that it has no effect, and the resources of whole GPUs.
 pub fn managed() -> impl Iterator<Item = &'static str> {
     [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
-        .chain(Vendor::whole().map(Vendor::whole_resource))
+        .chain(Vendor::ALL.map(Vendor::whole_resource))
+}
+
+/// Return the resources of [`managed`] whose pods are assigned to a second scheduler. Whole GPUs of a vendor whose GPUs Divvy shares are not
+/// among them: in a cluster with a second scheduler, that vendor's own device plugin usually offers them, and those pods have a scheduler.
+pub fn assigned() -> impl Iterator<Item = &'static str> {
+    let shared = |name: &str| {
+        let mut vendors = Vendor::ALL.into_iter();
+        vendors.any(|vendor| vendor.shares_memory() && vendor.whole_resource() == name)
+    };
+    managed().filter(move |name| !shared(name))
 }
 
 /// The scheduler name that the API server writes into a pod without one, before any webhook sees the pod.
@@ -51,7 +61,7 @@ pub fn check_scheduler_name(name: &str) -> Result<(), String> {
     ))
 }
 
-/// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`managed`], does not name a scheduler, and is not
+/// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`assigned`], does not name a scheduler, and is not
 /// bound.
 fn is_to_be_given(spec: &PodSpec) -> bool {
     let names_none = spec
@@ -63,7 +73,7 @@ fn is_to_be_given(spec: &PodSpec) -> bool {
     let asks = spec.containers.iter().chain(&spec.init_containers).any(|container| {
         let resources = &container.resources;
         let asked = |name: &&str| resources.limits.contains_key(name) || resources.requests.contains_key(name);
-        managed().any(|name| asked(&name))
+        assigned().any(|name| asked(&name))
     });
     names_none && !bound && asks
 }

@@ -89,7 +89,11 @@ pub fn node(object: &NodeObject) -> Node {
             .map(|address| address.address.clone()),
         capacity_units: value(&status.capacity, names::GPU_MEM),
         capacity_gpus: value(&status.capacity, names::GPU_COUNT),
-        whole_gpus: value(&status.capacity, names::WHOLE_GPU),
+        whole_gpus: Vendor::ALL
+            .into_iter()
+            .map(|vendor| (vendor, value(&status.capacity, vendor.whole_resource())))
+            .filter(|(_, gpus)| *gpus > 0)
+            .collect(),
         runtime: status
             .node_info
             .as_ref()
@@ -139,10 +143,10 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     Ok(PodRequest::with_whole(containers, whole, rules))
 }
 
-/// Return the pod's requests for whole GPUs of the vendors whose GPUs Divvy offers as a whole.
+/// Return the pod's requests for whole GPUs, one for each vendor.
 fn whole(object: &PodObject) -> Result<Vec<WholeRequest>, divvy_model::Error> {
     let mut requests = Vec::new();
-    for vendor in Vendor::whole() {
+    for vendor in Vendor::ALL {
         let amounts = amounts(object, vendor.whole_resource(), quantity_value)?;
         let asked = in_order(object).zip(amounts).filter(|(_, gpus)| *gpus > 0);
         let mut containers: Vec<WholeContainer> = asked

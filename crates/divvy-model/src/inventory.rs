@@ -66,9 +66,10 @@ pub struct Gpu {
     pub total: MiB,
     /// Memory in MiB that is kept back from sharing (`--reserve-memory`).
     pub reserve: MiB,
-    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down; 0 for a GPU that is offered as a whole.
+    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down; 0 for a GPU that is offered only as a whole.
     pub units: u64,
-    /// The GPU is offered only as a whole, through its vendor's resource ([`Vendor::whole_resource`]). Its memory is not shared.
+    /// The GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). If it also has units, it is offered in
+    /// both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
     pub whole: bool,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     pub held: MiB,
@@ -116,9 +117,8 @@ impl Inventory {
     /// Parse the annotation.
     ///
     /// # Errors
-    /// The text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], two GPUs have the same UUID, a GPU offers more
-    /// units than its memory holds, or a GPU is offered both as a whole and in units. The last three would let the extender allocate
-    /// the same memory twice.
+    /// The text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], two GPUs have the same UUID, or a GPU offers more
+    /// units than its memory holds. The last two would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
@@ -127,16 +127,6 @@ impl Inventory {
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
-            }
-            if gpu.whole && gpu.units > 0 {
-                return Err(Error::invalid(
-                    WHAT,
-                    format!(
-                        "GPU {} is offered as a whole and also in {} units",
-                        quoted(&gpu.uuid),
-                        gpu.units
-                    ),
-                ));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -239,9 +229,9 @@ impl Inventory {
 
     /// Return how much memory of a GPU all pods together may hold. Without other units, that is the memory that the GPU
     /// offers. A pod that was bound in a finer unit may hold part of the remainder that the present unit rounds off. A GPU that is
-    /// offered as a whole has all its memory.
+    /// offered only as a whole has all its memory.
     pub fn capacity(&self, gpu: &Gpu) -> MiB {
-        if gpu.whole {
+        if !gpu.is_shared() {
             return gpu.whole_capacity();
         }
         let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
@@ -256,15 +246,20 @@ impl Inventory {
 }
 
 impl Gpu {
-    /// Return what a pod that has the whole GPU books: all its memory. It is not zero even if the memory is not known, so that no
-    /// second pod fits.
+    /// Report whether the GPU's memory is shared, as `aliyun.com/gpu-mem`. A GPU can be offered as a whole as well.
+    pub fn is_shared(&self) -> bool {
+        !self.whole || self.units > 0
+    }
+
+    /// Return what a pod books that has a GPU which is offered only as a whole: all its memory. It is not zero even if the memory is not
+    /// known, so that no second pod fits.
     pub fn whole_capacity(&self) -> MiB {
         self.total.max(MiB(1))
     }
 
     /// Return the number of units that the GPU would offer if the unit were `unit`.
     pub fn units_of(&self, unit: MemoryUnit) -> u64 {
-        if self.whole {
+        if !self.is_shared() {
             return 0;
         }
         unit.units_in(self.total.saturating_sub(self.reserve))
@@ -295,9 +290,15 @@ mod tests {
             (inventory.total_units(), inventory.capacity(gpu), gpu.vendor),
             (0, MiB(65520), Vendor::Amd)
         );
-        let twice = SECOND.replacen("\"units\":0", "\"units\":1", 1);
-        let error = Inventory::parse(&twice).expect_err("offered twice").to_string();
-        assert!(error.contains("is offered as a whole and also in 1 units"), "{error}");
+        assert!(!gpu.is_shared());
+        let both = SECOND.replacen("\"units\":0", "\"units\":63", 1);
+        let inventory = Inventory::parse(&both).expect("offered in both ways");
+        let gpu = &inventory.gpus[0];
+        assert_eq!(
+            (inventory.to_json(), inventory.total_units(), inventory.capacity(gpu)),
+            (both, 63, MiB(63 * 1024))
+        );
+        assert!(gpu.is_shared());
     }
 
     /// An extender of an older release reads what an agent of this release writes about NVIDIA's GPUs.

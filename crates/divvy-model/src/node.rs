@@ -1,4 +1,6 @@
-use crate::{Error, Inventory};
+use std::collections::BTreeMap;
+
+use crate::{Error, Inventory, Vendor};
 
 /// The fields of a Kubernetes node that Divvy reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,8 +15,9 @@ pub struct Node {
     pub capacity_units: u64,
     /// `status.capacity` of gpu-count; 0 if absent.
     pub capacity_gpus: u64,
-    /// `status.capacity` of [`crate::names::WHOLE_GPU`], which NVIDIA's device plugin advertises; 0 if absent.
-    pub whole_gpus: u64,
+    /// `status.capacity` of each vendor's resource for whole GPUs ([`Vendor::whole_resource`]), without those that are 0. Divvy's agent or
+    /// another device plugin advertises them.
+    pub whole_gpus: BTreeMap<Vendor, u64>,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: Option<String>,
     /// `status.allocatable` of gpu-mem, in units. It excludes the units of failed GPUs.

@@ -20,7 +20,7 @@ struct Names {
     title: &'static str,
     /// The extended resource for whole GPUs, which the vendor's own device plugin defines.
     whole: &'static str,
-    /// Divvy shares the memory of these GPUs. It offers other GPUs as a whole.
+    /// Divvy shares the memory of these GPUs. It offers other GPUs only as a whole.
     shared: bool,
 }
 
@@ -61,15 +61,10 @@ impl Vendor {
         self.names().whole
     }
 
-    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). Otherwise it offers each GPU as a whole,
-    /// as [`Vendor::whole_resource`].
+    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). Otherwise it offers each GPU only as a
+    /// whole, as [`Vendor::whole_resource`].
     pub const fn shares_memory(self) -> bool {
         self.names().shared
-    }
-
-    /// Return the vendors whose GPUs Divvy offers as a whole.
-    pub fn whole() -> impl Iterator<Item = Vendor> {
-        Vendor::ALL.into_iter().filter(|vendor| !vendor.shares_memory())
     }
 
     /// Return the vendor with this name.

@@ -102,7 +102,10 @@ impl Ask {
 
     /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor.
     pub fn is_for(&self, gpu: &GpuState) -> bool {
-        self.whole == gpu.offered_as()
+        match self.whole {
+            Some(vendor) => gpu.is_whole_of(vendor),
+            None => gpu.is_shared(),
+        }
     }
 
     /// Return the memory that must be free on this GPU for the pod: all of it, if the pod requests whole GPUs. `None` if it is

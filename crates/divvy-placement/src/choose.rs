@@ -13,6 +13,9 @@ use crate::{multi_gpu, one_gpu, whole};
 pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = entry.state.as_ref().ok_or(Refusal::UnknownNode)?;
+    if state.leaves_to_another_plugin(ask) {
+        return Ok((state, MiB::ZERO));
+    }
     if let Some(why) = state.unusable(ask.whole) {
         return Err(Refusal::Unusable(why.clone()));
     }
@@ -40,10 +43,11 @@ pub(crate) fn short(ask: &Ask) -> Refusal {
     }
 }
 
-/// Choose the GPUs of a node for a pod, as positions in ascending order.
+/// Choose the GPUs of a node for a pod, as positions in ascending order; none if another device plugin chooses them.
 pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
     let (state, _) = offered(entry, taste)?;
     let positions = match taste.ask().gpus {
+        _ if state.leaves_to_another_plugin(taste.ask()) => Some(Vec::new()),
         _ if !whole::enough(entry, taste) => None,
         1 => one_gpu::best(entry, taste).map(|position| vec![position]),
         _ => multi_gpu::best(entry, taste, 0..state.gpus.len()),

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey};
+use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, Vendor};
 
 use crate::ask::Ask;
 use crate::ledger::Ledger;
@@ -36,7 +36,7 @@ pub struct GpuReport {
     pub uuid: Option<String>,
     /// The index among the vendor's GPUs.
     pub index: u32,
-    /// The GPU is offered only as a whole.
+    /// The pod requests whole GPUs.
     pub whole: bool,
     /// Product name; empty if unknown.
     pub model: String,
@@ -186,7 +186,12 @@ impl fmt::Display for NodeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let node = &self.node;
         match &self.verdict {
-            Ok(gpus) if gpus.is_empty() => write!(f, "node {node} has room: the pod asks for no GPU"),
+            Ok(gpus) if gpus.is_empty() && self.ask.is_nothing() => write!(f, "node {node} has room: the pod asks for no GPU"),
+            Ok(gpus) if gpus.is_empty() => write!(
+                f,
+                "node {node} is left to kube-scheduler: another device plugin offers {} there",
+                self.ask.whole.map_or("the requested GPUs", Vendor::whole_resource)
+            ),
             Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
@@ -383,7 +388,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 nominated: nominated.collect(),
                 uuid: gpu.uuid.clone(),
                 index: gpu.index,
-                whole: gpu.whole,
+                whole: ask.whole.is_some(),
                 model: gpu.model.clone(),
                 capacity: gpu.capacity,
                 total: gpu.total,

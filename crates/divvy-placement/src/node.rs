@@ -4,6 +4,7 @@ use std::fmt;
 use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, legacy};
 
+use crate::ask::Ask;
 use crate::hash::rank;
 use crate::products::{Product, Products};
 use crate::speed;
@@ -21,6 +22,9 @@ pub struct NodeState {
     pub gpus: Vec<GpuState>,
     /// Units in which pods of this node may request memory, in addition to the cluster's unit ([`Inventory::other_units`]).
     pub other_units: BTreeSet<MemoryUnit>,
+    /// The vendors whose whole GPUs another device plugin offers on this node: the node has capacity of the vendor's resource, but Divvy's
+    /// agent offers none of it. Which GPUs these are is not known.
+    pub elsewhere: BTreeSet<Vendor>,
     /// How the GPUs are connected, by their positions in [`NodeState::gpus`].
     pub topology: Topology,
     /// Allocatable CPU in thousandths of a core.
@@ -38,7 +42,8 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The GPU is offered only as a whole, through its vendor's resource. It has no units, and one pod holds all of its memory.
+    /// The GPU is offered as a whole, through its vendor's resource: one pod holds all of its memory. If it also has units, its memory is
+    /// shared as long as no pod has the whole GPU.
     pub whole: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
@@ -48,7 +53,7 @@ pub struct GpuState {
     pub model: String,
     /// The number of units that the GPU offers (`DEV` in gpushare).
     pub units: u64,
-    /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered as a whole.
+    /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered only as a whole.
     pub capacity: MiB,
     /// The most memory that pods may hold together, by the node's inventory, even while the kubelet offers a different amount
     /// ([`Inventory::capacity`]). If no more than this is promised, every pod can get its memory.
@@ -73,9 +78,14 @@ pub struct GpuState {
 }
 
 impl GpuState {
-    /// Return the vendor whose resource offers the GPU as a whole; `None` for a GPU whose memory is shared.
-    pub fn offered_as(&self) -> Option<Vendor> {
-        self.whole.then_some(self.vendor)
+    /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
+    pub fn is_shared(&self) -> bool {
+        !self.whole || self.units > 0
+    }
+
+    /// Report whether the GPU is offered as a whole, through this vendor's resource.
+    pub fn is_whole_of(&self, vendor: Vendor) -> bool {
+        self.whole && self.vendor == vendor
     }
 
     /// Return how much a pod with this preference likes the GPU: higher is better. Without a preference, all GPUs return 0.
@@ -196,6 +206,7 @@ impl NodeState {
             uid: node.uid.clone(),
             source,
             topology: topology(node, &gpus),
+            elsewhere: elsewhere(node, &gpus),
             other_units: match &node.inventory {
                 Some(Ok(inventory)) => inventory.other_units.clone(),
                 _ => BTreeSet::new(),
@@ -208,8 +219,8 @@ impl NodeState {
         }
     }
 
-    /// Return why the node's GPUs of one kind are not offered: those of a vendor that are offered as a whole, or the shared ones
-    /// (`None`). Most reasons are about units of gpu-mem, which a whole GPU does not have.
+    /// Return why the node's GPUs are not offered in one way: as a whole by a vendor's resource, or shared (`None`). Most reasons are about
+    /// units of gpu-mem, which do not concern whole GPUs.
     pub fn unusable(&self, whole: Option<Vendor>) -> Option<&Unusable> {
         match (&self.source, whole) {
             (Source::Inventory | Source::Division, _) => None,
@@ -219,9 +230,23 @@ impl NodeState {
         }
     }
 
+    /// Report whether the node may take a pod of whole GPUs although Divvy has none to offer there: another device plugin offers them, and
+    /// kube-scheduler has counted them. Which products they are is not known, so a pod with rules is not for that node.
+    pub fn leaves_to_another_plugin(&self, ask: &Ask) -> bool {
+        ask.rules.is_none() && ask.whole.is_some_and(|vendor| self.elsewhere.contains(&vendor))
+    }
+
+    /// Return why this GPU is offered in no way.
+    pub(crate) fn unusable_gpu(&self, gpu: &GpuState) -> Option<&Unusable> {
+        let shared = gpu.is_shared().then(|| self.unusable(None));
+        let whole = gpu.whole.then(|| self.unusable(Some(gpu.vendor)));
+        let mut ways = shared.into_iter().chain(whole);
+        ways.clone().all(|why| why.is_some()).then(|| ways.next().flatten()).flatten()
+    }
+
     /// Mark the healthy shared GPUs with these indices as failed, and no others. gpushare knows no other GPUs.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
-        for gpu in self.gpus.iter_mut().filter(|gpu| !gpu.whole) {
+        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.is_shared()) {
             if gpu.only_named {
                 (gpu.health, gpu.reason, gpu.only_named) = (Health::Ok, None, false);
             }
@@ -267,15 +292,23 @@ impl NodeState {
     }
 
     /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs have the
-    /// same index. Then the one that is present is meant, as in the node's agent. GPUs that are offered as a whole are left out:
+    /// same index. Then the one that is present is meant, as in the node's agent. GPUs that are offered only as a whole are left out:
     /// each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
     pub fn by_index(&self, index: u32) -> Option<usize> {
-        let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+        let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_shared());
         let of_index = shared.filter(|(_, gpu)| gpu.index == index);
         // On a tie the first.
         let present = of_index.min_by_key(|(_, gpu)| gpu.health == Health::Lost);
         present.map(|(position, _)| position)
     }
+}
+
+/// Return the vendors whose whole GPUs another device plugin offers.
+fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
+    let offered = node.whole_gpus.keys().copied();
+    offered
+        .filter(|vendor| !gpus.iter().any(|gpu| gpu.is_whole_of(*vendor)))
+        .collect()
 }
 
 fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
@@ -333,8 +366,8 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
         Source::Inventory
     } else {
         match divided(node) {
-            Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.iter().filter(|gpu| !gpu.whole).count()) => {
-                for gpu in gpus.iter_mut().filter(|gpu| !gpu.whole) {
+            Ok(each) if usize::try_from(node.capacity_gpus) == Ok(gpus.iter().filter(|gpu| gpu.is_shared()).count()) => {
+                for gpu in gpus.iter_mut().filter(|gpu| gpu.is_shared()) {
                     gpu.units = gpu.units.min(each);
                     gpu.capacity = unit.memory(gpu.units).unwrap_or(MiB::ZERO);
                 }
@@ -352,9 +385,9 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
 fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
     // A whole GPU whose size the driver does not say still has something that a pod can hold, so that it is not free twice.
     let size = MiB(gpu.total.0.max(1));
-    let (capacity, most, total) = match gpu.whole {
-        true => (size, size, size),
-        false => (
+    let (capacity, most, total) = match gpu.is_shared() {
+        false => (size, size, size),
+        true => (
             inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
             inventory.capacity(gpu),
             gpu.total,

@@ -8,6 +8,7 @@ use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
 use crate::pods::ByUid;
 use crate::usage::Usage;
+use crate::whole;
 
 /// Everything known about one node name.
 #[derive(Debug, Clone, Default)]
@@ -64,10 +65,11 @@ impl NodeAccount {
         self.state.as_ref().and_then(|state| state.gpus.get(position))
     }
 
-    /// Count the most memory that is free on one healthy shared GPU.
+    /// Count the most memory that a share can have of one healthy GPU.
     pub(crate) fn count_most_free(&self) -> MiB {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
-        gpus.filter(|(_, gpu)| gpu.health == Health::Ok && !gpu.whole)
+        gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared())
+            .filter(|(position, _)| !whole::is_kept_free(self, *position, 1))
             .map(|(position, _)| self.free(position))
             .max()
             .unwrap_or(MiB::ZERO)
@@ -111,7 +113,7 @@ impl NodeAccount {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
         let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
         let located = gpus.iter().enumerate().filter(|(position, gpu)| {
-            gpu.offered_as() == Some(vendor)
+            gpu.is_whole_of(vendor)
                 && gpu.held > MiB::ZERO
                 && !explained(&self.usage.gpus, *position)
                 && !explained(&self.usage.departed, *position)

@@ -21,6 +21,13 @@ pub struct Part {
 /// the former unit; the node's agent reports which units that may be.
 pub(crate) fn of_pod(pod: &Pod, state: &NodeState, unit: MemoryUnit) -> Vec<Part> {
     let mut parts = of_held(&pod.held, state, unit);
+    if pod.request.whole.is_some() && !pod.request.wants_memory() {
+        // Whatever the annotation says, the kubelet gave the pod devices that stand for whole GPUs.
+        for part in &mut parts {
+            let gpu = part.position.and_then(|position| state.gpus.get(position));
+            part.memory = part.memory.max(gpu.map_or(MiB::ZERO, |gpu| gpu.capacity));
+        }
+    }
     if parts.is_empty() || !pod.request.wants_memory() {
         return parts;
     }
@@ -56,7 +63,7 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
                     gpu: share.uuid.clone(),
                     memory: match gpu {
                         // One pod has all of it, even if the driver reported another size when the pod was bound.
-                        Some(gpu) if gpu.whole => gpu.capacity,
+                        Some(gpu) if !gpu.is_shared() => gpu.capacity,
                         Some(gpu) if share.whole => share.memory.max(gpu.capacity),
                         _ => share.memory,
                     },
@@ -81,7 +88,7 @@ pub(crate) fn unnamed(pod: &Pod, state: &NodeState, parts: &[Part]) -> Option<(V
     // A GPU that the node does not have any longer is named as well: the pod holds no other in its place.
     let named = parts.iter().filter(|part| {
         let gpu = part.position.and_then(|position| state.gpus.get(position));
-        gpu.is_none_or(|gpu| gpu.offered_as() == Some(request.vendor))
+        gpu.is_none_or(|gpu| gpu.is_whole_of(request.vendor))
     });
     let unnamed = request.gpus().unwrap_or(u64::MAX).saturating_sub(named.count() as u64);
     (unnamed > 0).then_some((request.vendor, unnamed))

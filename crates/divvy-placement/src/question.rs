@@ -48,7 +48,7 @@ impl Ledger {
                 let own = own.iter().filter(|own| own.position == Some(position));
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
                 let gpu = state.gpus.get(position)?;
-                let well = gpu.health == Health::Ok && state.unusable(gpu.offered_as()).is_none();
+                let well = gpu.health == Health::Ok && state.unusable_gpu(gpu).is_none();
                 (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())
@@ -117,6 +117,9 @@ impl Question<'_> {
             return Ok(());
         }
         let (state, memory) = choose::offered(view.entry, &self.taste)?;
+        if state.leaves_to_another_plugin(self.ask) {
+            return Ok(());
+        }
         if self.ask.whole.is_some() {
             return match whole::enough(view.entry, &self.taste) {
                 true => Ok(()),

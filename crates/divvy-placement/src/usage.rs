@@ -18,7 +18,7 @@ pub(crate) struct Usage {
     pub(crate) departed: Vec<MiB>,
     /// Memory kept for departed pods on a node whose GPUs' UUIDs are not known.
     pub(crate) departed_anywhere: MiB,
-    /// The most memory that is free on one healthy shared GPU.
+    /// The most memory that a share can have of one healthy GPU.
     pub(crate) most_free: MiB,
     /// The number of whole GPUs per vendor that pods hold without an allocation: any of the GPUs that nothing is booked on.
     pub(crate) unnamed_whole: BTreeMap<Vendor, u64>,

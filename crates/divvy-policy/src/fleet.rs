@@ -51,15 +51,17 @@ struct Groups {
     /// avoids a cache miss for each.
     only: Option<NodeId>,
     all: Vec<Group>,
+    /// The node also offers its GPUs as a whole.
+    whole: bool,
 }
 
 impl Groups {
-    fn new(all: Vec<Group>) -> Groups {
+    fn new(all: Vec<Group>, whole: bool) -> Groups {
         let only = match all.as_slice() {
             [group] => group.id,
             _ => None,
         };
-        Groups { only, all }
+        Groups { only, all, whole }
     }
 }
 
@@ -148,6 +150,9 @@ impl Fleet {
 
     fn take_in(&mut self, view: &NodeView<'_>) {
         let groups = from_ledger(view, &mut self.models);
+        if let Some(known) = self.nodes.get_mut(view.name()) {
+            known.whole = offers_whole(view);
+        }
         let same = |known: &Group, now: &GpuGroup| known.shape == now.shape && known.positions == now.positions;
         let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
         if known.len() == groups.len() && known.iter().zip(&groups).all(|(known, now)| same(known, now)) {
@@ -174,13 +179,14 @@ impl Fleet {
         };
         let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
         if !added.is_empty() {
-            self.nodes.insert(name.to_owned(), Groups::new(added));
+            let whole = offers_whole(view);
+            self.nodes.insert(name.to_owned(), Groups::new(added, whole));
         }
     }
 
     /// Learn from a pod that arrived. Call this once for each pod.
     pub fn arrived(&mut self, pod: &Pod, ledger: &Ledger) {
-        let Some(demand) = learnt_from(pod, ledger) else { return };
+        let Some(demand) = self.learnt_from(pod, ledger) else { return };
         match self.policy() {
             Policy::Fgd => {
                 if self.history.add(&demand) {
@@ -195,12 +201,18 @@ impl Fleet {
     pub fn learn(&mut self, ledger: &Ledger) {
         let mix: Mix = ledger
             .pods()
-            .filter_map(|pod| learnt_from(pod, ledger))
+            .filter_map(|pod| self.learnt_from(pod, ledger))
             .map(|demand| (demand, 1))
             .collect();
         let mix = mix.most_frequent(self.limits.classes);
         self.history.set(&mix);
         self.placer.set_mix(&mix);
+    }
+
+    /// Return what a pod teaches. Pods that request whole GPUs teach nothing in a cluster where other device plugins serve them.
+    fn learnt_from(&self, pod: &Pod, ledger: &Ledger) -> Option<Demand> {
+        let serves = pod.request.whole.is_none() || self.nodes.values().any(|groups| groups.whole);
+        serves.then(|| learnt_from(pod, ledger)).flatten()
     }
 
     /// Set whether pods end; see [`Placer::set_pods_end`].
@@ -219,13 +231,13 @@ impl Fleet {
     /// preferred ones get a cost. A pod that asks for several GPUs gets GPUs of one product and size, because the policies know
     /// no other sets. If no node has enough of those, the best node is one on which the pod can have different GPUs.
     ///
-    /// The policies know shared GPUs only. For whole GPUs, a node costs as much as it has free ones, so that they stay together
-    /// for pods that need many.
+    /// The policies know shared GPUs only, of which a pod may also request all memory. For GPUs that are offered only as a whole, a node
+    /// costs as much as it has free ones, so that they stay together for pods that need many.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
     {
-        if ask.whole.is_some() {
+        if ask.whole.is_some_and(|vendor| !vendor.shares_memory()) {
             return whole::rank(pod, ask, nodes, ledger);
         }
         let mut ids: Vec<NodeId> = Vec::new();
@@ -402,6 +414,12 @@ fn group_rank(name: &str, number: usize) -> u64 {
 fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
     let key = |cost: &Cost| (!cost.exact, cost.amount);
     [one, other].into_iter().flatten().min_by_key(key)
+}
+
+/// Report whether a node offers shared GPUs as a whole as well.
+fn offers_whole(view: &NodeView<'_>) -> bool {
+    view.state()
+        .is_some_and(|state| state.gpus.iter().any(|gpu| gpu.whole && gpu.is_shared()))
 }
 
 /// Return what a pod teaches about the pods to come. Pods without a GPU teach nothing: they may be DaemonSet pods of every node,

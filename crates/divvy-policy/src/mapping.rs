@@ -28,7 +28,7 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
     };
     let (cpu_used, memory_used, _) = view.requested();
     let mut groups: Vec<GpuGroup> = Vec::new();
-    let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+    let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_shared());
     for (position, gpu) in shared.filter(|(_, gpu)| gpu.health == Health::Ok) {
         let Some(model) = models.number(&gpu.model) else {
             continue;
@@ -82,19 +82,23 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     }
 }
 
-/// Describe a pod's request in these terms; `None` if its memory is more than can be counted, and for whole GPUs, which no policy
-/// ranks.
+/// Describe a pod's request in these terms; `None` if its memory is more than can be counted, and for whole GPUs of a vendor whose GPUs
+/// are not shared, because no policy knows those.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
-    if ask.whole.is_some() {
-        return None;
-    }
-    let memory = u32::try_from(ask.memory?.0).ok()?;
+    let share = match ask.whole {
+        Some(vendor) if vendor.shares_memory() => Share::WHOLE,
+        Some(_) => return None,
+        None => Share::Memory(u32::try_from(ask.memory?.0).ok()?),
+    };
     Some(Demand {
         cpu_milli: clamp(pod.cpu_milli),
         // Rounded up, because free memory is rounded down.
         memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
-        gpus: if memory > 0 { u8::try_from(ask.gpus).ok()? } else { 0 },
-        share: Share::Memory(memory),
+        gpus: match share {
+            Share::Memory(0) => 0,
+            _ => u8::try_from(ask.gpus).ok()?,
+        },
+        share,
         models: ModelSet::ANY,
     })
 }

@@ -195,7 +195,9 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
 fn offered(ledger: &Ledger, node: &str) -> bool {
     let view = ledger.node(node);
     let state = view.as_ref().and_then(NodeView::state);
-    state.is_some_and(|state| !state.unschedulable && state.unusable(None).is_none() && state.gpus.iter().any(|gpu| !gpu.whole))
+    state.is_some_and(|state| {
+        !state.unschedulable && state.unusable(None).is_none() && state.gpus.iter().any(|gpu| gpu.is_shared())
+    })
 }
 
 fn used(ledger: &Ledger) -> Use {
@@ -207,7 +209,7 @@ fn used(ledger: &Ledger) -> Use {
             continue;
         }
         let Some(state) = view.state() else { continue };
-        let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
+        let shared = state.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_shared());
         let well = shared.filter(|(_, gpu)| gpu.health == Health::Ok);
         let mut idle = true;
         for (position, gpu) in well {

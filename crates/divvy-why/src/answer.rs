@@ -191,7 +191,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     } else if question.ask.is_nothing() {
         answer.state = State::NoGpuMemory;
         answer.request = None;
-        answer.message = no_gpu_memory(wants);
+        answer.message = no_gpu_memory();
     } else if wants.pod.node.is_some() {
         bound(&mut answer, snapshot, wants);
     } else {
@@ -234,22 +234,11 @@ fn hides_names(answer: &Answer) -> bool {
     holder || nodes().flat_map(|node| &node.obstacles).any(peer) || answer.suggestions.iter().any(ends)
 }
 
-fn no_gpu_memory(wants: &Wants) -> String {
-    let whole = wants
-        .requests
-        .iter()
-        .find(|(resource, amount)| resource == names::WHOLE_GPU && *amount > 0);
-    match whole {
-        Some((resource, amount)) => format!(
-            "asks for {resource}: {amount}, which Divvy does not serve; NVIDIA's device plugin does. To share a GPU, ask for GPU memory instead: \
-             {} in the limits of its container.",
-            names::GPU_MEM
-        ),
-        None => format!(
-            "asks for no GPU memory, so Divvy has no part in where it runs. To share a GPU, set {} in the limits of its container.",
-            names::GPU_MEM
-        ),
-    }
+fn no_gpu_memory() -> String {
+    format!(
+        "asks for no GPU memory, so Divvy has no part in where it runs. To share a GPU, set {} in the limits of its container.",
+        names::GPU_MEM
+    )
 }
 
 fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {

@@ -264,7 +264,8 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
         .pointer("/metadata/annotations")
         .and_then(|annotations| annotations.get(names::INVENTORY)?.as_str());
     let inventory = inventory.and_then(|text| Inventory::parse(text).ok());
-    let whole = Vendor::whole().filter(|vendor| inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor)));
+    let offered = |vendor: &Vendor| inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor));
+    let whole = Vendor::ALL.into_iter().filter(offered);
     let resources = [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
         .chain(whole.map(Vendor::whole_resource))

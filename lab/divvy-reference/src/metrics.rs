@@ -63,6 +63,7 @@ fn agent() -> Result<String> {
     let mut core = divvy_agent_core::Core::new(Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
+        whole: false,
         node_key: NodeKey([0; 32]),
         agent_version: String::new(),
         boot_id: String::new(),

@@ -92,7 +92,7 @@ impl Default for SchedulerConfig {
             preempt_verb: None,
             managed_resources: [divvy_model::names::GPU_MEM, divvy_model::names::GPU_COUNT]
                 .into_iter()
-                .chain(divvy_model::Vendor::whole().map(divvy_model::Vendor::whole_resource))
+                .chain(divvy_model::Vendor::ALL.map(divvy_model::Vendor::whole_resource))
                 .map(str::to_owned)
                 .collect(),
             http_timeout: Duration::from_secs(5),

@@ -98,15 +98,28 @@ pub fn amd_uuid(node: &str, index: usize) -> String {
     format!("0x{node}-{index}")
 }
 
+/// Let a node's shared GPUs be offered as a whole as well.
+pub fn offer_whole(node: &mut Node) {
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        let shared = inventory.gpus.iter_mut().filter(|gpu| gpu.units > 0);
+        shared.for_each(|gpu| gpu.whole = true);
+    }
+}
+
 /// Return the request of a pod whose containers request these numbers of whole GPUs of AMD.
 pub fn amd_request(containers: &[(ContainerKind, u64)]) -> PodRequest {
+    whole_request(Vendor::Amd, containers)
+}
+
+/// Return the request of a pod whose containers request these numbers of whole GPUs of a vendor.
+pub fn whole_request(vendor: Vendor, containers: &[(ContainerKind, u64)]) -> PodRequest {
     let containers = containers.iter().enumerate().map(|(i, (kind, gpus))| WholeContainer {
         name: format!("c{i}"),
         kind: *kind,
         gpus: *gpus,
     });
     let whole = WholeRequest {
-        vendor: Vendor::Amd,
+        vendor,
         containers: containers.collect(),
     };
     PodRequest::with_whole(Vec::new(), vec![whole], None)
@@ -116,6 +129,14 @@ pub fn amd_request(containers: &[(ContainerKind, u64)]) -> PodRequest {
 pub fn amd_pending(name: &str, gpus: u64) -> Pod {
     Pod {
         request: amd_request(&[(ContainerKind::App, gpus)]),
+        ..pending(name, 0)
+    }
+}
+
+/// Return a pending pod that requests this many whole GPUs of a vendor.
+pub fn whole_pending(vendor: Vendor, name: &str, gpus: u64) -> Pod {
+    Pod {
+        request: whole_request(vendor, &[(ContainerKind::App, gpus)]),
         ..pending(name, 0)
     }
 }

@@ -108,6 +108,7 @@ impl Agent {
         let settings = Settings {
             unit: MemoryUnit::GIB,
             reserve,
+            whole: false,
             node_key: NodeKey([7; 32]),
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),

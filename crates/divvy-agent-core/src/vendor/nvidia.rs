@@ -1,4 +1,4 @@
-//! Shares of NVIDIA's GPUs.
+//! Shares of NVIDIA's GPUs, and whole ones.
 
 use divvy_cdi::NVIDIA_KIND;
 use divvy_model::{Gpu, GrantRecord, names};
@@ -21,6 +21,7 @@ impl Rules for Nvidia {
     }
 
     /// The environment variables are gpushare's, for programs that read them, and one that keeps NVIDIA's own runtime from adding GPUs.
+    /// gpushare's variables describe shares, so a container with whole GPUs has none of them.
     fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
         let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
         let shared = self.shared_devices().iter().filter(|path| node.devices.contains_key(**path));
@@ -32,6 +33,14 @@ impl Rules for Nvidia {
             .fold(0, u64::saturating_add)
             .to_string();
         let indexes: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+        let void = (names::VISIBLE_DEVICES, names::VISIBLE_NONE.to_owned());
+        if !record.gpus.is_empty() && record.gpus.iter().all(|share| share.whole) {
+            return Edits {
+                device_nodes: device_nodes.collect(),
+                env: vec![void],
+                groups: Vec::new(),
+            };
+        }
         Edits {
             device_nodes: device_nodes.collect(),
             // gpushare never has several GPUs. With several, the index is a list, and DEV belongs to the first GPU.
@@ -44,7 +53,7 @@ impl Rules for Nvidia {
                     names::ALIYUN_DEV,
                     gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string(),
                 ),
-                (names::VISIBLE_DEVICES, names::VISIBLE_NONE.to_owned()),
+                void,
             ],
             groups: Vec::new(),
         }

@@ -28,6 +28,7 @@ fn each_gpu_offers_units_of_its_own_size() {
         let settings = Settings {
             unit: unit.parse().expect("a unit"),
             reserve: MiB(reserve),
+            whole: false,
             ..settings()
         };
         let mut core = Core::new(settings);

@@ -1,6 +1,7 @@
 //! The node's decisions, as tables, as the races of docs/compatibility/races.md, and at random.
 
 mod amounts;
+mod both_ways;
 mod bounds;
 mod calls;
 mod devices;

@@ -19,6 +19,7 @@ pub(crate) fn settings() -> Settings {
     Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
+        whole: false,
         node_key: NodeKey([7; 32]),
         agent_version: "test".to_owned(),
         boot_id: "boot-1".to_owned(),

@@ -213,6 +213,7 @@ fn a_gpu_that_became_too_small_is_reported_and_takes_no_more() {
     let mut smaller = Node::with(
         Settings {
             reserve: MiB(1024),
+            whole: false,
             ..settings()
         },
         vec![gpu(0, 4096)],

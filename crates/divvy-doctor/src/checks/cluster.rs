@@ -122,6 +122,14 @@ fn without(foreign: &[&DaemonSet]) -> String {
     }
 }
 
+/// Report whether Divvy's agent offers the node's shared GPUs as a whole as well, as [`WHOLE_GPU`].
+fn offers_whole(node: &Node) -> bool {
+    let text = node.metadata.annotations.get(INVENTORY);
+    let inventory = text.and_then(|text| Inventory::parse(text).ok());
+    let whole = |inventory: &Inventory| inventory.gpus.iter().any(|gpu| gpu.whole && gpu.vendor.shares_memory());
+    inventory.as_ref().is_some_and(whole)
+}
+
 /// Judge check K04.
 pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     let why = "two device plugins offer the same GPUs, so pods take each other's GPU memory";
@@ -130,6 +138,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             .nodes
             .iter()
             .filter(|node| amount(&node.status.allocatable, GPU_MEM) > 0 && amount(&node.status.allocatable, WHOLE_GPU) > 0)
+            .filter(|node| !offers_whole(node))
             .map(name)
             .collect();
         let runs = |set: &&DaemonSet| set.status.desired_number_scheduled > 0;

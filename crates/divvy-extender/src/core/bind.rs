@@ -303,7 +303,7 @@ impl Core {
         let mut written = BTreeMap::new();
         let mut sent = Vec::new();
         let mut doubted = false;
-        if !ask.is_nothing() {
+        if !ask.is_nothing() && !state.leaves_to_another_plugin(&ask) {
             let text_of = |held: &Held| annotations(held, &state, ask.units, now.unix_ns);
             let ledger = self.index.ledger();
             let earlier = ledger.reservation(&args.pod_uid, &args.node);

@@ -43,7 +43,7 @@ struct Pod {
 pub(super) fn all(ledger: &Ledger) -> Report {
     let nodes = ledger
         .nodes()
-        .filter(|view| view.state().is_some_and(|state| state.gpus.iter().any(|gpu| !gpu.whole)));
+        .filter(|view| view.state().is_some_and(|state| state.gpus.iter().any(|gpu| gpu.is_shared())));
     Report {
         nodes: Some(nodes.map(|view| node(ledger, &view)).collect()),
         error: String::new(),
@@ -70,8 +70,8 @@ fn node(ledger: &Ledger, view: &NodeView<'_>) -> Node {
     let devs: Vec<Device> = gpus
         .iter()
         .enumerate()
-        // gpushare's form counts units, which a GPU that is offered as a whole does not have.
-        .filter(|(_, gpu)| !gpu.whole)
+        // gpushare's form counts units, which a GPU that is offered only as a whole does not have.
+        .filter(|(_, gpu)| gpu.is_shared())
         .map(|(position, gpu)| {
             let mut holders = view.holders(position);
             holders.sort_by(|a, b| (&a.pod, &a.uid).cmp(&(&b.pod, &b.uid)));

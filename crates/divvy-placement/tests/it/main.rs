@@ -1,5 +1,6 @@
 //! The ledger, and the decisions that are based on it, through the public interface.
 
+mod both_ways;
 mod decisions;
 mod events;
 mod fixture;

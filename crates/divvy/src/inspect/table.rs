@@ -171,15 +171,16 @@ pub fn wide(view: &View, headers: bool) -> String {
                         asked.units,
                         times(&asked.unit)
                     ),
+                    None if pod.whole && gpu.is_shared() => format!("{}/{} (whole)", pod.namespace, pod.name),
                     None => format!("{}/{}", pod.namespace, pod.name),
                 })
                 .chain(deleted)
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
-            let (allocated, total) = match gpu.whole {
-                true => (u64::from(!gpu.pods.is_empty()), "whole".to_owned()),
-                false => (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit))),
+            let (allocated, total) = match gpu.is_shared() {
+                false => (u64::from(!gpu.pods.is_empty()), "whole".to_owned()),
+                true => (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit))),
             };
             let _ = writeln!(
                 raw,

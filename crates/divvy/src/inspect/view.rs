@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor};
+use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeRequest};
 use serde::Serialize;
 
 /// The allocations in a cluster.
@@ -62,7 +62,7 @@ pub struct GpuView {
     /// The GPU's vendor. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor: Option<Vendor>,
-    /// The GPU is offered only as a whole, through its vendor's resource. It has no units.
+    /// The GPU is offered as a whole, through its vendor's resource. If it has units too, it is offered in both ways.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
     /// The GPU's index among the node's GPUs of its vendor.
@@ -102,8 +102,11 @@ pub struct PodView {
     pub name: String,
     /// The pod's namespace.
     pub namespace: String,
-    /// The pod's units on this GPU, in the node's unit.
+    /// The pod's units on this GPU, in the node's unit; all units of a GPU that the pod has as a whole.
     pub units: u64,
+    /// The pod has the whole GPU.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
     /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
@@ -138,7 +141,7 @@ fn is_zero(value: &u64) -> bool {
 impl NodeView {
     /// Return the GPUs whose memory is shared.
     pub fn shared(&self) -> impl Iterator<Item = &GpuView> {
-        self.gpus.iter().filter(|gpu| !gpu.whole)
+        self.gpus.iter().filter(|gpu| gpu.is_shared())
     }
 
     /// Return the units that are not allocated.
@@ -149,6 +152,13 @@ impl NodeView {
     /// Return the units of the pending pods.
     pub fn pending_units(&self) -> u64 {
         self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
+    }
+}
+
+impl GpuView {
+    /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
+    pub fn is_shared(&self) -> bool {
+        !self.whole || self.total > 0
     }
 }
 
@@ -201,7 +211,7 @@ fn whole(nodes: &[NodeView]) -> BTreeMap<&'static str, WholeSum> {
             let Some(vendor) = gpu.vendor else { continue };
             let sum = sums.entry(vendor.whole_resource()).or_default();
             sum.total += 1;
-            sum.allocated += u64::from(!gpu.pods.is_empty());
+            sum.allocated += u64::from(gpu.pods.iter().any(|pod| pod.whole));
         }
         for pod in &node.unnamed {
             let sum = sums.entry(pod.resource).or_default();
@@ -235,7 +245,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     };
     // The inventory stays on the node when the agent stops. The kubelet then offers no units, and after a restart it no longer lists the resource.
     if node.allocatable_units == 0 {
-        for gpu in gpus.iter_mut().filter(|gpu| !gpu.whole) {
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.is_shared()) {
             gpu.offered = false;
             if gpu.health == Some(Health::Ok) {
                 gpu.message = Some("ok, not offered (is the agent away?)".to_owned());
@@ -330,20 +340,25 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
 /// Add a pod to the whole GPUs that its allocation names, or to those of which only the number is known.
 fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) {
     let mut named = 0;
-    if let Held::Allocation(allocation) = &pod.held {
+    let asked = pod.request.whole.as_deref();
+    if let (Held::Allocation(allocation), Some(_)) = (&pod.held, asked) {
         for gpu in gpus.iter_mut().filter(|gpu| gpu.whole) {
             if gpu.uuid.as_ref().is_some_and(|uuid| allocation.share(uuid).is_some()) {
                 named += 1;
+                gpu.allocated = gpu.allocated.saturating_add(gpu.total);
                 gpu.pods.push(PodView {
                     name: pod.name.clone(),
                     namespace: pod.namespace.clone(),
-                    units: 0,
+                    units: gpu.total,
+                    whole: true,
                     requested: None,
                 });
             }
         }
     }
-    let Some(whole) = pod.request.whole.as_deref() else { return };
+    // Another device plugin may offer the resource. Then Divvy has nothing to show.
+    let offered = |whole: &&WholeRequest| gpus.iter().any(|gpu| gpu.whole && gpu.vendor == Some(whole.vendor));
+    let Some(whole) = asked.filter(offered) else { return };
     let rest = whole.gpus().unwrap_or(u64::MAX).saturating_sub(named);
     if rest > 0 {
         unnamed.push(UnnamedView {
@@ -378,9 +393,10 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
             name: pod.name.clone(),
             namespace: pod.namespace.clone(),
             units,
+            whole: false,
             requested: requested.clone(),
         };
-        match gpus.iter_mut().find(|gpu| !gpu.whole && Some(gpu.index) == index) {
+        match gpus.iter_mut().find(|gpu| gpu.is_shared() && Some(gpu.index) == index) {
             Some(gpu) => {
                 gpu.allocated = gpu.allocated.saturating_add(units);
                 gpu.pods.push(row);
@@ -409,7 +425,7 @@ fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTre
     for share in &allocation.gpus {
         let index = inventory
             .and_then(|inventory| inventory.gpu(&share.uuid))
-            .filter(|gpu| !gpu.whole)
+            .filter(|gpu| gpu.is_shared())
             .map(|gpu| gpu.index);
         let unit = inventory.map_or(divvy_model::MemoryUnit::GIB, |inventory| inventory.unit);
         let sum: &mut u64 = shares.entry(index).or_default();

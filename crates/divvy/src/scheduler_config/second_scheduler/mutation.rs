@@ -3,7 +3,9 @@
 
 use divvy_extender::admission::{DEFAULT_SCHEDULER, check_scheduler_name, path};
 
-use super::super::{Error, managed};
+use divvy_extender::admission::assigned;
+
+use super::super::Error;
 use super::Version;
 
 /// The value of `--mutate-with`.
@@ -106,7 +108,7 @@ impl Mutation {
             }
             Mutation::None => Ok(format!(
                 "# Nothing assigns pods to this scheduler (--mutate-with none): set  schedulerName: {{name}}  in the pods (or their templates) that request {}.\n",
-                managed().collect::<Vec<_>>().join(" or ")
+                assigned().collect::<Vec<_>>().join(" or ")
             )),
         }
     }
@@ -169,7 +171,7 @@ impl Webhook {
 
 /// Return the name and the CEL expression of each condition. Together they are the rule of [`divvy_extender::admission`].
 fn rules() -> [(&'static str, String); 3] {
-    let wants: Vec<String> = managed().map(|name| format!("'{name}' in m")).collect();
+    let wants: Vec<String> = assigned().map(|name| format!("'{name}' in m")).collect();
     [
         (
             "names-no-scheduler",

@@ -1,0 +1,275 @@
+//! GPUs that are offered in both ways: their memory is shared, and each can be had as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{Reason, ResourceSpec, Settings};
+use divvy_model::{
+    Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
+    WholeRequest, names,
+};
+use proptest::prelude::*;
+
+use crate::node::{GIB, Node, gpu, key, settings, simple};
+
+const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
+
+fn both() -> Settings {
+    Settings {
+        whole: true,
+        ..settings()
+    }
+}
+
+/// A node with GPUs of 4 units.
+fn node(gpus: u32) -> Node {
+    Node::with(both(), (0..gpus).map(|index| gpu(index, 4 * GIB)).collect())
+}
+
+fn uuid(index: u32) -> String {
+    format!("GPU-{index}")
+}
+
+/// A pod that kube-scheduler bound without the extender: it has no allocation.
+fn plain(uid: &str, gpus: u64) -> Pod {
+    let whole = WholeRequest {
+        vendor: Vendor::Nvidia,
+        containers: vec![WholeContainer {
+            name: "main".to_owned(),
+            kind: ContainerKind::App,
+            gpus,
+        }],
+    };
+    Pod {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: format!("pod-{uid}"),
+        node: Some("n1".to_owned()),
+        request: PodRequest::with_whole(Vec::new(), vec![whole], None),
+        ..Pod::default()
+    }
+}
+
+/// A pod that has these GPUs by the extender's decision.
+fn placed(uid: &str, gpus: &[u32]) -> Pod {
+    let share = |index: &u32| GpuShare {
+        uuid: uuid(*index),
+        memory: MiB(4 * GIB),
+        cores: 0,
+        whole: true,
+    };
+    let of_container = |index: &u32| ContainerShare {
+        uuid: uuid(*index),
+        memory: MiB(4 * GIB),
+        cores: 0,
+    };
+    Pod {
+        held: Held::Allocation(Allocation {
+            v: 1,
+            gpus: gpus.iter().map(share).collect(),
+            containers: BTreeMap::from([("main".to_owned(), gpus.iter().map(of_container).collect())]),
+        }),
+        ..plain(uid, gpus.len() as u64)
+    }
+}
+
+fn gpus_of(node: &Node, uid: &str) -> Vec<String> {
+    let record = &node.records[&key(uid, "main")];
+    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
+}
+
+#[test]
+fn a_node_offers_its_gpus_in_both_ways_if_the_operator_says_so() {
+    let offered = |settings: Settings| -> Vec<&str> {
+        let node = Node::with(settings, vec![gpu(0, 4 * GIB)]);
+        let specs = ResourceSpec::all().filter(|spec| node.core.offers(*spec));
+        specs.map(|spec| spec.name).collect()
+    };
+    assert_eq!(offered(settings()), [names::GPU_MEM, names::GPU_COUNT]);
+    assert_eq!(offered(both()), [names::GPU_MEM, names::GPU_COUNT, "nvidia.com/gpu"]);
+    let ids: Vec<String> = node(2).core.devices(WHOLE).into_iter().map(|device| device.id).collect();
+    assert_eq!(ids, ["GPU-0", "GPU-1"], "the ids of NVIDIA's device plugin");
+    assert_eq!(node(2).core.inventory().total_units(), 8);
+}
+
+#[test]
+fn a_container_with_a_whole_gpu_gets_that_gpu_and_no_variable_about_shares() {
+    let mut node = node(2);
+    node.see(placed("a", &[1]));
+    node.allocate_of(WHOLE, "a", "main", &[uuid(0)]).expect("allocated");
+    let running = node.start("a", "main").expect("started");
+    assert_eq!(gpus_of(&node, "a"), [uuid(1)], "the allocation counts");
+    assert_eq!(running.env, ["NVIDIA_VISIBLE_DEVICES=void"]);
+    assert!(running.devices.contains(&"/dev/nvidia1".to_owned()), "{running:?}");
+    assert!(!running.devices.contains(&"/dev/nvidia0".to_owned()), "{running:?}");
+}
+
+#[test]
+fn a_share_and_a_whole_gpu_wait_for_each_other() {
+    let mut node = node(1);
+    node.see(simple("share", 0, 1));
+    node.admit("share").expect("admitted");
+    node.start("share", "main").expect("started");
+    node.see(placed("whole", &[0]));
+    node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
+    let (reason, text) = node.start("whole", "main").expect_err("the share is there");
+    assert_eq!(reason, Reason::MemoryHeld);
+    assert_eq!(
+        text,
+        "pod default/pod-whole needs 4096 MiB of GPU 0, where 3072 MiB of 4096 MiB are free; memory is still held by default/pod-share: 1024 \
+         MiB. The container starts automatically once they have ended"
+    );
+    node.change("share", |pod| pod.phase = Phase::Succeeded);
+    node.processes_end("share");
+    node.reconcile();
+    node.start("whole", "main").expect("started");
+    node.see(simple("late", 0, 1));
+    node.admit("late").expect("admitted");
+    let (reason, text) = node.start("late", "main").expect_err("the GPU is taken as a whole");
+    assert_eq!(reason, Reason::MemoryHeld);
+    assert!(text.contains("held by default/pod-whole: 4096 MiB"), "{text}");
+}
+
+#[test]
+fn a_container_without_an_allocation_gets_a_gpu_on_which_nothing_runs() {
+    let mut node = node(2);
+    node.see(simple("share", 0, 1));
+    node.admit("share").expect("admitted");
+    node.start("share", "main").expect("started");
+    let preferred = node.core.preferred(WHOLE, &[uuid(0), uuid(1)], &[], 1);
+    assert_eq!(preferred, [uuid(1)]);
+    node.see(plain("whole", 1));
+    node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
+    node.start("whole", "main").expect("started");
+    assert_eq!(gpus_of(&node, "whole"), [uuid(1)]);
+    let found = node.reconcile();
+    assert_eq!(
+        found.held,
+        BTreeMap::from([(uuid(1), MiB(4 * GIB))]),
+        "the inventory shows which GPU it has"
+    );
+    node.see(plain("more", 1));
+    node.allocate_of(WHOLE, "more", "main", &[uuid(1)]).expect("allocated");
+    let (reason, text) = node.start("more", "main").expect_err("no GPU is free");
+    assert_eq!(reason, Reason::MemoryHeld);
+    assert!(
+        text.contains("only 0 of this node's GPUs are healthy and not in use by another pod."),
+        "{text}"
+    );
+}
+
+/// A client without the extender writes an allocation of a few MiB for a pod that requests a whole GPU.
+#[test]
+fn an_allocation_of_a_part_is_refused_for_a_pod_that_requests_whole_gpus() {
+    let mut node = node(1);
+    let mut forged = placed("forged", &[0]);
+    if let Held::Allocation(allocation) = &mut forged.held {
+        (allocation.gpus[0].memory, allocation.gpus[0].whole) = (MiB(1), false);
+    }
+    node.see(forged);
+    node.allocate_of(WHOLE, "forged", "main", &[uuid(0)]).expect("allocated");
+    let (reason, text) = node.start("forged", "main").expect_err("it is forged");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert!(
+        text.contains("gives it only 1 MiB of GPU GPU-0, but the pod requests whole GPUs"),
+        "{text}"
+    );
+}
+
+/// kube-scheduler computes "healthy − requested" for each resource, and must see what the other GPUs have.
+#[test]
+fn the_ids_of_a_failed_gpu_stay_healthy_only_for_the_resource_through_which_it_is_held() {
+    let healthy = |node: &Node| {
+        let count = |spec| node.core.devices(spec).iter().filter(|device| device.healthy).count();
+        (count(ResourceSpec::MEMORY), count(WHOLE))
+    };
+    let mut whole = node(2);
+    whole.see(placed("a", &[0]));
+    whole.set_health(0, Health::Failed, Some("XID 79"));
+    assert_eq!(healthy(&whole), (4, 2));
+    let mut shared = node(2);
+    shared.see(simple("a", 0, 3));
+    shared.set_health(0, Health::Failed, Some("XID 79"));
+    assert_eq!(healthy(&shared), (7, 1));
+}
+
+/// NVIDIA's device plugin gave a running pod its GPU, and Divvy's agent takes over the node.
+#[test]
+fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
+    let mut node = node(2);
+    let mut running = plain("theirs", 1);
+    (running.phase, running.container_running) = (Phase::Running, true);
+    node.see(running);
+    node.populated.insert("theirs".to_owned());
+    node.handouts.push(divvy_agent_core::Handout {
+        key: key("theirs", "main"),
+        resource: "nvidia.com/gpu".to_owned(),
+        ids: BTreeSet::from([uuid(1)]),
+        grant: None,
+    });
+    let found = node.reconcile();
+    assert_eq!(found.held, BTreeMap::from([(uuid(1), MiB(4 * GIB))]));
+    assert_eq!(gpus_of(&node, "theirs"), [uuid(1)]);
+    assert_eq!(node.specs.len(), 0, "the container does not need a grant");
+    node.see(simple("ours", 1, 1));
+    node.admit("ours").expect("admitted");
+    let (reason, _) = node.start("ours", "main").expect_err("the GPU is in use");
+    assert_eq!(reason, Reason::MemoryHeld);
+}
+
+proptest! {
+    /// Shares and whole GPUs come and go in any order, with and without allocations, and the kubelet picks any free ids.
+    #[test]
+    fn no_gpu_has_a_share_beside_a_pod_that_has_it_as_a_whole(
+        steps in prop::collection::vec((0_usize..6, 0_u32..3, 0_u8..3, 1_u64..5, any::<prop::sample::Index>()), 1..40)
+    ) {
+        const GPUS: u32 = 3;
+        let mut node = node(GPUS);
+        let mut live: BTreeSet<String> = BTreeSet::new();
+        for (number, (slot, index, kind, units, pick)) in steps.into_iter().enumerate() {
+            let uid = format!("p{slot}");
+            if live.remove(&uid) {
+                node.change(&uid, |pod| pod.phase = Phase::Succeeded);
+                node.processes_end(&uid);
+                node.kubelet_forgets(&uid);
+                node.object_gone(&uid);
+                node.reconcile();
+                continue;
+            }
+            if kind == 0 {
+                node.see(simple(&uid, index, units));
+                if node.admit(&uid).is_err() {
+                    node.object_gone(&uid);
+                    continue;
+                }
+            } else {
+                let used: BTreeSet<String> = node.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
+                let free: Vec<String> = (0..GPUS).map(uuid).filter(|id| !used.contains(id)).collect();
+                if free.is_empty() {
+                    continue;
+                }
+                node.see(if kind == 1 { placed(&uid, &[index]) } else { plain(&uid, 1) });
+                let chosen = free[pick.index(free.len())].clone();
+                node.allocate_of(WHOLE, &uid, "main", &[chosen]).expect("allocated");
+            }
+            live.insert(uid.clone());
+            let _ = node.start(&uid, "main");
+            if number % 3 == 0 {
+                node.restart_agent();
+            }
+            if number % 2 == 0 {
+                node.reconcile();
+            }
+            let mut on: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
+            for record in node.records.values().filter(|record| live.contains(&record.uid)) {
+                for share in &record.gpus {
+                    on.entry(share.uuid.clone()).or_default().push((share.whole, share.memory.0));
+                }
+            }
+            for (uuid, parts) in &on {
+                let sum: u64 = parts.iter().map(|(_, memory)| memory).sum();
+                prop_assert!(sum <= 4 * GIB, "{uuid}: {parts:?}");
+                prop_assert!(parts.len() == 1 || parts.iter().all(|(whole, _)| !whole), "{uuid}: {parts:?}");
+            }
+        }
+    }
+}

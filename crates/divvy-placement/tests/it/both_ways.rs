@@ -1,0 +1,262 @@
+//! GPUs that are offered in both ways: their memory is shared, and each can be had as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use divvy_model::{GpuRules, Health, Held, MiB, Node, Pod, Vendor};
+use divvy_placement::{Ask, Ledger, Refusal};
+use proptest::prelude::*;
+
+use crate::fixture::*;
+
+/// A node with GPUs of 16 units that are offered in both ways.
+fn node(gpus: usize) -> Node {
+    let mut node = divvy_node("n", &vec![16; gpus]);
+    offer_whole(&mut node);
+    node
+}
+
+fn nvidia(gpus: u64) -> Ask {
+    Ask::whole(Vendor::Nvidia, gpus)
+}
+
+fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(node);
+    for pod in pods {
+        ledger.apply_pod(pod.clone());
+    }
+    ledger
+}
+
+/// Let the ledger place a pending pod on the node, and return the pod as it is then bound.
+fn placed(ledger: &Ledger, pod: &Pod) -> Result<Pod, Refusal> {
+    let choice = ledger.choose("n", &Ask::of_pod(pod, GIB))?;
+    Ok(Pod {
+        node: Some("n".to_owned()),
+        held: choice.held(&pod.request, GIB),
+        ..pod.clone()
+    })
+}
+
+/// A pod that kube-scheduler bound without the extender.
+fn unnamed(name: &str, gpus: u64) -> Pod {
+    Pod {
+        node: Some("n".to_owned()),
+        ..whole_pending(Vendor::Nvidia, name, gpus)
+    }
+}
+
+#[test]
+fn a_gpu_with_a_share_is_not_free_as_a_whole_and_a_gpu_taken_as_a_whole_has_no_share_left() {
+    let share = divvy_pod("share", "n", 0, 1);
+    let mut ledger = ledger(&node(2), &[share]);
+    let whole = placed(&ledger, &whole_pending(Vendor::Nvidia, "whole", 1)).expect("GPU 1 is free");
+    let Held::Allocation(allocation) = &whole.held else {
+        panic!("{whole:?}")
+    };
+    let gpu = &allocation.gpus[0];
+    assert_eq!(
+        (gpu.uuid.as_str(), gpu.memory, gpu.whole),
+        (&*uuid("n", 1), MiB(16 << 10), true)
+    );
+    assert_eq!(ledger.choose("n", &nvidia(2)), Err(Refusal::TooFewWhole(nvidia(2))));
+    ledger.apply_pod(whole);
+    assert_eq!(ledger.choose("n", &nvidia(1)), Err(Refusal::TooFewWhole(nvidia(1))));
+    assert_eq!(ledger.node("n").expect("known").most_free(), MiB(15 << 10));
+    assert!(ledger.fits("n", &ask(15), "u-nobody").is_ok());
+    assert_eq!(ledger.fits("n", &ask(16), "u-nobody"), Err(Refusal::NoGpuFits));
+    assert_eq!(
+        ledger.explain("n", &nvidia(1)).to_string(),
+        "node n: 0 of 2 NVIDIA GPUs are not allocated; 1 is needed: GPU 0 is in use by default/share, GPU 1 is in use by default/whole"
+    );
+    assert_eq!(
+        ledger.explain("n", &ask(16)).to_string(),
+        "node n has no GPU with 16 units (16384 MiB) free: GPU 0 has 15360 of 16384 MiB free, GPU 1 has 0 of 16384 MiB free"
+    );
+}
+
+/// A client without the extender may write an allocation of a few MiB for a pod that requests a whole GPU.
+#[test]
+fn a_pod_that_requests_a_whole_gpu_holds_all_of_it_whatever_its_annotation_says() {
+    let mut forged = placed(&ledger(&node(1), &[]), &whole_pending(Vendor::Nvidia, "forged", 1)).expect("it is free");
+    if let Held::Allocation(allocation) = &mut forged.held {
+        (allocation.gpus[0].memory, allocation.gpus[0].whole) = (MiB(1), false);
+    }
+    let ledger = ledger(&node(1), &[forged]);
+    assert_eq!(ledger.node("n").expect("known").most_free(), MiB::ZERO);
+}
+
+/// The GPU of a pod without an allocation may be any free one, so a share leaves as many GPUs free.
+#[test]
+fn shares_stay_off_the_last_free_gpus_while_pods_without_an_allocation_may_have_them() {
+    let check = |gpus: usize, pods: &[Pod], units: u64, expected: Result<usize, ()>| {
+        let ledger = ledger(&node(gpus), pods);
+        let chosen = ledger.choose("n", &ask(units)).map(|choice| choice.gpus[0].index as usize);
+        assert_eq!(chosen.map_err(drop), expected, "{pods:?}");
+        assert_eq!(ledger.fits("n", &ask(units), "u-nobody").is_ok(), expected.is_ok());
+    };
+    check(1, &[unnamed("u", 1)], 1, Err(()));
+    check(2, &[unnamed("u", 1)], 1, Ok(0));
+    check(2, &[unnamed("u", 1), divvy_pod("share", "n", 0, 4)], 12, Ok(0));
+    check(2, &[unnamed("u", 1), divvy_pod("share", "n", 0, 4)], 13, Err(()));
+    // The inventory shows which GPU it is.
+    let mut shown = node(2);
+    edit_gpu(&mut shown, 1, |gpu| gpu.held = gpu.total);
+    let ledger = ledger(&shown, &[unnamed("u", 1)]);
+    assert_eq!(ledger.choose("n", &ask(16)).map(|choice| choice.gpus[0].index), Ok(0));
+    assert!(ledger.fits("n", &nvidia(1), "u-nobody").is_ok());
+    assert!(ledger.fits("n", &nvidia(2), "u-nobody").is_err());
+}
+
+/// A cluster moves from NVIDIA's plugin to Divvy node by node. kube-scheduler has counted the GPUs of NVIDIA's plugin.
+#[test]
+fn a_node_whose_whole_gpus_another_plugin_offers_is_left_to_kube_scheduler() {
+    let mut theirs = Node {
+        name: "n".to_owned(),
+        whole_gpus: BTreeMap::from([(Vendor::Nvidia, 8)]),
+        ..Node::default()
+    };
+    let check = |node: &Node, ask: &Ask, expected: Result<usize, &str>| {
+        let ledger = ledger(node, &[unnamed("running", 3)]);
+        let found = ledger.choose("n", ask).map(|choice| choice.gpus.len());
+        let found = found.map_err(|refusal| refusal.filter_message("n"));
+        assert_eq!(found, expected.map_err(str::to_owned));
+        assert_eq!(ledger.fits("n", ask, "u-nobody").is_ok(), expected.is_ok());
+    };
+    check(&theirs, &nvidia(2), Ok(0));
+    // Nobody knows which products these GPUs are.
+    let picky = Ask {
+        rules: Some(Arc::new(Ok(GpuRules {
+            least_memory: MiB(1),
+            ..GpuRules::default()
+        }))),
+        ..nvidia(2)
+    };
+    check(&theirs, &picky, Err("no NVIDIA GPUs that Divvy offers"));
+    check(&theirs, &Ask::whole(Vendor::Amd, 1), Err("no AMD GPUs that Divvy offers"));
+    // The agent offers shares, and another plugin the whole GPUs.
+    theirs.inventory = divvy_node("n", &[16]).inventory;
+    theirs.capacity_units = 16;
+    check(&theirs, &nvidia(2), Ok(0));
+    // The agent offers both.
+    offer_whole(&mut theirs);
+    check(&theirs, &nvidia(2), Err("fewer than 2 free NVIDIA GPUs"));
+    let report = ledger(&node(0), &[]).explain("n", &nvidia(1)).to_string();
+    assert_eq!(report, "node n has no NVIDIA GPUs that Divvy offers");
+    let victims = |node: &Node| {
+        ledger(node, &[]).victims(
+            "n",
+            &whole_pending(Vendor::Nvidia, "vip", 1),
+            &["u-b".to_owned(), "u-a".to_owned()],
+        )
+    };
+    theirs.inventory = None;
+    assert_eq!(victims(&theirs), Some(vec!["u-a".to_owned(), "u-b".to_owned()]));
+}
+
+#[test]
+fn a_pod_that_needs_a_whole_gpu_evicts_all_shares_of_one_gpu() {
+    let mut pods = vec![
+        divvy_pod("a", "n", 0, 2),
+        divvy_pod("b", "n", 0, 2),
+        divvy_pod("c", "n", 1, 9),
+    ];
+    pods.iter_mut().for_each(|pod| pod.priority = 0);
+    let vip = Pod {
+        priority: 10,
+        ..whole_pending(Vendor::Nvidia, "vip", 1)
+    };
+    let ledger = ledger(&node(2), &pods);
+    let way = ledger.in_the_way("n", &vip).expect("all have a lower priority");
+    assert_eq!((way.indices, way.pods.len()), (vec![1], 1));
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Whole(u64),
+    Share(u64),
+    Bypass(u64),
+    End(usize),
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (1..4u64).prop_map(Event::Whole),
+        4 => (1..17u64).prop_map(Event::Share),
+        1 => (1..3u64).prop_map(Event::Bypass),
+        3 => (0..8usize).prop_map(Event::End),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Whatever arrives and ends, no GPU has two pods of which one has it as a whole, no GPU is promised more than it has, and the pods
+    /// without an allocation can have as many free GPUs as they hold.
+    #[test]
+    fn whole_gpus_and_shares_are_never_on_the_same_gpu(events in proptest::collection::vec(any_event(), 1..60)) {
+        const GPUS: usize = 4;
+        let mut ledger = ledger(&node(GPUS), &[]);
+        let mut bound: BTreeMap<String, Pod> = BTreeMap::new();
+        let unnamed_of = |bound: &BTreeMap<String, Pod>| {
+            let pods = bound.values().filter(|pod| pod.held == Held::Nothing);
+            pods.filter_map(|pod| pod.request.whole.as_ref()?.gpus()).sum::<u64>()
+        };
+        let on_gpus = |bound: &BTreeMap<String, Pod>| {
+            let mut on: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
+            for pod in bound.values() {
+                let Held::Allocation(allocation) = &pod.held else { continue };
+                for share in &allocation.gpus {
+                    on.entry(share.uuid.clone()).or_default().push((share.whole, share.memory.0));
+                }
+            }
+            on
+        };
+        for (number, event) in events.into_iter().enumerate() {
+            let name = format!("p{number}");
+            match event {
+                Event::Whole(_) | Event::Share(_) => {
+                    let pod = match event {
+                        Event::Whole(gpus) => whole_pending(Vendor::Nvidia, &name, gpus),
+                        Event::Share(units) => pending(&name, units),
+                        _ => unreachable!("filtered above"),
+                    };
+                    let ask = Ask::of_pod(&pod, GIB);
+                    let found = placed(&ledger, &pod);
+                    prop_assert_eq!(found.is_ok(), ledger.fits("n", &ask, &pod.uid).is_ok());
+                    let Ok(pod) = found else { continue };
+                    ledger.apply_pod(pod.clone());
+                    bound.insert(pod.uid.clone(), pod);
+                }
+                Event::Bypass(gpus) => {
+                    // The kubelet gives GPUs that are free, and its agent makes the container wait until there are as many.
+                    let free = GPUS as u64 - on_gpus(&bound).len() as u64;
+                    if unnamed_of(&bound) + gpus > free {
+                        continue;
+                    }
+                    let pod = unnamed(&name, gpus);
+                    ledger.apply_pod(pod.clone());
+                    bound.insert(pod.uid.clone(), pod);
+                }
+                Event::End(at) => {
+                    let Some(uid) = bound.keys().nth(at).cloned() else { continue };
+                    bound.remove(&uid);
+                    ledger.delete_pod(&uid);
+                    ledger.end_pod(&uid);
+                }
+            }
+            let on = on_gpus(&bound);
+            for (uuid, parts) in &on {
+                let sum: u64 = parts.iter().map(|(_, memory)| memory).sum();
+                prop_assert!(sum <= 16 << 10, "{uuid}: {parts:?}");
+                prop_assert!(parts.len() == 1 || parts.iter().all(|(whole, _)| !whole), "{uuid}: {parts:?}");
+            }
+            prop_assert!(on.len() as u64 + unnamed_of(&bound) <= GPUS as u64, "{bound:?}");
+            let free: BTreeSet<usize> = (0..GPUS).filter(|index| !on.contains_key(&uuid("n", *index))).collect();
+            let spare = free.len() as u64 - unnamed_of(&bound);
+            prop_assert_eq!(ledger.fits("n", &nvidia(spare.max(1)), "u-nobody").is_ok(), spare > 0);
+        }
+        prop_assert!(ledger.node("n").is_some_and(|view| view.state().is_some_and(|state| state.gpus.iter().all(|gpu| gpu.health == Health::Ok))));
+    }
+}
