@@ -1,4 +1,4 @@
-//! What the plugin offers and answers, case by case. The numbers T1 to T31 are those of docs/compatibility/device-plugin.md.
+//! Tests of what the plugin offers and answers, case by case. docs/compatibility/device-plugin.md lists the cases T1 to T31.
 
 mod allocation;
 mod build;
