@@ -4,9 +4,9 @@
 //!
 //! * The kubelet dials back *inside* `Register`, so the plugin serves before it registers.
 //! * The kubelet never retries `ListAndWatch`, and it removes all sockets when it starts. Therefore the server watches the
-//! directory and its own stream.
+//!   directory and its own stream.
 //! * If an old stream of a resource ends after a new registration, the kubelet disconnects the new one (kubernetes#121994).
-//! Therefore the server never has two streams.
+//!   Therefore the server never has two streams.
 
 mod backoff;
 mod directory;

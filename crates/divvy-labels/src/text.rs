@@ -29,7 +29,7 @@ pub(crate) fn cut(text: &str, length: usize) -> String {
     }
 }
 
-/// Return the key `nvidia.com/HEADMIDDLETAIL`. The middle part is cut as far as necessary.
+/// Return the key `nvidia.com/` followed by `head`, `middle`, and `tail`. `middle` is cut as far as necessary.
 pub(crate) fn key(head: &str, middle: &str, tail: &str) -> String {
     let left = LENGTH.saturating_sub(head.len() + tail.len());
     format!("nvidia.com/{head}{}{tail}", cut(middle, left))

@@ -194,8 +194,8 @@ pub fn turn_over(
     completions: &Completions,
 ) -> Result<Turnover, Error> {
     let mut clock = Clock::new(trace, ranks, setting.into());
-    // A pod's lifetime, in mean times between arrivals, is its weight times this fraction. The fraction is chosen so that the
-    // running pods request the given load.
+    // A pod's lifetime, in mean times between arrivals, is its random number or its time in the trace, multiplied by this
+    // fraction. The fraction is chosen so that the running pods request the given load.
     let weigh = |row: usize| match completions.lifetimes {
         Lifetimes::Exponential => Ok(1),
         Lifetimes::Trace => trace.pods[row].seconds.map(u128::from).ok_or_else(|| no_time(trace, row)),

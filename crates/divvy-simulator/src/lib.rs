@@ -1,7 +1,6 @@
 //! Simulation of placement policies: where would the pods of a recorded cluster run under each policy? It calls the same
 //! functions as the extender.
 //!
-//! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
 //! - [`Trace`]: nodes and pods, read from files with the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or
 //!   gzip
 //! - [`Order`]: the order in which the pods arrive, and the order among nodes of equal cost

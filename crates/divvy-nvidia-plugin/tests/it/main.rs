@@ -1,4 +1,5 @@
-//! Tests of what the plugin offers and answers, case by case. docs/compatibility/device-plugin.md lists the cases T1 to T31.
+//! Tests of what the plugin offers and answers, case by case. The numbers in the tests' names are those of the cases in
+//! docs/compatibility/device-plugin.md.
 
 mod allocation;
 mod build;

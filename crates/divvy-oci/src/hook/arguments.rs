@@ -136,7 +136,7 @@ impl Hook {
     /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// Fails on an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
+    /// Fails with [`Error`] on an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
     pub fn parse(words: &[OsString]) -> Result<Hook> {
         let Some((name, rest)) = words.split_first() else {
             return Err(Error::Usage("no hook is named".to_owned()));

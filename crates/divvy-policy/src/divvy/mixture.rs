@@ -202,7 +202,7 @@ pub(crate) fn kinds(shapes: &[(Shape, u64)]) -> Vec<Shape> {
     kinds.into_values().collect()
 }
 
-/// Return what a pod of the class takes, in thousandths of a GPU: the maximum over those of the `kinds` that the pod may use.
+/// Return what a pod of the class takes, in thousandths of a GPU: the maximum over those [`kinds`] that the pod may use.
 pub(crate) fn milli(class: &Demand, kinds: &[Shape]) -> u64 {
     let may = kinds.iter().filter(|shape| class.amount(shape).is_some());
     may.map(|shape| class.milli(shape)).max().unwrap_or(0)

@@ -307,8 +307,8 @@ fn node(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-/// Return what a configuration means to a container runtime. If `live` is set (the spec is generated now), Divvy uses mounts
-/// where NVIDIA uses hooks, and this difference is removed.
+/// Return what a configuration means to a container runtime. If `live` is set (the spec is generated now), hooks are left out,
+/// because Divvy uses mounts where NVIDIA uses hooks.
 fn meaning(config: &Value, live: bool) -> BTreeMap<&'static str, BTreeSet<String>> {
     let all = |value: &Value| -> Vec<Value> { value.as_array().cloned().unwrap_or_default() };
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
