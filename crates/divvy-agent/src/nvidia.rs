@@ -5,7 +5,7 @@
 //! configuration file, SIGHUP ─────────────┘
 //! ```
 //!
-//! It needs no access to the API server, as NVIDIA's plugin does not.
+//! Like NVIDIA's plugin, it needs no access to the API server.
 
 mod cdi;
 mod facts;
@@ -40,10 +40,10 @@ use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
 use crate::Error;
 
-/// The directory of the plugins' sockets. As with NVIDIA's plugin, it does not depend on `--kubelet-socket`.
+/// The directory of the plugins' sockets. As with NVIDIA's plugin, `--kubelet-socket` does not change it.
 const SOCKETS: &str = "/var/lib/kubelet/device-plugins";
 
-/// Where the plugin finds its surroundings.
+/// The paths that the plugin uses on its node.
 #[derive(Debug, Clone)]
 pub struct Surroundings {
     /// The program `divvy-probe`.
@@ -54,15 +54,15 @@ pub struct Surroundings {
     pub sockets: PathBuf,
     /// The directory for CDI specs.
     pub cdi_dir: PathBuf,
-    /// The root below which `/dev` and `/proc` are.
+    /// The root directory that contains `/dev` and `/proc`.
     pub root: PathBuf,
 }
 
 impl Surroundings {
-    /// Return those of a pod on a node: the probe is in the directory of this program.
+    /// Return the paths for a program that runs in a pod. `divvy-probe` is in the directory of this program.
     ///
     /// # Errors
-    /// The program cannot find itself.
+    /// Fails if the program cannot find its own path, or cannot create the directory for temporary files.
     pub fn of_pod() -> Result<Surroundings, Error> {
         let own = std::env::current_exe().map_err(|error| Error::Ended {
             part: "the search for divvy-probe",
@@ -84,10 +84,12 @@ impl Surroundings {
     }
 }
 
-/// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes it start over.
+/// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes the plugin
+/// start over.
 ///
 /// # Errors
-/// The configuration is wrong or does not suit the node, or the driver cannot be initialized and the configuration says not to wait for it.
+/// Fails if the configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
+/// says not to wait for it.
 pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
     let mut loaded = source.load().map_err(Error::Plugin)?;
@@ -120,7 +122,7 @@ pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: Can
     }
 }
 
-/// Serve until `stop` is cancelled.
+/// Serve one configuration until `stop` is cancelled.
 async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
     check(config)?;
     let mut node = Node::new(config, surroundings, stop);
@@ -164,7 +166,7 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
     Ok(())
 }
 
-/// Refuse what this plugin does not serve.
+/// Refuse a configuration that this plugin does not support.
 fn check(config: &Config) -> Result<(), Error> {
     let refuse = |text: &str| Err(Error::Plugin(text.to_owned()));
     if config.discovery == Discovery::Tegra {
@@ -181,7 +183,7 @@ fn check(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-/// The driver's library is first looked for where the driver's root is mounted in the container.
+/// Return how to start the probe. It looks for the driver's library first where the driver's root is mounted in the container.
 fn probe(config: &Config, surroundings: &Surroundings) -> Probe {
     let mounted = PathBuf::from(&config.plugin.container_driver_root);
     Probe::Spawn(Spawn {
@@ -207,7 +209,7 @@ struct Node<'c> {
     running: BTreeMap<String, Running>,
     servers: JoinSet<divvy_kubelet::Result<()>>,
     stop: CancellationToken,
-    /// What was last written to the log about the offer, so that it is written once.
+    /// The messages about the offer that were logged last. The same messages are not logged again.
     said: Vec<String>,
 }
 
@@ -252,7 +254,7 @@ impl<'c> Node<'c> {
         self.facts.snapshot(snapshot);
     }
 
-    /// Bring what is served up to date.
+    /// Compute the offer again, and update the served resources and devices.
     fn publish(&mut self) -> Result<(), Error> {
         let mut machine = self.facts.machine(&self.health, self.config, &self.surroundings.root);
         machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
@@ -300,8 +302,8 @@ impl<'c> Node<'c> {
                 running.stop.cancel();
                 return false;
             }
-            // The kubelet counts the devices of a plugin that ends for minutes. So it gets an empty list first, and the end comes with the next
-            // snapshot.
+            // When a plugin ends, the kubelet keeps counting its devices for minutes. So the plugin first sends an empty list,
+            // and ends with the next snapshot.
             info!("{name} is no longer offered");
             running.devices.send_replace(Arc::default());
             true
@@ -343,7 +345,7 @@ impl<'c> Node<'c> {
         self.running.insert(name, Running { devices, stop });
     }
 
-    /// Take in that the driver does not answer.
+    /// Process a failed attempt to get a snapshot from the driver.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
         let is_withdrawn = self.health.unavailable(now);
         let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
@@ -374,7 +376,7 @@ impl<'c> Node<'c> {
         }
     }
 
-    /// Wait until a server ends for a reason that lasts.
+    /// Wait until a server ends because of an error, and return the error.
     async fn ended(&mut self) -> Result<(), Error> {
         loop {
             match self.servers.join_next().await {

@@ -2,7 +2,7 @@ use std::fmt;
 
 use divvy_model::{Error, MiB, PodKey};
 
-/// When something happened, as far as the history says.
+/// When something happened, as far as the history tells.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
     /// The resourceVersion of the change.
@@ -18,7 +18,7 @@ pub enum Level {
     Fault,
     /// The history does not say whether a rule was broken.
     Doubt,
-    /// Worth examining, but as far as this history goes, nothing is wrong.
+    /// Something worth examining, although this history shows nothing wrong.
     Note,
 }
 
@@ -58,9 +58,10 @@ pub struct Who {
 /// A finding of an audit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// When it was first seen.
+    /// When the condition was first seen.
     pub at: Moment,
-    /// When it was over; `None` if it was not over when the history ended, or if it is not a condition that passes.
+    /// When the condition was over. `None` if it still lasted when the history ended, or if the finding is an event and not a
+    /// condition.
     pub until: Option<Moment>,
     /// What was found.
     pub what: What,
@@ -69,32 +70,32 @@ pub struct Finding {
 /// The kinds of findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// Pods that were bound and had not ended were allocated more of a GPU than it has.
+    /// Pods that were bound and had not ended were together allocated more of a GPU than it has.
     Overcommitted {
         card: Card,
         /// The memory that the GPU offers.
         capacity: MiB,
-        /// The most memory that was allocated at once.
+        /// The largest amount of memory that was allocated at one time.
         booked: MiB,
-        /// The pods that it was allocated to, largest share first.
+        /// The pods to which that memory was allocated, largest share first.
         by: Vec<Share>,
-        /// Whether, by the pods' status, containers that together have more than the GPU ran at the same time. If not, it was
-        /// only a promise on paper.
+        /// Whether the overcommitted memory was really used: according to the pods' status, containers that together have more
+        /// than the GPU ran at the same time. If false, the memory was overcommitted only on paper.
         ran: bool,
-        /// Whether it began because the GPU offered less than before.
+        /// Whether the overcommitment began because the GPU offered less memory than before.
         shrunk: bool,
     },
-    /// By the containers' own reports, more of a GPU was in use than it has.
+    /// According to the containers' own reports, more of a GPU was in use than it has.
     OvercommittedByReports {
         card: Card,
         /// The memory that the GPU offers.
         capacity: MiB,
-        /// The most memory that was in use at once.
+        /// The largest amount of memory that was in use at one time.
         used: MiB,
-        /// The pods that used it, largest share first.
+        /// The pods that used that memory, largest share first.
         by: Vec<Share>,
     },
-    /// A pod was bound to memory that containers of a departed pod may still have held.
+    /// A pod was bound to memory that containers of a departed pod may still have been using.
     GivenEarly {
         card: Card,
         /// The memory that the GPU offers.
@@ -106,15 +107,15 @@ pub enum What {
         /// The new pod.
         newcomer: Who,
     },
-    /// A pod's allocation is not the one with which it was bound.
+    /// A pod's allocation has changed since the pod was bound.
     AllocationChanged {
         who: Who,
-        /// The allocation with which it was bound, in words.
+        /// The allocation when the pod was bound, in words.
         before: String,
-        /// The allocation now, in words.
+        /// The allocation after the change, in words.
         after: String,
     },
-    /// A pod has an allocation but no node, although only a Binding writes an allocation.
+    /// A pod has an allocation but no node, although an allocation is only ever written together with a Binding.
     AllocatedUnbound { who: Who },
     /// A pod that requests GPU memory was bound without an allocation.
     BoundWithoutAllocation {
@@ -171,7 +172,7 @@ pub enum What {
         /// Where the container ran, in words.
         found: String,
     },
-    /// A container had a GPU, or its environment named one, although its pod has no allocation for it.
+    /// A container had a GPU, or its environment named one, although its pod has no allocation for the container.
     RanWithoutAllocation {
         who: Who,
         /// The container's name.
@@ -179,7 +180,7 @@ pub enum What {
         /// What the container had, in words.
         found: String,
     },
-    /// A container's environment has a wrong size, or none.
+    /// An environment variable that tells a container a size is wrong or not set.
     ToldWrong {
         who: Who,
         /// The container's name.
@@ -199,7 +200,7 @@ pub enum What {
         /// The value that was found; `None` if the variable was not set.
         found: Option<String>,
     },
-    /// Memory was held too long for containers whose pods are gone.
+    /// Memory was held too long for containers whose pods no longer exist.
     HeldLong {
         card: Card,
         /// The memory that was held.
@@ -207,20 +208,20 @@ pub enum What {
         /// How long it was held, in milliseconds.
         for_ms: i64,
     },
-    /// Memory was held for containers whose pods are gone when the history ended.
+    /// Memory was still held when the history ended, for containers whose pods no longer exist.
     HeldNow {
         card: Card,
         /// The memory that was held.
         held: MiB,
     },
-    /// A pod that should have been gone still exists and holds memory.
+    /// A pod still exists and holds memory, although its deletion should be complete.
     StuckDeleting {
         who: Who,
         /// The pod's node.
         node: String,
         /// The memory that the pod holds.
         held: MiB,
-        /// How long the pod should have been gone, in milliseconds.
+        /// How long ago the pod's deletion should have been complete, in milliseconds.
         for_ms: i64,
     },
     /// A container ran although its pod had been gone or had ended for some time.
@@ -238,12 +239,12 @@ pub enum What {
         /// The reason, if it is known.
         why: Option<String>,
     },
-    /// A list has no end, because the program that wrote it was stopped.
+    /// The end of a list is missing, because the program that wrote it was stopped.
     ListUnfinished {
         /// The kind of objects: `pods` or `nodes`.
         of: &'static str,
     },
-    /// Pods were allocated GPUs of a node about which the history says nothing.
+    /// Pods were allocated GPUs of a node that does not occur in the history.
     NodeUnknown {
         /// The node's name.
         node: String,
@@ -252,7 +253,7 @@ pub enum What {
         /// Whether all nodes were listed and this one was not among them.
         gone: bool,
     },
-    /// Containers reported, but the history says nothing about their pods.
+    /// Containers reported, but their pods do not occur in the history.
     ReportsUnmatched {
         /// The number of containers.
         containers: u64,

@@ -6,15 +6,15 @@ use divvy_model::{Health, MemoryUnit, MiB, Node};
 use super::finding::{Card, Moment};
 use divvy_placement::NodeState;
 
-/// What a pod has of a GPU.
+/// The share of a GPU that a pod has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Booking {
     pub(super) memory: MiB,
     pub(super) running: bool,
 }
 
-/// What each pod has of a GPU, by pod UID. It is a sorted vector, because a large cluster has tens of thousands of GPUs with one
-/// or two pods each.
+/// The pods' shares of a GPU, by pod UID. They are in a sorted vector, because a large cluster has tens of thousands of GPUs with
+/// one or two pods each.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Bookings(Vec<(Arc<str>, Booking)>);
 
@@ -48,16 +48,16 @@ impl Bookings {
     }
 }
 
-/// A GPU that a node lists or has listed, and what is on it.
+/// A GPU that a node lists or has listed, and the pods on it.
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
     pub(super) card: Card,
     /// The GPU's own device nodes below `/dev`; empty if not known.
     pub(super) nodes: Vec<String>,
-    /// The node offers the GPU only as a whole: one pod has all of its memory.
+    /// Whether the node offers the GPU only as a whole. If so, one pod has all of its memory.
     pub(super) whole: bool,
     pub(super) units: u64,
-    /// The memory from which units are counted.
+    /// The memory that is divided into units.
     pub(super) shared: MiB,
     pub(super) capacity: MiB,
     pub(super) held: MiB,
@@ -65,11 +65,11 @@ pub(super) struct Gpu {
     /// When the node first reported the GPU as failed, and the reason.
     pub(super) failed: Option<(Moment, String)>,
     pub(super) booked: Bookings,
-    /// Departed pods by UID: what each had, and when it departed.
+    /// Departed pods by UID: the memory that each pod had, and when it departed.
     pub(super) departed: BTreeMap<String, (MiB, Moment)>,
-    /// By container id: the pod's UID, and the memory that the container has by its own report.
+    /// By container ID: the pod's UID, and the memory that the container has by its own report.
     pub(super) used: BTreeMap<String, (String, MiB)>,
-    /// The index of the finding about this GPU that is not over yet.
+    /// The index of the open finding of overcommitment of this GPU.
     pub(super) over: Option<usize>,
     pub(super) over_used: Option<usize>,
 }
@@ -92,7 +92,7 @@ impl Gpu {
             .fold(MiB::ZERO, |sum, (memory, _)| sum.saturating_add(*memory))
     }
 
-    /// Drop the pods that departed too long ago.
+    /// Drop the pods that departed at least `departed_ms` ago.
     pub(super) fn age(&mut self, now: Moment, departed_ms: i64) {
         self.departed.retain(|_, (_, since)| match (since.at_ms, now.at_ms) {
             (Some(since), Some(now)) => now.saturating_sub(since) < departed_ms,
@@ -122,9 +122,9 @@ pub(super) struct Listed {
     pub(super) reason: Option<String>,
 }
 
-/// Return the GPUs that a node object lists, and the units in which its pods may request memory, its own unit first. An inventory
-/// is used even while it does not add up to the node's capacity, because a GPU has what it has. Without an inventory, the node is
-/// read as gpushare reads it.
+/// Return the units in which the node's pods may request memory (the node's own unit first), and the GPUs that the node object
+/// lists. A published inventory is used even while it does not add up to the node's capacity, because the GPUs' real sizes count.
+/// Without an inventory, the node is read as gpushare reads it.
 pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Listed>) {
     if let Some(Ok(inventory)) = &node.inventory {
         let gpus = inventory.gpus.iter().map(|gpu| Listed {
@@ -158,13 +158,14 @@ pub(super) fn listed(node: &Node, unit: MemoryUnit) -> (Vec<MemoryUnit>, Vec<Lis
     (vec![unit], gpus.collect())
 }
 
-/// For each amount, since when at least that much has been held without a break. Amounts are ascending, and larger amounts are
-/// held for a shorter time. Many short holds, one after the other, do not make a long one.
+/// A list of amounts, each with the moment since which at least that much has been held without interruption. Amounts are
+/// ascending, and larger amounts have been held for a shorter time. Many short holds, one after the other, do not count as a long
+/// one.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Levels(Vec<(MiB, Moment)>);
 
 impl Levels {
-    /// Record that `held` is held now. Return the amounts that are no longer held, each with the moment since which it had been.
+    /// Record that `held` is held now. Return the amounts that are no longer held, each with the moment since which it was held.
     pub(super) fn set(&mut self, held: MiB, at: Moment) -> Vec<(MiB, Moment)> {
         let mut ended = Vec::new();
         let mut since = at;

@@ -1,11 +1,11 @@
-//! The audit of a recorded history: was more of a GPU granted than it has, did a container run elsewhere than allocated, was
+//! The audit of a recorded history. Was more of a GPU allocated than it has? Did a container run elsewhere than allocated? Was
 //! anything left behind? The history holds what the API server reported about pods and nodes, change by change, and what the
 //! containers reported about themselves.
 //!
 //! [`Audit`] reads one [`Fact`] after another and remembers only the present state, so its memory grows with the cluster and not
-//! with the history. It keeps its own sums per GPU: an audit that used the [`divvy_placement::Ledger`] would repeat the ledger's mistakes.
-//! They share only what a pod holds and when it has ended ([`divvy_model::Held`], [`divvy_model::Pod::ended`]), and for how long
-//! a departed pod counts ([`divvy_placement::Departed`]).
+//! with the history. It keeps its own sums per GPU, because an audit that used the [`divvy_placement::Ledger`] would repeat the
+//! ledger's mistakes. Audit and ledger share only three definitions: what a pod holds ([`divvy_model::Held`]), when it has ended
+//! ([`divvy_model::Pod::ended`]), and how long a departed pod counts ([`divvy_placement::Departed`]).
 //!
 //! Facts of one kind must come in the order of their revisions. Pods and nodes may be interleaved slightly out of order, because
 //! they come from two watches.
@@ -32,21 +32,22 @@ pub use reports::{GpuName, Report};
 use site::{Site, Suspect};
 pub use words::span;
 
-/// How long something may take before it is a finding, and what to assume.
+/// How long each condition may last before it becomes a finding, and assumptions about the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// How long memory may be held for a pod that is gone, a deletion may be late, or a container may outlive its pod.
+    /// How long memory may be held for a pod that no longer exists, how late a deletion may be, and how long a container may
+    /// outlive its pod.
     pub leak_ms: i64,
-    /// How long a departed pod counts if nothing more is reported about it; the same time as in the extender.
+    /// How long a departed pod counts if nothing more is reported about it. The extender uses the same time.
     pub departed_ms: i64,
     /// How long the extender may take to learn that a GPU failed.
     pub failed_ms: i64,
     /// How long deleted pods are remembered, for containers that report later.
     pub remember_ms: i64,
-    /// Whether the history has reports of containers. If not, what each container was granted is kept only until it has been
-    /// checked.
+    /// Whether the history contains reports of containers. If not, the allocations of single containers are dropped once they
+    /// have been checked.
     pub reports: bool,
-    /// The unit of gpu-mem on nodes whose agent publishes none.
+    /// The unit of gpu-mem on nodes whose agent does not publish one.
     pub unit: MemoryUnit,
 }
 
@@ -83,28 +84,28 @@ impl Kind {
 /// One fact of a history.
 #[derive(Debug, Clone)]
 pub enum Fact {
-    /// A pod exists, in this state.
+    /// A pod exists, and this is its state.
     Pod {
         /// The state of the pod.
         pod: Pod,
         /// When the grace period of the pod's deletion ends, in Unix milliseconds; `None` if the pod is not being deleted.
         delete_by_ms: Option<i64>,
     },
-    /// A pod is gone; this was its last state.
+    /// A pod no longer exists; this was its last state.
     PodGone(Pod),
-    /// A node exists, in this state.
+    /// A node exists, and this is its state.
     Node(Node),
-    /// The node with this name is gone.
+    /// The node with this name no longer exists.
     NodeGone(String),
-    /// The following facts list all objects of a kind, until [`Fact::ListEnds`]. If the history had facts of this kind before, it
-    /// has a gap here.
+    /// The following facts list all objects of a kind, up to [`Fact::ListEnds`]. If the history contained facts of this kind
+    /// before, there is a gap here.
     ListBegins {
         /// The kind of the listed objects.
         kind: Kind,
         /// Why the objects were listed again; `None` if that is not known.
         why: Option<String>,
     },
-    /// The list is complete: objects that it did not contain are gone.
+    /// The list is complete. Objects that it did not contain no longer exist.
     ListEnds {
         /// The kind of the listed objects.
         kind: Kind,
@@ -120,7 +121,7 @@ pub enum Fact {
 pub struct Outcome {
     /// The first [`Audit::MOST_FINDINGS`] findings, in order of time.
     pub findings: Vec<Finding>,
-    /// The number of further findings, by identifier.
+    /// The number of omitted findings, by identifier.
     pub omitted: BTreeMap<&'static str, u64>,
     /// What was examined.
     pub summary: Summary,
@@ -145,7 +146,7 @@ pub struct Summary {
     pub first: Option<Moment>,
     /// The last moment of the history.
     pub last: Option<Moment>,
-    /// The number of changes of pods and nodes, without those in lists.
+    /// The number of changes of pods and nodes, not counting objects in lists.
     pub changes: u64,
     /// The number of pods that were seen.
     pub pods: u64,
@@ -168,10 +169,10 @@ pub struct Summary {
 #[derive(Debug)]
 struct Tracked {
     pod: Pod,
-    /// What the pod was bound with, if that differs from what it holds now. It still counts after later changes to the
-    /// pod.
+    /// What the pod was bound with, if that differs from what it holds now. It still counts as allocated after later changes to
+    /// the pod.
     bound_with: Option<Held>,
-    /// A digest of what each container was granted; the rest of the allocation is compared directly.
+    /// A digest of what each container was granted. The rest of the allocation is compared directly.
     containers: u64,
     revision: Option<u64>,
     generation: u64,
@@ -187,7 +188,7 @@ impl Tracked {
         self.bound_with.as_ref().unwrap_or(&self.pod.held)
     }
 
-    /// Report whether two states of a pod hold the same.
+    /// Report whether a pod holds the same in two of its states.
     fn holds_as(&self, other: &Tracked) -> bool {
         match (&self.pod.held, &other.pod.held) {
             (Held::Allocation(one), Held::Allocation(two)) => {
@@ -225,13 +226,13 @@ pub struct Audit {
     generation: u64,
     /// Whether all nodes were listed at least once.
     nodes_listed: bool,
-    /// Lists that have begun and not ended: their generation, and the index of the finding for the gap.
+    /// The lists that have begun and not ended, each with its generation and the index of the finding about the gap.
     listing: BTreeMap<Kind, (u64, Option<usize>)>,
     last_of: BTreeMap<Kind, Moment>,
-    /// GPUs that must be examined when the list is complete.
+    /// The GPUs that must be examined when the list is complete.
     dirty: BTreeSet<(String, usize)>,
     booked: MiB,
-    /// Deleted pods, for containers that report late.
+    /// Deleted pods, kept for containers that report late.
     gone: HashMap<String, Pod>,
     gone_order: VecDeque<(i64, String)>,
     runs: BTreeMap<(String, String), Run>,
@@ -242,10 +243,10 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// The maximum number of findings that are kept; more than anyone reads. Further findings are only counted.
+    /// The maximum number of findings that are kept, which is more than anyone reads. Further findings are only counted.
     pub const MOST_FINDINGS: usize = 1000;
 
-    /// Create an audit that knows nothing yet.
+    /// Create an audit that has read no facts yet.
     pub fn new(limits: Limits) -> Audit {
         Audit {
             limits,
@@ -299,12 +300,12 @@ impl Audit {
         }
     }
 
-    /// Add a finding of the caller, for example a line that it could not read.
+    /// Add a finding that the caller made, for example about a line that it could not read.
     pub fn note(&mut self, at: Moment, what: What) {
         self.found(at, what);
     }
 
-    /// End the history and return the result. `now_ms` is the current time, if the audit examines the present; with `None`, the
+    /// End the history and return the result. `now_ms` is the current time if the audit examines a live cluster. With `None`, the
     /// time of the last fact is used.
     pub fn finish(mut self, now_ms: Option<i64>) -> Outcome {
         let last = self.summary.last.unwrap_or_default();
@@ -334,7 +335,7 @@ impl Audit {
         }
     }
 
-    /// Add a finding and return its index; `None` if there are too many.
+    /// Add a finding and return its index. The result is `None` if there are too many findings.
     fn found(&mut self, at: Moment, what: What) -> Option<usize> {
         if self.findings.len() >= Self::MOST_FINDINGS {
             *self.omitted.entry(what.id()).or_default() += 1;
@@ -454,7 +455,7 @@ impl Audit {
         }
     }
 
-    /// Check what can be checked of a binding without its node.
+    /// Check everything about a binding that can be checked without the node's object.
     fn bound(&mut self, at: Moment, pod: &Pod, node: &str) {
         let who = who(pod);
         match &pod.held {
@@ -477,7 +478,7 @@ impl Audit {
         }
     }
 
-    /// Put a pod back among the existing ones, and count what it has on its GPUs.
+    /// Store a pod among the existing ones, and count the memory that it has on its GPUs.
     fn book(&mut self, at: Moment, mut tracked: Box<Tracked>, newly: bool) {
         let uid: Arc<str> = Arc::from(tracked.pod.uid.as_str());
         let Some(node) = tracked.pod.node.clone() else {
@@ -554,7 +555,8 @@ impl Audit {
         self.late(at, &uid);
     }
 
-    /// Remove what a pod had from its GPUs, and return their positions. The caller must settle them.
+    /// Remove a pod's memory from its GPUs, and return the positions of these GPUs. The caller must call `settle` for each of
+    /// them.
     fn unbook(&mut self, tracked: &Tracked) -> Vec<usize> {
         let site = tracked.pod.node.as_ref().and_then(|node| self.sites.get_mut(node));
         let Some(site) = site else {

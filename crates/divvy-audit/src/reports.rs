@@ -5,7 +5,7 @@ use divvy_model::{Held, MemoryUnit, MiB, Pod, names};
 use super::finding::{Moment, Share, What};
 use super::{Audit, who};
 
-/// What a container reported about itself, or what was seen of its process. It is independent of what Divvy believes.
+/// What a container reported about itself, or what was observed of its process. It does not depend on Divvy's own records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The node on which the container ran.
@@ -39,7 +39,7 @@ pub(super) struct Run {
     pod: Pod,
     container: String,
     position: Option<usize>,
-    /// The moment at which the container's pod was gone or had ended.
+    /// Since when the container's pod has been gone or ended.
     alone_since: Option<Moment>,
 }
 
@@ -71,8 +71,8 @@ impl Audit {
         self.summary.containers += 1;
         let known = self.pods.get(report.pod_uid.as_str()).map(|tracked| &tracked.pod);
         let known = known.or_else(|| self.gone.get(&report.pod_uid)).cloned();
-        // The pod was bound before its container started. The program that saw the process may only have been quicker to record
-        // it.
+        // The pod was bound before its container started. If the pod is not bound here yet, the program that saw the process was
+        // only quicker to record it.
         match known.filter(|pod| pod.node.is_some()) {
             Some(pod) => self.run_began(at, pod, report, false),
             None => self.early.entry(report.pod_uid.clone()).or_default().push(Early {
@@ -83,7 +83,7 @@ impl Audit {
         }
     }
 
-    /// Process the reports of a pod's containers that came before the pod was known.
+    /// Process the reports of a pod's containers that arrived before the pod was known.
     pub(super) fn late(&mut self, at: Moment, uid: &str) {
         let Some(pod) = self
             .pods
@@ -173,7 +173,7 @@ impl Audit {
         }
     }
 
-    /// Note that a pod is gone or has ended, so its containers should end as well.
+    /// Note that a pod is gone or has ended, so that its containers should end as well.
     fn runs_alone(&mut self, at: Moment, uid: &str) {
         for key in self.runs_of.get(uid).into_iter().flatten() {
             if let Some(run) = self.runs.get_mut(key) {
@@ -202,8 +202,8 @@ impl Audit {
         }
     }
 
-    /// Check that a container has what its pod was allocated for it. Return the position of the GPU that it uses, and how much of
-    /// it.
+    /// Check that a container has what was allocated for it. Return the position of the GPU that it uses, and how much memory of
+    /// that GPU.
     fn check_run(&mut self, at: Moment, pod: &Pod, report: &Report) -> (Option<usize>, MiB) {
         let mut found = Vec::new();
         let answer = self.judge_run(pod, report, &mut found);

@@ -4,7 +4,7 @@ use super::finding::{Moment, Share, What};
 use super::{Audit, who};
 
 impl Audit {
-    /// Check what is on a GPU now, and begin, update, or end the finding about it.
+    /// Check the sum of the allocations on a GPU, and begin, update, or end the finding about it.
     pub(super) fn settle(&mut self, at: Moment, node: &str, position: usize, by_node: bool) {
         if !self.listing.is_empty() {
             self.dirty.insert((node.to_owned(), position));
@@ -128,7 +128,7 @@ impl Audit {
         }
     }
 
-    /// Add the node that lists a GPU which another node does not list.
+    /// For a finding that a node does not list a GPU, add the name of another node that does.
     pub(super) fn complete(&self, mut what: What) -> What {
         if let What::NotOnNode { gpu, elsewhere, .. } = &mut what {
             let mut sites = self.sites.iter();

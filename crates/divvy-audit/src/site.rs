@@ -7,7 +7,7 @@ use super::finding::{Card, Moment, What};
 use super::gpu::{self, Gpu};
 use super::{Limits, who};
 
-/// A suspicion that may only come from the order in which two watches were recorded. It becomes a finding if the next state of
+/// A suspicion that may only be due to the order in which two watches were recorded. It becomes a finding if the next state of
 /// the node does not explain it.
 #[derive(Debug)]
 pub(super) struct Suspect {
@@ -24,7 +24,7 @@ pub(super) struct Site {
     pub(super) known: bool,
     pub(super) revision: Option<u64>,
     pub(super) generation: u64,
-    /// Units in which the node's pods may request memory, its own unit first.
+    /// The units in which the node's pods may request memory, the node's own unit first.
     pub(super) units: Vec<MemoryUnit>,
     /// GPUs that the node lists or has listed, in the order in which they were first seen.
     pub(super) gpus: Vec<Gpu>,
@@ -32,7 +32,7 @@ pub(super) struct Site {
     pub(super) pods: BTreeSet<Arc<str>>,
     /// The number of pods that were allocated something here before the node's object was seen.
     pub(super) allocated: u64,
-    /// The number of these pods that were gone before that.
+    /// The number of such pods that were also gone before the node's object was seen.
     pub(super) missed: u64,
     pub(super) suspects: Vec<Suspect>,
     /// Whether containers on this node report.
@@ -60,7 +60,7 @@ impl Site {
         self.units.first().copied().unwrap_or_default()
     }
 
-    /// Return what is held, by the positions of the known GPUs.
+    /// Return the memory that `held` takes on each GPU, by the position of the GPU. GPUs that are not known are left out.
     pub(super) fn parts(&self, held: &Held) -> Vec<(usize, MiB)> {
         if !self.known {
             return Vec::new();
@@ -96,8 +96,8 @@ impl Site {
         self.by_uuid.get(uuid).copied()
     }
 
-    /// Process a new state of the node's object. Return whether it changes something for the pods here, and findings about memory
-    /// that was held too long and is no longer held, as (since, until, finding).
+    /// Process a new state of the node's object. Return whether the change affects the pods on the node, and findings about
+    /// memory that was held too long and is now released, as (since, until, finding).
     pub(super) fn update(&mut self, at: Moment, node: &Node, limits: &Limits) -> (bool, Vec<(Moment, Moment, What)>) {
         let (units, listed) = gpu::listed(node, limits.unit);
         let mut news = !self.known || self.units != units;
@@ -167,8 +167,8 @@ impl Site {
         (news, long)
     }
 
-    /// Check the suspicions against the node's new state: drop those that it explains, and return those that it should have
-    /// explained.
+    /// Check the suspicions against the node's new state. Drop the suspicions that this state explains. Return those that it
+    /// should have explained but does not, and keep the others.
     pub(super) fn resolve(&mut self, at: Moment) -> Vec<Suspect> {
         let mut found = Vec::new();
         for suspect in std::mem::take(&mut self.suspects) {
@@ -271,8 +271,8 @@ impl Site {
     }
 }
 
-/// Return the unit in which an ended pod's allocation matches its request. The agent no longer reports this unit for a pod that
-/// has ended and holds nothing.
+/// Return the unit with which an ended pod's allocation matches its request. If no pod with memory in that unit is left, the
+/// agent no longer reports the unit.
 fn former(pod: &Pod, allocation: &Allocation) -> Option<MemoryUnit> {
     let asked = pod.request.effective_units().filter(|units| *units > 0 && pod.ended())?;
     MemoryUnit::new(allocation.total().0 / asked)

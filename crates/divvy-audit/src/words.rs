@@ -95,7 +95,7 @@ impl What {
         }
     }
 
-    /// Return what the finding means for the result of the audit.
+    /// Return how serious the finding is.
     pub fn level(&self) -> Level {
         match self {
             What::GivenEarly { .. }

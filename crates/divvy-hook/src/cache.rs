@@ -1,4 +1,4 @@
-//! The container's `/etc/ld.so.cache` with the libraries that are mounted into the container.
+//! Updates the container's `/etc/ld.so.cache` with the libraries that are mounted into the container.
 //!
 //! This module writes the cache's format itself. It runs neither the image's `ldconfig` (CVE-2025-23267) nor the host's.
 
@@ -13,14 +13,15 @@ use crate::error::{Error, Result};
 use crate::root::Root;
 
 const CACHE: &str = "/etc/ld.so.cache";
-/// The number of bytes of an ELF header that identify the file's architecture.
+/// The number of bytes at the beginning of an ELF file that identify its architecture.
 const HEADER: usize = 20;
 
-/// The size limit of the directory list of musl's loader, in bytes.
+/// The maximum size in bytes of the directory list of musl's loader.
 const MUSL_LIMIT: usize = 64 * 1024;
 
-/// Add the libraries that are mounted into these directories to the cache. A library is listed under its file name, its soname, and the names of
-/// links next to it that differ only in the version. All libraries of the directory `first` come before them.
+/// Add the libraries that are mounted into these directories to the cache. A library is listed under its file name, its soname,
+/// and the names of links next to it that differ only in the version. All libraries in the directory `first`, mounted or not,
+/// come before them.
 pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], first: Option<&str>) -> Result<()> {
     let mut found: Vec<(String, String, i32)> = Vec::new();
     let mut with_libraries: Vec<&str> = Vec::new();
@@ -41,8 +42,8 @@ pub(crate) fn update(root: &Root, mounts: &[String], directories: &[String], fir
         let mut names = root.names(directory)?;
         for path in mounts {
             let name = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix('/'));
-            // Create the link that ldconfig would create. NVIDIA's specs mount a library only under its long name, and add links to a short
-            // name that does not exist.
+            // Create the link that ldconfig would create. NVIDIA's specs mount a library only under its long name. They also add
+            // links to a short name, which does not exist.
             if let Some(name) = name.filter(|name| stem(name).is_some())
                 && let Some(short) = soname_of(root, path, name)?.filter(|short| !names.contains(short))
             {

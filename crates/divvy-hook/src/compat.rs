@@ -1,4 +1,4 @@
-//! CUDA's forward compatibility: an image's own libcuda that is made for the host's driver, or newer.
+//! CUDA's forward compatibility: the use of an image's own libcuda, if it is made for the host's driver or newer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -8,8 +8,8 @@ use divvy_oci::hook::compat::{self, LIBCUDA};
 use crate::error::{Error, Result};
 use crate::root::Root;
 
-/// Report whether the directory contains exactly one libcuda that should be preferred to that of the host's driver. A note in the library lists
-/// the drivers that it supports. A library without a note is preferred if its major version is newer.
+/// Report whether the directory contains exactly one libcuda, and it should be preferred to the libcuda of the host's driver. A
+/// note in the library lists the drivers that it supports. A library without a note is preferred if its major version is newer.
 pub(crate) fn is_wanted(root: &Root, directory: &str, host_driver: &str) -> Result<bool> {
     let names = root.names(directory)?;
     let Some(version) = compat::version(&names) else {
@@ -21,11 +21,12 @@ pub(crate) fn is_wanted(root: &Root, directory: &str, host_driver: &str) -> Resu
     Ok(compat::is_wanted(version, made_for.as_deref(), host_driver))
 }
 
-/// A directory list for `ldconfig`. Its name sorts before all others, so the directory stays first if `ldconfig` rebuilds the cache.
+/// The path of a directory list for `ldconfig`. Its name sorts before all others, so the directory stays first if `ldconfig`
+/// rebuilds the cache.
 const CONFIG: &str = "/etc/ld.so.conf.d/00-divvy-cuda-compat.conf";
 const CONFIG_LIMIT: usize = 4096;
 
-/// Record the directory for later hooks, or record that there is none.
+/// Record, for later hooks, the directory with the preferred libcuda, or that there is none.
 pub(crate) fn remember(root: &Root, directory: Option<&str>) -> Result<()> {
     let there = root.read(CONFIG, CONFIG_LIMIT)?;
     let text = directory.map_or_else(String::new, |directory| format!("{directory}\n"));

@@ -24,7 +24,8 @@ pub(crate) enum Error {
         path: String,
         source: io::Error,
     },
-    /// An operation on a path of the image failed, for example because the image's root is read-only or a link leads in circles.
+    /// An operation on a path of the image failed, for example because the image's root is read-only or because links form a
+    /// loop.
     #[error("could not {what} {path} of the container: {source}")]
     Image {
         what: &'static str,

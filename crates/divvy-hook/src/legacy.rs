@@ -1,4 +1,4 @@
-//! Mode `legacy` of `divvy-runtime`: the call of NVIDIA's program, which needs the container's PID.
+//! Mode `legacy` of `divvy-runtime`: calls `nvidia-container-cli`, which needs the container's PID.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -10,11 +10,11 @@ use divvy_oci::hook::arguments;
 use crate::error::{Error, Result};
 use crate::state;
 
-/// The `PATH` for a program of the host, which gets no other variable by default.
+/// The `PATH` for `nvidia-container-cli`. By default, that program gets no other variable.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Replace this process with the program. `divvy-runtime` chose the arguments from the container's configuration. The program is a path on the
-/// host, never in the image.
+/// Replace this process with `nvidia-container-cli`. `divvy-runtime` chose the arguments from the container's configuration. The
+/// program's path is on the host, never in the image.
 pub(crate) fn run(environment: &[String], words: &[OsString]) -> Result<()> {
     let Some((program, words)) = words.split_first().filter(|(program, _)| Path::new(program).is_absolute()) else {
         return Err(arguments::Error::Usage("legacy: the program after -- must be an absolute path".to_owned()).into());

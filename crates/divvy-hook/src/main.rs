@@ -1,14 +1,14 @@
 //! `divvy-hook`: a hook that prepares a container in ways that mounts and device nodes cannot. The container runtime runs it before the container
 //! starts.
 //!
-//! A hook runs with the host's privileges, but the image controls its current directory and its environment variables (CVE-2025-23266).
-//! Therefore:
+//! A hook runs with the host's privileges, but the image controls the hook's current directory and environment variables
+//! (CVE-2025-23266). Therefore:
 //!
-//! - The program is static, so that no loader reads those variables.
-//! - It first executes itself again without any variables.
+//! - The program is static, so that no loader reads these variables.
+//! - It first executes itself again without any environment variables.
 //! - It opens every path of the image through one type ([`root::Root`]), which keeps the path beneath the image's root.
-//! - It runs nothing of the image.
-//! - It neither uses inherited file descriptors nor passes them to anything that the image could reach.
+//! - It runs no program of the image.
+//! - It does not use inherited file descriptors, and does not pass them to anything that the image could reach.
 
 #![forbid(unsafe_code)]
 
@@ -50,8 +50,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Execute this program again without environment variables. A process cannot safely remove its own variables, and the kernel would still show
-/// them in `/proc`.
+/// Execute this program again without environment variables. A process cannot safely remove its own variables, and the kernel
+/// would still show them in `/proc`.
 fn again_without_variables() -> Result<Infallible> {
     let error = Command::new("/proc/self/exe")
         .arg0("divvy-hook")
@@ -61,7 +61,8 @@ fn again_without_variables() -> Result<Infallible> {
     Err(Error::host("execute itself again through", "/proc/self/exe", error))
 }
 
-/// Reset what the program inherits: the current directory and the file mode mask. Also stop other processes from reading its memory.
+/// Reset what the program inherited: the current directory and the file mode mask. Also prevent other processes from reading its
+/// memory.
 fn settle() -> Result<()> {
     std::env::set_current_dir("/").map_err(|error| Error::host("change the directory to", "/", error))?;
     umask(Mode::WGRP | Mode::WOTH);

@@ -1,5 +1,5 @@
-//! An application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile EGL tries every GPU that the kernel
-//! has.
+//! Writes an application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile, EGL tries every
+//! GPU that the kernel has.
 
 use divvy_oci::hook::profile::text;
 
@@ -8,7 +8,7 @@ use crate::root::Root;
 
 const FILE: &str = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
 
-/// Write the profile for the container's device nodes. Write nothing if there is no GPU among them.
+/// Write the profile for the container's device nodes. Write nothing if no node is a GPU.
 pub(crate) fn write(root: &Root, nodes: &[String]) -> Result<()> {
     let Some(text) = text(nodes) else { return Ok(()) };
     if root.read(FILE, text.len() + 1)?.is_some_and(|there| there == text.as_bytes()) {

@@ -1,11 +1,11 @@
 //! The image's root. Every path of the image is opened through this module, which keeps the path beneath the root.
 //!
-//! The kernel resolves the paths (`openat2`, Linux 5.6) as if the image's root were `/`. No link of the image leads out of the root, even if a
-//! process changes the link meanwhile. Magic links of `/proc` are not followed, and files are never written to another file system that is
-//! mounted below the root.
+//! The kernel resolves the paths (`openat2`, Linux 5.6) as if the image's root were `/`. No link of the image leads out of the
+//! root, even if a process changes the link at the same time. Magic links of `/proc` are not followed, and files are never
+//! written to another file system that is mounted below the root.
 //!
-//! On an older kernel, or if a seccomp filter refuses `openat2`, the components are opened one by one. Then no link is followed at all, and for
-//! writing no mount is entered either.
+//! On an older kernel, or if a seccomp filter refuses `openat2`, the components of a path are opened one by one. In that case, no
+//! link is followed at all, and for writing, no mount is crossed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,7 +25,7 @@ use rustix::mount::{
 
 use crate::error::{Error, Result};
 
-/// The number of attempts to resolve a path that another process changes meanwhile.
+/// The maximum number of attempts to resolve a path while another process changes it.
 const TRIES: usize = 16;
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 
@@ -68,8 +68,8 @@ impl Root {
         Err(Errno::AGAIN)
     }
 
-    /// Resolve a path without `openat2`, component by component. No component may be a link or `..`. With [`Mounts::Refused`] none may be on
-    /// another mount.
+    /// Resolve a path without `openat2`, component by component. No component may be a link or `..`. With [`Mounts::Refused`], no
+    /// component may be on another mount.
     fn walk(&self, path: &str, flags: OFlags, mounts: Mounts) -> rustix::io::Result<OwnedFd> {
         let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
         if parts.contains(&"..") {
@@ -94,7 +94,7 @@ impl Root {
         open(&at, last, flags)
     }
 
-    /// Return the sorted names in a directory; empty if the directory does not exist.
+    /// Return the names in a directory, sorted. The list is empty if the directory does not exist.
     pub(crate) fn names(&self, directory: &str) -> Result<Vec<String>> {
         let failed = |error: Errno| Error::image("read the directory", directory, error);
         let opened = match self.resolve(directory, OFlags::RDONLY | OFlags::DIRECTORY, Mounts::Crossed) {
@@ -113,7 +113,7 @@ impl Root {
         Ok(names)
     }
 
-    /// Return up to `limit` bytes of a regular file; `None` if it does not exist or is not a regular file.
+    /// Return up to `limit` bytes of a regular file. The result is `None` if it does not exist or is not a regular file.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
         let Some(file) = self.file(path)? else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -123,10 +123,10 @@ impl Root {
         Ok(Some(bytes))
     }
 
-    /// Open a regular file for reading; `None` if it does not exist or is not a regular file.
+    /// Open a regular file for reading. The result is `None` if it does not exist or is not a regular file.
     pub(crate) fn file(&self, path: &str) -> Result<Option<File>> {
-        // Check the type before opening, because opening a device can have side effects. Open without blocking, because the file may have
-        // become a named pipe meanwhile.
+        // Check the type before opening, because opening a device can have side effects. Open without blocking, because the file
+        // may have become a named pipe since the check.
         let mut opened = None;
         for flags in [OFlags::PATH, OFlags::RDONLY | OFlags::NONBLOCK] {
             let file = match self.resolve(path, flags, Mounts::Crossed) {
@@ -154,7 +154,7 @@ impl Root {
         leave_nothing(written, &directory, &beside)
     }
 
-    /// Mount a small read-only file over an existing file, in the current mount namespace, which is the container's.
+    /// Mount a small read-only file over an existing file. The current mount namespace, which is the container's, is changed.
     pub(crate) fn cover(&self, path: &str, bytes: &[u8]) -> Result<()> {
         let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
         let covered = self
@@ -176,8 +176,8 @@ impl Root {
         leave_nothing(renamed, &directory, &beside)
     }
 
-    /// Prepare to replace the file at a path. Return its directory, which is created if necessary, its name, and the name of a temporary file in
-    /// the same directory. A temporary file that a killed hook left behind is removed.
+    /// Prepare the replacement of the file at a path. Create its directory if necessary, and remove the temporary file that a
+    /// killed hook may have left. Return the directory, the file's name, and the name for a temporary file in the same directory.
     fn beside<'p>(&self, path: &'p str) -> Result<(OwnedFd, &'p str, String)> {
         let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
         if name.is_empty() || name == "." || name == ".." {
@@ -210,8 +210,8 @@ impl Root {
     }
 }
 
-/// Identify the mount of a file: by the mount's ID if the kernel provides it (Linux 5.8), otherwise by the device number of the file system. The
-/// device number does not distinguish bind mounts of the same file system.
+/// Identify the mount of a file: by the mount's ID if the kernel provides it (Linux 5.8), otherwise by the device number of the
+/// file system. The device number does not distinguish bind mounts of the same file system.
 fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
     if let Ok(found) = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
         && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
@@ -221,8 +221,8 @@ fn mount_of(file: &OwnedFd) -> rustix::io::Result<(bool, u64)> {
     fstat(file).map(|found| (false, found.st_dev))
 }
 
-/// Mount a file of a new file system over an existing file. Kernels before 6.15 can mount a part of a file system only if the file system is
-/// already mounted, so the whole file system covers the directory for a moment.
+/// Mount a file of a new file system over an existing file. Before version 6.15, kernels can mount a part of a file system only
+/// if the file system is already mounted. Therefore the whole file system covers the directory for a moment.
 fn cover(file: &OwnedFd, directory: &OwnedFd, bytes: &[u8]) -> rustix::io::Result<()> {
     const NAME: &str = "file";
     let system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;

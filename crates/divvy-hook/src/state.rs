@@ -1,4 +1,5 @@
-//! The input that the container runtime provides: the container's state on standard input, and the `config.json` of its bundle.
+//! Reads the input that the container runtime provides: the container's state on standard input, and the `config.json` of its
+//! bundle.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +11,7 @@ use rustix::fs::OFlags;
 
 use crate::error::{Error, Result};
 
-/// The size limit of each input in bytes, the same as in `divvy-runtime`.
+/// The maximum size of each input in bytes, the same as in `divvy-runtime`.
 const MOST: u64 = 16 * 1024 * 1024;
 
 /// The parts of a container's state and configuration that the hook needs.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! sudo target/debug/examples/fuse_plugin                    on a node
-//! target/debug/examples/fuse_plugin DIRECTORY               with another directory of kubelet.sock
+//! target/debug/examples/fuse_plugin DIRECTORY               with another directory that contains kubelet.sock
 //! ```
 
 #![allow(clippy::print_stdout, reason = "a program for a terminal")]

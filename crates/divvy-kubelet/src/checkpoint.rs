@@ -1,16 +1,16 @@
 //! The kubelet's own record of which container holds which device: `kubelet_internal_checkpoint`.
 //!
-//! No other source maps a set of ids to the pod's **UID** and the container, including ordinary init containers. During `Allocate`, the
-//! checkpoint does not contain the container that is being admitted yet; during `PreStartContainer` it does.
+//! No other source maps a set of device ids to the pod's **UID** and the container, including ordinary init containers. During
+//! `Allocate`, the checkpoint does not contain the container that is being admitted yet; during `PreStartContainer`, it does.
 //!
-//! The kubelet replaces the file by rename, once per admitted container and once per `ListAndWatch` message. The format is not a stable API.
-//! It comes from `pkg/kubelet/cm/devicemanager/checkpoint`, and has two forms: since Kubernetes 1.20 `DeviceIDs` is a map from NUMA node to
-//! ids, and before that it was a list. This module treats the file as untrusted input.
+//! The kubelet replaces the file by rename, once per admitted container and once per `ListAndWatch` message. The format is not a
+//! stable API. It comes from `pkg/kubelet/cm/devicemanager/checkpoint`, and has two forms: since Kubernetes 1.20, `DeviceIDs` is
+//! a map from NUMA nodes to ids; before, it was a list. This module treats the file as untrusted input.
 //!
-//! **The checksum is not verified.** The kubelet hashes (FNV-1a, 32 bits) the text that a Go library prints for its in-memory structs, with
-//! pointers followed and type names included. Verifying it would mean reimplementing that printer for each kubelet version. A checksum would
-//! reveal a truncated or damaged file, but so do the JSON, base64, and protobuf decoders. In addition, every reader of an entry compares it
-//! with the ids at hand.
+//! **The checksum is not verified.** The kubelet hashes (FNV-1a, 32 bits) the text that a Go library prints for its in-memory
+//! structs, with pointers followed and type names included. Verifying the checksum would mean reimplementing that printer for
+//! each kubelet version. A checksum would reveal a truncated or damaged file, but so do the JSON, base64, and protobuf decoders.
+//! In addition, every reader of an entry compares it with the device ids that the reader already knows.
 
 mod json;
 
@@ -27,11 +27,11 @@ use crate::{Error, Result};
 /// The file's name in the device plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
 
-/// The size limit of the file in bytes.
+/// The maximum size of the file in bytes.
 pub const SIZE_LIMIT: u64 = 16 << 20;
 
-/// How often to read an incomplete file. The kubelet replaces the file by rename, so an incomplete file should never be visible; if it is, it
-/// is complete a moment later.
+/// How often to try to read an incomplete file, and the wait between two attempts. The kubelet replaces the file by rename, so an
+/// incomplete file should never be visible. If one is, it is complete a moment later.
 const READS: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(5);
 
@@ -44,7 +44,7 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// Return the present version of the file, or `None` if no file is accessible.
+    /// Return the current version of the file, or `None` if no file is accessible.
     pub fn of(directory: &Path) -> Option<Writing> {
         let metadata = std::fs::symlink_metadata(directory.join(FILE_NAME)).ok()?;
         Some(Writing {
@@ -78,7 +78,7 @@ pub struct Entry {
     pub ids: BTreeSet<String>,
     /// The NUMA node of each id that has one.
     pub numa: BTreeMap<String, i64>,
-    /// The plugin's answer to `Allocate`, which the kubelet uses at each start of the container.
+    /// The plugin's answer to `Allocate`. The kubelet uses it at each start of the container.
     pub answer: Answer,
 }
 
@@ -90,13 +90,14 @@ impl Entry {
 }
 
 impl Checkpoint {
-    /// Read the checkpoint in this device plugin directory. Return `None` if there is none, as on a node on which no kubelet has run.
+    /// Read the checkpoint in this device plugin directory. Return `None` if no checkpoint exists, as on a node where no kubelet
+    /// has run.
     ///
-    /// This blocks on the file, and for at most 10 ms more if the file is incomplete and must be read again.
+    /// This function blocks: on the file, and for at most 10 ms more if the file is incomplete and must be read again.
     ///
     /// # Errors
-    /// The file cannot be read, is not a regular file (symbolic links are not followed), is larger than [`SIZE_LIMIT`] bytes, or is still not a
-    /// valid checkpoint after three reads.
+    /// Fails if the file cannot be read, is not a regular file (symbolic links are not followed), is larger than [`SIZE_LIMIT`]
+    /// bytes, or is still not a valid checkpoint after three reads.
     pub fn read(directory: &Path) -> Result<Option<Self>> {
         let path = directory.join(FILE_NAME);
         let mut reads = 1;
@@ -116,7 +117,7 @@ impl Checkpoint {
     /// Parse a checkpoint's text.
     ///
     /// # Errors
-    /// What is wrong, and where in the text.
+    /// Fails if the text is not a valid checkpoint. The error says what is wrong, and where in the text.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         json::parse(text)
     }
@@ -129,8 +130,8 @@ impl Checkpoint {
         json::print(self)
     }
 
-    /// Return the entries with exactly these ids of this resource. There may be more than one: an app container may receive the ids of its
-    /// pod's finished init container, and kubernetes#137534 hands ids out twice.
+    /// Return the entries of this resource with exactly these ids. There may be more than one entry: an app container may receive
+    /// the ids of its pod's finished init container, and kubernetes#137534 hands ids out twice.
     pub fn find_by_ids(&self, resource: &str, ids: &BTreeSet<String>) -> Vec<&Entry> {
         self.entries
             .iter()

@@ -8,13 +8,14 @@ pub enum Error {
     /// The socket's path does not fit into a Unix socket address, which holds 108 bytes including the final NUL.
     #[error("the socket path {} has {bytes} bytes, but a Unix socket's path may have at most 107: use a shorter directory", path.display())]
     PathTooLong {
-        /// The longest path that is needed.
+        /// The longest path that the plugin needs.
         path: PathBuf,
         /// The path's length in bytes.
         bytes: usize,
     },
 
-    /// The prefix is not usable: it becomes part of a file name, and it distinguishes this plugin's stale sockets from other sockets.
+    /// The prefix cannot be used. It becomes part of a file name, and it distinguishes this plugin's stale sockets from other
+    /// sockets.
     #[error(
         "the socket prefix {prefix:?} cannot be used: it must not be empty, and may contain only letters, digits, '-', '_' and '.'"
     )]
@@ -39,7 +40,7 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// The file is far larger than any file of a kubelet.
+    /// The file is far larger than any file that a kubelet writes.
     #[error("{} is larger than {limit} bytes, which a kubelet never writes, so it is not read", path.display())]
     TooLarge {
         /// The file.

@@ -1,11 +1,11 @@
-//! The kubelet's device plugin API v1beta1 from the plugin's side, and its checkpoint.
+//! The plugin's side of the kubelet's device plugin API v1beta1, and a reader of the kubelet's checkpoint.
 //!
 //! This crate does not depend on the rest of Divvy. It knows nothing about GPUs or about any other meaning of a device.
 //!
 //! * [`plugin`]: a [`Plugin`](plugin::Plugin) implements an extended resource; a [`PluginServer`](plugin::PluginServer) keeps it
 //!   registered, even when the kubelet restarts or fails.
-//! * [`checkpoint`]: which container holds which device, from the kubelet's own file, by pod UID.
-//! * [`api`]: the generated messages, clients and servers below all of them.
+//! * [`checkpoint`]: which container (by pod UID) holds which device, from the kubelet's own file.
+//! * [`api`]: the generated messages, clients, and servers that the other modules use.
 
 pub mod api;
 pub mod checkpoint;

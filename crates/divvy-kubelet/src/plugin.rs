@@ -3,9 +3,10 @@
 //! The kubelet's behavior determines the design of [`PluginServer`]:
 //!
 //! * The kubelet dials back *inside* `Register`, so the plugin serves before it registers.
-//! * The kubelet never retries `ListAndWatch` and removes all sockets when it starts, so the server watches the directory and its own stream.
-//! * If an old stream of a resource ends after a new registration, the kubelet disconnects the new one (kubernetes#121994). Therefore the
-//!   server never has two streams.
+//! * The kubelet never retries `ListAndWatch`, and it removes all sockets when it starts. Therefore the server watches the
+//!   directory and its own stream.
+//! * If an old stream of a resource ends after a new registration, the kubelet disconnects the new one (kubernetes#121994).
+//!   Therefore the server never has two streams.
 
 mod backoff;
 mod directory;
@@ -32,17 +33,18 @@ pub trait Plugin: Send + Sync + 'static {
     /// The name of the resource, such as `vendor.example/memory`. It never changes.
     fn resource_name(&self) -> &str;
 
-    /// The optional calls that the kubelet should make. The kubelet queries them once per registration.
+    /// Return which optional calls the kubelet should make. The kubelet queries this once per registration.
     fn options(&self) -> Options;
 
-    /// All devices, in any order. A list with the same content as the last one is not sent again. If several changes follow each other, only
-    /// the last is sent.
+    /// Return all devices, in any order. A list with the same content as the last one is not sent again. Of several changes in
+    /// quick succession, only the last is sent.
     fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>>;
 
     /// Return the `size` devices among `available` that suit a container best, including all of `must_include`.
     ///
-    /// The kubelet tolerates any answer: it drops surplus and unknown ids, and chooses missing ones at random. An error would reject the pod, so this
-    /// method cannot fail. The call has no deadline and delays the admission of all pods on the node.
+    /// The kubelet tolerates any answer: it drops surplus and unknown ids, and chooses missing ones at random. An error would
+    /// reject the pod, so this method cannot fail. The kubelet makes this call without a deadline, and the call delays the
+    /// admission of all pods on the node.
     fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         any_legal(available, must_include, size)
     }
@@ -53,22 +55,22 @@ pub trait Plugin: Send + Sync + 'static {
     /// reuses it without another call, even after a reboot.
     ///
     /// # Errors
-    /// The pod fails permanently, and its message contains the refusal's text.
+    /// If this fails, the pod fails permanently, and its message contains the text of the refusal.
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal>;
 
     /// Prepare the start of a container with these devices. The kubelet calls this before each start if [`Options::pre_start_required`] is set.
     /// The method may do I/O. The future is dropped after 30 s, when the kubelet stops waiting, and when the plugin has to end.
     ///
     /// # Errors
-    /// The kubelet retries the container's start later, and an event contains the refusal's text.
+    /// If this fails, the kubelet retries the container's start later, and an event contains the text of the refusal.
     fn pre_start(&self, ids: Vec<String>) -> impl Future<Output = Result<(), Refusal>> + Send {
         let _ = ids;
         std::future::ready(Ok(()))
     }
 }
 
-/// Return a valid answer to [`Plugin::preferred`] without any preference: the devices that must be included, then the available ones in
-/// their order.
+/// Return a valid answer to [`Plugin::preferred`] without any preference: the devices that must be included, then the available
+/// ones in their given order.
 pub fn any_legal(available: &[String], must_include: &[String], size: usize) -> Vec<String> {
     let mut seen = std::collections::BTreeSet::new();
     must_include
@@ -80,33 +82,33 @@ pub fn any_legal(available: &[String], must_include: &[String], size: usize) -> 
         .collect()
 }
 
-/// The optional calls of the device plugin API.
+/// Which optional calls of the device plugin API the kubelet should make.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The kubelet should call [`Plugin::pre_start`].
+    /// Whether the kubelet should call [`Plugin::pre_start`].
     pub pre_start_required: bool,
-    /// The kubelet should call [`Plugin::preferred`].
+    /// Whether the kubelet should call [`Plugin::preferred`].
     pub preferred_allocation: bool,
 }
 
 /// A device: one unit of the resource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Device {
-    /// The device id. The API documents a limit of 63 characters. The id must be unique over *all* resources of a node, because the kubelet
-    /// looks up an id's health without regard to the resource.
+    /// The device id. The API documents a limit of 63 characters. The id must be unique among *all* resources of a node, because
+    /// the kubelet looks up the health of an id without regard to the resource.
     pub id: String,
-    /// Unhealthy devices count towards the node's capacity but are not allocatable.
+    /// Whether the device is healthy. Unhealthy devices count towards the node's capacity but are not allocatable.
     pub healthy: bool,
-    /// The NUMA node that the kubelet's Topology Manager uses, or `None`.
+    /// The device's NUMA node, which the kubelet's Topology Manager uses, or `None`.
     pub numa: Option<i64>,
 }
 
 /// A mount in the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mount {
-    /// Absolute path in the container.
+    /// The absolute path in the container.
     pub container_path: String,
-    /// Absolute path on the host.
+    /// The absolute path on the host.
     pub host_path: String,
     /// Whether the mount is read-only in the container.
     pub read_only: bool,
@@ -115,18 +117,18 @@ pub struct Mount {
 /// A device node in the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceNode {
-    /// Absolute path in the container.
+    /// The absolute path in the container.
     pub container_path: String,
-    /// Absolute path on the host.
+    /// The absolute path on the host.
     pub host_path: String,
-    /// A combination of `r`, `w`, and `m`.
+    /// The permissions: a combination of `r`, `w`, and `m`.
     pub permissions: String,
 }
 
 /// What a container receives together with its devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Environment variables. A variable that the pod itself sets takes precedence.
+    /// Environment variables. If the pod itself sets a variable, the pod's value takes precedence.
     pub envs: BTreeMap<String, String>,
     /// Mounts, in order.
     pub mounts: Vec<Mount>,
@@ -134,8 +136,8 @@ pub struct Answer {
     pub devices: Vec<DeviceNode>,
     /// Annotations of the container in the container runtime (not of the pod).
     pub annotations: BTreeMap<String, String>,
-    /// Fully qualified CDI device names. The container runtime resolves them at each start, and their environment variables take precedence
-    /// over the pod's.
+    /// Fully qualified CDI device names. The container runtime resolves them at each start. Environment variables in a CDI spec
+    /// take precedence over the pod's.
     pub cdi_devices: Vec<String>,
 }
 
@@ -239,7 +241,7 @@ enum Kind {
 }
 
 impl Refusal {
-    /// The request is invalid and will stay so, for example because of unknown ids. gRPC status `InvalidArgument`.
+    /// The request is invalid and will stay invalid, for example because of unknown ids. gRPC status `InvalidArgument`.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self {
             kind: Kind::Invalid,
@@ -263,7 +265,7 @@ impl Refusal {
         }
     }
 
-    /// The same as [`Refusal::invalid`], with the gRPC status `Unknown` that a plugin in Go gives to every error.
+    /// Like [`Refusal::invalid`], but with the gRPC status `Unknown`, which a plugin in Go gives to every error.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self {
             kind: Kind::Unknown,
@@ -271,7 +273,7 @@ impl Refusal {
         }
     }
 
-    /// The text for the user.
+    /// Return the text for the user.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -301,11 +303,11 @@ impl From<Refusal> for tonic::Status {
 pub struct Settings {
     /// The directory of the plugins' sockets, usually `/var/lib/kubelet/device-plugins`.
     pub device_plugin_dir: PathBuf,
-    /// The kubelet's socket, if it is not `kubelet.sock` in that directory.
+    /// The path of the kubelet's socket, if it is not `kubelet.sock` in that directory.
     pub kubelet_socket: Option<PathBuf>,
     /// The prefix of the socket names `<prefix>-<six characters>.sock`. Each resource needs its own prefix.
     pub socket_prefix: String,
-    /// Whether the socket is always named `<prefix>.sock`, for a resource whose socket other programs know by name.
+    /// Whether the socket is always named `<prefix>.sock`. This is for resources whose socket other programs know by name.
     pub is_socket_fixed: bool,
     /// Intervals and timeouts. The defaults suit a real kubelet.
     pub timing: Timing,
@@ -333,18 +335,19 @@ impl Settings {
 /// The intervals and timeouts of a [`PluginServer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
-    /// The interval at which the directory is checked even without inotify events, because inotify can overflow or be unavailable. Default:
-    /// 500 ms.
+    /// The interval at which the directory is checked even without inotify events, because inotify can overflow or be
+    /// unavailable. Default: 500 ms.
     pub look_every: Duration,
     /// The timeout of `Register`. Default: 15 s, because the kubelet dials back for up to 10 s within the call.
     pub register_timeout: Duration,
-    /// How long the kubelet may take to open a stream after a registration. After that it never does. Default: 5 s.
+    /// How long the kubelet may take to open a stream after a registration. A kubelet that takes longer will never open one.
+    /// Default: 5 s.
     pub first_stream: Duration,
     /// The wait before the second attempt, which doubles for each further attempt. Default: 100 ms.
     pub retry_first: Duration,
     /// The longest wait between two attempts. Default: 30 s.
     pub retry_max: Duration,
-    /// A stream that lasted this long counts as a success and resets the wait to [`Timing::retry_first`]. Default: 1 s.
+    /// The duration after which a stream counts as a success. A success resets the wait to [`Timing::retry_first`]. Default: 1 s.
     pub settled: Duration,
     /// How long pending calls may continue when the server has to end. Default: 2 s.
     pub grace: Duration,
@@ -367,7 +370,7 @@ impl Default for Timing {
 /// The state of a [`PluginServer`], for readiness and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// The kubelet has accepted the registration, and it is still valid.
+    /// Whether the kubelet has accepted the registration, and the registration is still valid.
     pub registered: bool,
     /// The time at which `registered` last changed.
     pub since: Instant,

@@ -1,4 +1,4 @@
-/// Return the name of an architecture by its compute capability; `undefined` if this program does not know it.
+/// Return the name of the architecture with this compute capability, or `undefined` if this program does not know it.
 pub(crate) fn family((major, minor): (u32, u32)) -> &'static str {
     match (major, minor) {
         (1, _) => "tesla",

@@ -8,20 +8,20 @@ use crate::family::family;
 use crate::text::{cut, key, value};
 use crate::{Error, vgpu};
 
-/// What the driver and the kernel say about a node.
+/// What the driver and the kernel report about a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// The driver's version, such as `550.54.15`.
     pub driver: String,
-    /// The newest CUDA version that the driver supports, as major and minor number.
+    /// The newest CUDA version that the driver supports, as major and minor numbers.
     pub cuda: Option<(u32, u32)>,
     /// The machine's type.
     pub machine_type: Option<String>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
-    /// The kernel's list of NVIDIA's PCI devices.
+    /// NVIDIA's PCI devices in the kernel's list.
     pub pci: Vec<PciDevice>,
-    /// The time of the start in seconds since 1970.
+    /// The start time of the program in seconds since 1970.
     pub timestamp: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Gpu {
     pub mig: Option<bool>,
     /// The MIG devices.
     pub mig_devices: Vec<MigDevice>,
-    /// The NVLink fabric of which the GPU is a part.
+    /// The part of an NVLink fabric to which the GPU belongs. `None` if it belongs to none.
     pub fabric: Option<Fabric>,
 }
 
@@ -49,14 +49,14 @@ pub struct Gpu {
 pub struct Fabric {
     /// The UUID of the cluster.
     pub cluster: String,
-    /// The id of the clique.
+    /// The number of the clique.
     pub clique: u32,
 }
 
 /// A PCI device of NVIDIA.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PciDevice {
-    /// The beginning of its configuration space; 256 bytes if it can be read as a whole.
+    /// The beginning of the device's configuration space: 256 bytes, unless only a part can be read.
     pub config: Vec<u8>,
 }
 
@@ -65,7 +65,7 @@ pub struct PciDevice {
 pub struct Labels {
     /// The values by key.
     pub labels: BTreeMap<String, String>,
-    /// What an operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
 
@@ -75,7 +75,7 @@ const GRAPHICS: u32 = 0x03_00_00;
 /// Return the labels of a node.
 ///
 /// # Errors
-/// The driver's version is malformed, or the configuration shares MIG devices through MPS.
+/// Fails if the driver's version is malformed, or if the configuration shares MIG devices through MPS.
 pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
     let mut found = Labels::default();
     if !config.feature_discovery.no_timestamp {
@@ -222,7 +222,7 @@ impl Model<'_> {
     }
 }
 
-/// Describe the GPUs. The first model gives the labels that name no model.
+/// Add the labels of all GPU models. The labels that do not name a model describe the first one.
 fn models(machine: &Machine, config: &Config, found: &mut Labels) {
     let mut by_name: BTreeMap<String, Vec<&Gpu>> = BTreeMap::new();
     for gpu in &machine.gpus {
@@ -279,7 +279,7 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
     shared.describe("gpu", found);
 }
 
-/// Describe MIG devices that are offered as GPUs.
+/// Add the labels of MIG devices that are offered as GPUs (the MIG strategy `single`).
 fn single(machine: &Machine, config: &Config, model: &Model<'_>, found: &mut Labels) {
     let devices: Vec<(&Gpu, &MigDevice)> = (machine.gpus.iter())
         .flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (gpu, device)))
@@ -312,7 +312,7 @@ fn single(machine: &Machine, config: &Config, model: &Model<'_>, found: &mut Lab
     attributes("gpu", &parts, found);
 }
 
-/// Return `MODEL-MIG-PROFILE[-SHARED]`, where the model is cut as far as necessary.
+/// Return `MODEL-MIG-PROFILE[-SHARED]`. The model's name is cut as far as necessary.
 fn product(model: &Model<'_>, profile: &str, shared: &Shared) -> String {
     let tail = format!("-MIG-{}{}", profile.replace('+', "."), shared.suffix());
     format!("{}{tail}", cut(&model.name, 63_usize.saturating_sub(tail.len())))
@@ -334,7 +334,7 @@ fn attributes(name: &str, parts: &MigParts, found: &mut Labels) {
     }
 }
 
-/// Describe the MIG devices of each profile.
+/// Add the labels of the MIG devices of each profile.
 fn profiles(machine: &Machine, config: &Config, found: &mut Labels) {
     let mut by_profile: BTreeMap<String, Vec<(&Gpu, MigParts)>> = BTreeMap::new();
     for gpu in machine.gpus.iter().filter(|gpu| gpu.mig == Some(true)) {

@@ -4,23 +4,23 @@ use serde_json::{Value, json};
 
 use crate::Labels;
 
-/// Return the text of a feature file of Node Feature Discovery: a line `KEY=VALUE` for each label, sorted by key.
+/// Return the text of a feature file for Node Feature Discovery: a line `KEY=VALUE` for each label, sorted by key.
 pub fn file(labels: &Labels) -> String {
     labels.labels.iter().map(|(key, value)| format!("{key}={value}\n")).collect()
 }
 
-/// Whose labels a NodeFeature object has, and where it is.
+/// The node that a NodeFeature object describes, and the object's metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeFeature {
     /// The node's name.
     pub node: String,
     /// The object's namespace.
     pub namespace: String,
-    /// The owners of the object, as in `metadata.ownerReferences`; it is deleted with them.
+    /// The owners of the object, as in `metadata.ownerReferences`. The object is deleted with them.
     pub owners: Vec<Value>,
 }
 
-/// Return the NodeFeature object with these labels (kubernetes-sigs/node-feature-discovery, api/nfd/v1alpha1).
+/// Return a NodeFeature object with these labels (kubernetes-sigs/node-feature-discovery, api/nfd/v1alpha1).
 pub fn node_feature(labels: &Labels, of: &NodeFeature) -> Value {
     json!({
         "apiVersion": "nfd.k8s-sigs.io/v1alpha1",

@@ -1,4 +1,4 @@
-//! Texts as Kubernetes accepts them in labels (k8s.io/apimachinery, pkg/util/validation).
+//! Converts texts so that Kubernetes accepts them in labels (k8s.io/apimachinery, pkg/util/validation).
 
 /// The maximum length of a value, and of the part of a key after the slash.
 const LENGTH: usize = 63;
@@ -7,7 +7,7 @@ fn is_allowed(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '-' | '_' | '.')
 }
 
-/// Convert a text to the value of a label: characters that are not allowed are left out, and blanks become dashes.
+/// Convert a text to the value of a label. Characters that are not allowed are removed, and whitespace becomes a dash.
 pub(crate) fn value(text: &str) -> String {
     let words = text
         .split_whitespace()
@@ -16,7 +16,7 @@ pub(crate) fn value(text: &str) -> String {
     cut(&words.join("-"), LENGTH)
 }
 
-/// Return a value or a part of a key that has at most this length, and begins and ends with a letter or a digit.
+/// Cut a value, or a part of a key, to at most this length, so that it begins and ends with a letter or a digit.
 pub(crate) fn cut(text: &str, length: usize) -> String {
     let trimmed = |text: &str| {
         text.trim_matches(|character: char| !character.is_ascii_alphanumeric())
@@ -29,7 +29,7 @@ pub(crate) fn cut(text: &str, length: usize) -> String {
     }
 }
 
-/// Return a key with the prefix `nvidia.com/`: a beginning, a part that is cut as far as necessary, and an end.
+/// Return the key `nvidia.com/` followed by `head`, `middle`, and `tail`. `middle` is cut as far as necessary.
 pub(crate) fn key(head: &str, middle: &str, tail: &str) -> String {
     let left = LENGTH.saturating_sub(head.len() + tail.len());
     format!("nvidia.com/{head}{}{tail}", cut(middle, left))

@@ -1,26 +1,26 @@
-//! The capability that a virtual GPU has in its PCI configuration space: its bytes name the driver of the host (NVIDIA/k8s-device-plugin,
-//! internal/vgpu).
+//! Reads the capability that a virtual GPU has in its PCI configuration space. Its bytes contain the version and the branch of
+//! the host's driver (NVIDIA/k8s-device-plugin, internal/vgpu).
 
-/// The offset of the status register, and its bit that says that there are capabilities.
+/// The offset of the status register. The bit [`HAS_CAPABILITIES`] in it says whether there are capabilities.
 const STATUS: usize = 6;
 const HAS_CAPABILITIES: u8 = 0x10;
-/// The offset of the first capability's offset.
+/// The offset of the byte that holds the offset of the first capability.
 const FIRST: usize = 0x34;
 /// The id of a vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
-/// The length of the configuration space that has capabilities.
+/// The length of a configuration space with capabilities.
 pub(crate) const CONFIG: usize = 256;
-/// The length of the version and of the branch.
+/// The length of the fields for the version and the branch.
 const TEXT: usize = 10;
 
-/// The driver of the host, as far as the capability says it.
+/// The driver of the host, as the capability describes it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostDriver {
     pub(crate) version: String,
     pub(crate) branch: String,
 }
 
-/// Return what the capability says; `None` if this is not a virtual GPU. Whatever the bytes are, the search ends.
+/// Return the host's driver, or `None` if this is not a virtual GPU. The search always ends, whatever the bytes are.
 pub(crate) fn host_driver(config: &[u8]) -> Option<HostDriver> {
     let capability = vendor_specific(config)?;
     if capability.get(3..5)? != b"VF" {
@@ -29,7 +29,7 @@ pub(crate) fn host_driver(config: &[u8]) -> Option<HostDriver> {
     Some(record(capability.get(5..)?).unwrap_or_default())
 }
 
-/// Return the vendor-specific capability, from its id on.
+/// Return the vendor-specific capability, starting with its id.
 fn vendor_specific(config: &[u8]) -> Option<&[u8]> {
     if config.len() < CONFIG || config[STATUS] & HAS_CAPABILITIES == 0 {
         return None;
@@ -50,7 +50,7 @@ fn vendor_specific(config: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Return the record with the id 0. Each record begins with its id and its length.
+/// Return the content of the record with the id 0. Each record begins with its id and its length.
 fn record(mut records: &[u8]) -> Option<HostDriver> {
     loop {
         let [id, length] = *records.get(..2)? else { return None };

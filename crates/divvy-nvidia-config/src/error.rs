@@ -1,7 +1,7 @@
-/// What is wrong with a configuration. The texts are those of NVIDIA's programs, where these have one.
+/// What is wrong with a configuration. Where NVIDIA's programs have an error message, the text is the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The file, or a flag or variable that replaces a part of it, cannot be read.
+    /// The file cannot be read, or a flag or variable that overrides a part of it.
     #[error("unable to load config: {0}")]
     Load(String),
     /// The content of the file is not allowed.
@@ -21,7 +21,7 @@ impl Error {
         Error::File(text.into())
     }
 
-    /// A value in the file is not allowed. NVIDIA's programs say where they were when they found out.
+    /// Return the error for a value in the file that is not allowed, with the prefix that NVIDIA's programs add.
     pub(crate) fn decoding(text: impl std::fmt::Display) -> Error {
         Error::File(format!(
             "unmarshal error: error unmarshaling JSON: while decoding JSON: {text}"

@@ -1,4 +1,4 @@
-//! The configuration file, version v1 (api/config/v1 of NVIDIA/k8s-device-plugin), as it is written.
+//! The configuration file, version v1 (api/config/v1 of NVIDIA/k8s-device-plugin), before defaults are applied.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -60,7 +60,7 @@ pub(crate) struct Gfd {
     pub(crate) machine_type_file: Option<String>,
 }
 
-/// One text, in which commas separate several values, or a list.
+/// A text in which commas separate several values, or a list of texts.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum OneOrMany {
@@ -114,7 +114,7 @@ pub(crate) struct Shared {
     pub(crate) replicas: i64,
 }
 
-/// `all`, a number of devices, or a list of indices and UUIDs.
+/// Which devices are shared: `all`, a number of devices, or a list of indices and UUIDs.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Devices {
@@ -138,7 +138,7 @@ pub(crate) struct Imex {
     pub(crate) required: Option<bool>,
 }
 
-/// Parse a file, as YAML or JSON. An empty text is a file without values. Return also a warning for each key that nothing reads.
+/// Parse a file, as YAML or JSON. An empty text is a file without values. Also return a warning for each unknown key.
 pub(crate) fn parse(text: &str) -> Result<(File, Vec<String>), Error> {
     let broken = |error: &dyn std::fmt::Display| Error::file(format!("unmarshal error: {error}"));
     if text.trim().is_empty() {

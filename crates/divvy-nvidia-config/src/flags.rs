@@ -1,4 +1,4 @@
-//! The flags and the environment variables. One table names them all.
+//! The flags and the environment variables. One table lists them all.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use clap::{Arg, ArgAction, Command};
 
 use crate::{Environment, Error};
 
-/// A program of NVIDIA whose flags are accepted.
+/// The NVIDIA program whose flags are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// `nvidia-device-plugin`.
@@ -50,7 +50,7 @@ impl Program {
 enum Kind {
     Text,
     Bool,
-    /// Several values, separated by commas or in several flags.
+    /// Several values, separated by commas or given by repeating the flag.
     List,
 }
 
@@ -58,10 +58,10 @@ enum Kind {
 struct Flag {
     name: &'static str,
     aliases: &'static [&'static str],
-    /// Environment variables. The first one that is set counts.
+    /// The environment variables of the flag. The first one that is set counts.
     env: &'static [&'static str],
     kind: Kind,
-    /// Those that have it.
+    /// The programs that have the flag.
     programs: &'static [Program],
     help: &'static str,
 }
@@ -364,33 +364,33 @@ const FLAGS: [Flag; 37] = [
     ),
 ];
 
-/// The health checks are configured by environment variables only.
+/// The settings that have only an environment variable and no flag: the health checks.
 const VARIABLES_ONLY: [&str; 2] = ["disable-healthchecks", "enable-healthchecks"];
-/// For these, an empty variable is a value. For all others it is the same as none.
+/// The flags for which an empty environment variable counts as a value. For all others, an empty variable counts as not set.
 const EMPTY_IS_A_VALUE: [&str; 2] = ["output-file", "kubelet-socket"];
 
 /// A program's arguments and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     program: Program,
-    /// What flags and variables say, by the flag's name.
+    /// The values from flags and variables, by the flag's name.
     given: BTreeMap<&'static str, Vec<String>>,
 }
 
-/// The program ends at once: the text is its help, its version, or what is wrong with its arguments.
+/// A reason to end the program at once. The text is its help, its version, or what is wrong with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stop {
-    /// The text.
+    /// The text to print.
     pub text: String,
-    /// Whether the arguments are wrong, so that the text belongs on standard error and the program fails.
+    /// Whether the arguments are wrong. If so, the text belongs on standard error, and the program fails.
     pub is_error: bool,
 }
 
 impl Invocation {
-    /// Parse arguments, without the program's name, as Go's flag package does: a flag has one or two dashes.
+    /// Parse arguments (without the program's name) as Go's flag package does: a flag has one or two dashes.
     ///
     /// # Errors
-    /// The arguments ask for help or for the version, or they are wrong.
+    /// Fails if the arguments ask for help or for the version, or if they are wrong.
     pub fn parse(
         program: Program,
         version: &'static str,
@@ -428,12 +428,12 @@ impl Invocation {
         self.text("config-file")
     }
 
-    /// Return the value of a flag that has one value.
+    /// Return the value of a flag that takes one value.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.given.get(name)?.last().map(String::as_str)
     }
 
-    /// Return the values of a flag that may have several.
+    /// Return the values of a flag that takes several values.
     pub(crate) fn list(&self, name: &str) -> Option<Vec<String>> {
         let values = self.given.get(name)?.iter();
         let parts = values.flat_map(|value| value.split(',')).map(str::trim);
@@ -467,7 +467,7 @@ fn is_variable_only(flag: &Flag) -> bool {
 }
 
 impl Flag {
-    /// Return the names of its variables. Those that begin with GFD are for GPU feature discovery alone.
+    /// Return the names of the flag's variables. Variables that begin with `GFD_` are only for GPU feature discovery.
     fn variables(&self, program: Program) -> impl Iterator<Item = &'static str> {
         let is_for = move |name: &&str| program == Program::FeatureDiscovery || !name.starts_with("GFD_");
         self.env.iter().copied().filter(is_for)
@@ -527,7 +527,7 @@ fn command(program: Program, version: &'static str) -> Command {
         )
 }
 
-/// Return an argument with two dashes, if it is a flag with one.
+/// Return an argument with two dashes if it is a flag with one dash, and unchanged otherwise.
 fn with_two_dashes(program: Program, word: &str) -> String {
     let name = word.strip_prefix('-').unwrap_or_default();
     let name = name.split('=').next().unwrap_or_default();
@@ -538,7 +538,7 @@ fn with_two_dashes(program: Program, word: &str) -> String {
     }
 }
 
-/// Return the names of all flags of a program that can be given as an argument.
+/// Return the names of all flags of a program, without settings that have only a variable.
 #[cfg(test)]
 pub(crate) fn names(program: Program) -> Vec<&'static str> {
     of(program)

@@ -6,10 +6,10 @@
 //! text of the file ─────────────────────┴─► Config, warnings
 //! ```
 //!
-//! A flag wins over an environment variable, that over the file, and the file over the default.
+//! Flags have priority over environment variables, those over the file, and the file over the defaults.
 //!
-//! Two things differ from NVIDIA's programs by intent: a key that nothing reads is a warning, and `resources.gpus`, `resources.mig`, `rename`,
-//! and `devices` take effect. NVIDIA's programs read these four and ignore them.
+//! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning. And `resources.gpus`,
+//! `resources.mig`, `rename`, and `devices` take effect, which NVIDIA's programs read and ignore.
 
 mod error;
 mod file;

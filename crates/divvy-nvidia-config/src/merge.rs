@@ -1,4 +1,4 @@
-//! Flags, variables, file, and defaults become one validated configuration.
+//! Merges flags, variables, the file, and defaults into one validated configuration.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::{Error, Invocation, Program};
 
 const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
-/// The maximum length of the name of a resource.
+/// The maximum length of a resource name.
 const NAME_LENGTH: usize = 63;
 const MOST_REPLICAS: i64 = 4096;
 
 impl Invocation {
-    /// Merge the arguments and the environment with the text of the configuration file. Return the configuration and what an operator should
-    /// know about it.
+    /// Merge the arguments and the environment with the text of the configuration file. Return the configuration, and warnings
+    /// for the operator.
     ///
     /// # Errors
-    /// A value is not allowed, or the file cannot be parsed.
+    /// Fails if a value is not allowed, or if the file cannot be parsed.
     pub fn config(&self, file: Option<&str>) -> Result<(Config, Vec<String>), Error> {
         let (file, warnings) = parse(file.unwrap_or_default())?;
         config(self, file, warnings)
@@ -202,7 +202,7 @@ fn patterns(file: &[Pattern], default: &[(&str, &str)]) -> Result<Vec<ResourcePa
     given.chain(default).map(named).collect()
 }
 
-/// Return a resource's complete name, if it is one that Kubernetes accepts.
+/// Return the complete name of a resource, or an error if Kubernetes does not accept the name.
 fn resource_name(text: &str) -> Result<String, Error> {
     let name = match text.contains('/') {
         true => text.to_owned(),
@@ -235,7 +235,7 @@ fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)
 }
 
-/// MPS wins over time-slicing.
+/// Return how devices are shared. If the file describes both MPS and time-slicing, MPS is used.
 fn sharing(time_slicing: Option<&Replicated>, mps: Option<&Replicated>, warnings: &mut Vec<String>) -> Result<Sharing, Error> {
     if time_slicing.is_some() && mps.is_some() {
         warnings.push("the configuration file has sharing.mps and sharing.timeSlicing; the latter has no effect".to_owned());
@@ -599,7 +599,7 @@ mod tests {
         );
     }
 
-    /// For each flag: its variable, its key in the file, and two values.
+    /// For each flag: its name, its variable, its key in the file, and three values.
     const EVERYWHERE: [(&str, &str, &str, [&str; 3]); 21] = [
         (
             "mig-strategy",
@@ -689,7 +689,7 @@ mod tests {
         ("kubelet-socket", "KUBELET_SOCKET", "", ["/a", "/b", "/c"]),
     ];
 
-    /// Write a file with one value.
+    /// Return a file that sets one key to a value.
     fn file_with(key: &str, value: &str) -> String {
         let value = if key == "imex.channelIDs" {
             format!("[{value}]")

@@ -5,11 +5,11 @@ use std::time::Duration;
 pub struct Config {
     /// How MIG devices are offered.
     pub mig_strategy: MigStrategy,
-    /// Whether a failure to initialize the driver ends the program. If not, it waits.
+    /// Whether the program ends if the driver cannot be initialized. If not, the program waits.
     pub fail_on_init_error: bool,
-    /// Root of the driver installation on the host.
+    /// The root of the driver installation on the host.
     pub driver_root: String,
-    /// Directory on the host that contains the driver's `/dev`; the driver root unless given.
+    /// The directory on the host that contains the driver's `/dev`. The default is the driver root.
     pub dev_root: String,
     /// Whether containers get access to GPUDirect RDMA copy devices.
     pub gdrcopy: bool,
@@ -17,15 +17,15 @@ pub struct Config {
     pub gds: bool,
     /// Whether containers get access to Mellanox network devices.
     pub mofed: bool,
-    /// The platform whose devices are looked for.
+    /// The platform whose devices the program looks for.
     pub discovery: Discovery,
-    /// Directory on the host for the files of MPS; empty if not given.
+    /// The directory on the host for the files of MPS; empty if not given.
     pub mps_root: String,
-    /// What the device plugin alone uses.
+    /// The options that only the device plugin uses.
     pub plugin: DevicePlugin,
-    /// What GPU feature discovery alone uses.
+    /// The options that only GPU feature discovery uses.
     pub feature_discovery: FeatureDiscovery,
-    /// Which GPUs and MIG devices are offered under which name.
+    /// The resource names under which GPUs and MIG devices are offered.
     pub resources: Resources,
     /// How devices are shared by several containers.
     pub sharing: Sharing,
@@ -36,19 +36,19 @@ pub struct Config {
 /// How MIG devices are offered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MigStrategy {
-    /// Not at all.
+    /// MIG devices are not offered.
     #[default]
     None,
-    /// As `nvidia.com/gpu`; all of a node's MIG devices have the same profile.
+    /// MIG devices are offered as `nvidia.com/gpu`. All MIG devices of a node must have the same profile.
     Single,
-    /// One resource for each MIG profile.
+    /// Each MIG profile is a resource of its own.
     Mixed,
 }
 
-/// The platform whose devices are looked for.
+/// The platform whose devices the program looks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Discovery {
-    /// The one that is found.
+    /// The platform is detected.
     #[default]
     Auto,
     /// A driver with NVML.
@@ -64,27 +64,27 @@ pub enum Discovery {
 pub struct DevicePlugin {
     /// Whether an answer to Allocate lists device nodes.
     pub pass_device_specs: bool,
-    /// How a container is told which devices it gets; without duplicates, in the order that was given.
+    /// The ways in which a container is told which devices it gets, without duplicates, in the order that was given.
     pub device_list_strategies: Vec<DeviceListStrategy>,
     /// How devices are named in an answer to Allocate.
     pub device_id_strategy: DeviceIdStrategy,
-    /// Prefix of the CDI annotation's key.
+    /// The prefix of the CDI annotation's key.
     pub cdi_annotation_prefix: String,
-    /// Path on the host of the program that CDI specs call as a hook.
+    /// The path on the host of the program that CDI specs name as a hook.
     pub nvidia_ctk_path: String,
     /// Where the driver's root is mounted in the plugin's container.
     pub container_driver_root: String,
-    /// Which replicas the plugin prefers.
+    /// Which replicas the plugin prefers in an allocation.
     pub shared_devices_policy: SharedDevicesPolicy,
-    /// The kubelet's socket; empty to serve without registration.
+    /// The path of the kubelet's socket. If it is empty, the plugin does not register.
     pub kubelet_socket: String,
-    /// `DP_DISABLE_HEALTHCHECKS`, as given.
+    /// The value of `DP_DISABLE_HEALTHCHECKS`, as given.
     pub disabled_health_checks: String,
-    /// `DP_ENABLE_HEALTHCHECKS`, as given.
+    /// The value of `DP_ENABLE_HEALTHCHECKS`, as given.
     pub enabled_health_checks: String,
-    /// Names of features of CDI generation that are switched on or off, as given.
+    /// The feature flags of the CDI generation, as given.
     pub cdi_feature_flags: Vec<String>,
-    /// Names of CDI hooks that specs do not contain; `all` for every hook.
+    /// The names of CDI hooks that specs must not contain. `all` stands for every hook.
     pub cdi_disabled_hooks: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ pub enum DeviceListStrategy {
     VolumeMounts,
     /// An annotation with CDI names.
     CdiAnnotations,
-    /// The CDI names in the answer's own field.
+    /// The field for CDI names in the answer to Allocate.
     CdiCri,
 }
 
@@ -114,23 +114,23 @@ pub enum DeviceIdStrategy {
 /// Which replicas the plugin prefers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SharedDevicesPolicy {
-    /// Those of the GPUs with the fewest allocated replicas.
+    /// The replicas of the GPUs with the fewest allocated replicas.
     #[default]
     Distributed,
-    /// Those of the GPUs with the most allocated replicas.
+    /// The replicas of the GPUs with the most allocated replicas.
     Packed,
 }
 
 /// The options of GPU feature discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeatureDiscovery {
-    /// Whether the labels are written once.
+    /// Whether the labels are written only once.
     pub oneshot: bool,
-    /// Whether the label with the time of the start is left out.
+    /// Whether to omit the label with the time of the start.
     pub no_timestamp: bool,
     /// The time between two updates.
     pub sleep_interval: SleepInterval,
-    /// The file for the labels; empty for the standard output.
+    /// The file for the labels. If it is empty, they go to standard output.
     pub output_file: String,
     /// The file with the name of the machine's type.
     pub machine_type_file: String,
@@ -141,18 +141,18 @@ pub struct FeatureDiscovery {
 /// The time between two updates of the labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SleepInterval {
-    /// This time.
+    /// A fixed time.
     Every(Duration),
-    /// No update after the first one.
+    /// The labels are not updated again.
     Infinite,
 }
 
-/// Which GPUs and MIG devices are offered under which name. The names are complete, with a prefix such as `nvidia.com/`.
+/// The resource names under which GPUs and MIG devices are offered. The names are complete, with a prefix such as `nvidia.com/`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// The first pattern that matches a GPU's product name decides.
+    /// The patterns for product names of GPUs. The first one that matches decides.
     pub gpus: Vec<ResourcePattern>,
-    /// The first pattern that matches a MIG device's profile decides.
+    /// The patterns for profiles of MIG devices. The first one that matches decides.
     pub mig: Vec<ResourcePattern>,
 }
 
@@ -168,50 +168,50 @@ pub struct ResourcePattern {
 /// How devices are shared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// The way; MPS if the file describes both.
+    /// How devices are shared. If the file describes both MPS and time-slicing, this is MPS.
     pub strategy: SharingStrategy,
     /// Whether `.shared` is appended to the names of shared resources.
     pub rename_by_default: bool,
-    /// Whether a container may request one shared device only.
+    /// Whether a container may request only one shared device.
     pub fail_requests_greater_than_one: bool,
     /// The shared resources.
     pub resources: Vec<ReplicatedResource>,
 }
 
-/// The way in which devices are shared.
+/// The mechanism by which devices are shared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SharingStrategy {
-    /// They are not.
+    /// Devices are not shared.
     #[default]
     None,
-    /// The driver runs the containers in turns.
+    /// Time-slicing: the driver runs the containers in turns.
     TimeSlicing,
-    /// Through CUDA's Multi-Process Service.
+    /// CUDA's Multi-Process Service.
     Mps,
 }
 
-/// A shared resource.
+/// A resource whose devices are shared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicatedResource {
     /// The complete name, such as `nvidia.com/gpu`.
     pub name: String,
-    /// The complete name under which the replicas are offered, if it is another one.
+    /// The complete name under which the replicas are offered, if it differs from `name`.
     pub rename: Option<String>,
     /// Which devices of the resource are shared.
     pub devices: ReplicatedDevices,
-    /// The number of replicas of each device; at least 2.
+    /// The number of replicas of each device, at least 2.
     pub replicas: u32,
 }
 
 /// Which devices of a resource are shared.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ReplicatedDevices {
-    /// All of them.
+    /// All devices.
     #[default]
     All,
-    /// The first ones, this many.
+    /// The first devices, this many.
     Count(u32),
-    /// These.
+    /// The listed devices.
     List(Vec<DeviceReference>),
 }
 
@@ -229,7 +229,7 @@ pub enum DeviceReference {
 /// The IMEX channels that containers get.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Imex {
-    /// The channels' numbers: none, or 0.
+    /// The numbers of the channels. The list is empty or contains only 0.
     pub channel_ids: Vec<u32>,
     /// Whether the program ends if a channel does not exist.
     pub required: bool,

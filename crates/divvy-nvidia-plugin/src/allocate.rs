@@ -1,4 +1,4 @@
-//! What a container gets for its devices.
+//! What a container gets together with its devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub struct Access {
     pub cdi_devices: Vec<String>,
 }
 
-/// A directory or file of the host in the container.
+/// A directory or file of the host that is mounted into the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// The path in the container.
@@ -41,7 +41,7 @@ pub struct DeviceNode {
 }
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// NVIDIA's container runtime reads the devices from the names of the files that are mounted here.
+/// The directory for mounts that name devices. NVIDIA's container runtime takes the names of the files in it as device ids.
 const VISIBLE_MOUNTS: &str = "/var/run/nvidia-container-devices";
 /// The vendor in the names of the CDI devices.
 const CDI_VENDOR: &str = "k8s.device-plugin.nvidia.com";
@@ -54,10 +54,10 @@ const CONTROL_NODES: [&str; 4] = [
 ];
 
 impl Resource {
-    /// Return what a container with these device ids gets. `unique` makes the key of the CDI annotation unique.
+    /// Return what a container with these device ids gets. `unique` is a text that makes the key of the CDI annotation unique.
     ///
     /// # Errors
-    /// An id is not one of this resource, or there are too many.
+    /// Fails if an id does not belong to this resource, or if there are too many ids.
     pub fn allocate(&self, config: &Config, machine: &Machine, ids: &[String], unique: &str) -> Result<Access, Error> {
         if self.one_per_request && ids.len() > 1 {
             return Err(Error::TooManyShared {
@@ -107,7 +107,7 @@ impl Resource {
         Ok(access)
     }
 
-    /// Return the units for which these ids stand, each once, in the order of the ids.
+    /// Return the units for which these ids stand, without duplicates, in the order of the ids.
     fn units_of(&self, ids: &[String]) -> Result<Vec<&Unit>, Error> {
         let mut units: Vec<&Unit> = Vec::new();
         let mut known = BTreeSet::new();
@@ -180,7 +180,7 @@ impl Resource {
             .collect()
     }
 
-    /// Let the container reach the MPS daemon of this resource.
+    /// Add what the container needs to reach the MPS daemon of this resource.
     fn connect_to_mps(&self, config: &Config, access: &mut Access) {
         let pipe = format!("/mps/{}/pipe", self.name);
         let root = config.mps_root.trim_end_matches('/');

@@ -1,7 +1,7 @@
-/// Why nothing can be offered, or why a request is refused. Where NVIDIA's plugin has a text, this is the same one.
+/// Why nothing can be offered, or why a request is refused. Where NVIDIA's plugin has an error message, the text is the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// With the MIG strategy `single`, MIG is enabled on some GPUs only.
+    /// With the MIG strategy `single`, MIG is enabled on only some of the GPUs.
     #[error("all devices on the node must be configured with the same migEnabled value")]
     MigOnSomeGpus,
     /// With the MIG strategy `single`, a GPU has no MIG devices.
@@ -37,7 +37,7 @@ pub enum Error {
         /// The resource's name.
         resource: String,
     },
-    /// More replicas than CUDA's Multi-Process Service has clients.
+    /// The configuration wants more replicas than CUDA's Multi-Process Service allows clients.
     #[error("invalid device maximum allowed replicas exceeded: {replicas} > {most}")]
     TooManyClients {
         /// The number in the configuration.
@@ -48,7 +48,7 @@ pub enum Error {
     /// An IMEX channel that the configuration requires is missing.
     #[error("error querying IMEX channels: requested IMEX channel channel{0} does not exist")]
     NoImexChannel(u32),
-    /// The kubelet asks for a device that the resource does not have.
+    /// The kubelet asks for a device that does not belong to the resource.
     #[error("invalid allocation request for \"{resource}\": invalid request: unknown device: {device}")]
     NotOffered {
         /// The resource's name.

@@ -1,22 +1,22 @@
 use std::collections::BTreeSet;
 
-/// The XIDs that an application causes, not the GPU: NVIDIA's plugin ignores them by default (internal/rm/health.go).
+/// The XIDs that applications cause, not the GPU. NVIDIA's plugin ignores them by default (internal/rm/health.go).
 const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
 /// Which XIDs make a GPU unhealthy, from `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`.
 ///
-/// Both variables hold `all`, `xids`, or XIDs separated by commas. What is enabled wins over what is disabled, so that "disable all, enable
-/// some" works, as NVIDIA documents it.
+/// Each variable holds `all`, `xids`, or XIDs separated by commas. An enabled XID counts even if it is also disabled, so that
+/// "disable all, enable some" works, as NVIDIA documents it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthChecks {
-    /// Whether the XIDs of neither list make a GPU unhealthy.
+    /// Whether an XID that is in neither list makes a GPU unhealthy.
     others: bool,
     enabled: BTreeSet<u64>,
     disabled: BTreeSet<u64>,
 }
 
 impl HealthChecks {
-    /// Parse the two variables. Return also the words that are not understood; they have no effect.
+    /// Parse the two variables. Also return the words that are not understood; they have no effect.
     pub fn parse(disabled: &str, enabled: &str) -> (HealthChecks, Vec<String>) {
         let (mut disabled_xids, disable_all, mut unknown) = words(disabled);
         let (enabled_xids, enable_all, more) = words(enabled);
@@ -38,7 +38,7 @@ impl HealthChecks {
     }
 }
 
-/// Split a variable into XIDs, whether it names all of them, and other words.
+/// Split a variable into its XIDs, whether it names all XIDs, and the words that are not understood.
 fn words(text: &str) -> (BTreeSet<u64>, bool, Vec<String>) {
     let (mut xids, mut all, mut unknown) = (BTreeSet::new(), false, Vec::new());
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -1,5 +1,5 @@
-//! What NVIDIA's device plugin offers to the kubelet and answers to its calls (<https://github.com/NVIDIA/k8s-device-plugin>), as functions of
-//! values.
+//! What NVIDIA's device plugin (<https://github.com/NVIDIA/k8s-device-plugin>) offers to the kubelet, and how it answers the
+//! kubelet's calls. All functions here are pure.
 //!
 //! ```text
 //! Config, Machine ─► offer ─► Resource ─► devices     ListAndWatch
@@ -7,14 +7,14 @@
 //!                                     └─► preferred   GetPreferredAllocation
 //! ```
 //!
-//! What differs from NVIDIA's plugin, by intent:
+//! Intended differences from NVIDIA's plugin:
 //!
-//! - A GPU that is lost is an unhealthy device. NVIDIA's plugin ends, and the node offers nothing.
-//! - All replicas of a GPU, and all of its MIG devices, are unhealthy together.
+//! - A lost GPU is an unhealthy device. NVIDIA's plugin exits, and the node offers nothing.
+//! - If a GPU is unhealthy, so are all its replicas and all its MIG devices.
 //! - The configuration's `rename`, `devices`, and `resources` take effect. NVIDIA's plugin reads them and ignores them.
 //! - A MIG profile that is newer than this program is offered like any other.
-//! - Replicas are spread over GPUs also when they are replicas of MIG devices.
-//! - [`Resource::preferred`] never fails: an error would reject the pod, although the kubelet can choose devices on its own.
+//! - Replicas are spread over GPUs even if they are replicas of MIG devices.
+//! - [`Resource::preferred`] never fails. An error would reject the pod, although the kubelet can choose devices on its own.
 
 mod allocate;
 mod error;

@@ -7,19 +7,20 @@ use divvy_model::{Link, MiB, MigDevice};
 pub struct Machine {
     /// The GPUs, in the order of their indices.
     pub gpus: Vec<Gpu>,
-    /// Minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>`, by the name of the file in `/proc/driver/nvidia/capabilities` as
-    /// `/proc/driver/nvidia-caps/mig-minors` lists it: `gpu0/gi1/access`, `gpu0/gi1/ci0/access`.
+    /// The minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>`. The key is the name of the file in
+    /// `/proc/driver/nvidia/capabilities`, as `/proc/driver/nvidia-caps/mig-minors` lists it: `gpu0/gi1/access`,
+    /// `gpu0/gi1/ci0/access`.
     pub cap_minors: BTreeMap<String, u32>,
     /// The device nodes that the plugin has found in its own container, such as `/dev/nvidiactl`.
     pub device_nodes: BTreeSet<String>,
-    /// The CDI classes besides `gpu` for which a spec exists, such as `imex-channel`.
+    /// The CDI classes for which a spec exists, except `gpu`: for example `imex-channel`.
     pub cdi_classes: BTreeSet<String>,
 }
 
 /// A GPU, as the driver describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// NVML's UUID; a made-up name if the GPU is [`Gpu::unreadable`].
+    /// NVML's UUID, or a made-up name if the GPU is [`Gpu::unreadable`].
     pub uuid: String,
     /// Whether the driver lost the GPU before any of its values could be read.
     pub unreadable: bool,
@@ -48,8 +49,8 @@ pub struct Gpu {
 }
 
 impl Machine {
-    /// Describe a GPU that the driver has lost before any of its values could be read. It is offered as an unhealthy device, so that the
-    /// node's capacity does not change when the GPU returns.
+    /// Describe a GPU that the driver lost before any of its values could be read. It is offered as an unhealthy device, so that
+    /// the node's capacity does not change when the GPU returns.
     pub fn unreadable(index: u32) -> Gpu {
         Gpu {
             uuid: format!("GPU-unreadable-{index}"),

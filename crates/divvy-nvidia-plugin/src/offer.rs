@@ -1,4 +1,4 @@
-//! Which resources a node offers, and which devices each has.
+//! Which resources a node offers, and which devices each resource has.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::{Error, Gpu, Machine};
 /// The resources of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// The resources, ordered by name. Each has a device.
+    /// The resources, ordered by name. Each has at least one device.
     pub resources: Vec<Resource>,
     /// What an operator should know.
     pub warnings: Vec<String>,
@@ -25,7 +25,7 @@ pub struct Offer {
 pub struct Resource {
     pub(crate) name: String,
     pub(crate) units: Vec<Unit>,
-    /// Whether a container may have one device only.
+    /// Whether a container may have only one device.
     pub(crate) one_per_request: bool,
     /// Whether the devices are shared through MPS.
     pub(crate) mps: bool,
@@ -38,12 +38,13 @@ pub struct Resource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) uuid: String,
-    /// `2`, or `1:0` for a MIG device.
+    /// The index, such as `2`, or `1:0` for a MIG device.
     pub(crate) index: String,
     /// The GPU's position in [`Machine::gpus`].
     pub(crate) gpu: usize,
     pub(crate) is_mig: bool,
-    /// The number of device ids `UUID::N`; `None` if the UUID is the only id.
+    /// The number of replicas, whose device ids are `UUID::N`. `None` if the device is not shared, so that its only id is the
+    /// UUID.
     pub(crate) replicas: Option<u32>,
     healthy: bool,
     numa: Option<u32>,
@@ -62,17 +63,18 @@ pub struct Device {
     pub numa: Option<u32>,
 }
 
-/// GPUs with these names cannot compute.
+/// The product names of GPUs that cannot compute.
 const DISPLAYS: [&str; 2] = ["DGX Display", "NVIDIA DGX Display"];
 
-/// The most clients of CUDA's Multi-Process Service from Volta on, and before (docs.nvidia.com/deploy/mps, "Limitations").
+/// The maximum number of clients of CUDA's Multi-Process Service, from Volta on and before Volta (docs.nvidia.com/deploy/mps,
+/// "Limitations").
 const MPS_CLIENTS: u32 = 48;
 const MPS_CLIENTS_BEFORE_VOLTA: u32 = 16;
 
 /// Return the resources that a node with this configuration offers.
 ///
 /// # Errors
-/// The configuration does not suit the machine.
+/// Fails if the configuration does not suit the machine.
 pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     let mut warnings = Vec::new();
     let mut found = named_units(config, machine, &mut warnings)?;
@@ -106,7 +108,7 @@ fn topology(gpus: &[Gpu]) -> Topology {
 
 type Found = BTreeMap<String, Vec<Unit>>;
 
-/// Find the GPUs and MIG devices of each resource, before any is shared.
+/// Find the GPUs and MIG devices of each resource, before sharing is applied.
 fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -> Result<Found, Error> {
     let computing = |gpu: &&(usize, &Gpu)| !DISPLAYS.contains(&gpu.1.model.as_str());
     let gpus: Vec<(usize, &Gpu)> = machine.gpus.iter().enumerate().collect();
@@ -156,7 +158,8 @@ fn name_of_gpu(config: &Config, gpu: &Gpu) -> Result<String, Error> {
     })
 }
 
-/// Return the name of a MIG device's resource; `None` if the driver does not report its profile and the name depends on it.
+/// Return the name of a MIG device's resource. The result is `None` if the name depends on the profile and the driver does not
+/// report it.
 fn name_of_mig(config: &Config, strategy: MigStrategy, gpu: &Gpu, device: &MigDevice) -> Option<String> {
     let profile = device.profile(gpu.memory);
     let matched = first_match(&config.resources.mig, profile.as_deref().unwrap_or_default());
@@ -166,14 +169,14 @@ fn name_of_mig(config: &Config, strategy: MigStrategy, gpu: &Gpu, device: &MigDe
     })
 }
 
-/// Return the name that belongs to the first pattern that matches a text.
+/// Return the resource name of the first pattern that matches a text.
 pub fn first_match(patterns: &[ResourcePattern], text: &str) -> Option<String> {
     let mut patterns = patterns.iter();
     let found = patterns.find(|pattern| wildcard::matches(&pattern.pattern, text));
     found.map(|pattern| pattern.name.clone())
 }
 
-/// Check the conditions of the MIG strategy `single`. They do not concern a GPU of which nothing is known.
+/// Check the conditions of the MIG strategy `single`. Unreadable GPUs are left out.
 fn check_single(gpus: &[(usize, &Gpu)]) -> Result<(), Error> {
     let known = || gpus.iter().map(|(_, gpu)| *gpu).filter(|gpu| !gpu.unreadable);
     if known().any(|gpu| !gpu.is_divided()) {
@@ -188,8 +191,8 @@ fn check_single(gpus: &[(usize, &Gpu)]) -> Result<(), Error> {
     }
 }
 
-/// Report whether all GPUs are divided into MIG devices of one profile. Each GPU is given as whether MIG is enabled, its memory, and its MIG
-/// devices.
+/// Report whether all GPUs are divided into MIG devices of the same profile. Each GPU is given as a tuple: whether MIG is
+/// enabled, the GPU's memory, and its MIG devices.
 pub fn has_uniform_mig_devices<'m>(gpus: impl Iterator<Item = (bool, MiB, &'m [MigDevice])> + Clone) -> bool {
     if gpus.clone().any(|(is_divided, _, devices)| !is_divided || devices.is_empty()) {
         return false;
@@ -238,7 +241,7 @@ fn part(position: usize, gpu: &Gpu, device: &MigDevice, machine: &Machine) -> Un
     }
 }
 
-/// Replace devices of a resource by replicas, under the resource's own name or another one.
+/// Replace devices of a resource with replicas, under the resource's own name or another one.
 fn share(
     config: &Config,
     machine: &Machine,
@@ -268,7 +271,7 @@ fn share(
     Ok(())
 }
 
-/// Divide devices into those that are shared and the others.
+/// Divide the devices into those that are shared and the others.
 fn select(shared: &ReplicatedResource, machine: &Machine, units: Vec<Unit>) -> Result<(Vec<Unit>, Vec<Unit>), Error> {
     match &shared.devices {
         ReplicatedDevices::All => Ok((units, Vec::new())),
@@ -317,7 +320,7 @@ fn is_named(device: &DeviceReference, machine: &Machine, unit: &Unit) -> bool {
     }
 }
 
-/// Return the UUID of a MIG device as drivers before R470 wrote it: `MIG-GPU-…/gi/ci`.
+/// Return the UUID of a MIG device in the format of drivers before R470: `MIG-GPU-…/gi/ci`.
 fn old_uuid(machine: &Machine, unit: &Unit) -> Option<String> {
     let gpu = machine.gpus.get(unit.gpu)?;
     let device = gpu.mig_devices.iter().find(|device| device.uuid == unit.uuid)?;
@@ -401,7 +404,7 @@ impl Resource {
         }
     }
 
-    /// Return the devices in a fixed order.
+    /// Return the devices, always in the same order.
     pub fn devices(&self) -> impl Iterator<Item = Device> {
         self.units.iter().flat_map(|unit| {
             unit.ids().map(|id| Device {

@@ -1,4 +1,4 @@
-//! Which devices suit a container best.
+//! The choice of the devices that suit a container best.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,9 @@ use crate::Resource;
 use crate::offer::Unit;
 
 impl Resource {
-    /// Return `size` of the available device ids, with all of `must`. Whole GPUs are chosen by how well they are connected; replicas and MIG
-    /// devices by `policy`, over GPUs first and over the MIG devices of a GPU second. Empty if there is no such choice; then the kubelet chooses.
+    /// Return `size` of the available device ids, including all of `must`. Whole GPUs are chosen by how well they are connected.
+    /// Replicas and MIG devices are chosen by `policy`, first among GPUs and then among the MIG devices of a GPU. The list is
+    /// empty if no such choice is possible; then the kubelet chooses.
     pub fn preferred(&self, policy: SharedDevicesPolicy, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let offered: Vec<(&String, &Unit)> = available.iter().filter_map(|id| Some((id, self.unit(id)?))).collect();
         let is_available = |id: &String| offered.iter().any(|(known, _)| *known == id);
@@ -35,8 +36,9 @@ impl Resource {
             .collect()
     }
 
-    /// Choose one device after the other: from the GPU with the fewest (distributed) or the most (packed) allocated devices, then from such a
-    /// MIG device. On a tie, from the one that has given this container the fewest devices.
+    /// Choose one device after the other: from the GPU with the fewest (distributed) or the most (packed) allocated devices, and
+    /// within that GPU, from the MIG device with the fewest or the most. On a tie, choose from the GPU or MIG device that has
+    /// given this container the fewest devices.
     fn balanced(&self, policy: SharedDevicesPolicy, offered: &[(&String, &Unit)], must: &[String], size: usize) -> Vec<String> {
         let mut chosen: Vec<String> = must.to_vec();
         let mut free: Vec<(&String, &Unit)> = offered.iter().filter(|(id, _)| !must.contains(id)).copied().collect();
@@ -63,7 +65,7 @@ impl Resource {
         chosen
     }
 
-    /// Count the devices of each group that are not free.
+    /// Count, for each group, the devices that are not free.
     fn loads(&self, free: &[(&String, &Unit)], group: impl Fn(&Unit) -> String) -> BTreeMap<String, Load> {
         let mut loads: BTreeMap<String, Load> = BTreeMap::new();
         for unit in &self.units {
@@ -78,7 +80,7 @@ impl Resource {
     }
 }
 
-/// What is in use of a GPU or a MIG device.
+/// How much of a GPU or a MIG device is in use.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     /// The number of allocated devices.
@@ -88,7 +90,7 @@ struct Load {
 }
 
 impl Load {
-    /// The lowest rank is chosen.
+    /// Return the rank by the policy. The lowest rank is chosen.
     fn rank(self, policy: SharedDevicesPolicy) -> (i64, i64) {
         match policy {
             SharedDevicesPolicy::Distributed => (self.allocated, self.picked),

@@ -1,4 +1,4 @@
-/// Report whether a text matches a pattern completely. `*` stands for any text, all other characters for themselves.
+/// Report whether the whole text matches a pattern. `*` stands for any text, and every other character for itself.
 pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else {
         return pattern == text;

@@ -1,9 +1,9 @@
-//! The logic of an OCI hook without input and output: it parses what the container runtime and the image provide, and computes what to write.
-//! The program `divvy-hook` opens the files.
+//! The logic of an OCI hook, without input and output. It parses what the container runtime and the image provide, and computes
+//! what to write. The program `divvy-hook` opens the files.
 //!
 //! - [`arguments`]: the command line
 //! - [`compat`]: the drivers that an image's own libcuda supports
-//! - [`libraries`]: names of libraries, and the directory list of musl's loader
+//! - [`libraries`]: names of libraries, and the list of directories that musl's loader searches
 //! - [`params`]: driver parameters that stop the driver's libraries from creating device nodes
 //! - [`profile`]: the GPUs that EGL sees
 //! - [`soname`]: the name that programs use for a library

@@ -1,4 +1,4 @@
-//! What an OCI runtime and an OCI hook decide: text in, text out. No file is opened here.
+//! The decisions of an OCI runtime and of an OCI hook. The functions take texts and return texts; no file is opened here.
 //!
 //! - [`runtime`]: the runtime that stands in front of runc or crun (`divvy-runtime`)
 //! - [`hook`]: the hook that prepares a container's root file system (`divvy-hook`)

@@ -1,8 +1,8 @@
-//! The decisions of an OCI runtime that wraps runc or crun: which of its calls create a container, what that container requests, and how the
-//! container's `config.json` changes.
+//! The decisions of an OCI runtime that wraps runc or crun: which of its calls create a container, what that container requests,
+//! and how the container's `config.json` changes.
 //!
 //! - [`call`]: the command line, parsed as runc and crun parse it
-//! - [`devices`]: which devices a container gets
+//! - [`devices`]: the change to a container's configuration
 //! - [`settings`]: the settings in NVIDIA's `config.toml`
 //! - [`edit`]: changes to the text of that file
 //! - [`request`]: the devices that a container requests by annotation, mount, or environment variable
@@ -13,8 +13,9 @@
 //! - [`legacy`]: the arguments of `nvidia-container-cli`
 //! - [`bundle`]: a `config.json` that is edited in place: everything that is not edited stays the same, byte for byte
 //!
-//! The behavior follows NVIDIA's Container Toolkit 1.20.0 (<https://github.com/NVIDIA/nvidia-container-toolkit>) and the CDI specification
-//! 1.1.0 (<https://github.com/cncf-tags/container-device-interface>). Comments name each intended difference where the code makes it.
+//! The behavior follows NVIDIA's Container Toolkit 1.20.0 (<https://github.com/NVIDIA/nvidia-container-toolkit>) and the CDI
+//! specification 1.1.0 (<https://github.com/cncf-tags/container-device-interface>). Where the code differs from them on purpose,
+//! a comment says so.
 
 pub mod bundle;
 pub mod call;

@@ -1,5 +1,5 @@
-//! One decision, for three sizes of clusters. Warm: one pod ends and another arrives, as in a cluster that has been full for a
-//! long time. Cold: the first decision of a process that has just read such a cluster. `benches/latency.rs` prints the
+//! The time for one decision, for three sizes of clusters. Warm: one pod ends and another arrives, as in a cluster that has been
+//! full for a long time. Cold: the first decision of a process that has just read such a cluster. `benches/latency.rs` prints the
 //! percentiles.
 
 #![allow(missing_docs)]

@@ -1,5 +1,5 @@
-//! Prints the percentiles of the time for one decision, including learning about the pod and about its placement, for three sizes
-//! of clusters; and the time for the first decision of a process that has just read such a cluster.
+//! Prints percentiles of the time for one decision, for three sizes of clusters. The time includes learning about the pod and
+//! about its placement. Also prints the time for the first decision of a process that has just read such a cluster.
 //!
 //! `cargo bench -p divvy-policy --bench latency -- [POLICY [DECISIONS [NODES]]]`
 

@@ -1,6 +1,6 @@
-//! The baseline policies that FGD's authors compare FGD with, with the rounding of their program
-//! (github.com/hkust-adsl/kubernetes-scheduler-simulator). Scores are integers from 0 to 100. A part of a GPU comes from the GPU
-//! with the least left that is enough.
+//! The baseline policies with which FGD's authors compare FGD, rounded as in their program
+//! (github.com/hkust-adsl/kubernetes-scheduler-simulator). Scores are integers from 0 to 100. A pod that takes a part of a GPU
+//! gets it by best fit: from the GPU with the least free capacity that still suffices.
 
 use super::rule::{Kept, Place, Rule};
 use super::state::View;
@@ -10,7 +10,7 @@ const MOST_CPU: i64 = 128_000;
 /// The GPU capacity of the largest node of the published cluster, in thousandths of a GPU.
 const MOST_GPU: i64 = 8_000;
 
-/// Prefers the node with the least CPU and GPU capacity left; both count half.
+/// Prefers the node with the least free CPU and GPU capacity, in equal parts.
 #[derive(Debug)]
 pub(crate) struct BestFit;
 
@@ -23,7 +23,7 @@ impl Rule for BestFit {
     }
 }
 
-/// Prefers the node with the smallest dot product of the request and what is left.
+/// Prefers the node with the smallest dot product of the request and the free amounts.
 #[derive(Debug)]
 pub(crate) struct DotProduct;
 
@@ -63,7 +63,7 @@ impl Rule for GpuPacking {
     }
 }
 
-/// Prefers nodes that already have pods of the same size.
+/// Prefers nodes that already run pods of the same size.
 #[derive(Debug)]
 pub(crate) struct GpuClustering;
 
@@ -90,13 +90,13 @@ impl Rule for GpuClustering {
     }
 }
 
-/// Return what is left of the node's GPUs, in thousandths of a GPU.
+/// Return the free capacity of the node's GPUs, in thousandths of a GPU.
 fn left(place: &Place<'_>) -> i64 {
     let total = place.state.total() * 1000 / u64::from(place.shape.gpu_size.max(1));
     i64::try_from(total).unwrap_or(i64::MAX)
 }
 
-/// Return what the pod takes, in thousandths of a GPU.
+/// Return the GPU capacity that the pod takes, in thousandths of a GPU.
 fn asked(place: &Place<'_>) -> i64 {
     i64::try_from(place.demand.milli(place.shape)).unwrap_or(i64::MAX)
 }

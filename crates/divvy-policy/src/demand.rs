@@ -13,7 +13,7 @@ impl Share {
     /// The share of a whole GPU.
     pub const WHOLE: Share = Share::Milli(1000);
 
-    /// Convert to the unit in which a GPU of this size counts, rounded up.
+    /// Return the share of a GPU of this size, in the unit of `gpu_size` and rounded up.
     pub fn of(self, gpu_size: u32) -> u32 {
         match self {
             Share::Milli(1000) => gpu_size,
@@ -31,24 +31,24 @@ impl Share {
 pub struct Demand {
     /// CPU in thousandths of a core.
     pub cpu_milli: u32,
-    /// Main memory in MiB. No policy uses it, but a node must have it.
+    /// Main memory in MiB. No policy uses it, but the pod fits only a node that has this much free.
     pub memory_mib: u32,
     /// The number of GPUs; 0 for a pod that requests only CPU.
     pub gpus: u8,
-    /// How much of each GPU.
+    /// What the pod requests of each GPU.
     pub share: Share,
     /// The products that the pod may use. A pod without GPUs may go anywhere.
     pub models: ModelSet,
 }
 
 impl Demand {
-    /// Return the pod's class: to all policies, pods that differ only in main memory are alike.
+    /// Return the pod's class. Pods that differ only in main memory have the same class, because no policy distinguishes them.
     pub(crate) fn class(&self) -> Demand {
         Demand { memory_mib: 0, ..*self }
     }
 
-    /// Return how much the pod takes of each GPU of such a node. `None` if the pod may not use these GPUs, if it requests more
-    /// than one GPU has, or if it requests GPUs but nothing of them.
+    /// Return how much the pod takes of each GPU of a node with this shape. The result is `None` if the pod may not use these
+    /// GPUs, if it requests more than one GPU has, or if it requests GPUs but an amount of 0.
     pub fn amount(&self, shape: &Shape) -> Option<u32> {
         if self.gpus == 0 {
             return Some(0);
@@ -57,7 +57,7 @@ impl Demand {
         (self.models.allows(shape.model) && (1..=shape.gpu_size).contains(&amount)).then_some(amount)
     }
 
-    /// Return how much the pod takes of all its GPUs on such a node, in thousandths of a GPU.
+    /// Return how much GPU capacity the pod takes in total on a node with this shape, in thousandths of a GPU.
     pub fn milli(&self, shape: &Shape) -> u64 {
         let amount = match self.share {
             Share::Milli(milli) => u64::from(milli),
@@ -66,7 +66,8 @@ impl Demand {
         amount * u64::from(self.gpus)
     }
 
-    /// Report whether the pod takes a part of one GPU of such a node, so that the choice of the GPU matters.
+    /// Report whether the pod takes only a part of one GPU on a node with this shape. Only then does the choice of the GPU
+    /// matter.
     pub(crate) fn is_part(&self, shape: &Shape, amount: u32) -> bool {
         self.gpus == 1 && amount < shape.gpu_size
     }

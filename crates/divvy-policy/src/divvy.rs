@@ -1,7 +1,7 @@
-//! Divvy's own policy: it places a pod where the placement makes the least GPU capacity useless for the pods that usually follow.
+//! Divvy's own policy: it puts a pod where it makes the least GPU capacity useless for the pods that usually follow.
 //!
-//! All amounts here are thousandths of a GPU ("milli"), stored in millionths of that ([`MICRO`]). Lower costs are better, and a
-//! negative cost is a gain. A placement costs the sum of three terms:
+//! All amounts here are in thousandths of a GPU ("milli"), stored as multiples of a millionth of that unit ([`MICRO`]). Lower
+//! costs are better, and a negative cost is a gain. The cost of a placement is the sum of three terms:
 //!
 //! 1. **Stranding** ([`sequences`]): how much more of the node's free GPU capacity ends up unusable. The usual pods are offered
 //!    to the node, one after another, until none fits; what is still free then is stranded.
@@ -12,8 +12,8 @@
 //!
 //! # Example
 //!
-//! A node has two GPUs and plenty of CPU. GPU 0 has 900 free and GPU 1 has 500. All pods that the policy has learned from took
-//! 500 of one GPU. Now a pod arrives that takes 300.
+//! A node has two GPUs and plenty of CPU. GPU 0 has 900 free, and GPU 1 has 500. All pods that the policy has learned from took
+//! 500 of one GPU. Now a pod arrives that requests 300.
 //!
 //! ```text
 //!            free now         pod on GPU 0       pod on GPU 1
@@ -22,26 +22,27 @@
 //! stranded   400              100                600
 //! ```
 //!
-//! - Now, the usual pods would take 500 of GPU 1 and 500 of GPU 0 (the fullest GPU that fits comes first). 400 of GPU 0 stay
-//!   stranded.
-//! - With the pod on GPU 0, they would take 500 of both. 100 of GPU 0 stay stranded, which is 300 less: the stranding is -300.
-//! - With the pod on GPU 1, they would take 500 of GPU 0 only. 400 of GPU 0 and 200 of GPU 1 stay stranded, which is 200 more: the
-//!   stranding is 200.
+//! - Before the placement, the usual pods would take 500 of GPU 1 and 500 of GPU 0 (the fullest GPU that fits comes first). 400
+//!   of GPU 0 stay stranded.
+//! - With the pod on GPU 0, they would take 500 of each GPU. 100 of GPU 0 stay stranded, which is 300 less: the stranding is
+//!   -300.
+//! - With the pod on GPU 1, they would take 500 of GPU 0 only. 400 of GPU 0 and 200 of GPU 1 stay stranded, which is 200 more:
+//!   the stranding is 200.
 //! - If the cluster has one kind of node, every pod can use every GPU, and the price of the product is 1. The scarcity is half of
 //!   300 on both GPUs: 150.
 //! - The slot pressure is 0. The only places that matter here are for a pod that takes two whole GPUs, and this node has none,
 //!   before or after.
 //!
-//! So GPU 0 costs -300 + 150 = -150 and GPU 1 costs 200 + 150 = 350. GPU 0 wins, although `best-fit` would fill GPU 1. The node's
-//! cost is that of its best GPU. Costs are compared in steps of 10 ([`STEP`]), so this node has -15 steps.
+//! So GPU 0 costs -300 + 150 = -150, and GPU 1 costs 200 + 150 = 350. GPU 0 wins, although `best-fit` would fill GPU 1. The
+//! node's cost is the cost of its best GPU. Costs are compared in steps of 10 ([`STEP`]), so this node costs -15 steps.
 //!
 //! # Two settings
 //!
-//! While pods do not end, a cluster fills up, and every mistake stays. Slot pressure counts half, and its prices are squared, so
-//! that places are nearly free until they become rare.
+//! While no pods end, a cluster only fills up, and every mistake is permanent. Slot pressure counts half, and its prices are
+//! squared, so that places are nearly free until they become rare.
 //!
-//! Once pods end ([`turnover`]), capacity is used again and again, and it also matters what cannot be used right now. Then
-//! stranding counts for three tenths, FGD's fragments and a tenth of the unplaced capacity are added ([`waste`]), and slot
+//! Once pods end ([`turnover`]), capacity is used again and again, and capacity that cannot be used right now matters as well.
+//! Then stranding counts for three tenths; FGD's fragments and a tenth of the unplaced capacity are added ([`waste`]); and slot
 //! pressure counts in full, with prices that are not squared.
 //!
 //! `docs/design/placement.md` describes the policy and its results.
@@ -67,7 +68,7 @@ use sequences::{Draw, SEQUENCES, Sequences};
 use turnover::Turnover;
 pub(super) use waste::{Waste, micro};
 
-/// The step in which costs are compared: 10 thousandths of a GPU. Smaller differences are noise of the sequences.
+/// The step in which costs are compared: 10 thousandths of a GPU. Smaller differences are noise from the random sequences.
 const STEP: i64 = 10 * MICRO;
 
 #[derive(Debug)]
@@ -77,7 +78,8 @@ pub(crate) struct Divvy {
     draw: Option<Draw>,
     /// Each shape, and the number of nodes that have it.
     shapes: Vec<(Shape, u64)>,
-    /// By shape number: the index of the shape's entry in `sequences` and in `waste`. Shapes that see the same pods share one.
+    /// By shape number: the index of the shape's entry in `sequences` and in `waste`. Shapes for which the scaled pods are the
+    /// same share one entry.
     sequence_of: Vec<usize>,
     sequences: Vec<Sequences>,
     waste: Vec<Waste>,
@@ -91,7 +93,7 @@ pub(crate) struct Divvy {
     idle_milli: u64,
     /// Whether scarcity and pressure must be computed again, because the nodes or the mix have changed.
     reprice: bool,
-    /// Incremented when all costs change: prices or the mix are new.
+    /// Incremented when all costs change, because the prices or the mix are new.
     epoch: u32,
     /// Incremented when the numbers of states change, because the table of states was cleared.
     generation: u32,
@@ -102,7 +104,7 @@ pub(crate) struct Divvy {
     young: bool,
 }
 
-/// What is known about node states. Each state has a number, its index in `states`.
+/// What is known about node states. Each state is numbered by its index in `states`.
 #[derive(Debug, Default)]
 struct Known {
     numbers: HashMap<State, u32, BuildHasherDefault<Mixer>>,
@@ -112,9 +114,10 @@ struct Known {
 #[derive(Debug)]
 struct Worth {
     state: State,
-    /// The cost of the state apart from prices (stranding, and waste if pods end), in millionths of a thousandth of a GPU.
+    /// The part of the state's cost that does not depend on prices (stranding, and waste if pods end), in millionths of a
+    /// thousandth of a GPU.
     idle: i64,
-    /// The value of the state's places, and the epoch in which it was computed.
+    /// The value of the state's places, computed in `epoch`.
     places: i64,
     epoch: u32,
 }
@@ -145,12 +148,12 @@ impl Divvy {
         }
     }
 
-    /// Take over the mix that was learned so far, and drop everything that depends on the old one.
+    /// Use the mix that was learned so far from now on, and drop everything that depends on the previous one.
     fn fit(&mut self) {
         self.classes = self.mixture.fit();
         self.young = self.mixture.is_young();
-        // A pod without a GPU strands GPU capacity only by its CPU. Counting such pods at half their frequency predicted best:
-        // weights of 0, 0.25, 0.75, and 1 were all worse in simulations of openb.
+        // A pod without a GPU can strand GPU capacity only by taking CPU. Counting such pods at half their frequency predicted
+        // best: weights of 0, 0.25, 0.75, and 1 were all worse in simulations of openb.
         let weights: Vec<u64> = self
             .classes
             .iter()
@@ -167,7 +170,7 @@ impl Divvy {
         self.inventory_changed();
     }
 
-    /// Note that scarcity and pressure, which depend on the nodes, must be computed again.
+    /// Request that scarcity and pressure, which depend on the nodes, are computed again.
     fn inventory_changed(&mut self) {
         (self.reprice, self.until_refresh) = (true, 0);
     }
@@ -195,7 +198,7 @@ impl Divvy {
         self.epoch += 1;
     }
 
-    /// Return the number of a state, after computing everything about it that does not depend on prices.
+    /// Return the number of a state, after computing everything about the state that does not depend on prices.
     fn know(&mut self, state: &State) -> u32 {
         if let Some(number) = self.states.numbers.get(state) {
             return *number;
@@ -229,7 +232,7 @@ impl Divvy {
         number
     }
 
-    /// Return the number of the state in which the node is now, as [`Divvy::know`].
+    /// Return the number of the node's current state, as [`Divvy::know`] does.
     fn before(&mut self, place: &Place<'_>) -> u32 {
         if let Some(noted) = self.noted(place) {
             return noted.number;
@@ -238,7 +241,7 @@ impl Divvy {
         self.note(place, number).number
     }
 
-    /// Return what is noted about the node's current state; `None` if the state was never evaluated.
+    /// Return what is noted about the node's current state. The result is `None` if the state was never evaluated.
     fn noted(&self, place: &Place<'_>) -> Option<Noted> {
         let noted = place.noted.get();
         if noted.generation == self.generation {
@@ -259,8 +262,8 @@ impl Divvy {
         noted
     }
 
-    /// Return by how much the node's fragments would grow, in millionths of a thousandth of a GPU. A pod of a new class needs
-    /// this for all nodes, so the fragments before are noted with the state.
+    /// Return by how much the placement would make the node's fragments grow, in millionths of a thousandth of a GPU. A pod of a
+    /// new class needs this for all nodes, so the fragments before the placement are noted with the state.
     fn growth(&self, place: &Place<'_>, waste: &Waste) -> i64 {
         let mut noted = place.noted.get();
         if noted.fragments_generation != self.generation {
@@ -271,7 +274,7 @@ impl Divvy {
         waste.growth(place, noted.fragments)
     }
 
-    /// Return the cost of a state: lower if less is stranded, and if it has more valuable places.
+    /// Return the cost of a state. It is lower if less capacity is stranded and if the state's places are worth more.
     fn cost_of(&mut self, number: u32) -> i64 {
         let known = &mut self.states.states[number as usize];
         if known.epoch != self.epoch {
@@ -435,8 +438,8 @@ impl Rule for Divvy {
     }
 
     fn effort(&self) -> (u64, u64) {
-        // While a cluster fills up, every mistake stays, so a decision may take longer. When pods end, a mistake is gone soon;
-        // and with `hurry`, a caller waits.
+        // While a cluster only fills up, every mistake is permanent, so a decision may take longer. When pods end, mistakes soon
+        // disappear. With `hurry`, a caller waits.
         if self.limits.hurry || self.turnover.pods_end() {
             (12, 2)
         } else {
@@ -480,18 +483,18 @@ impl Rule for Divvy {
     }
 }
 
-/// Return the tie-breaker between nodes of equal cost: 0 for a GPU that is already shared, and one more each for a GPU that the
-/// pod would open and for an empty node. So whole GPUs and nodes stay whole, for kinds of pods that have not arrived yet and for
-/// an administrator or autoscaler that wants to remove a node. This does not apply while a cluster with a known mix only fills
-/// up, because then all of it is opened in the end. `at` is the index of the level (the free amount of the chosen GPU) that the
-/// pod gets.
+/// Return the tie-breaker between nodes of equal cost: 0 for a GPU that is already shared, plus 1 if the pod would open an unused
+/// GPU, plus 1 if the node is empty. So GPUs and nodes stay whole for kinds of pods that have not arrived yet, and for an
+/// administrator or autoscaler that wants to remove a node. The tie-breaker is not used while a cluster with a known mix only
+/// fills up, because then every node is opened in the end. `at` is the index of the level (the free amount of the chosen GPU)
+/// that the pod gets.
 fn opens(place: &Place<'_>, at: usize) -> i64 {
     let empty = place.state.whole(place.shape) == u32::from(place.shape.gpus);
     let fresh = !place.takes_part() || (at == 0 && place.state.left[0] == place.shape.gpu_size);
     i64::from(empty) + i64::from(fresh)
 }
 
-/// One more than the largest value of [`opens`], so that the cost in steps always outweighs it.
+/// One more than the largest value of [`opens`], so that a difference of one step in cost always outweighs the tie-breaker.
 const OPENS: i64 = 3;
 
 /// Convert a cost to whole steps, rounded up.

@@ -1,7 +1,7 @@
 //! Fragmentation Gradient Descent (Weng et al., "Beware of Fragmentation", USENIX ATC 2023), with the rounding of the published
-//! program (`plugin/fgd_score.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator). The score is the decrease of the
-//! fragmentation, through a sigmoid, as an integer from 0 to 100. The rounding matters: without it, the published results do not
-//! come out.
+//! program (`plugin/fgd_score.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator). The score is a sigmoid of the
+//! decrease of the fragmentation, as an integer from 0 to 100. The rounding matters: without it, the published results cannot be
+//! reproduced.
 
 use super::fragments::Fragments;
 use super::rule::{Kept, Place, Rule};
@@ -12,7 +12,7 @@ use super::{Mix, Shape};
 pub(crate) struct Fgd {
     typical: Mix,
     epoch: u32,
-    /// By shape number: the fragments on such nodes.
+    /// By shape number: the fragments of nodes with that shape.
     fragments: Vec<Fragments>,
 }
 
@@ -88,7 +88,8 @@ impl Rule for Fgd {
 /// The score when the fragmentation does not change.
 const EVEN: i64 = 50;
 
-/// Return `100 / (1 + exp(-fall / unit))`, rounded down. The result is at least k if `fall / unit` is at least ln(k / (100 - k)).
+/// Return `100 / (1 + exp(-fall / unit))`, rounded down. The result is at least k if and only if `fall / unit` is at least ln(k /
+/// (100 - k)).
 fn points(fall: i64, unit: i128) -> i64 {
     if unit == 0 {
         return EVEN;
@@ -102,7 +103,7 @@ fn points(fall: i64, unit: i128) -> i64 {
     i64::try_from(reached).unwrap_or(EVEN)
 }
 
-/// The values of ln(k / (100 - k)) in 1e-12, rounded down, for k from 51 to 99.
+/// The values of ln(k / (100 - k)) in units of 1e-12, rounded down, for k from 51 to 99.
 const LOGITS: [u64; 49] = [
     40_005_334_613,
     80_042_707_673,

@@ -15,28 +15,28 @@ use crate::ranking::Ranking;
 use crate::whole;
 use divvy_placement::{Ask, Choice, Ledger, NodeView, Taste};
 
-/// The nodes of a ledger under a policy.
+/// A ledger's nodes, ranked by a policy.
 ///
-/// It follows the ledger: a change updates only the changed node, and no request starts from scratch. A node with
-/// GPUs of several products is several nodes in the [`Placer`], one per group of identical GPUs, and the best of them counts.
+/// The fleet follows the ledger: when a node changes, only that node is updated, and no request starts from scratch. A node with
+/// GPUs of several products is several nodes in the [`Placer`], one for each group of identical GPUs. Its best group counts.
 ///
 /// The fleet only ranks nodes. The ledger decides whether a pod fits.
 #[derive(Debug)]
 pub struct Fleet {
     placer: Placer,
     models: Models,
-    /// The ledger's version that the fleet has read.
+    /// The version of the ledger that the fleet read last.
     seen: u64,
     nodes: HashMap<String, Groups, BuildHasherDefault<Mixer>>,
-    /// The mix of requests for FGD, which does not learn on its own.
+    /// The mix of requests for FGD, which does not learn by itself.
     history: Mixture,
     /// The number of groups of each kind.
     kinds: BTreeMap<Kind, usize>,
     limits: Limits,
 }
 
-/// A kind of group: GPU product, GPU size, and the base-2 logarithm of the CPU. A policy keeps tables for each kind. Nodes write
-/// their own products and sizes, so there could be as many kinds as GPUs.
+/// A kind of group: GPU product, GPU size, and the base-2 logarithm of the CPU. A policy keeps tables for each kind. Nodes
+/// publish their own products and sizes, so there could be as many kinds as GPUs.
 type Kind = (Model, u32, u32);
 
 fn kind_of(shape: &Shape) -> Kind {
@@ -47,8 +47,8 @@ fn kind_of(shape: &Shape) -> Kind {
 /// The groups of a node.
 #[derive(Debug)]
 struct Groups {
-    /// The number of the only group, which almost all nodes have. A request names thousands of nodes, and reading it from here
-    /// avoids a cache miss for each.
+    /// The number of the node's group, if it has only one, as almost all nodes have. A request names thousands of nodes, and
+    /// reading the number from here avoids a cache miss for each of them.
     only: Option<NodeId>,
     all: Vec<Group>,
     /// The node also offers its GPUs as a whole.
@@ -68,7 +68,8 @@ impl Groups {
 /// A group of identical GPUs of a node.
 #[derive(Debug)]
 struct Group {
-    /// The group's number in the placer; `None` if its kind exceeds [`Limits::kinds`]. Then the ledger's best fit applies.
+    /// The group's number in the placer. It is `None` if there are already [`Limits::kinds`] other kinds; then the ledger's best
+    /// fit applies.
     id: Option<NodeId>,
     shape: Shape,
     positions: Vec<usize>,
@@ -83,7 +84,7 @@ pub struct Offer {
     pub gpus: Vec<usize>,
     /// The cost in the policy's own unit: lower is better.
     pub cost: i64,
-    /// The terms of the cost; empty if the policy has only one number.
+    /// The terms of the cost. The list is empty if the policy's cost is a single number.
     pub terms: Vec<Term>,
 }
 
@@ -106,7 +107,7 @@ impl Fleet {
         self.placer.policy()
     }
 
-    /// Read what has changed in the ledger since the last call. It must always be the same ledger.
+    /// Read what has changed in the ledger since the last call. All calls must pass the same ledger.
     pub fn follow(&mut self, ledger: &Ledger) {
         if self.seen == ledger.version() {
             return;
@@ -141,7 +142,8 @@ impl Fleet {
         }
     }
 
-    /// Forget products that no GPU has any longer. Nodes write these names, and unused ones must not keep new ones out.
+    /// Forget products that no GPU has any longer. Nodes choose these names, and unused names must not exhaust the numbers for
+    /// new ones.
     fn forget_unused_models(&mut self) {
         let groups = self.nodes.values().flat_map(|groups| &groups.all);
         self.models
@@ -209,13 +211,13 @@ impl Fleet {
         self.placer.set_mix(&mix);
     }
 
-    /// Return what a pod teaches. Pods that request whole GPUs teach nothing in a cluster where other device plugins serve them.
+    /// Return what a pod teaches. Nothing is learned from pods with whole GPUs in a cluster where only other device plugins serve them.
     fn learnt_from(&self, pod: &Pod, ledger: &Ledger) -> Option<Demand> {
         let serves = pod.request.whole.is_none() || self.nodes.values().any(|groups| groups.whole);
         serves.then(|| learnt_from(pod, ledger)).flatten()
     }
 
-    /// Set whether pods end; see [`Placer::set_pods_end`].
+    /// Set by hand whether pods end; see [`Placer::set_pods_end`].
     pub fn set_pods_end(&mut self, said: Option<bool>) {
         self.placer.set_pods_end(said);
     }
@@ -229,10 +231,11 @@ impl Fleet {
     ///
     /// If a pod has rules, only the GPUs that it accepts count. If it prefers some GPUs, only nodes with room on the most
     /// preferred ones get a cost. A pod that asks for several GPUs gets GPUs of one product and size, because the policies know
-    /// no other sets. If no node has enough of those, the best node is one on which the pod can have different GPUs.
+    /// no other sets. If no node has enough GPUs of one product and size, the best node is one where the pod can have different
+    /// GPUs.
     ///
-    /// The policies know shared GPUs only, of which a pod may also request all memory. For GPUs that are offered only as a whole, a node
-    /// costs as much as it has free ones, so that they stay together for pods that need many.
+    /// The policies know only shared GPUs, of which a pod may also request all memory. For GPUs that are offered only as a whole, a node's
+    /// cost is its number of free GPUs, so that free GPUs stay together for pods that need many.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -294,16 +297,16 @@ impl Fleet {
         Ranking { costs, best }
     }
 
-    /// Choose the GPUs for a pod on a node: those of the policy, if the ledger agrees that the pod accepts them and that they
-    /// have room; otherwise the best fit. `None` if the node has no room.
+    /// Choose the GPUs for a pod on a node. The policy's choice is taken if the ledger agrees that the pod accepts these GPUs and
+    /// that they have room; otherwise, the choice is the best fit. The result is `None` if the node has no room.
     pub fn choose(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Choice> {
         let positions = self.gpus(pod, ask, node, ledger);
         let chosen = positions.and_then(|positions| ledger.choose_at(node, &positions, ask).ok());
         chosen.or_else(|| ledger.choose(node, ask).ok())
     }
 
-    /// Return the policy's choice of GPUs on a node, by their positions in [`divvy_placement::NodeState::gpus`]; `None` if the policy sees
-    /// no room.
+    /// Return the policy's choice of GPUs on a node, by their positions in [`divvy_placement::NodeState::gpus`]. The result is
+    /// `None` if the policy sees no room.
     pub fn gpus(&mut self, pod: &Pod, ask: &Ask, node: &str, ledger: &Ledger) -> Option<Vec<usize>> {
         let demand = demand_of(pod, ask)?;
         let view = ledger.node(node)?;
@@ -313,8 +316,8 @@ impl Fleet {
         self.positions(&view, &taste, decision)
     }
 
-    /// List all nodes on which the policy sees room on a GPU that the pod accepts, the best first: what the pod prefers, then the
-    /// least cost. Each node is evaluated separately, so this is slow.
+    /// List all nodes on which the policy sees room on a GPU that the pod accepts, best first: sorted by the pod's preference,
+    /// then by cost. Each node is evaluated separately, so this is slow.
     pub fn offers(&mut self, pod: &Pod, ask: &Ask, ledger: &Ledger) -> Vec<Offer> {
         let Some(demand) = demand_of(pod, ask) else {
             return Vec::new();
@@ -348,8 +351,8 @@ impl Fleet {
         offers.into_iter().map(|(.., offer)| offer).collect()
     }
 
-    /// Return how much a pod likes the most preferred GPUs with room on a node, and the groups that contain such GPUs; `None` if
-    /// there are none.
+    /// Among the GPUs with room on a node, return how much the pod likes the most preferred ones, and the groups that contain
+    /// them. The result is `None` if no GPU has room.
     fn liked(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, Vec<NodeId>)> {
         let groups = &self.nodes.get(view.name())?.all;
         let likings = groups
@@ -363,8 +366,8 @@ impl Fleet {
 
     /// Translate a decision to positions in [`divvy_placement::NodeState::gpus`].
     ///
-    /// To the policy, the GPUs of a group are alike, but not always to the pod: if the pod prefers another GPU, it gets that one.
-    /// Of several GPUs, it gets those that work best together.
+    /// To the policy, the GPUs of a group are alike, but not always to the pod: if the pod prefers another GPU of the group, it
+    /// gets that one. A pod with several GPUs gets those that work best together.
     fn positions(&self, view: &NodeView<'_>, taste: &Taste<'_>, decision: Decision) -> Option<Vec<usize>> {
         let ask = taste.ask();
         let mut groups = self.nodes.get(view.name())?.all.iter();
@@ -381,8 +384,8 @@ impl Fleet {
 }
 
 impl Group {
-    /// Return how much a pod likes the best GPU of the group that it accepts and that has room; for a pod that needs K GPUs, the
-    /// K-th best. `None` if there are fewer.
+    /// Among the GPUs of the group that the pod accepts and that have room, return how much the pod likes the best one; for a pod
+    /// that needs K GPUs, the K-th best. The result is `None` if there are fewer.
     fn liking(&self, view: &NodeView<'_>, taste: &Taste<'_>) -> Option<u64> {
         let ask = taste.ask();
         if ask.memory.is_none_or(|memory| view.most_free() < memory) {
@@ -410,7 +413,7 @@ fn group_rank(name: &str, number: usize) -> u64 {
     }
 }
 
-/// Return the better of two costs: an exact cost before a guess, then the lower amount.
+/// Return the better of two costs: an exact cost is better than a guess; otherwise, the lower amount is better.
 fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
     let key = |cost: &Cost| (!cost.exact, cost.amount);
     [one, other].into_iter().flatten().min_by_key(key)
@@ -422,9 +425,9 @@ fn offers_whole(view: &NodeView<'_>) -> bool {
         .is_some_and(|state| state.gpus.iter().any(|gpu| gpu.whole && gpu.is_shared()))
 }
 
-/// Return what a pod teaches about the pods to come. Pods without a GPU teach nothing: they may be DaemonSet pods of every node,
-/// or go to nodes without GPUs. CPU is rounded up to two significant digits, so that there are few classes, however exactly users
-/// write their requests.
+/// Return the request from which the policy learns, to predict the pods to come. Nothing is learned from pods without a GPU: they
+/// may belong to a DaemonSet on every node, or go to nodes without GPUs. CPU is rounded up to two significant digits, so that
+/// there are few classes, however exactly users write their requests.
 fn learnt_from(pod: &Pod, ledger: &Ledger) -> Option<Demand> {
     let ask = Ask::of(&pod.request, ledger.unit());
     let demand = demand_of(pod, &ask).filter(|demand| demand.gpus > 0)?;

@@ -2,8 +2,8 @@ use super::fragments::Fragments;
 use super::state::View;
 use super::{Free, Mix, Shape};
 
-/// FGD's measure of a cluster's fragmentation: the idle GPU capacity that the pods of a mix cannot use, weighted by how frequent
-/// they are. Used in reports; policies keep their own sums.
+/// FGD's measure of a cluster's fragmentation: the idle GPU capacity that the pods of a mix cannot use, weighted by the frequency
+/// of these pods. Only reports use it; policies keep their own sums.
 #[derive(Debug, Clone)]
 pub struct Fragmentation {
     mix: Mix,
@@ -11,7 +11,7 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// Create the measure for a mix. The published measure uses [`Mix::typical`] of a whole list.
+    /// Create the measure for a mix. The published measure uses [`Mix::typical`] of a complete list of pods.
     pub fn of(mix: Mix) -> Fragmentation {
         let shapes = Vec::new();
         Fragmentation { mix, shapes }

@@ -1,12 +1,13 @@
 //! FGD's measure of fragmentation: the idle GPU capacity of a node that the pods of a mix cannot use (`NodeGpuShareFragAmount` in
 //! `pkg/utils/frag.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator).
 //!
-//! For one class of pods, all idle capacity of a node is a fragment if no such pod fits there, by CPU, product, or GPUs.
-//! Otherwise only the GPUs with less left than such a pod takes are fragments. The measure is the mean over the mix.
+//! For one class of pods, all idle capacity of a node is a fragment if no pod of the class fits there, because of CPU, product,
+//! or GPUs. Otherwise the fragments are the idle capacity of those GPUs that have less free than such a pod takes. The measure is
+//! the mean over the mix.
 //!
-//! A loop over all classes would be slow. But for pods that take one GPU or a part of one, whether they can use a GPU depends
-//! only on the node's free CPU and on what is left of that GPU. So a table (`content`) holds, for each pair of CPU and amount,
-//! how many pods are satisfied with both, and the measure costs one lookup per GPU.
+//! A loop over all classes would be slow. But whether a pod that takes at most one GPU can use a given GPU depends only on the
+//! node's free CPU and on the free amount of that GPU. So a table (`content`) holds, for each pair of CPU and amount, how many
+//! pods both suffice for, and the measure costs one lookup per GPU.
 
 use super::{Demand, Mix, Shape, State};
 
@@ -15,12 +16,12 @@ use super::{Demand, Mix, Shape, State};
 pub(crate) struct Fragments {
     /// The number of pods in the mix.
     pods: i64,
-    /// The distinct CPU requests of pods with one GPU or a part of one, ascending.
+    /// The distinct CPU requests of pods that take one GPU or a part of one, in ascending order.
     cpus: Vec<u32>,
-    /// The distinct amounts that these pods take of a GPU, ascending.
+    /// The distinct amounts that these pods take of a GPU, in ascending order.
     amounts: Vec<u32>,
-    /// The table: by the number of CPU requests that are met, then by the number of amounts that are met, how many pods are
-    /// satisfied with both.
+    /// The table of pod counts. A row stands for the number of entries of `cpus` that the node can meet, a column for the number
+    /// of entries of `amounts` that the GPU can meet. The value is the number of pods that can use the GPU.
     content: Vec<i64>,
     /// The classes with several GPUs: the demand, the amount of each GPU, and the number of pods.
     several: Vec<(Demand, u32, i64)>,
@@ -67,7 +68,7 @@ impl Fragments {
         self.pods
     }
 
-    /// Return the sum over the pods of the mix of the idle capacity that each cannot use, in the unit of [`Shape::gpu_size`].
+    /// Return the idle capacity that a pod cannot use, summed over the pods of the mix, in the unit of [`Shape::gpu_size`].
     pub(crate) fn amount(&self, state: &State) -> i64 {
         let mut useful = 0;
         if !self.amounts.is_empty() {

@@ -1,12 +1,12 @@
 //! The placement policies: they choose a node for a pod, and GPUs of that node. They work on a numeric description of the nodes.
 //!
-//! The extender and the simulator run these same functions; [`from_ledger`] describes the extender's nodes in these terms. All
-//! decisions use integers only, so they are the same on every machine.
+//! The extender and the simulator run the same functions; [`from_ledger`] translates the extender's nodes into this description.
+//! All decisions use only integers, so they are the same on every machine.
 //!
 //! - [`Shape`], [`Free`]: what a node has when it is empty, and what is free on it now
 //! - [`Demand`]: what a pod requests; [`Mix`]: how often each kind of request occurs
 //! - [`Policy`]: the policies by name
-//! - [`Placer`]: nodes under a policy; it decides, and caches the costs that it computed
+//! - [`Placer`]: the nodes that a policy places pods on; it decides, and caches computed costs
 //! - [`Fleet`]: a ledger's nodes in a placer, kept up to date
 
 #![forbid(unsafe_code)]
@@ -49,28 +49,28 @@ pub use shape::{MOST_GPUS, Shape};
 use state::State;
 pub use state::{Free, GpuSet};
 
-/// One summand of the cost of a placement, for people.
+/// One term of a placement's cost, for display.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Term {
-    /// The summand's name: `stranding`, `scarcity`, or `slot pressure`.
+    /// The term's name: `stranding`, `scarcity`, or `slot pressure`.
     pub name: &'static str,
     /// The cost in thousandths of a GPU; a negative number is a gain.
     pub milli: i64,
 }
 
-/// How much a [`Placer`] caches. It computes again what it has dropped.
+/// How much a [`Placer`] caches. Dropped entries are computed again when they are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The number of cached costs, one per class of pods and node state; about 60 bytes each.
     pub costs: usize,
     /// The number of node states for which the stranded amount is cached; about 200 bytes each.
     pub states: usize,
-    /// The number of classes of pods that are learned. Only the most frequent ones are kept.
+    /// The maximum number of classes of pods that are learned. Only the most frequent ones are kept.
     pub classes: usize,
-    /// The number of kinds of nodes, by GPU product, GPU size, and rough CPU size, that a [`Fleet`] ranks. Each kind needs tables
-    /// whose size grows with the number of classes.
+    /// The maximum number of kinds of nodes (by GPU product, GPU size, and rough CPU size) that a [`Fleet`] ranks. Each kind
+    /// needs tables whose size grows with the number of classes.
     pub kinds: usize,
-    /// Whether a caller waits for each answer. A decision then evaluates only a few unknown states, even while a cluster fills
+    /// Whether a caller waits for each answer. If so, a decision evaluates only a few unknown states, even while a cluster fills
     /// up.
     pub hurry: bool,
 }
@@ -89,7 +89,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The limits for a server that must stay small with 5,000 nodes: at most about 40 MiB.
+    /// The limits for a server that must stay small in a cluster of 5,000 nodes: at most about 40 MiB.
     pub const SMALL: Limits = Limits {
         costs: 1 << 18,
         states: 1 << 16,
@@ -102,25 +102,25 @@ impl Limits {
 /// A placement policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
-    /// Any node that fits and any GPU that fits, by a hash of the pod's number and the node's rank.
+    /// Any GPU that fits on any node that fits, chosen by a hash of the pod's number and the node's rank.
     Random,
-    /// The node with the least CPU and GPU memory left; within the node, the GPU with the least memory left, as in gpushare.
+    /// The node with the least free CPU and GPU memory; within the node, the GPU with the least free memory, as in gpushare.
     BestFit,
-    /// The smallest dot product of the request and what is left (Tetris, SIGCOMM 2014).
+    /// The node with the smallest dot product of the request and the free amounts (Tetris, SIGCOMM 2014).
     DotProduct,
     /// First GPUs in use, then free GPUs of nodes in use, then free nodes (MLaaS, NSDI 2022).
     GpuPacking,
-    /// The emptiest GPU; on a tie, the node with the most GPU memory left. For users whose pods should share a GPU as little as
-    /// possible.
+    /// The emptiest GPU; on a tie, the node with the most free GPU memory. This is for users whose pods should share a GPU as
+    /// little as possible.
     Spread,
-    /// Pods of one size next to pods of the same size (Gandiva, OSDI 2018).
+    /// The node that already runs pods of the same size (Gandiva, OSDI 2018).
     GpuClustering,
     /// Fragmentation Gradient Descent (USENIX ATC 2023), exact to the last rounding.
     Fgd,
-    /// FGD's fragments, plus the places that are lost for each class of pods, plus a price for scarce products (the module `rf`).
+    /// FGD's fragments, plus the places that each class of pods loses, plus a price for scarce products (the module `rf`).
     Rf,
-    /// Divvy's own policy, the default: expected stranding, scarcity, and slot pressure, learned from the pods that arrived (the
-    /// module `divvy`).
+    /// Divvy's own policy, the default: expected stranding, scarcity, and slot pressure, learned from the pods that have arrived
+    /// (the module `divvy`).
     #[default]
     Divvy,
 }
@@ -139,13 +139,13 @@ impl Policy {
         Policy::Divvy,
     ];
 
-    /// The policies for a real cluster. The others are from the literature, and the simulator compares with them.
+    /// The policies for a real cluster. The others come from the literature; the simulator uses them for comparison.
     pub const FOR_SCHEDULING: [Policy; 3] = [Policy::Divvy, Policy::BestFit, Policy::Spread];
 
     /// Parse the name of a policy for a real cluster.
     ///
     /// # Errors
-    /// The name is not one of [`Policy::FOR_SCHEDULING`].
+    /// Fails if the name is not one of [`Policy::FOR_SCHEDULING`].
     pub fn for_scheduling(name: &str) -> Result<Policy, String> {
         let found = Policy::FOR_SCHEDULING.into_iter().find(|policy| policy.name() == name);
         found.ok_or_else(|| match name.parse::<Policy>() {
@@ -192,7 +192,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// The error for a name that no policy has.
+/// The error for an unknown name of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownPolicy(String);
 

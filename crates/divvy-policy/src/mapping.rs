@@ -1,15 +1,15 @@
-//! Describes the extender's nodes in the policies' terms.
+//! Translates the extender's nodes and pods into the description that the policies use.
 
 use divvy_model::{Health, MiB, Pod};
 
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use divvy_placement::{Ask, NodeView};
 
-/// A group of identical GPUs of one node, which a [`crate::Placer`] treats as a node of its own. All groups of a node share
-/// its CPU and main memory: each group is described with everything that is free on the node.
+/// A group of identical GPUs of one node, which a [`crate::Placer`] treats as a node of its own. All groups of a node share its
+/// CPU and main memory, so each group is described as if it had all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroup {
-    /// What the GPUs and the node have when nothing runs there.
+    /// What the GPUs and the node have when nothing runs on them.
     pub shape: Shape,
     /// What is free now.
     pub free: Free,
@@ -17,8 +17,9 @@ pub struct GpuGroup {
     pub positions: Vec<usize>,
 }
 
-/// Describe a node of the ledger: its healthy shared GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group. Amounts
-/// are in MiB, exactly as the ledger counts, so what fits here fits there. The result is empty for a node that is not offered.
+/// Describe a node of the ledger: its healthy shared GPUs, grouped by product and size, with at most [`MOST_GPUS`] in a group.
+/// Amounts are in MiB, exactly as the ledger counts them, so a pod that fits here also fits there. The result is empty for a node
+/// that is not usable.
 ///
 /// The ledger still decides whether a pod fits, because it knows more: the pod's own reservations, and the GPUs that its rules
 /// name.
@@ -65,7 +66,7 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
     groups
 }
 
-/// Add a pod to the counts by kind.
+/// Add a pod to the groups' counts of pods by kind.
 fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     let parts = view.parts(pod);
     for group in groups {
@@ -82,8 +83,8 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
     }
 }
 
-/// Describe a pod's request in these terms; `None` if its memory is more than can be counted, and for whole GPUs of a vendor whose GPUs
-/// are not shared, because no policy knows those.
+/// Translate a pod's request for the policies. The result is `None` if the requested memory is too large to be counted, or if the pod
+/// requests whole GPUs of a vendor whose GPUs are not shared: no policy knows those.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
     let share = match ask.whole {
         Some(vendor) if vendor.shares_memory() => Share::WHOLE,

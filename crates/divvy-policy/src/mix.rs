@@ -26,13 +26,13 @@ impl Mix {
         self.total
     }
 
-    /// Return the classes with their numbers of pods, in the order of their demands.
+    /// Return the classes with their numbers of pods, sorted by demand.
     pub fn classes(&self) -> impl Iterator<Item = (&Demand, u64)> {
         self.counts.iter().map(|(demand, count)| (demand, *count))
     }
 
-    /// Return the classes that FGD calls typical: the most frequent ones, on a tie the larger ones, until they make up 95 % of
-    /// all pods (`GetTypicalPods` in the simulator that was published with FGD,
+    /// Return the classes that FGD calls typical: the most frequent classes that together make up 95 % of all pods; on a tie, the
+    /// larger class comes first (`GetTypicalPods` in the simulator that was published with FGD,
     /// github.com/hkust-adsl/kubernetes-scheduler-simulator).
     pub fn typical(&self) -> Mix {
         let classes = self.by_frequency();
@@ -47,7 +47,7 @@ impl Mix {
         typical
     }
 
-    /// Return at most this number of classes: the most frequent ones, on a tie the larger ones.
+    /// Return the most frequent classes, at most `classes` of them; on a tie, the larger class is kept.
     pub fn most_frequent(self, classes: usize) -> Mix {
         match self.counts.len() > classes {
             true => self.by_frequency().into_iter().take(classes).collect(),

@@ -1,4 +1,4 @@
-//! Products of GPUs, as small numbers and sets of them.
+//! GPU products as small numbers, and sets of them.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Model(u8);
 
-/// A set of GPU products, for example those that a pod may use.
+/// A set of GPU products, for example the products that a pod may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelSet(u128);
 
@@ -37,7 +37,7 @@ impl Models {
     /// The maximum number of products, because a [`ModelSet`] has one bit for each.
     pub const MOST: usize = 128;
 
-    /// Return the product's number, and assign one if the product is new. `None` if there are [`Models::MOST`] other products.
+    /// Return the product's number. A new product gets one. The result is `None` if [`Models::MOST`] other products have numbers.
     pub fn number(&mut self, name: &str) -> Option<Model> {
         if let Some(known) = self.numbers.get(name) {
             return Some(*known);
@@ -51,12 +51,12 @@ impl Models {
         Some(model)
     }
 
-    /// Report whether all numbers are assigned.
+    /// Report whether all numbers are in use.
     pub fn is_full(&self) -> bool {
         self.numbers.len() >= Self::MOST
     }
 
-    /// Forget all products except these. Their numbers will be reused.
+    /// Forget all products that are not in `used`. Their numbers will be reused.
     pub fn retain(&mut self, used: ModelSet) {
         self.numbers.retain(|_, model| used.allows(*model));
     }

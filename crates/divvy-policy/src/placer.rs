@@ -44,22 +44,23 @@ struct Node {
     slot: u32,
 }
 
-/// Chooses nodes and GPUs by a policy, and caches what it has computed.
+/// Chooses nodes and GPUs by a policy, and caches computed costs.
 ///
-/// A decision depends only on the nodes with their ranks, on what is free on them, and on the mix of requests; it does not depend
-/// on the order in which these were reported. A change takes as much work as the changed node needs. A decision takes as much
-/// work as the changes since the last decision for the same class of pods need.
+/// A decision depends only on the nodes with their ranks, on what is free on them, and on the mix of requests. It does not depend
+/// on the order in which these were reported. The work for a change depends only on the changed node. The work for a decision
+/// depends on the number of changes since the last decision for the same class of pods.
 ///
 /// # How a decision stays cheap
 ///
-/// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot (`Slots`): their cost is computed once.
-/// - Each class of pods has a row (`Rows`) with a cost for each slot. Slots keep a log of changes, and `catch_up` reads what
-///   the row has not seen yet.
-/// - A cost is exact, or only guessed: `Rule::guess` is cheap, `Rule::cost` may not be. After a change of all prices, the old
-///   exact costs become guesses.
-/// - `evaluate` replaces guesses by exact costs, the most promising first, until the best known cost is exact and no guess is
-///   below it, or until the effort for one decision is spent. Guesses mostly lie below the cost, so a place whose guess is higher
-///   than a known cost is rarely the best one. A few other guesses are replaced in turn, so that none stays wrong forever.
+/// - Nodes in the same state (shape, free CPU, free amounts of the GPUs) share a slot (`Slots`), so their cost is computed once.
+/// - Each class of pods has a row (`Rows`) with a cost for each slot. The slots keep a log of changes, and `catch_up` applies the
+///   changes that the row has not seen yet.
+/// - A cost is either exact or a guess: `Rule::guess` is cheap, but `Rule::cost` may be expensive. After a change of all prices,
+///   the old exact costs become guesses.
+/// - `evaluate` replaces guesses with exact costs, the most promising first, until the best known cost is exact and no guess is
+///   below it, or until the effort for one decision is spent. Most guesses lie below the exact cost, so a place whose guess is
+///   higher than a known cost is rarely the best one. Each decision also replaces a few other guesses in turn, so that no guess
+///   stays wrong forever.
 #[derive(Debug)]
 pub struct Placer {
     policy: Policy,
@@ -71,26 +72,26 @@ pub struct Placer {
     unused: Vec<u32>,
     slots: Slots,
     rows: Rows,
-    /// The number of shapes from which on shapes without nodes are dropped.
+    /// When there are more shapes than this, the shapes without nodes are dropped.
     most_shapes: usize,
 }
 
-/// With this number of shapes or fewer, it does not pay to search for unused ones.
+/// The number of shapes up to which a search for unused ones does not pay.
 const FEW_SHAPES: usize = 256;
 
-/// This number of guesses or fewer are replaced at once.
+/// The number of guesses up to which all are replaced at once.
 const FEW: usize = 48;
 
-/// The number of guesses that each decision examines in turn although they do not look promising.
+/// The number of unpromising guesses that each decision examines in turn.
 const TURN: usize = 32;
 
 impl Placer {
-    /// Create a placer without nodes that knows nothing about what pods request.
+    /// Create a placer without nodes and without a mix of requests.
     pub fn new(policy: Policy) -> Placer {
         Placer::with_limits(policy, Limits::default())
     }
 
-    /// Create a placer as [`Placer::new`] does, with these limits for its caches.
+    /// Create a placer as [`Placer::new`] does, but with the given limits for its caches.
     pub fn with_limits(policy: Policy, limits: Limits) -> Placer {
         let rule = policy.rule(limits);
         Placer {
@@ -112,8 +113,8 @@ impl Placer {
         self.policy
     }
 
-    /// Add a node. Of nodes with equal cost, the one with the lowest `rank` is chosen, so no two nodes should have the same; see
-    /// [`crate::rank`].
+    /// Add a node. Among nodes with equal cost, the one with the lowest `rank` is chosen, so each node should have its own rank;
+    /// see [`crate::rank`].
     pub fn add(&mut self, shape: Shape, free: Free, rank: u64) -> NodeId {
         let number = self.shape_number(shape);
         let id = self.unused.pop().unwrap_or_else(|| {
@@ -154,7 +155,7 @@ impl Placer {
         }
     }
 
-    /// Set what is free on a node as [`Placer::set`] does, and count the difference as taken or released by pods.
+    /// Set what is free on a node as [`Placer::set`] does, and count the difference as GPU capacity that pods took or released.
     pub fn moved(&mut self, node: NodeId, free: Free) {
         let Some((shape, before)) = self.node(node) else { return };
         let sum = |free: &Free| free.gpus.iter().map(|left| u64::from(*left)).sum::<u64>();
@@ -196,7 +197,7 @@ impl Placer {
         taken
     }
 
-    /// Release what a pod had that has ended.
+    /// Release what an ended pod had.
     pub fn give_back(&mut self, demand: &Demand, decision: Decision) {
         if let Some((shape, free)) = self.node(decision.node) {
             let (shape, mut free) = (*shape, *free);
@@ -206,14 +207,13 @@ impl Placer {
         }
     }
 
-    /// Set the mix of requests, and forget what was known about it before.
+    /// Set the mix of requests, and forget the previous one.
     pub fn set_mix(&mut self, mix: &Mix) {
         self.rule.set_mix(mix, &self.shapes);
     }
 
     /// Set by hand whether pods end and their capacity is used again, or whether the cluster only fills up. With `None`, the
-    /// default, a policy that distinguishes the two cases measures how much GPU capacity is released in relation to how much is
-    /// taken.
+    /// default, a policy that distinguishes the two cases compares how much GPU capacity is released with how much is taken.
     pub fn set_pods_end(&mut self, said: Option<bool>) {
         self.rule.set_pods_end(said);
     }
@@ -223,20 +223,21 @@ impl Placer {
         self.rule.arrived(&demand.class());
     }
 
-    /// Let the rule read the current states of all nodes. Policies with prices do this automatically after a number of arrivals.
+    /// Let the policy read the current states of all nodes. Policies with prices do this automatically after a number of
+    /// arrivals.
     pub fn refresh(&mut self) {
         self.rule.states(&mut self.slots.states());
     }
 
-    /// Do now what the next decision would have to do first: read the states of all nodes, if that is due.
+    /// If reading the states of all nodes is due, do so now. This saves the next decision that work.
     pub fn prepare(&mut self) {
         if self.rule.wants_states() {
             self.refresh();
         }
     }
 
-    /// Drop the shapes that no node has any longer, once they outnumber the others. A node can publish another shape every
-    /// second, so their number must be bounded.
+    /// Drop the shapes that no node has any longer, once they outnumber the others. A node could publish a new shape every
+    /// second, so the number of shapes must be bounded.
     pub fn forget_unused_shapes(&mut self) {
         if self.shapes.len() <= self.most_shapes {
             return;
@@ -270,8 +271,8 @@ impl Placer {
         self.rule.set_shapes(&shapes);
     }
 
-    /// Choose the best place for a pod; `None` if it fits nowhere. `pod` is a number of the pod's own, which only the policy
-    /// `random` uses.
+    /// Choose the best place for a pod. The result is `None` if it fits nowhere. `pod` is a number that identifies the pod; only
+    /// the policy `random` uses it.
     pub fn decide(&mut self, demand: &Demand, pod: u64) -> Option<Decision> {
         if self.policy == Policy::Random {
             return self.decide_randomly(demand, pod);
@@ -349,8 +350,8 @@ impl Placer {
         row.changes = self.slots.changes();
     }
 
-    /// Replace guesses by exact costs. If there are few, replace all of them; otherwise the most promising ones until the best is
-    /// exact, and a few others in turn.
+    /// Replace guesses with exact costs. If there are few guesses, replace all of them. Otherwise, replace the most promising
+    /// ones until the best cost is exact, and a few others in turn.
     fn evaluate(&mut self, number: usize, class: &Demand) {
         if self.rows[number].guesses <= FEW || !self.rule.is_dear() {
             self.evaluate_all(number, class);
@@ -461,7 +462,8 @@ impl Placer {
         there.free.gpus_for(class, amount, level)
     }
 
-    /// Choose one of the nodes that fit, each with the same chance, and one of its GPUs that fit, each with the same chance.
+    /// Choose a node at random among those where the pod fits, then a GPU at random among those that have room. All have the same
+    /// chance.
     fn decide_randomly(&self, demand: &Demand, pod: u64) -> Option<Decision> {
         let fitting = self
             .nodes

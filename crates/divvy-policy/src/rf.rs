@@ -1,5 +1,5 @@
-//! Robust fragmentation (`rf`): FGD's fragments, plus a tenth of the unplaced capacity, plus a price for scarce products (the
-//! module `divvy`, whose parts it shares). A policy to compare with: where pods end, it was the best of what was published or
+//! Robust fragmentation (`rf`): FGD's fragments, plus a tenth of the unplaced capacity, plus a price for scarce products. It
+//! shares code with the module `divvy`. The policy is kept for comparison: where pods end, it was the best policy published or
 //! tried before `divvy`.
 
 use super::divvy::{MICRO, Waste, micro, scarcity};
@@ -13,10 +13,10 @@ const STEP: i64 = 20 * MICRO;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rf {
-    /// The typical classes, by which fragments are measured.
+    /// The typical classes of pods, which define what a fragment is.
     typical: Mix,
     classes: Vec<(Demand, u64)>,
-    /// By shape number: the shape and the number of nodes that have it; the waste; the price.
+    /// By shape number: the shape and its number of nodes here, the waste in `waste`, and the price in `scarcity`.
     shapes: Vec<(Shape, u64)>,
     waste: Vec<(Fragments, Waste)>,
     scarcity: Vec<i64>,
@@ -54,7 +54,8 @@ impl Rf {
         self.waste(place, &after)
     }
 
-    /// Return the least waste over the GPUs, and the level of that GPU; on a tie the fullest GPU, which comes last.
+    /// Return the least waste that a choice of the GPU causes, and the level (free amount) of that GPU. On a tie, the fullest GPU
+    /// is chosen.
     fn least(&self, place: &Place<'_>) -> Option<(i64, u32)> {
         let levels = place.state.levels(place.amount);
         let wastes = levels.map(|level| (self.waste_after(place, Some(level)), level));

@@ -29,10 +29,10 @@ impl Place<'_> {
 
 /// The part of a policy that computes costs.
 ///
-/// A cost must be a function of the place and of what was reported to the rule since it was created. It must not depend on the
-/// order in which costs are computed, because the placer decides which costs it computes, and when.
+/// A cost must be a function of the place and of what was reported to the rule since the rule was created. It must not depend on
+/// the order in which costs are computed, because the placer decides which costs it computes, and when.
 pub(crate) trait Rule: fmt::Debug + Send {
-    /// Return what the rule must see of a node beyond the free amounts.
+    /// Return what the rule must see of a node in addition to the free amounts.
     fn view(&self) -> View {
         View::default()
     }
@@ -55,7 +55,7 @@ pub(crate) trait Rule: fmt::Debug + Send {
     /// Add a shape. Shapes are numbered in the order of these calls.
     fn add_shape(&mut self, _shape: &Shape) {}
 
-    /// Replace all shapes by these, numbered in this order, with the number of nodes of each.
+    /// Replace all shapes. The new ones are numbered in this order; each comes with its number of nodes.
     fn set_shapes(&mut self, _shapes: &[(Shape, u64)]) {}
 
     /// Record a new node of this shape.
@@ -69,7 +69,7 @@ pub(crate) trait Rule: fmt::Debug + Send {
         false
     }
 
-    /// Read the states of the nodes, with the number of nodes in each.
+    /// Read the states of the nodes, each with its number of nodes.
     fn states(&mut self, _states: &mut dyn Iterator<Item = (&State, usize)>) {}
 
     /// Return the epoch. When it changes, all costs computed before are out of date.
@@ -77,11 +77,11 @@ pub(crate) trait Rule: fmt::Debug + Send {
         0
     }
 
-    /// Return the cost of a place: lower is better. Called only where the pod fits. `kept` is what the rule has kept about this
-    /// place from the last call.
+    /// Return the cost of a place; lower is better. The placer calls this only where the pod fits. `kept` is what the rule has
+    /// kept about this place since the last call.
     fn cost(&mut self, place: &Place<'_>, kept: &mut Kept) -> i64;
 
-    /// Report whether costs are so expensive that they should be computed only for promising places.
+    /// Report whether costs are so expensive to compute that only promising places should get an exact cost.
     fn is_dear(&self) -> bool {
         false
     }
@@ -91,8 +91,8 @@ pub(crate) trait Rule: fmt::Debug + Send {
         0
     }
 
-    /// Return the limits of [`Rule::work`] for one decision: first for the most promising places once one cost is known, second
-    /// for other places in turn.
+    /// Return two limits of [`Rule::work`] for one decision: the first for the most promising places once one cost is known, the
+    /// second for other places in turn.
     fn effort(&self) -> (u64, u64) {
         (u64::MAX / 2, 0)
     }
@@ -102,25 +102,26 @@ pub(crate) trait Rule: fmt::Debug + Send {
         0
     }
 
-    /// Return the terms of the cost, for people; empty if the cost is a single number.
+    /// Return the terms of the cost, for display. The list is empty if the cost is a single number.
     fn terms(&mut self, _place: &Place<'_>) -> Vec<Term> {
         Vec::new()
     }
 
-    /// Return how much must be free on the GPU for a pod that takes a part of one; `None` for the least that is enough.
+    /// Return how much must be free on the GPU that a pod gets, if the pod takes a part of one. `None` stands for best fit: the
+    /// least free amount that still suffices.
     fn level(&mut self, _place: &Place<'_>) -> Option<u32> {
         None
     }
 }
 
-/// What a rule notes next to a state, so that it does not have to search for the state in its tables.
+/// What a rule notes next to a state, so that it need not search for the state in its tables.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Noted {
-    /// The generation for which `number` and `idle` are valid; 0 if nothing is noted.
+    /// The generation in which `number` and `idle` are valid; 0 if nothing is noted.
     pub(crate) generation: u32,
     pub(crate) number: u32,
     pub(crate) idle: i64,
-    /// FGD's fragments of the state, valid for `fragments_generation`.
+    /// FGD's fragments of the state, valid in `fragments_generation`.
     pub(crate) fragments: i64,
     pub(crate) fragments_generation: u32,
 }
@@ -128,7 +129,7 @@ pub(crate) struct Noted {
 /// The numbers of states that a rule keeps for a place: the node's state before the placement, and after each possible placement.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Kept {
-    /// The generation for which the numbers are valid; 0 if nothing is kept.
+    /// The generation in which the numbers are valid; 0 if nothing is kept.
     pub(crate) generation: u32,
     pub(crate) before: u32,
     pub(crate) after: [u32; Kept::MOST],

@@ -2,7 +2,7 @@
 
 use super::Model;
 
-/// The maximum number of GPUs of a node in the policies. A node with more is described as several nodes.
+/// The maximum number of GPUs of a node as the policies see it. A node with more GPUs is described as several nodes.
 pub const MOST_GPUS: usize = 16;
 
 /// What a node has when it is empty. All its GPUs are alike: a node with different GPUs is described as several nodes
@@ -13,7 +13,7 @@ pub struct Shape {
     pub model: Model,
     /// The number of GPUs, at most [`MOST_GPUS`].
     pub gpus: u8,
-    /// The size of one GPU, in the unit of the source: 1000 in traces, MiB of memory in the ledger.
+    /// The size of one GPU, in the unit of the source: 1000 in traces, the memory in MiB in the ledger.
     pub gpu_size: u32,
     /// CPU in thousandths of a core.
     pub cpu_milli: u32,

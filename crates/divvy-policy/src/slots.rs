@@ -6,15 +6,16 @@ use super::rule::Noted;
 use super::state::State;
 use crate::mixer::Mixer;
 
-/// The states in which nodes are now, each with its nodes. Nodes in the same state cost the same for every pod, so what is
-/// computed for a state is valid for all of them.
+/// The current states of the nodes. Each state has a slot, which holds all nodes in that state. A pod costs the same on all of
+/// them, so what is computed for a state is valid for all its nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     /// Slots that have no nodes and can be reused.
     unused: Vec<u32>,
     by_state: HashMap<State, u32, BuildHasherDefault<Mixer>>,
-    /// Slots that got another state or lost their state, in the order of the changes. Changes before `log_start` are forgotten.
+    /// The slots that got another state or lost their state, in the order of these changes. Changes before `log_start` are
+    /// forgotten.
     log: Vec<u32>,
     log_start: u64,
 }
@@ -23,16 +24,16 @@ pub(crate) struct Slots {
 pub(crate) struct Slot {
     /// The state; `None` while no node is in the slot.
     pub(crate) state: Option<State>,
-    /// The number of changes of the state.
+    /// The number of changes of the slot's state so far.
     pub(crate) version: u32,
     /// What the rule has noted about the state.
     pub(crate) noted: Cell<Noted>,
-    /// The nodes as (rank, number), highest rank first, so that the lowest can be popped off the end.
+    /// The nodes as (rank, number), in descending order, so that the lowest can be popped off the end.
     nodes: Vec<(u64, u32)>,
 }
 
 impl Slot {
-    /// Return the nodes as (rank, number), lowest rank first.
+    /// Return the nodes as (rank, number), in ascending order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, u32)> {
         self.nodes.iter().rev().copied()
     }
@@ -112,8 +113,8 @@ impl Slots {
         self.log_start + self.log.len() as u64
     }
 
-    /// Return the slots that changed since the given number of changes, some of them several times; `None` if the log does not
-    /// reach back that far.
+    /// Return the slots that changed after the first `changes` changes, with repetitions. The result is `None` if the log does
+    /// not reach back that far.
     pub(crate) fn changed_since(&self, changes: u64) -> Option<&[u32]> {
         let from = changes.checked_sub(self.log_start)?;
         self.log.get(usize::try_from(from).ok()?..)

@@ -1,13 +1,13 @@
-//! The policy `spread`: the emptiest GPU first, for users who want a GPU to themselves rather than a cluster that holds more
-//! pods.
+//! The policy `spread`: the emptiest GPU first. It is for users who want a GPU to themselves rather than a cluster that holds
+//! more pods.
 
 use super::rule::{Kept, Place, Rule};
 
-/// Prefers the GPU with the most left; on a tie, the node of which the largest part is left.
+/// Prefers the GPU with the most free capacity; on a tie, the node with the largest free part.
 #[derive(Debug)]
 pub(crate) struct Spread;
 
-/// The number that stands for a whole, in which parts are compared.
+/// The number that stands for a whole when parts are compared.
 const WHOLE: u64 = 10_000;
 
 fn part(left: u64, of: u64) -> i64 {

@@ -1,7 +1,7 @@
 use super::{Demand, MOST_GPUS, Shape};
 
 impl Shape {
-    /// Return the free amounts of an empty node.
+    /// Return the free amounts of an empty node with this shape.
     pub fn empty(&self) -> Free {
         let mut gpus = [0; MOST_GPUS];
         gpus.iter_mut()
@@ -42,10 +42,10 @@ pub struct Free {
     pub cpu_milli: u32,
     /// Main memory in MiB.
     pub memory_mib: u32,
-    /// By position: what is free on each GPU, in the unit of [`Shape::gpu_size`]; 0 after the last GPU.
+    /// The free amount of each GPU, by position, in the unit of [`Shape::gpu_size`]; 0 after the last GPU.
     pub gpus: [u32; MOST_GPUS],
-    /// The number of pods on the node by kind: index 0 counts pods with a part of a GPU, index n pods with n GPUs. Only GPU
-    /// clustering uses it.
+    /// The number of pods on the node by kind: index 0 counts pods with a part of a GPU, index n counts pods with n GPUs. Only
+    /// the policy `gpu-clustering` uses it.
     pub kinds: [u16; MOST_GPUS + 1],
 }
 
@@ -58,8 +58,9 @@ impl Free {
                 .is_some_and(|amount| fits(self.cpu_milli, &self.gpus, demand, amount))
     }
 
-    /// Return the GPUs with the least left that is enough; on a tie the first. With `level`, only GPUs on which exactly this
-    /// amount is free. `None` if there are fewer than the pod requests.
+    /// Return the GPUs for a pod by best fit: those with the least free capacity that still suffices; on a tie, the first ones.
+    /// With `level`, only GPUs with exactly this free amount are considered. The result is `None` if there are fewer GPUs than
+    /// the pod requests.
     pub fn gpus_for(&self, demand: &Demand, amount: u32, level: Option<u32>) -> Option<GpuSet> {
         let mut chosen = GpuSet::default();
         for _ in 0..demand.gpus {
@@ -72,7 +73,7 @@ impl Free {
         Some(chosen)
     }
 
-    /// Place a pod on these GPUs. If it does not fit, take nothing and return false.
+    /// Place a pod on these GPUs. If the pod does not fit, change nothing and return false.
     pub fn take(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) -> bool {
         let Some(amount) = demand.amount(shape) else {
             return false;
@@ -91,7 +92,7 @@ impl Free {
         true
     }
 
-    /// Remove a pod that was placed here. No more becomes free than the node has.
+    /// Remove a pod that was placed here. The free amounts never exceed what the node has.
     pub fn give_back(&mut self, shape: &Shape, demand: &Demand, gpus: GpuSet) {
         let Some(amount) = demand.amount(shape) else {
             return;
@@ -106,7 +107,7 @@ impl Free {
         }
     }
 
-    /// Return the state that the policies work with. `shape` is the shape's number.
+    /// Return the node's state as the policies see it. `shape` is the number of the node's shape.
     pub(crate) fn state(&self, shape: u32, view: View) -> State {
         let mut left = self.gpus;
         let mut kinds = 0;
@@ -129,14 +130,14 @@ impl Free {
 /// What a policy must see of a node in addition to the free amounts of its GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct View {
-    /// Which GPU has how much left. If false, the GPUs are sorted by what is left, the fullest last.
+    /// Whether the policy must know which GPU has how much free. If false, the GPUs are sorted by free amount, the fullest last.
     pub(crate) positions: bool,
-    /// Which kinds of pods are on the node.
+    /// Whether the policy must know which kinds of pods are on the node.
     pub(crate) kinds: bool,
 }
 
-/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state: no policy uses it, and
-/// fewer nodes would share a state.
+/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state, because no policy uses
+/// it and because fewer nodes would share a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     /// The number of the node's [`Shape`].
@@ -151,20 +152,20 @@ impl State {
         fits(self.cpu_milli, &self.left, demand, amount)
     }
 
-    /// Return the sum of what is left over all GPUs.
+    /// Return the sum of the free amounts of all GPUs.
     pub(crate) fn total(&self) -> u64 {
         self.left.iter().map(|left| u64::from(*left)).sum()
     }
 
-    /// Return the number of GPUs of which nothing is taken.
+    /// Return the number of completely free GPUs.
     pub(crate) fn whole(&self, shape: &Shape) -> u32 {
         let gpus = &self.left[..usize::from(shape.gpus).min(MOST_GPUS)];
         let whole = gpus.iter().filter(|left| **left == shape.gpu_size).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
     }
 
-    /// Return the state after a placement: on GPUs with exactly `level` left, or without `level` on those with the least left
-    /// that is enough. The pod must fit.
+    /// Return the state after a placement: on GPUs whose free amount is exactly `level`; without `level`, by best fit, on those
+    /// with the least free capacity that still suffices. The pod must fit.
     pub(crate) fn after(&self, demand: &Demand, amount: u32, level: Option<u32>) -> State {
         let mut after = *self;
         after.cpu_milli = self.cpu_milli.saturating_sub(demand.cpu_milli);
@@ -190,7 +191,7 @@ impl State {
         after
     }
 
-    /// Return the state with the GPUs sorted by what is left, the fullest last.
+    /// Return the state with the GPUs sorted by free amount, the fullest last.
     pub(crate) fn sorted(mut self) -> State {
         // Insertion sort: the GPUs are nearly sorted already.
         for end in 1..MOST_GPUS {
@@ -203,7 +204,7 @@ impl State {
         self
     }
 
-    /// Return the distinct amounts left on GPUs that have enough, in order of position.
+    /// Return the distinct free amounts of the GPUs that have at least `amount`, in the order of the GPUs' positions.
     pub(crate) fn levels(&self, amount: u32) -> impl Iterator<Item = u32> {
         self.left
             .iter()

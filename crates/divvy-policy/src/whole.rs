@@ -1,12 +1,12 @@
-//! The order of nodes for pods that request whole GPUs, the same under every policy.
+//! The ranking of nodes for pods that request whole GPUs. It is the same under every policy.
 
 use divvy_model::Pod;
 use divvy_placement::{Ask, Ledger, NodeView, Taste};
 
 use crate::{Cost, Ranking, rank as hash};
 
-/// Rank these nodes: the cost is the number of free GPUs that the pod accepts. Only nodes with enough of the most preferred GPUs get
-/// a cost.
+/// Rank these nodes. The cost is the number of free GPUs that the pod accepts. Only the nodes that can serve the pod with GPUs
+/// that it likes most get a cost.
 pub(crate) fn rank<'n>(pod: &Pod, ask: &Ask, nodes: impl IntoIterator<Item = &'n str>, ledger: &Ledger) -> Ranking {
     let taste = Taste::of(ask);
     let question = ledger.question(ask, &pod.uid);
@@ -35,7 +35,8 @@ pub(crate) fn rank<'n>(pod: &Pod, ask: &Ask, nodes: impl IntoIterator<Item = &'n
     }
 }
 
-/// Return how much the pod likes the last of the GPUs that it would get, and the number of free GPUs; `None` if there are too few.
+/// Return how much the pod likes the least preferred of the GPUs that it would get, and the number of free GPUs that it accepts.
+/// The result is `None` if there are too few.
 fn free_on(view: &NodeView<'_>, taste: &Taste<'_>) -> Option<(u64, i64)> {
     let gpus = view.state()?.gpus.len();
     let mut likings: Vec<u64> = (0..gpus).filter_map(|position| view.liking(position, taste)).collect();

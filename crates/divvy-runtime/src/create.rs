@@ -1,4 +1,4 @@
-//! The preparation of a container's configuration before the real runtime creates the container.
+//! Prepares a container's configuration before the real runtime creates the container.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use divvy_oci::runtime::{extras, legacy};
 use crate::error::{Error, Log};
 use crate::{files, low_level, probe};
 
-/// Add the container's devices to its `config.json`. The file of a container that requests nothing stays the same, byte for byte.
+/// Add the container's devices to its `config.json`. If the container requests nothing, the file stays the same, byte for byte.
 pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(), Error> {
     let path = Path::new(call.bundle.as_deref().unwrap_or(".".as_ref())).join("config.json");
     let file = |what| {
@@ -79,8 +79,8 @@ pub(crate) fn prepare(call: &Call, settings: &Settings, log: &Log) -> Result<(),
     Ok(())
 }
 
-/// Handle a container that gets no devices. Remove NVIDIA's hook if an engine added it: the hook would give the container devices that are
-/// refused here, or that its pod was not allocated.
+/// Handle a container that gets no devices. If an engine added NVIDIA's hook, remove it: the hook would give the container
+/// devices that are refused here, or that were not allocated to its pod.
 fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Error> {
     let removed = settings.mode != Mode::Legacy
         && bundle.remove_legacy_hooks().map_err(|source| Error::Bundle {
@@ -100,7 +100,8 @@ fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Err
 const ONLY_LIVE: &str = "Ignoring the request for IMEX channels, NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY or NVIDIA_NVSWITCH: they are available only if \
                          the container's GPUs come from the driver (mode \"jit-cdi\"), but these GPUs come from CDI specs";
 
-/// Refuse an image whose requirements the driver does not meet. This error is easier to find and to understand than CUDA's later failure.
+/// Refuse an image whose requirements the driver does not meet. This error is easier to find and to understand than the later
+/// failure of CUDA.
 fn required(log: &Log, container: &Container, settings: &Settings, facts: &Facts) -> Result<(), Error> {
     match require::expressions(container, settings) {
         Ok(expressions) => Ok(require::check(&expressions, facts)?),
@@ -145,8 +146,8 @@ pub(crate) fn ldconfig() -> &'static str {
     settings::ldconfig(|path| Path::new(path).exists())
 }
 
-/// Return the hook that calls `nvidia-container-cli` once the container has a process and a root. If the settings request it, also return the
-/// hook that lets the loader prefer the image's own libcuda.
+/// Return the hook that calls `nvidia-container-cli` once the container has a process and a root. If the settings require it,
+/// also return the hook that makes the loader prefer the image's own libcuda.
 fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
     let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::Error::Legacy)?;
     let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCli)?;

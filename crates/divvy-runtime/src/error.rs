@@ -1,5 +1,5 @@
-//! The errors of this program and where they are reported: to the caller on standard error, and to the engine in the log file that it names
-//! for runc. The engine copies the text from there into the pod's events.
+//! The errors of this program, and the places where they are reported: standard error, for the caller, and the log file that the
+//! engine names for runc. The engine copies the text from that file into the pod's events.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -75,7 +75,7 @@ pub(crate) enum Error {
     /// No spec can be made from the probe's output.
     #[error(transparent)]
     Live(#[from] live::Error),
-    /// A program that belongs to Divvy is missing.
+    /// A program that is part of Divvy is missing.
     #[error("{0} does not exist; it comes with divvy-runtime and must be in the same directory")]
     NotBeside(PathBuf),
     /// Mode `legacy` is set, but NVIDIA's program is missing.
@@ -91,7 +91,7 @@ pub(crate) enum Error {
          set nvidia-container-cli.path in {path}", path = settings::PATH
     )]
     NoCliForHook(String),
-    /// The input of the hook is wrong.
+    /// The hook's input is wrong.
     #[error(
         "the container's state on standard input {0}; only a container runtime should call this program, with the container's state as its input"
     )]
@@ -106,7 +106,8 @@ pub(crate) enum Error {
     },
 }
 
-/// The destinations of log lines: the file that the engine names for runc, and the runtime's own file (`nvidia-container-runtime.debug`).
+/// The files to which log lines are written: the file that the engine names for runc, and the runtime's own file
+/// (`nvidia-container-runtime.debug`).
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     engine: Option<PathBuf>,
@@ -124,13 +125,13 @@ impl Log {
         }
     }
 
-    /// Add the runtime's own log file, as the settings name it.
+    /// Set the runtime's own log file and its level from the settings.
     pub(crate) fn also(&mut self, settings: &Settings) {
         self.own = settings.debug.as_ref().map(PathBuf::from);
         self.level = settings.log_level;
     }
 
-    /// Report why no container was created, on standard error and in both log files.
+    /// Report why no container was created: on standard error and in both log files.
     pub(crate) fn error(&self, program: &str, error: &Error) {
         let text = format!("{program}: {error}");
         // If this fails, there is no other place to report it.
@@ -138,12 +139,12 @@ impl Log {
         self.log(Level::Error, &text);
     }
 
-    /// Log a problem with a container that is created nevertheless.
+    /// Log a problem with a container that is nevertheless created.
     pub(crate) fn warning(&self, text: &str) {
         self.log(Level::Warning, text);
     }
 
-    /// Log a change. Only the runtime's own file gets it, because engines show every line of theirs to the user.
+    /// Log a change. It is written only to the runtime's own file, because engines show every line of their file to the user.
     pub(crate) fn info(&self, text: &str) {
         if self.level >= Level::Info
             && let Some(path) = &self.own
@@ -164,7 +165,8 @@ impl Log {
         }
     }
 
-    /// Write to the runtime's own log file. If that fails, the container starts anyway, and the engine's log gets a warning.
+    /// Write to the runtime's own log file. If that fails, the container starts anyway, and a warning is written to the engine's
+    /// log.
     fn in_own(&self, path: &Path, level: Level, text: &str) {
         let directory = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         let written = directory.and_then(|()| append(path, &self.line(level, text)));

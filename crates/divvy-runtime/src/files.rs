@@ -12,7 +12,8 @@ use rustix::fs::OFlags;
 
 use crate::error::Error;
 
-/// The size limit, in bytes, of a file that another program writes. A `config.json` with a thousand mounts reaches a tenth of it.
+/// The maximum size in bytes of a file that another program writes. A `config.json` with a thousand mounts has about a tenth of
+/// this size.
 const MOST: u64 = 16 * 1024 * 1024;
 
 /// The environment variable that names another `config.toml`.
@@ -30,7 +31,7 @@ pub(crate) fn settings() -> Result<Settings, Error> {
     }
 }
 
-/// Read the settings as NVIDIA's hook does: a file that a flag or variable names must exist.
+/// Read the settings as NVIDIA's hook does. If a flag or a variable names the file, the file must exist.
 pub(crate) fn settings_of_hook(by_flag: Option<PathBuf>) -> Result<Settings, Error> {
     let by_variable = || {
         std::env::var_os(BY_VARIABLE)
@@ -51,7 +52,7 @@ fn settings_of(path: PathBuf) -> Result<Settings, Error> {
     }
 }
 
-/// Return the path of a program in this program's directory.
+/// Return the path of another program in this program's directory.
 pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe().map_err(|source| Error::File {
         what: "found",
@@ -65,7 +66,8 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Read a text file up to the size limit. A named pipe is refused: opening it would wait for a writer, and the container would wait as well.
+/// Read a text file up to the size limit. A named pipe is refused, because opening it would wait for a writer, and the
+/// container's start would wait as well.
 pub(crate) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = File::options()
@@ -79,7 +81,7 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Read to the end; an error if the input exceeds the size limit.
+/// Read to the end. The result is an error if the input exceeds the size limit.
 pub(crate) fn read_all(from: impl io::Read, text: &mut String) -> io::Result<()> {
     from.take(MOST + 1).read_to_string(text)?;
     match text.len() as u64 > MOST {
@@ -132,7 +134,7 @@ pub(crate) fn specs(directories: &[String]) -> Result<Registry, Error> {
     Ok(Registry::new(found))
 }
 
-/// Return the device node at a path without following a symbolic link.
+/// Return the device node at a path, without following a symbolic link.
 pub(crate) fn device(path: &str) -> Result<Device, String> {
     let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
     let kind = found.file_type();

@@ -1,15 +1,16 @@
-//! A replacement for NVIDIA's `nvidia-container-runtime-hook`. This program acts as that hook when it is called by its name.
+//! A replacement for NVIDIA's `nvidia-container-runtime-hook`. This program acts as that hook when it is called by the hook's
+//! name.
 //!
-//! Docker up to version 28 supports `--gpus` only if a program with this name is in dockerd's `PATH`. Docker then writes
-//! `NVIDIA_VISIBLE_DEVICES` itself and adds `nvidia-container-runtime-hook prestart` to the container's hooks. If runc creates the container,
-//! this hook adds the GPUs by means of `nvidia-container-cli`. If `divvy-runtime` creates the container, it adds the GPUs itself, and removes
-//! the hook in every mode except `legacy`.
+//! Docker up to version 28 supports `--gpus` only if a program with this name is in dockerd's `PATH`. Docker then sets
+//! `NVIDIA_VISIBLE_DEVICES` and adds `nvidia-container-runtime-hook prestart` to the container's hooks. If runc creates the
+//! container, this hook adds the GPUs with the help of `nvidia-container-cli`. If `divvy-runtime` creates the container,
+//! `divvy-runtime` adds the GPUs itself, and removes the hook in every mode except `legacy`.
 //!
-//! Flags, commands, and exit statuses are those of NVIDIA's program (toolkit 1.20.0, which uses Go's package `flag`): a flag may have one or
-//! two dashes, and flags after the command do not count.
+//! Flags, commands, and exit statuses are those of NVIDIA's program (toolkit 1.20.0, which uses Go's package `flag`): a flag may
+//! have one or two dashes, and flags after the command are ignored.
 //!
-//! The hook runs with the host's privileges and with dockerd's environment variables. It opens nothing below the container's root, and passes
-//! none of these variables on.
+//! The hook runs with the host's privileges and with dockerd's environment variables. It opens nothing in the container's root,
+//! and does not pass any of these variables on.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -24,17 +25,17 @@ use divvy_oci::runtime::{legacy, plan};
 use crate::error::{Error, Log};
 use crate::{create, files, low_level};
 
-/// The `PATH` for a program of the host, which gets no other variable by default.
+/// The `PATH` for `nvidia-container-cli`. By default, that program gets no other variable.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Return the name by which this program was called, if it is a name of NVIDIA's hook.
+/// Return the name by which this program was called, if that is a name of NVIDIA's hook.
 pub(crate) fn name() -> Option<&'static str> {
     let called = PathBuf::from(std::env::args_os().next()?);
     let called = called.file_name()?.to_str()?;
     LEGACY_HOOKS.into_iter().find(|name| *name == called)
 }
 
-/// The meaning of the command line.
+/// What the command line asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Help,
@@ -51,7 +52,7 @@ struct Flags {
     version: bool,
 }
 
-/// Execute the command. Return only if there is nothing to do, or on an error.
+/// Execute the command. This function returns only if there is nothing to do, or on an error.
 pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
     let say = |text: &str| {
         // If this fails, there is no other place to report it.
@@ -139,7 +140,7 @@ fn parse(words: &[OsString]) -> Result<Asked, String> {
     }
 }
 
-/// Parse a boolean as Go does. A flag without a value is true.
+/// Parse a boolean as Go does. A flag without a value means true.
 fn truth(flag: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),

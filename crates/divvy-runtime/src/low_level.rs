@@ -1,4 +1,4 @@
-//! The search for the real OCI runtime and for NVIDIA's program.
+//! Finds the real OCI runtime and `nvidia-container-cli`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,17 +10,18 @@ use divvy_oci::runtime::settings::Cli;
 
 use crate::error::Error;
 
-/// The directories to search after those in `PATH`, because engines do not always set `PATH`.
+/// The directories that are searched after those in `PATH`, because engines do not always set `PATH`.
 const DIRECTORIES: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
-/// Return the path of the first candidate that exists. A candidate with a slash is a path; any other is a program's name.
+/// Return the path of the first candidate that exists. A candidate with a slash is a path; any other candidate is the name of a
+/// program.
 pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
     let found = candidates.iter().find_map(|name| program(name, "/"));
     found.ok_or_else(|| Error::NoRuntime(candidates.to_vec()))
 }
 
-/// Find NVIDIA's program for mode `legacy`: at the path in the settings, or in the usual directories, first below the driver's root. The error
-/// lists the places that were searched.
+/// Find `nvidia-container-cli` for mode `legacy`: at the path in the settings, or in the usual directories, first within the
+/// driver's root. The error lists the places that were searched.
 pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
     let name = settings
         .path
@@ -52,14 +53,14 @@ fn program(name: &str, root: &str) -> Option<PathBuf> {
         .find(is_it)
 }
 
-/// Report whether the path is an executable program other than this one. If this program is installed as `runc`, it would otherwise execute
-/// itself indefinitely.
+/// Report whether the path is an executable program other than this one. Without this check, this program would execute itself
+/// indefinitely if it were installed as `runc`.
 fn is_other_program(path: &Path, own: Option<&Path>) -> bool {
     let executable = std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
     executable && path.canonicalize().ok().as_deref() != own
 }
 
-/// Replace this process with the real runtime, with the same arguments and environment. Return only if that fails.
+/// Replace this process with the real runtime, with the same arguments and environment. This function returns only if that fails.
 pub(crate) fn become_it(runtime: &Path, words: &[OsString]) -> Error {
     let error = Command::new(runtime).arg0(OsStr::new(runtime)).args(words).exec();
     Error::Exec {

@@ -1,9 +1,9 @@
 //! `divvy-runtime`: an OCI runtime that wraps runc or crun.
 //!
-//! When the call creates a container, this program adds the container's devices to its `config.json` and then executes the real runtime. For
-//! any other call it executes the real runtime at once. It opens nothing below the container's root and mounts nothing. The only programs
-//! that it runs are the real runtime and, if the driver must be queried, `divvy-probe`. The decisions are in `divvy_oci::runtime`; this
-//! crate reads and writes the files and executes the programs.
+//! When a call creates a container, this program adds the container's devices to its `config.json`, and then executes the real
+//! runtime. For any other call, it executes the real runtime immediately. It opens nothing in the container's root, and mounts
+//! nothing. The only programs that it runs are the real runtime and, if the driver must be queried, `divvy-probe`. The decisions
+//! are in `divvy_oci::runtime`; this crate reads and writes the files and executes the programs.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Handle one call. Return only on an error, because success ends in the real runtime.
+/// Handle one call. This function returns only on an error, because otherwise the real runtime replaces this process.
 fn run(call: &Call, words: &[OsString]) -> (Log, Error) {
     // Many programs query the version, and a version query does nothing that a log should record.
     let mut log = if call.version { Log::default() } else { Log::of(call) };

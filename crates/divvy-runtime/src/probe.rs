@@ -1,4 +1,4 @@
-//! The call of `divvy-probe --once`. Only this child process loads the driver's library, and it runs for a limited time.
+//! Calls `divvy-probe --once`. Only this child process loads the driver's library, and it runs for a limited time.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,10 @@ use divvy_oci::runtime::settings::Settings;
 
 use crate::error::Error;
 
-/// The time limit. The driver may have to start every GPU first. The limit stays below the two minutes that the kubelet waits for a container.
+/// The maximum time that the probe may take. The driver may have to initialize every GPU first. The kubelet waits two minutes for
+/// a container, so this limit is lower.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The limit on the output, in bytes. A snapshot of 16 GPUs reaches a hundredth of it.
+/// The maximum size of the probe's output in bytes. A snapshot of 16 GPUs has about a hundredth of this size.
 const MOST: u64 = 4 * 1024 * 1024;
 
 /// Return the probe's output, a snapshot of this machine's GPUs.
@@ -66,7 +67,7 @@ pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     }))
 }
 
-/// Read to the end in another thread.
+/// Read to the end in another thread, and send the text to the receiver.
 fn collect(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (send, receive) = channel();
     thread::spawn(move || {
@@ -78,7 +79,7 @@ fn collect(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
     receive
 }
 
-/// Return the child's exit status; `None` if it has not ended by `end`.
+/// Wait for the child and return its exit status. The result is `None` if the child has not ended by `end`.
 fn status(child: &mut Child, end: Instant) -> Option<std::process::ExitStatus> {
     loop {
         match child.try_wait() {

@@ -1,6 +1,7 @@
-//! A complete run of the published setting: 1,213 nodes, pods that request 130 % of their GPU capacity, in a published order.
+//! A complete run of the published setting: 1,213 nodes, and pods that arrive in a published order until they have requested 130
+//! % of the GPU capacity.
 //!
-//! `DIVVY_OPENB=DIRECTORY cargo bench -p divvy-simulator`, with the directory that `tests/it/openb.rs` describes. Without it,
+//! Run it with `DIVVY_OPENB=DIRECTORY cargo bench -p divvy-simulator`. `tests/it/openb.rs` describes the directory. Without it,
 //! nothing is measured.
 
 #![allow(missing_docs, clippy::print_stdout)]

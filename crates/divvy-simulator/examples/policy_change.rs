@@ -1,9 +1,9 @@
-//! Shows what happens when a cluster that only filled up becomes one in which pods end, and the reverse:
+//! Shows what happens when pods begin to end in a cluster that only filled up before, and when they stop ending again:
 //!
 //! `cargo run --release -p divvy-simulator --example policy_change -- NODES.csv[.gz] PODS.csv[.gz] [SEED …]`
 //!
-//! First, pods arrive all at once until they have requested the cluster's whole GPU capacity. Then they arrive and end, at a load
-//! of 0.97. Finally, they arrive all at once again until they have requested 30 % of the capacity. `divvy` detects whether pods
+//! First, pods arrive all at once until they have requested the cluster's whole GPU capacity. Then pods arrive and end, at a load
+//! of 0.97. Finally, pods arrive all at once again until they have requested 30 % of the capacity. `divvy` detects whether pods
 //! end; it is compared with runs in which this is set from the start.
 
 #![allow(clippy::print_stdout)]

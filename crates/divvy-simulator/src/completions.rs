@@ -11,7 +11,7 @@ use crate::{Error, Setting, Size, Tally, Trace};
 /// A simulation in which pods arrive, run for a while, and end. A pod that fits nowhere when it arrives is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completions {
-    /// The load: the requested GPU capacity in percent of the cluster's. This is what would be in use if no pod were ever lost.
+    /// The load in percent: the GPU capacity that would be in use if no pod were ever lost, in relation to the cluster's.
     pub load_percent: u32,
     /// How long pods run.
     pub lifetimes: Lifetimes,
@@ -40,24 +40,24 @@ pub enum Lifetimes {
 /// The results of a simulation in which pods end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Turnover {
-    /// Thousandths of a GPU in use, times time, while the counting was on. The unit of time is 2^-32 of the mean time between
-    /// arrivals, or 1 second in [`replay`].
+    /// The GPU capacity in use, in thousandths of a GPU, multiplied by time and summed over the counted part of the run. The unit
+    /// of time is 2^-32 of the mean time between arrivals, or 1 second in [`replay`].
     pub used: u128,
-    /// The same amount if all GPUs had been in use.
+    /// The value that `used` would have if all GPUs had always been in use.
     pub capacity: u128,
     /// The requested capacity, in thousandths of a GPU.
     pub asked_milli: u64,
-    /// The part of it that fitted nowhere.
+    /// The part of the requested capacity for which there was no room, in thousandths of a GPU.
     pub lost_milli: u64,
-    /// The pods that arrived and those that were lost, by size.
+    /// The number of pods that arrived and the number that were lost, by size.
     pub by_size: BTreeMap<Size, Tally>,
-    /// The capacity in use after the pods that arrived all at once in the beginning, in thousandths of a GPU.
+    /// The capacity in use after the burst of pods at the beginning, in thousandths of a GPU.
     pub filled_milli: u64,
-    /// The capacity in use after the pods that arrived all at once in the end, in thousandths of a GPU.
+    /// The capacity in use after the burst of pods at the end, in thousandths of a GPU.
     pub flooded_milli: u64,
-    /// Over the whole run: thousandths of a GPU times time that the placed pods had, summed pod by pod.
+    /// The use of GPU capacity in the whole run, summed pod by pod: thousandths of a GPU multiplied by time.
     pub had: u128,
-    /// Over the whole run: thousandths of a GPU times time in use, summed moment by moment. It must equal `had`.
+    /// The use of GPU capacity in the whole run, summed over time. It must equal `had`.
     pub used_in_all: u128,
 }
 
@@ -72,12 +72,12 @@ impl Turnover {
         100.0 * self.lost_milli as f64 / self.asked_milli.max(1) as f64
     }
 
-    /// Return the number of all pods, and of those that were lost.
+    /// Return the number of pods that arrived, and the number of pods that were lost.
     pub fn pods(&self) -> Tally {
         self.sum(|_| true)
     }
 
-    /// Return the same for pods with 8 GPUs or more.
+    /// Return the same numbers for pods with 8 GPUs or more.
     pub fn large(&self) -> Tally {
         self.sum(|size| size >= Size::Whole(8))
     }
@@ -120,7 +120,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Let time pass until this moment, and end the pods whose time is over.
+    /// Let time pass until this moment, and end the pods whose lifetime is over.
     fn pass(&mut self, until: u128) {
         while let Some(Reverse((end, _, row, decision))) = self.running.peek().copied().filter(|Reverse((end, ..))| *end <= until)
         {
@@ -133,7 +133,7 @@ impl<'a> Clock<'a> {
         self.idle(until);
     }
 
-    /// Let time pass in which nothing happens.
+    /// Let time pass without any event.
     fn idle(&mut self, until: u128) {
         let used = (until - self.now) * u128::from(self.used_milli);
         self.outcome.used_in_all += used;
@@ -144,7 +144,7 @@ impl<'a> Clock<'a> {
         self.now = until;
     }
 
-    /// Offer a pod that runs for this time.
+    /// Try to place a newly arrived pod, which then runs for the time `runs`.
     fn offer(&mut self, row: usize, runs: u128) {
         let pod = &self.trace.pods[row];
         let number = self.arrivals;
@@ -162,7 +162,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Offer pods all at once, until they have requested this percentage of the GPU capacity.
+    /// Let pods arrive all at once, until they have requested this percentage of the GPU capacity.
     fn burst(&mut self, percent: u32, mut next: impl FnMut() -> (usize, u128)) {
         let most = self.capacity * u128::from(percent) / 100;
         let mut asked = 0;
@@ -182,11 +182,11 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// Simulate a Poisson stream of pods, each drawn at random from the list with equal chance.
+/// Simulate a Poisson stream of pods. Each pod is drawn at random from the list, all with the same chance.
 ///
 /// # Errors
 ///
-/// Fail if the list requests no GPU at all, or if lifetimes of the trace are needed and a pod has none.
+/// Fails if the list requests no GPU at all, or if lifetimes of the trace are needed and a pod has none.
 pub fn turn_over(
     trace: &Trace,
     ranks: &[u64],
@@ -194,8 +194,8 @@ pub fn turn_over(
     completions: &Completions,
 ) -> Result<Turnover, Error> {
     let mut clock = Clock::new(trace, ranks, setting.into());
-    // A pod's lifetime, in mean times between arrivals, is its own measure times this fraction. The fraction is such that the
-    // running pods request the load.
+    // A pod's lifetime, in mean times between arrivals, is its random number or its time in the trace, multiplied by this
+    // fraction. The fraction is chosen so that the running pods request the given load.
     let weigh = |row: usize| match completions.lifetimes {
         Lifetimes::Exponential => Ok(1),
         Lifetimes::Trace => trace.pods[row].seconds.map(u128::from).ok_or_else(|| no_time(trace, row)),
@@ -234,11 +234,11 @@ pub fn turn_over(
     Ok(clock.finish())
 }
 
-/// Simulate the pods at the times in the trace. Everything is counted, until the last pod has arrived.
+/// Simulate the pods at the times in the trace. Everything counts until the last pod has arrived.
 ///
 /// # Errors
 ///
-/// Fail if a pod has no times.
+/// Fails if a pod has no times.
 pub fn replay(trace: &Trace, ranks: &[u64], setting: impl Into<Setting>) -> Result<Turnover, Error> {
     let mut clock = Clock::new(trace, ranks, setting.into());
     let mut arrivals = Vec::with_capacity(trace.pods.len());
@@ -263,7 +263,8 @@ fn no_time(trace: &Trace, row: usize) -> Error {
 }
 
 impl Completions {
-    /// Return the parameters of the published measurements: exponential lifetimes, and 20,000 arrivals before 40,000 that count.
+    /// Return the parameters of the published measurements: exponential lifetimes, 20,000 arrivals to warm up, and then 40,000
+    /// arrivals that count.
     pub fn at(load_percent: u32, seed: u64) -> Completions {
         Completions {
             load_percent,

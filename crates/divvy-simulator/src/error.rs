@@ -1,7 +1,7 @@
 /// Why an input cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The data looks compressed, but it is not, or it is cut off.
+    /// The data looks compressed, but it is not compressed, or it is cut off.
     #[error("{what} cannot be decompressed ({why}); check the file with `gzip -t FILE`")]
     Gzip {
         /// What was being read.
@@ -29,7 +29,7 @@ pub enum Error {
         /// What was found, and what is allowed.
         why: String,
     },
-    /// The data is not an order of arrivals for this trace.
+    /// The data does not describe an order of arrivals for this trace.
     #[error(
         "{what}: {why}; it needs two lines of numbers: the rows of the pod list (from 0) as they arrive, and the rank of each row of the node list"
     )]
@@ -48,7 +48,7 @@ pub enum Error {
         /// The first pod without times.
         pod: String,
     },
-    /// A load is needed, but the pods cannot produce one.
+    /// A load is needed, but the pods request no GPU for any time.
     #[error(
         "no pod of the list asks for a GPU for any time, so they put no load on the GPUs; the list needs rows with num_gpu and gpu_milli above 0"
     )]
@@ -62,7 +62,7 @@ pub enum Error {
          the GPU nodes: `kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.capacity.aliyun\\.com/gpu-mem`"
     )]
     NoGpuMemory,
-    /// Nodes like a given one shall be added, but that node does not exist.
+    /// The node to be copied does not exist.
     #[error("there is no node {name} to copy; nodes with GPUs are {names}")]
     NoSuchNode {
         /// The given name.

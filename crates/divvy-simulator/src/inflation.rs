@@ -6,7 +6,7 @@ use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Order, Setting, Size, Tally, Trace};
 
-/// A mean of percentages, each rounded to a hundredth of a percent, because the published program logs them that way.
+/// A mean of percentages. Each is rounded to a hundredth of a percent, because the published program logs them that way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Percent {
     hundredths: u64,
@@ -28,7 +28,7 @@ impl Percent {
     }
 }
 
-/// Divide, rounded to the nearest integer.
+/// Divide, and round to the nearest integer.
 fn rounded(part: u64, whole: u64) -> u64 {
     (2 * part + whole) / (2 * whole)
 }
@@ -36,27 +36,28 @@ fn rounded(part: u64, whole: u64) -> u64 {
 /// The results of a simulation in which pods arrive and never leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inflation {
-    /// The GPU capacity in use while 0 %, 1 %, 2 %, … of the cluster's GPU capacity had been requested, rounded to the nearest
-    /// percent. This is the published measure: the mean over the arrivals in that percent.
+    /// The GPU capacity in use, by the requested part of the cluster's GPU capacity (0 %, 1 %, 2 %, …), rounded to the nearest
+    /// percent. This is the published measure: the mean over all arrivals within that percent.
     pub used: Vec<Percent>,
-    /// By the same percent, if [`Setting::fragments`] is set: FGD's fragmentation, that is, the idle GPU capacity that the pods
-    /// of the list cannot use, after the decision about the first pod of that percent.
+    /// FGD's fragmentation by the same percent, if [`Setting::fragments`] is set: the idle GPU capacity that the pods of the list
+    /// cannot use, after the decision about the first pod within that percent.
     pub fragments: Vec<Percent>,
     /// The capacity in use at the end, in thousandths of a GPU.
     pub used_milli: u64,
     /// The number of pods that were placed.
     pub placed: u64,
-    /// The number of pods that fitted nowhere and were dropped.
+    /// The number of pods that were dropped because they fitted nowhere.
     pub failed: u64,
-    /// The same numbers by size.
+    /// The numbers of arrived and of dropped pods, by size.
     pub by_size: BTreeMap<Size, Tally>,
     /// The capacity that had been requested when the first pod failed, in thousandths of a GPU.
     pub first_failure_milli: Option<u64>,
 }
 
 impl Inflation {
-    /// Return the GPU capacity in use, in percent, when this percentage had been requested. If no pod arrived in exactly that
-    /// percent, which happens in a small cluster, return what was in use before. `None` if this much was never requested.
+    /// Return the GPU capacity in use, in percent, when `percent` percent of the capacity had been requested. If no pod arrived
+    /// in exactly that percent, which happens in a small cluster, return the last value before. The result is `None` if this much
+    /// was never requested.
     pub fn at(&self, percent: usize) -> Option<f64> {
         let there = self.used.get(percent)?;
         there.value().or_else(|| {
@@ -66,9 +67,10 @@ impl Inflation {
     }
 }
 
-/// Offer the pods to the nodes in this order, one after another. A pod that fits nowhere is dropped.
+/// Place the pods on the nodes in this order, one after another. A pod that fits nowhere is dropped.
 ///
-/// FGD and `rf` know the mix of the whole list from the start, as published; the other policies know what has arrived.
+/// FGD and `rf` know the mix of the whole list from the start, as in the publication. The other policies know only what has
+/// arrived.
 pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
     let setting = setting.into();
     let mut nodes = Nodes::new(setting, trace, &order.ranks);

@@ -1,14 +1,16 @@
-//! Simulation: what becomes of the pods of a recorded cluster under the placement policies, with the same functions that the
-//! extender runs.
+//! Simulation of placement policies: where would the pods of a recorded cluster run under each policy? It calls the same
+//! functions as the extender.
 //!
-//! - [`Trace`]: nodes and pods, read from the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or gzip
+//! - [`Trace`]: nodes and pods, read from files with the columns of Alibaba's trace "openb" (`cluster-trace-gpu-v2023`), plain or
+//!   gzip
 //! - [`Order`]: the order in which the pods arrive, and the order among nodes of equal cost
-//! - [`turn_over`], [`replay`]: pods arrive, run for a while, and end: at random, or when the trace says
-//! - [`inflate`]: pods arrive until they request more than the cluster has, and none leaves; how much is in use on the way
+//! - [`turn_over`], [`replay`]: pods arrive, run for a while, and end, either at random or at the times in the trace
+//! - [`inflate`]: pods arrive until they request more than the cluster has, and none ends; the result is how much is in use on
+//!   the way
 //! - [`what_if`]: a cluster's own pods, placed again
 //! - [`report`]: plots and pages of the results, as text
 //!
-//! Nothing here opens a file, reads a clock, or draws a random number that does not come from a seed.
+//! Nothing here opens a file, reads a clock, or draws random numbers without a seed.
 
 #![forbid(unsafe_code)]
 

@@ -18,7 +18,7 @@ impl Order {
     ///
     /// # Errors
     ///
-    /// Fail if the file does not have two lines of numbers, if it names a pod that does not exist, or if it does not have one
+    /// Fails if the file does not have two lines of numbers, if it names a pod that does not exist, or if it does not have one
     /// rank for each node.
     pub fn read(bytes: &[u8], trace: &Trace) -> Result<Order, Error> {
         let what = "the order file";
@@ -61,10 +61,10 @@ impl Order {
         Ok(Order { arrivals, ranks })
     }
 
-    /// Generate an order by the published procedure (`simulator.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator),
-    /// with other random numbers: the list in random order, each pod once; then pods drawn from it until the next one would
-    /// exceed `percent` of the cluster's GPU capacity. If the list exceeds it even without repeats, its last pods are dropped. The nodes are
-    /// also in random order.
+    /// Generate an order by the published procedure (`simulator.go` of github.com/hkust-adsl/kubernetes-scheduler-simulator), but
+    /// with other random numbers. All pods of the list arrive once, in random order. Then further pods are drawn from the list
+    /// until the next one would exceed `percent` of the cluster's GPU capacity. If the list alone exceeds that, the last pods are
+    /// dropped. The order of the nodes is also random.
     pub fn shuffled(trace: &Trace, seed: u64, percent: u32) -> Order {
         let mut random = Random::new(seed);
         let mut arrivals = random.permutation(trace.pods.len());
@@ -91,8 +91,8 @@ impl Order {
         Order { arrivals, ranks }
     }
 
-    /// Return ranks by which nodes with the same hardware follow each other, as it mostly is with node names. This is the worst
-    /// order for policies that leave much to the rank.
+    /// Return ranks by which nodes with the same hardware follow each other, as nodes sorted by name usually do. This is the
+    /// worst order for policies that often leave the choice to the rank.
     pub fn ranks_by_hardware(trace: &Trace) -> Vec<u64> {
         let mut rows: Vec<usize> = (0..trace.nodes.len()).collect();
         rows.sort_by_key(|row| (trace.nodes[*row].shape, *row));
@@ -103,7 +103,7 @@ impl Order {
         ranks
     }
 
-    /// Return the ranks that the nodes have by their names.
+    /// Return the ranks that the nodes have because of their names.
     pub fn ranks_by_name(trace: &Trace) -> Vec<u64> {
         trace.nodes.iter().map(|node| rank(&node.name)).collect()
     }

@@ -1,5 +1,5 @@
-/// Random numbers from a seed, the same on every machine: SplitMix64 (Steele, Lea, Flood; OOPSLA 2014), and exponential variates
-/// by von Neumann's comparison method, which needs no logarithm.
+/// Random numbers from a seed, the same on every machine. Integers come from SplitMix64 (Steele, Lea, Flood; OOPSLA 2014), and
+/// exponential variates from von Neumann's comparison method, which needs no logarithm.
 #[derive(Debug, Clone)]
 pub(crate) struct Random {
     state: u64,
@@ -18,12 +18,12 @@ impl Random {
         value ^ (value >> 31)
     }
 
-    /// Return a number below `end`, each with the same chance up to one in four billion.
+    /// Return a random number below `end`. All have the same chance, up to one in four billion.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// Return the numbers below `end` in random order (Fisher-Yates shuffle).
+    /// Return all numbers below `end` in random order (Fisher-Yates shuffle).
     pub(crate) fn permutation(&mut self, end: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = (0..end).collect();
         for last in (1..end).rev() {

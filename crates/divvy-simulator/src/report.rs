@@ -9,7 +9,7 @@ pub use bars::Bars;
 pub use lines::Lines;
 pub use page::Page;
 
-/// The data that is drawn for one policy.
+/// The data to be drawn for one policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series<T> {
     /// The policy's name.

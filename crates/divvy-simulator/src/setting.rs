@@ -10,9 +10,9 @@ pub struct Setting {
     pub policy: Policy,
     /// The number of arrivals that a learning policy sees; `None` if it sees all of them.
     pub learn_from: Option<u64>,
-    /// Whether pods end, if this is set by hand; `None` lets the policy measure it.
+    /// Whether pods end, if this is set by hand. `None` lets the policy measure it.
     pub pods_end: Option<bool>,
-    /// Whether fragmentation is measured, which takes about as much time as deciding.
+    /// Whether fragmentation is measured. This takes about as much time as the decisions.
     pub fragments: bool,
     /// How a node is chosen from the policy's costs.
     pub choice: Choice,
@@ -24,11 +24,11 @@ pub enum Choice {
     /// The best node; on a tie, the one with the lowest rank.
     #[default]
     Best,
-    /// A random one of the nodes with the least cost, as kube-scheduler chooses among equal scores.
+    /// A random node among those with the least cost, as kube-scheduler chooses among nodes with equal scores.
     Lot,
-    /// Costs are first scaled to integer scores from 0 for the worst node to 10 for the best, rounded to the nearest. Then a
-    /// random one of the nodes with score 10 is chosen. This is what happens with a scheduler extender that gives the best node
-    /// no more than nodes that are nearly as good.
+    /// A random node among those with a score of 10. Costs are first scaled to integer scores, rounded to the nearest: 0 for the
+    /// worst node, 10 for the best. This is the result of a scheduler extender whose scores do not distinguish the best node from
+    /// nodes that are nearly as good.
     Scores,
 }
 
@@ -46,7 +46,7 @@ impl From<Policy> for Setting {
     }
 }
 
-/// The nodes of a trace under a setting.
+/// The nodes of a trace, with a placer for this setting.
 #[derive(Debug)]
 pub(crate) struct Nodes {
     setting: Setting,
@@ -68,7 +68,7 @@ impl Nodes {
         Nodes { setting, placer, all }
     }
 
-    /// Offer a pod to the nodes, and return its place; `None` if it fits nowhere.
+    /// Place a pod, and return its place. The result is `None` if the pod fits nowhere.
     pub(crate) fn offer(&mut self, demand: &Demand, number: u64) -> Option<Decision> {
         if self.setting.learn_from.is_none_or(|most| number < most) {
             self.placer.arrived(demand);
@@ -84,7 +84,8 @@ impl Nodes {
         self.placer.take(demand, decision).then_some(decision)
     }
 
-    /// Choose a random one of the nodes that are good enough, by their cost, the best cost, and the worst cost.
+    /// Choose a random node among those that are good enough. `good` decides that from the node's cost, the best cost, and the
+    /// worst cost.
     fn by_lot(&mut self, demand: &Demand, number: u64, good: impl Fn(i64, i64, i64) -> bool) -> Option<Decision> {
         let costs = self.placer.costs_among(demand, number, &self.all);
         let best = costs

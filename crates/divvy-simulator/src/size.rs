@@ -3,10 +3,10 @@ use std::fmt;
 
 use divvy_policy::{Demand, Share};
 
-/// The size of a pod, as reports count it.
+/// The size of a pod, as in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Size {
-    /// CPU and main memory only.
+    /// Only CPU and main memory.
     NoGpu,
     /// A part of one GPU.
     Part,
@@ -15,7 +15,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// Return the size of a pod with this request, on GPUs that count as 1000.
+    /// Return the size of a pod with this request, on GPUs of size 1000.
     pub fn of(demand: &Demand) -> Size {
         match demand.gpus {
             0 => Size::NoGpu,
@@ -36,7 +36,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// A number of pods that arrived, and of those that fitted nowhere.
+/// How many pods arrived, and how many of them fitted nowhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The number of pods that arrived.

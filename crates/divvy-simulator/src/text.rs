@@ -3,14 +3,15 @@ use std::io::Read as _;
 
 use crate::Error;
 
-/// The maximum amount of text in bytes, more than any trace has. A gzip file may contain a thousand times its size.
+/// The maximum size of a decompressed file in bytes, more than any trace has. The content of a gzip file can be a thousand times
+/// as large as the file.
 const MOST: u64 = 1 << 30;
 
-/// Return the contents of a file, which may be compressed with gzip. `what` names the file in an error.
+/// Return the text of a file, which may be compressed with gzip. `what` names the file in an error.
 ///
 /// # Errors
 ///
-/// Fail if the data is cut off, or if it contains more than 1 GiB of text.
+/// Fails if the data is cut off, or if it contains more than 1 GiB of text.
 pub fn decompress<'a>(what: &str, bytes: &'a [u8]) -> Result<Cow<'a, [u8]>, Error> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(Cow::Borrowed(bytes));

@@ -11,7 +11,7 @@ use crate::text::decompress;
 pub struct TraceNode {
     /// The node's name.
     pub name: String,
-    /// What the node has when it is empty; a GPU counts as 1000.
+    /// What the node has when it is empty. The size of a GPU is 1000.
     pub shape: Shape,
 }
 
@@ -22,14 +22,14 @@ pub struct TracePod {
     pub name: String,
     /// The pod's request.
     pub demand: Demand,
-    /// When the pod was created, in seconds; `None` if the trace does not say so.
+    /// When the pod was created, in seconds. `None` if the trace does not say.
     pub created: Option<u64>,
-    /// How long the pod existed, in seconds; `None` if the trace does not say so.
+    /// How long the pod existed, in seconds. `None` if the trace does not say.
     pub seconds: Option<u64>,
 }
 
 impl TracePod {
-    /// Return the pod's request for all its GPUs, in thousandths of a GPU.
+    /// Return the GPU capacity that the pod requests in total, in thousandths of a GPU.
     pub fn gpu_milli(&self) -> u64 {
         match self.demand.share {
             Share::Milli(milli) => u64::from(milli) * u64::from(self.demand.gpus),
@@ -38,7 +38,7 @@ impl TracePod {
     }
 }
 
-/// A cluster, and the pods that it was asked to run.
+/// A cluster, and the pods that were submitted to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// The nodes, in the order of the list.
@@ -77,7 +77,7 @@ struct PodRow {
 }
 
 impl PodRow {
-    /// Return the products that the pod may use; empty if it may use any.
+    /// Return the products that the pod may use. If there are none, it may use any product.
     fn models(&self) -> impl Iterator<Item = &str> {
         self.gpu_spec.split('|').map(str::trim).filter(|name| !name.is_empty())
     }
@@ -88,7 +88,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// [`Error`] says which list, which line, what was found there, and what is allowed.
+    /// The [`Error`] names the list, the line, what was found there, and what is allowed.
     pub fn read(nodes: &[u8], pods: &[u8]) -> Result<Trace, Error> {
         let nodes = rows::<NodeRow>("the node list", nodes, NODE_COLUMNS)?;
         let pods = rows::<PodRow>("the pod list", pods, POD_COLUMNS)?;
@@ -116,7 +116,8 @@ impl Trace {
         self.pods.iter().map(|pod| &pod.demand).collect()
     }
 
-    /// Repeat the nodes, so that each exists `times` times. A copy has the name of its node and a number. The pods stay the same.
+    /// Repeat the nodes, so that each exists `times` times. The name of a copy is the name of the original node with a number.
+    /// The pods stay the same.
     pub fn repeat_nodes(&mut self, times: usize) {
         let originals = self.nodes.clone();
         for copy in 1..times {

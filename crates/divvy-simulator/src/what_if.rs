@@ -1,7 +1,7 @@
-//! A cluster's own pods, placed again: under another policy, with another unit, or with more nodes.
+//! The pods of a real cluster, placed again: under another policy, with another unit, or with more nodes.
 //!
-//! This runs the extender's ledger and policies. Of what kube-scheduler checks in addition, it checks nodeSelectors, cordons,
-//! CPU, main memory, and the number of pods. It does not check taints, affinity, quotas, and priorities.
+//! The simulation uses the extender's ledger and policies. Of kube-scheduler's own checks, it includes nodeSelectors, cordons,
+//! CPU, main memory, and the number of pods. It does not include taints, affinity, quotas, and priorities.
 
 mod change;
 mod place;
@@ -16,7 +16,7 @@ use divvy_policy::Policy;
 use crate::Error;
 use place::Placing;
 
-/// A node with the labels by which pods select it.
+/// A node with its labels, by which pods select nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterNode {
     pub node: Node,
@@ -24,7 +24,7 @@ pub struct ClusterNode {
     pub labels: BTreeMap<String, String>,
 }
 
-/// A pod, with what is known about it besides its request.
+/// A pod with the facts that its request does not contain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterPod {
     pub pod: Pod,
@@ -45,37 +45,37 @@ pub struct Cluster {
     pub pods: Vec<ClusterPod>,
 }
 
-/// What changes.
+/// A change of the cluster that is simulated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// The policy that places the pods.
     pub policy: Policy,
-    /// Another unit of gpu-mem: pods request the memory that they request now, rounded up, and GPUs offer what they have, rounded
-    /// down.
+    /// Another unit of gpu-mem. Pods request the same memory as now, rounded up to the new unit, and GPUs offer the same memory,
+    /// rounded down.
     pub unit: Option<MemoryUnit>,
-    /// The number of nodes to add, and the name of the node to copy; without a name, the most frequent kind of node with GPUs is
+    /// The number of nodes to add, and the name of the node to copy. Without a name, the most frequent kind of node with GPUs is
     /// copied.
     pub add: Option<(u32, Option<String>)>,
-    /// Whether bound pods stay where they are, and only the others are placed.
+    /// Whether bound pods stay where they are, so that only the others are placed.
     pub keep_bound: bool,
 }
 
 /// How a cluster is used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Use {
-    /// Pods that request GPU memory and are on a node.
+    /// The number of pods that request GPU memory and are on a node.
     pub placed: u64,
-    /// GPUs on which pods may be placed.
+    /// The number of GPUs on which pods may be placed.
     pub gpus: u64,
-    /// The number of these GPUs of which nothing is used.
+    /// The number of these GPUs that are completely unused.
     pub idle_gpus: u64,
-    /// Nodes with GPUs on which pods may be placed.
+    /// The number of nodes with GPUs on which pods may be placed.
     pub nodes: u64,
     /// The number of these nodes whose GPUs are all unused.
     pub idle_nodes: u64,
     /// The memory of the GPUs on which pods may be placed.
     pub memory: MiB,
-    /// The part of this memory that is used.
+    /// The used part of this memory.
     pub used: MiB,
 }
 
@@ -90,20 +90,20 @@ pub struct Outcome {
     pub then: Use,
     /// The number of pods that were placed again.
     pub replayed: u64,
-    /// The number of these pods that are on another node than now.
+    /// The number of these pods that would be on another node than now.
     pub moved: u64,
-    /// The number of pods that stayed where they are although they were not told to: they are being deleted, or their node is
-    /// cordoned or offers no GPU.
+    /// The number of pods that stay where they are although [`Change::keep_bound`] does not require it: pods that are being
+    /// deleted, and pods whose node is cordoned or offers no GPU.
     pub stayed: u64,
-    /// Pods that wait now and would be placed.
+    /// The pods that are waiting now and would be placed.
     pub would_fit: Vec<PodKey>,
-    /// Pods that wait now and would still wait.
+    /// The pods that are waiting now and would still wait.
     pub would_wait: Vec<PodKey>,
-    /// Pods that are on a node now and would not be placed.
+    /// The pods that are on a node now and would not be placed.
     pub would_not_fit: Vec<PodKey>,
 }
 
-/// Create the ledger of a cluster's nodes with some of its pods.
+/// Create a ledger with the cluster's nodes and these pods.
 fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>) -> Ledger {
     let mut ledger = Ledger::new(cluster.unit);
     ledger.replace_nodes(cluster.nodes.iter().map(|node| &node.node));
@@ -111,7 +111,7 @@ fn ledger<'a>(cluster: &Cluster, pods: impl IntoIterator<Item = &'a ClusterPod>)
     ledger
 }
 
-/// Return the numbers of pods that request GPU memory and have not ended: those on a node, and those that wait.
+/// Return two numbers of pods that request GPU memory and have not ended: those on a node, and those that are waiting.
 pub fn asking(cluster: &Cluster) -> (u64, u64) {
     let asking = cluster.pods.iter().map(|pod| &pod.pod);
     let (bound, waiting): (Vec<&Pod>, Vec<&Pod>) = asking
@@ -120,14 +120,14 @@ pub fn asking(cluster: &Cluster) -> (u64, u64) {
     (bound.len() as u64, waiting.len() as u64)
 }
 
-/// Place the pods that request GPU memory again, in the order in which they were created. Other pods stay where they are, those with
-/// whole GPUs included, and so do pods that no scheduler could move.
+/// Place the pods that request GPU memory again, in the order in which they were created. Other pods stay where they are. So do
+/// pods with whole GPUs, and pods that no scheduler could move.
 ///
 /// As in the extender, a policy knows only the pods that came before.
 ///
 /// # Errors
 ///
-/// Fail if no node has GPUs, or if the node to copy does not exist.
+/// Fails if no node has GPUs, or if the node to copy does not exist.
 pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     let changed = change::apply(cluster, change)?;
     let bound = |pod: &&ClusterPod| pod.pod.node.is_some() && !pod.pod.ended();
@@ -162,7 +162,7 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
             staying.push(pod);
         }
     }
-    // Building the ledger of a large cluster takes a moment. If no bound pod can move and no node changes, the ledger of today is
+    // Building the ledger of a large cluster takes a moment. If no bound pod can move and no node changes, the present ledger is
     // reused.
     let begin = match same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
         true => before,

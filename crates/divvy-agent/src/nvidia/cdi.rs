@@ -1,4 +1,4 @@
-//! The CDI specs that the names in an answer refer to.
+//! Writes the CDI specs for the CDI device names in the plugin's answers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,20 +17,21 @@ use super::Surroundings;
 use super::facts::Facts;
 use crate::files;
 
-/// The vendor of the specs; the class is that of the devices.
+/// The vendor in the specs' `kind`. The class is that of the devices.
 const VENDOR: &str = "k8s.device-plugin.nvidia.com";
 
 /// The specs that this process has written.
 #[derive(Debug, Default)]
 pub(super) struct Specs {
-    /// The driver and the GPUs for which they were written.
+    /// The driver version and the GPUs for which the specs were written.
     basis: Option<(String, Vec<Gpu>)>,
-    /// The classes of devices besides GPUs that have a spec.
+    /// The classes of devices, except GPUs, that have a spec.
     classes: BTreeSet<String>,
 }
 
 impl Specs {
-    /// Write the specs if the configuration needs them and the GPUs have changed. Return the classes besides `gpu` that have a spec.
+    /// Write the specs if the configuration needs them and the GPUs have changed. Return the classes that have a spec, except
+    /// `gpu`.
     pub(super) fn update(&mut self, config: &Config, surroundings: &Surroundings, facts: &Facts) -> BTreeSet<String> {
         let is_cdi = |strategy| matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri);
         if !config.plugin.device_list_strategies.iter().copied().any(is_cdi) {
@@ -46,17 +47,17 @@ impl Specs {
     }
 }
 
-/// Where the driver's files are in this process's own view.
+/// Where this process finds the driver's files.
 struct Place {
     files: Files,
     /// The directory of the driver within `files`.
     driver_root: String,
-    /// Whether `files` begin at the driver's root, so that the paths must be moved to where it is on the host.
+    /// Whether the root of `files` is the driver's root. If so, the paths in a spec must be changed to those on the host.
     is_mounted: bool,
 }
 
 impl Place {
-    /// In a pod, the driver's root is mounted in the container. Otherwise it is where the configuration says.
+    /// Find the driver's root: in a pod, where it is mounted in the container; otherwise, where the configuration says.
     fn find(config: &Config, surroundings: &Surroundings) -> Place {
         let mounted = Path::new(&config.plugin.container_driver_root);
         let is_mounted = mounted.is_dir();
@@ -147,7 +148,7 @@ impl Place {
         written
     }
 
-    /// Give the spec the host's paths instead of this container's.
+    /// Replace this container's paths in the spec with the host's paths.
     fn move_to_host(&self, config: &Config, spec: &mut Spec) {
         if !self.is_mounted {
             return;

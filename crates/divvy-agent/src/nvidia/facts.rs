@@ -1,4 +1,4 @@
-//! What the probe and the node's files say, as a [`Machine`].
+//! Combines what the probe and the node's files report into a [`Machine`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,34 +12,34 @@ use divvy_nvidia_plugin::{Gpu, Machine};
 use super::health::Health;
 use crate::files;
 
-/// The device nodes that containers may get besides those of their GPUs.
+/// The device nodes that containers may get in addition to those of their GPUs.
 const NODES: [&str; 4] = [
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
     "/dev/nvidia-uvm-tools",
     "/dev/nvidia-modeset",
 ];
-/// More than the kernel module ever writes.
+/// The maximum size of `mig-minors` in bytes, more than the kernel module ever writes.
 const MIG_MINORS_BYTES: u64 = 1 << 20;
 
-/// What the driver has said about the node's GPUs.
+/// What the driver has reported about the node's GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// What it last said about each GPU, by UUID. A GPU that has disappeared stays.
+    /// The last report about each GPU, by UUID. GPUs that have disappeared are kept.
     seen: BTreeMap<String, GpuFacts>,
-    /// The indices of GPUs of which nothing could be read.
+    /// The indices of the GPUs whose values could not be read.
     unreadable: Vec<u32>,
     /// The driver's version.
     pub(super) driver: String,
 }
 
 impl Facts {
-    /// Report whether the driver has not said anything yet.
+    /// Report whether the driver has not reported any GPU yet.
     pub(super) fn is_empty(&self) -> bool {
         self.seen.is_empty() && self.unreadable.is_empty()
     }
 
-    /// Take over a snapshot.
+    /// Update the facts from a snapshot.
     pub(super) fn snapshot(&mut self, snapshot: Snapshot) {
         if let Some(driver) = snapshot.drivers.get(&Vendor::Nvidia) {
             self.driver.clone_from(&driver.version);
@@ -64,7 +64,7 @@ impl Facts {
         self.unreadable = unreadable.filter(|index| !gone.contains(index)).collect();
     }
 
-    /// Return the GPUs that are in the driver's list.
+    /// Return all GPUs that the driver has ever listed.
     pub(super) fn gpus(&self) -> impl Iterator<Item = &GpuFacts> {
         self.seen.values()
     }
@@ -78,7 +78,7 @@ impl Facts {
             .map(|device| device.uuid.as_str())
     }
 
-    /// Describe the machine. `root` is where `/dev` and `/proc` are looked up.
+    /// Describe the machine. `root` is the directory that contains `/dev` and `/proc`.
     pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
         let known = self.seen.values().map(|facts| gpu(facts, health));
         let mut gpus: Vec<Gpu> = known

@@ -6,23 +6,24 @@ use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::HealthChecks;
 
-/// How long in ms the driver may be silent before no GPU is healthy. A container that starts after that would hang as well.
+/// The time in ms after which all GPUs become unhealthy if the driver does not answer. A container that starts later would hang
+/// as well.
 const SILENCE_MS: u64 = 60_000;
 
-/// The verdicts so far. A MIG device can fail alone; if its GPU fails, it fails too.
+/// The health of all GPUs and MIG devices so far. A MIG device can fail alone. If its GPU fails, it fails as well.
 #[derive(Debug)]
 pub(super) struct Health {
     checks: HealthChecks,
     gpus: Tracker,
     mig_devices: Tracker,
-    /// Since when the driver does not answer.
+    /// The time since which the driver has not answered.
     silent_since: Option<u64>,
-    /// Whether it has been silent for too long.
+    /// Whether the driver has not answered for too long.
     is_silent: bool,
 }
 
 impl Health {
-    /// Return no verdicts, and the words of the configuration that are not understood.
+    /// Create the health checks of a configuration. Also return the words of the configuration that are not understood.
     pub(super) fn new(config: &Config) -> (Health, Vec<String>) {
         let (checks, unknown) = HealthChecks::parse(&config.plugin.disabled_health_checks, &config.plugin.enabled_health_checks);
         let health = Health {
@@ -35,7 +36,7 @@ impl Health {
         (health, unknown)
     }
 
-    /// Process a snapshot. Return the UUIDs of the GPUs and MIG devices whose verdict changed.
+    /// Process a snapshot. Return the UUIDs of the GPUs and MIG devices whose health has changed.
     pub(super) fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
         let part_of = |gpu: &GpuFacts, uuid: &String| GpuFacts {
             vendor: Vendor::Nvidia,
@@ -58,8 +59,8 @@ impl Health {
         changed
     }
 
-    /// Process a fault. Return whether a verdict changed. `mig_device` is the UUID of the MIG device that the driver names; then only this one
-    /// fails.
+    /// Process a fault. Return whether the health of a device has changed. `mig_device` is the UUID of the MIG device that the
+    /// driver names, if it names one; then only that MIG device fails.
     pub(super) fn fault(&mut self, now: u64, fault: &Fault, mig_device: Option<&str>) -> bool {
         if fault.vendor != Vendor::Nvidia {
             return false;
@@ -81,7 +82,7 @@ impl Health {
         !changed.is_empty()
     }
 
-    /// Process a failed snapshot. Return whether the driver has now been silent for too long.
+    /// Process a failed snapshot. Return whether the driver has just become silent for too long.
     pub(super) fn unavailable(&mut self, now: u64) -> bool {
         self.gpus.unavailable(now);
         self.mig_devices.unavailable(now);
@@ -91,7 +92,7 @@ impl Health {
         self.is_silent && !before
     }
 
-    /// Return why a GPU or a MIG device is unhealthy; `None` if it is healthy or unknown.
+    /// Return why a GPU or a MIG device is unhealthy. The result is `None` if it is healthy or unknown.
     pub(super) fn reason(&self, uuid: &str) -> Option<&str> {
         if self.is_silent {
             return Some("the driver does not answer");

@@ -17,17 +17,17 @@ use super::node_feature::{ClusterOptions, Published};
 use super::{Loaded, Source, Surroundings, probe};
 use crate::{Error, files};
 
-/// The timeout of one description by the driver. Its initialization starts each GPU.
+/// The timeout for one description of the GPUs by the driver, whose initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
-/// NVIDIA's number in the list of PCI vendors.
+/// NVIDIA's PCI vendor id.
 const NVIDIA: &str = "0x10de";
-/// The maximum size of a file of the kernel that is read here.
+/// The maximum size in bytes of a kernel file that is read here.
 const BYTES: u64 = 4096;
 
 /// Keep the node's labels up to date until `stop` is cancelled, or write them once.
 ///
 /// # Errors
-/// The configuration is wrong, or the driver does not answer and the configuration says not to wait for it.
+/// Fails if the configuration is wrong, or if the driver does not answer and the configuration says not to wait for it.
 pub(super) async fn label(
     source: Source,
     cluster: ClusterOptions,
@@ -94,7 +94,7 @@ fn load(source: &Source) -> Result<Loaded, Error> {
     Ok(loaded)
 }
 
-/// Ask the driver and the kernel.
+/// Describe the machine with facts from the driver and the kernel.
 async fn describe(config: &Config, surroundings: &Surroundings, timestamp: u64) -> Result<Machine, String> {
     let Snapshot { drivers, gpus, .. } = snapshot(&probe(config, surroundings), ANSWER)
         .await
@@ -160,7 +160,7 @@ fn text(path: &Path) -> Option<String> {
     String::from_utf8(bytes(path)?).ok()
 }
 
-/// Where the labels go.
+/// Where the labels are written.
 enum Output {
     Stdout,
     File { path: PathBuf, written: Option<String> },

@@ -1,4 +1,4 @@
-//! The programs under NVIDIA's names.
+//! Runs the programs that have NVIDIA's names.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use super::node_feature::ClusterOptions;
 use super::{Loaded, Source, Surroundings, device_plugin};
 use crate::Error;
 
-/// Run in place of one of NVIDIA's programs, with the arguments and the environment of this process.
+/// Run in place of one of NVIDIA's programs, with this process's arguments and environment.
 #[expect(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -1,4 +1,4 @@
-//! The NodeFeature object, from which Node Feature Discovery takes the labels.
+//! Writes the NodeFeature object, from which Node Feature Discovery takes the labels.
 
 use std::path::PathBuf;
 
@@ -20,11 +20,11 @@ pub(super) struct ClusterOptions {
     pub(super) pod: Option<String>,
 }
 
-/// The object of this node.
+/// The NodeFeature object of this node.
 pub(super) struct Published {
     objects: Api<DynamicObject>,
     of: NodeFeature,
-    /// The labels that the object has, as far as this process knows.
+    /// The labels that this process wrote last.
     written: Option<Labels>,
 }
 
@@ -83,7 +83,8 @@ impl Published {
     }
 }
 
-/// Return the owners of the object: this pod's own owner and the pod. When the DaemonSet is deleted, the labels go.
+/// Return the owners of the object: the pod and the pod's own owner. When the DaemonSet is deleted, the labels are deleted as
+/// well.
 async fn owners(client: &kube::Client, namespace: &str, pod: &str) -> Vec<Value> {
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client.clone(), namespace);
     let PartialObjectMeta { metadata, .. } = match pods.get_metadata(pod).await {

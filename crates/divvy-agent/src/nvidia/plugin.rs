@@ -1,4 +1,4 @@
-//! One resource, as the kubelet's device plugin API sees it.
+//! The device plugin of one resource, which answers the kubelet's calls.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -9,7 +9,7 @@ use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::{Access, Machine, Resource};
 use tokio::sync::watch;
 
-/// What all resources of the node answer from.
+/// The data from which the plugins of all resources answer.
 #[derive(Debug)]
 pub(super) struct Served {
     config: Config,
@@ -86,7 +86,7 @@ impl Plugin for NvidiaPlugin {
     }
 }
 
-/// Return a text that no other call returns, in the form of a random UUID.
+/// Return a unique text, in the form of a random UUID.
 fn unique() -> String {
     // Each `RandomState` has other keys. The standard library takes the first ones from the system's random numbers.
     let random = || RandomState::new().hash_one(std::process::id());

@@ -1,4 +1,4 @@
-//! When the configuration is read again.
+//! Reads the configuration, and reads it again when it may have changed.
 
 use std::fmt;
 use std::fs::File;
@@ -17,7 +17,7 @@ use tracing::warn;
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// What an operator should know about it.
+    /// Warnings about the configuration for the operator.
     pub warnings: Vec<String>,
 }
 
@@ -37,13 +37,13 @@ impl fmt::Debug for Source {
     }
 }
 
-/// The interval between two checks of the file. The file is usually a ConfigMap, which the kubelet itself updates once a minute.
+/// The interval at which the file is checked. The file is usually a ConfigMap, which the kubelet itself updates once a minute.
 const LOOK: Duration = Duration::from_secs(2);
-/// The maximum size of the file, which is that of a ConfigMap.
+/// The maximum size of the file in bytes, which is the limit of a ConfigMap.
 const BYTES: u64 = 1 << 20;
 
 impl Source {
-    /// Name the configuration file, if there is one, and say how its text becomes a configuration.
+    /// Create a source from the path of the configuration file, if there is one, and a function that parses its text.
     pub fn new(file: Option<PathBuf>, parse: impl Fn(Option<&str>) -> Result<Loaded, String> + Send + Sync + 'static) -> Source {
         Source {
             file,
@@ -77,7 +77,7 @@ impl Source {
         }
     }
 
-    /// Notice SIGHUP and changes of the file's content.
+    /// Watch for SIGHUP and for changes of the file's content.
     pub(super) fn watch(&self) -> Reloads {
         let mut tick = tokio::time::interval(LOOK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -92,7 +92,7 @@ impl Source {
     }
 }
 
-/// Says when to read the configuration again.
+/// Tells when to read the configuration again.
 #[derive(Debug)]
 pub(super) struct Reloads {
     source: Source,
@@ -102,7 +102,7 @@ pub(super) struct Reloads {
 }
 
 impl Reloads {
-    /// Wait for SIGHUP or another content of the file. Cancel-safe.
+    /// Wait for SIGHUP or for a change of the file's content. Cancel-safe.
     pub(super) async fn changed(&mut self) {
         loop {
             let hangup = async {

@@ -1,5 +1,5 @@
-//! The audit. Each finding occurs for a crafted history, and does not occur for the same history without the fault. Sums are
-//! compared with a naive recount.
+//! Tests of the audit. Each finding occurs for a crafted history, and does not occur for the same history without the fault. Sums
+//! are compared with a naive recount.
 
 use std::collections::BTreeMap;
 
@@ -79,7 +79,7 @@ fn with(mut report: Report, edit: impl FnOnce(&mut Report)) -> Fact {
     Fact::Report(report)
 }
 
-/// Run an audit. The number before a fact is the time since the previous one in seconds; revisions count up.
+/// Run an audit. The number before each fact is the time since the previous fact in seconds. Revisions count up.
 fn audit(facts: Vec<(i64, Fact)>) -> Outcome {
     let mut audit = Audit::new(Limits::default());
     let mut at = Moment {
@@ -690,7 +690,7 @@ fn findings_beyond_what_anybody_reads_are_counted() {
     assert_eq!(outcome.omitted, BTreeMap::from([("allocated-unbound", 7)]));
 }
 
-/// What can happen to one of a few pods.
+/// An event that can happen to one of a few pods.
 #[derive(Debug, Clone)]
 enum Step {
     State {
@@ -704,7 +704,7 @@ enum Step {
     Capacity {
         sizes: [u64; 2],
     },
-    /// A gap of the history, in which this pod vanished.
+    /// A gap in the history, during which this pod vanished.
     Relist {
         gone: usize,
     },
@@ -721,7 +721,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// The definition: after each fact, for each GPU, the sum over all existing pods that have not ended.
+    /// The naive recount: after each fact, for each GPU, sum over all existing pods that have not ended.
     #[test]
     fn overcommitment_is_what_a_naive_recount_says(sizes in prop::collection::vec((0..2usize, 0..9u64), 12), steps in steps()) {
         let pod_of = |pod: usize| bound(&format!("p{pod}"), "n1", sizes[pod].0, sizes[pod].1);
@@ -802,7 +802,7 @@ proptest! {
     }
 }
 
-/// The findings about a history of pods on a node with a shared GPU and two whole GPUs of AMD.
+/// The findings about a history of pods on a node with one shared GPU and two whole AMD GPUs.
 fn on_whole_gpus(pods: &[Pod]) -> Vec<&'static str> {
     let mut node = divvy_node("n1", &[16]);
     add_amd(&mut node, 2);

@@ -1,4 +1,4 @@
-//! `--memory-unit` is changed on a cluster with running pods.
+//! Tests of a change of `--memory-unit` on a cluster with running pods.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ fn unit(mib: u64) -> MemoryUnit {
     MemoryUnit::new(mib).expect("not zero")
 }
 
-/// A node with one GPU of this size in MiB, as its agent publishes it, after the kubelet has received the devices.
+/// A node with one GPU of this size in MiB, as its agent publishes it, after the kubelet has received the new devices.
 fn node(mib: u64, now: MemoryUnit, others: &[MemoryUnit]) -> Node {
     let mut node = divvy_node("n1", &[1]);
     if let Some(Ok(inventory)) = &mut node.inventory {
@@ -25,7 +25,7 @@ fn node(mib: u64, now: MemoryUnit, others: &[MemoryUnit]) -> Node {
     node
 }
 
-/// A running pod whose containers request these units, as the extender bound it with this unit.
+/// A running pod whose containers request these units, as the extender bound it when the unit was `unit`.
 fn bound(name: &str, units: &[u64], unit: MemoryUnit) -> Pod {
     let request = request(units);
     let uuid = uuid("n1", 0);
@@ -75,7 +75,7 @@ fn there(pod: &Pod) -> Fact {
     }
 }
 
-/// Audit the cluster in its present state.
+/// Audit a cluster that consists of this node and this pod.
 fn look(node: &Node, pod: &Pod) -> Vec<&'static str> {
     let mut facts = Vec::new();
     for (kind, fact) in [(Kind::Nodes, Fact::Node(node.clone())), (Kind::Pods, there(pod))] {
@@ -131,7 +131,7 @@ proptest! {
         prop_assert_eq!(look(&node(400_000, now, &[]), &ended), [""; 0], "it holds nothing, and its agent has forgotten it");
     }
 
-    /// The extender counts a pod's allocation, whatever the unit is by now.
+    /// The extender counts a pod's memory as allocated, whatever the unit is by now.
     #[test]
     fn a_pod_of_a_former_unit_takes_what_it_was_given(before in a_unit(), now in a_unit(), units in requests()) {
         let pod = bound("a", &units, before);
@@ -156,7 +156,8 @@ fn less_than_what_a_pod_asks_for_frees_nothing_where_no_unit_explains_it() {
     }
 }
 
-/// The agent publishes its inventory before the kubelet has its devices. For a moment, the node's capacity is in the former unit.
+/// The agent publishes its inventory before the kubelet has received the devices. For a moment, the node's capacity is in the
+/// former unit.
 #[test]
 fn no_memory_is_called_promised_twice_while_the_kubelet_has_not_caught_up_with_the_unit() {
     let (before, now) = (GIB, unit(256));

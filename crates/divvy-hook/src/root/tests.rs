@@ -29,7 +29,7 @@ fn without_openat2_no_link_is_followed() {
     }
 }
 
-/// The mounts need a mount namespace. This test program runs itself again there, with only this test.
+/// The test needs mounts in a mount namespace of its own, so this test program runs itself again in one, with only this test.
 #[test]
 fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() {
     const ROOT: &str = "DIVVY_HOOK_TEST_ROOT";
@@ -90,7 +90,7 @@ fn the_same_mounts_are_refused(root: &Root) {
     }
 }
 
-/// Files outside a root, and files with the same names inside it. Links lead from the root to the outside.
+/// Files outside a root, and files with the same names inside it. Links lead from inside the root to the outside.
 struct Trap {
     directory: tempfile::TempDir,
 }
@@ -117,7 +117,8 @@ impl Trap {
         self.directory.path().join(path)
     }
 
-    /// Call `work` repeatedly while another thread exchanges two entries of the root. Return how often `work` succeeded and how often it failed.
+    /// Call `work` repeatedly while another thread exchanges two entries of the root. Return how often `work` succeeded, and how
+    /// often it failed.
     fn race(&self, [a, b]: [&str; 2], work: impl Fn(&Root) -> bool) -> (usize, usize) {
         let root = Root::open(&self.at("root")).expect("opened");
         let (a, b) = (self.at(a), self.at(b));
@@ -154,7 +155,8 @@ impl Trap {
     }
 }
 
-/// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: between a check and a write, a directory becomes a link out of the root.
+/// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: between a check and a write, a directory is replaced with a link out of the
+/// root.
 #[test]
 fn case_37_a_rule_3_a_directory_that_becomes_a_link_out_of_the_root_leads_nowhere() {
     let trap = Trap::new();
@@ -183,7 +185,7 @@ fn case_37_a_rule_3_a_directory_that_becomes_a_link_out_of_the_root_leads_nowher
     }
 }
 
-/// CVE-2024-0133: the file itself becomes a link out of the root.
+/// CVE-2024-0133: the file itself is replaced with a link out of the root.
 #[test]
 fn case_37_b_rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followed() {
     let trap = Trap::new();
@@ -202,7 +204,7 @@ fn case_37_b_rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_n
     trap.assert_nothing_outside_has_changed();
 }
 
-/// The same with the fallback for old kernels.
+/// The same attacks, with the fallback for old kernels.
 #[test]
 fn case_37_c_rule_3_without_openat2_neither_is_followed() {
     let trap = Trap::new();

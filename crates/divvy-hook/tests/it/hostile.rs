@@ -1,5 +1,5 @@
-//! Images that try to reach more than their own files. The numbered rules (`rule_N`) are in `docs/compatibility/hostile-images.md`. The races in
-//! which a directory becomes a link are in `root/tests.rs`.
+//! Tests of images that try to reach more than their own files. `docs/compatibility/hostile-images.md` describes the numbered
+//! rules (`rule_N`). The races in which a directory becomes a link are in `root/tests.rs`.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::json;
 
-/// A bundle with a root, in a temporary directory.
+/// A bundle with a root directory, in a temporary directory.
 pub(crate) struct Image {
     pub(crate) directory: tempfile::TempDir,
 }
@@ -22,7 +22,8 @@ pub(crate) fn elf() -> Vec<u8> {
 }
 
 impl Image {
-    /// Build an image with these libraries mounted. They exist in the root, as when a container runtime calls a hook.
+    /// Build an image in which these libraries are mounted. The files exist in the root, as when a container runtime calls a
+    /// hook.
     pub(crate) fn new(libraries: &[&str]) -> Image {
         let image = Image {
             directory: tempfile::tempdir().expect("a directory"),
@@ -65,7 +66,8 @@ impl Image {
         self.run_by(Command::new(env!("CARGO_BIN_EXE_divvy-hook")).args(words))
     }
 
-    /// Run a command with the state on standard input, in the image's root, and with one variable of the image.
+    /// Run a command in the image's root directory, with the state on standard input and with one environment variable of the
+    /// image.
     pub(crate) fn run_by(&self, command: &mut Command) -> Output {
         let mut child = command
             .current_dir(self.at("rootfs"))
@@ -101,8 +103,8 @@ pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Build the static program as it is released. Tests about loaders mean nothing for a dynamic program. If Rust's libraries for musl are not
-/// installed, record a skip and return `None`.
+/// Build the static program that is released. Tests about loaders are meaningless for a dynamic program. If Rust's libraries for
+/// musl are not installed, record a skip and return `None`.
 pub(crate) fn static_hook() -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_BIN_EXE_divvy-hook"))
         .ancestors()

@@ -1,4 +1,4 @@
-//! `divvy-hook` called as a container runtime calls it, on normal and on hostile images.
+//! Tests that call `divvy-hook` as a container runtime calls it, on normal and on hostile images.
 
 mod hostile;
 mod image;

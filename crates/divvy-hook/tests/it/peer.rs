@@ -1,8 +1,8 @@
-//! A comparison with NVIDIA's `nvidia-cdi-hook`: on the same image both must leave the same files. `DIVVY_NVIDIA_CTK` names the directory of
-//! NVIDIA's programs (1.20.0).
+//! A comparison with NVIDIA's `nvidia-cdi-hook`: on the same image, both must leave the same files. `DIVVY_NVIDIA_CTK` names the
+//! directory of NVIDIA's programs (1.20.0).
 //!
-//! Each program runs in its own mount namespace with an empty `/run`, because NVIDIA's leaves directories there and needs the root to be a
-//! mount.
+//! Each program runs in its own mount namespace with an empty `/run`, because NVIDIA's program leaves directories there and
+//! requires that the root is a mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -38,7 +38,8 @@ fn library(path: &Path, soname: &str) {
     assert!(made.is_ok_and(|status| status.success()), "it needs a C compiler");
 }
 
-/// Return what a program in the container finds: links and files by path, and for each name in the cache the file that a loader uses.
+/// Return what a program in the container finds: the links and files by path, and for each name in the cache, the file that a
+/// loader uses.
 fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
     let mut paths = BTreeMap::new();
     let mut directories = vec![PathBuf::new()];
@@ -79,7 +80,7 @@ fn end(image: &Image) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
 
 type Case = (&'static str, &'static [&'static [&'static str]], fn(&Image));
 
-/// Run the hooks in order. Return whether all succeeded, and the files afterwards.
+/// Run the hooks in order. Return whether all of them succeeded, and the files afterwards.
 fn run(program: &Path, (_, hooks, prepare): &Case) -> (bool, BTreeMap<String, String>, BTreeMap<String, String>) {
     let image = Image::new(&[LIBRARY, OTHER]);
     library(&image.rootfs(LIBRARY), "libcuda.so.1");

@@ -1,4 +1,4 @@
-//! The hook's work on normal images.
+//! Tests of the hook's work on normal images.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -93,7 +93,7 @@ fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
     assert_eq!(run(), "mounted");
 }
 
-/// The test uses this machine's cache as that of a real distribution.
+/// The test uses this machine's cache as an example from a real distribution.
 #[test]
 fn what_the_image_has_stays_in_its_cache_behind_what_is_mounted() {
     let image = Image::new(&["/usr/lib64/libc.so.6"]);

@@ -11,19 +11,19 @@ use super::{Checkpoint, Entry};
 use crate::api::v1beta1::ContainerAllocateResponse;
 use crate::plugin::Answer;
 
-/// The key of ids without a NUMA node.
+/// The key in the map of NUMA nodes that stands for "no NUMA node".
 const NO_NODE: i64 = -1;
 
 #[derive(Deserialize, Serialize)]
 struct FileText {
     #[serde(rename = "Data")]
     data: Data,
-    /// A value of any type, which is ignored.
+    /// The checksum. It may be of any type and is ignored.
     #[serde(rename = "Checksum", default)]
     checksum: serde_json::Value,
 }
 
-/// The checkpoint's data. A nil slice or map of Go is `null`.
+/// The checkpoint's data. A nil slice or nil map in Go becomes `null`.
 #[derive(Deserialize, Serialize)]
 struct Data {
     #[serde(rename = "PodDeviceEntries", default)]
@@ -50,7 +50,7 @@ struct PodDevicesEntry {
 #[serde(untagged)]
 enum DeviceIds {
     ByNode(BTreeMap<String, Option<Vec<String>>>),
-    /// The form before Kubernetes 1.20.
+    /// The form before Kubernetes 1.20: a list without NUMA nodes.
     List(Vec<String>),
 }
 

@@ -1,8 +1,8 @@
-//! The wait before the next attempt.
+//! The wait before the next attempt to register.
 
 use std::time::Duration;
 
-/// A wait that doubles from the first to the longest.
+/// A wait that doubles after each attempt, from `first` to `max`.
 #[derive(Debug, Clone)]
 pub(super) struct Backoff {
     first: Duration,
@@ -15,7 +15,7 @@ impl Backoff {
         Self { first, max, next: first }
     }
 
-    /// Return the wait before the next attempt, and double the wait after that.
+    /// Return the wait before the next attempt, and double the following one.
     pub(super) fn take(&mut self) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(self.max);

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{debug, warn};
 
-/// Distinguishes a file from a later file with the same name, even if the inode is reused.
+/// The identity of a file. It differs from that of a later file with the same name, even if the inode is reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity {
     device: u64,
@@ -34,14 +34,14 @@ impl Identity {
         }
     }
 
-    /// Return the identity of the file at this path, or `None` if no accessible file exists.
+    /// Return the identity of the file at this path, or `None` if no file is accessible there.
     pub(super) fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().map(|metadata| Self::of_file(&metadata))
     }
 }
 
-/// Notifies about changes in the directory through inotify. In addition, it signals at regular intervals, because inotify can overflow, may
-/// be unavailable, and loses a directory that is replaced.
+/// Signals changes in the directory, with the help of inotify. It also signals at regular intervals, because inotify can
+/// overflow, can be unavailable, and loses a directory that is replaced.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
@@ -53,7 +53,7 @@ pub(super) struct Directory {
     warned: bool,
 }
 
-/// The interval between two attempts to create an inotify instance after the machine has run out of them.
+/// The interval between two attempts to create an inotify instance, if the machine has run out of them.
 const RETRY_WATCH: Duration = Duration::from_secs(30);
 
 impl Directory {
@@ -95,7 +95,7 @@ impl Directory {
         self.keep_watching();
     }
 
-    /// Make sure that the watch applies to the directory that currently exists.
+    /// Make sure that inotify watches the directory that currently exists.
     fn keep_watching(&mut self) {
         let Some(now) = Identity::at(&self.path) else {
             self.watcher = None;

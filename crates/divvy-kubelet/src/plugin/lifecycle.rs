@@ -52,8 +52,8 @@ impl<P: Plugin> PluginServer<P> {
     /// `status` always holds the current [`Status`].
     ///
     /// # Errors
-    /// Only settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Every other failure is logged, appears in the
-    /// status, and is retried indefinitely.
+    /// Fails only because of settings that can never work ([`Error::PathTooLong`], [`Error::SocketPrefix`]). Every other failure
+    /// is logged, appears in the status, and is retried indefinitely.
     ///
     /// [`Timing::grace`]: super::Timing::grace
     /// [`Error::PathTooLong`]: crate::Error::PathTooLong
@@ -90,13 +90,14 @@ impl<P: Plugin> PluginServer<P> {
                 }
                 Err(complaint) => self.complain(complaint),
             }
-            // Wait even after a good stream has ended. The kubelet may not have noticed its end yet, and when it does, it disconnects whichever
-            // plugin is registered at that time.
+            // Wait even if the last stream was good. The kubelet may not have noticed the end of the stream yet. When it does, it
+            // disconnects whichever plugin is registered at that time.
             self.next_attempt = Instant::now() + self.backoff.take();
         }
     }
 
-    /// Wait until `kubelet.sock` exists and either differs from the last one or the wait is over. Return `None` on a stop.
+    /// Wait until `kubelet.sock` exists and it is time for an attempt: the socket is a new one, or the wait is over. Return
+    /// `None` when the server must stop.
     async fn wait_for_turn(&mut self) -> Option<Identity> {
         loop {
             if self.stop.is_cancelled() {
@@ -141,7 +142,8 @@ impl<P: Plugin> PluginServer<P> {
         }
     }
 
-    /// Make one attempt, from taking the lock to the end of the last stream. An error is a failure before anything was served.
+    /// Make one attempt, from taking the lock to the end of the last stream. The result is an error if the attempt fails before
+    /// anything was served.
     async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, String> {
         self.take_lock()?;
         let kubelet_path = self.directory.kubelet_path().to_owned();
@@ -216,7 +218,7 @@ impl<P: Plugin> PluginServer<P> {
         }
     }
 
-    /// Register, and return when this session is no longer useful.
+    /// Register, and return when this session has become useless.
     async fn hold(&mut self, session: &mut Session, channel: Channel, kubelet: Identity) -> Ended {
         let started = Instant::now();
         let timing = self.settings.timing;
@@ -289,7 +291,7 @@ impl<P: Plugin> PluginServer<P> {
         });
     }
 
-    /// Report an obstacle. The same text is logged as a warning only once, however often the attempt is repeated.
+    /// Report an obstacle. If the same obstacle occurs repeatedly, it is logged as a warning only once.
     fn complain(&mut self, text: String) {
         if self.last_complaint.as_ref() == Some(&text) {
             debug!("{}: {text}", self.plugin.resource_name());
@@ -316,7 +318,7 @@ impl<P: Plugin> PluginServer<P> {
 #[derive(Debug)]
 struct Ended {
     why: Why,
-    /// The session was good for long enough that the next failure counts as a new one.
+    /// Whether the session was good for so long that the next failure counts as a new one.
     was_settled: bool,
 }
 
@@ -329,7 +331,7 @@ impl Ended {
     }
 }
 
-/// Why a session is no longer useful.
+/// Why a session has become useless.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Why {
     Stopped,
@@ -364,18 +366,18 @@ impl Why {
 /// The state of a session at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Facts {
-    /// The `kubelet.sock` with which the session began.
+    /// The identity of the `kubelet.sock` with which the session began.
     kubelet_then: Identity,
     kubelet_now: Option<Identity>,
-    /// The plugin's server is running, and its socket is in the directory.
+    /// Whether the plugin's server is running, with its socket in the directory.
     serving: bool,
     streams: Streams,
     /// The time since the kubelet accepted the registration.
     registered_for: Option<Duration>,
 }
 
-/// Return why the session has ended, or `None` if it has not. A missing `kubelet.sock` is not a reason: the kubelet runs as long as the
-/// stream is open, and the end of the stream will be noticed.
+/// Return why the session has become useless, or `None` if it has not. A missing `kubelet.sock` is not a reason: as long as the
+/// stream is open, the kubelet is running, and the end of the stream will be noticed.
 fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
     if facts.kubelet_now.is_some_and(|now| now != facts.kubelet_then) {
         return Some(Why::KubeletReplaced);
@@ -392,7 +394,8 @@ fn verdict(facts: &Facts, first_stream: Duration) -> Option<Why> {
         .map(|_| Why::NeverListened(first_stream))
 }
 
-/// Return the last error in the chain, because it is the one that users understand ("Connection refused", not "transport error").
+/// Return the text of the last error in the chain, which is the one that users understand ("Connection refused", not "transport
+/// error").
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

@@ -1,7 +1,8 @@
-//! A lock that allows one process per resource. Two plugins of one resource would take the registration from each other indefinitely.
+//! A lock that allows only one process per resource. Two plugins of the same resource would take the registration from each other
+//! indefinitely.
 //!
-//! During a rolling update, the old process may still be draining when the new one starts. The kernel holds the lock, so a killed process
-//! leaves none behind. The kubelet removes only sockets when it starts, not regular files.
+//! During a rolling update, the old process may still be finishing its calls when the new one starts. The kernel holds the lock,
+//! so a killed process leaves no lock behind. When the kubelet starts, it removes only sockets, so the lock file stays.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -13,7 +14,7 @@ use super::directory::Identity;
 pub(super) struct Lock {
     path: PathBuf,
     identity: Identity,
-    /// Holds the lock as long as it is open.
+    /// The locked file. The lock lasts as long as the file is open.
     _file: File,
 }
 

@@ -17,13 +17,13 @@ use crate::api::{KUBELET_MESSAGE_LIMIT, v1beta1};
 /// The `ListAndWatch` streams of one listener.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Streams {
-    /// The number of streams that were ever opened.
+    /// The number of streams that have been opened so far.
     pub(super) opened: u64,
-    /// The number of streams that are open now, at most one.
+    /// The number of streams that are open now; at most one.
     pub(super) open: usize,
 }
 
-/// Ends the parts of a server one after the other.
+/// Signals that end the parts of a server one after the other.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ending {
     /// Accept no further connections and streams. Pending calls continue.
@@ -123,7 +123,7 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
     }
 }
 
-/// Counts a stream as open as long as this value exists.
+/// A guard that counts one stream as open as long as it exists.
 struct OpenStream(Arc<watch::Sender<Streams>>);
 
 impl OpenStream {
@@ -160,7 +160,8 @@ struct List {
 }
 
 impl List {
-    /// Return the next list that differs from the last one sent. Each message makes the kubelet rewrite its checkpoint.
+    /// Wait for a list that differs from the last one sent, and return it. Equal lists are skipped, because each message makes
+    /// the kubelet rewrite its checkpoint.
     async fn next(mut self) -> Option<(Result<v1beta1::ListAndWatchResponse, Status>, Self)> {
         loop {
             if self.end.is_cancelled() {
@@ -198,7 +199,7 @@ impl List {
     }
 }
 
-/// Report whether two lists have the same content in any order.
+/// Report whether two lists have the same content, regardless of the order.
 fn same_devices(one: &Arc<Vec<Device>>, other: &Arc<Vec<Device>>) -> bool {
     if Arc::ptr_eq(one, other) || one == other {
         return true;

@@ -22,7 +22,7 @@ use super::service::{Ending, Service, Streams};
 use crate::api::MESSAGE_LIMIT;
 use crate::api::v1beta1::device_plugin_server::DevicePluginServer;
 
-/// The fraction (1/10) of the grace that remains for the answers of pending calls after these calls were cancelled.
+/// The fraction (1/10) of the grace period that remains for answers after pending calls were cancelled.
 const FOR_ANSWERS: u32 = 10;
 
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Session {
         })
     }
 
-    /// Return the file name to register.
+    /// Return the socket's file name, with which the plugin registers.
     pub(super) fn endpoint(&self) -> String {
         self.socket
             .file_name()
@@ -82,7 +82,7 @@ impl Session {
         *self.streams.borrow()
     }
 
-    /// Return when a stream was opened or has ended, or when the server has ended.
+    /// Wait until a stream was opened or has ended, or until the server has ended.
     pub(super) async fn changed(&mut self) {
         if self.streams.changed().await.is_err() {
             // The server has ended together with its sender; `is_serving` reports this.
@@ -94,7 +94,8 @@ impl Session {
         !self.server.is_finished()
     }
 
-    /// End streams immediately, let pending calls continue for `grace`, and return when everything of this listener has ended.
+    /// End all streams immediately, let pending calls continue for `grace`, and return when everything that belongs to this
+    /// listener has ended.
     pub(super) async fn close(mut self, grace: Duration) {
         self.remove_socket();
         self.ending.streams.cancel();
@@ -113,7 +114,7 @@ impl Session {
         self.wait_for_streams().await;
     }
 
-    /// Wait for the streams, which run in tasks of their own that end right after their connection.
+    /// Wait until the streams have ended. They run in tasks of their own, which end right after their connection.
     async fn wait_for_streams(&mut self) {
         // An error means that all senders are gone, and the streams with them.
         let _ = self.streams.wait_for(|streams| streams.open == 0).await;
@@ -218,7 +219,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Report whether a name is unused: no entry of any kind may exist.
+/// Report whether a path is unused. A directory entry of any kind counts as use.
 pub(super) fn is_free(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err()
 }

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use super::Settings;
 use crate::{Error, Result};
 
-/// The longest path of a Unix socket in bytes: `sockaddr_un.sun_path` has 108 bytes, including the NUL.
+/// The maximum length of a Unix socket's path in bytes: `sockaddr_un.sun_path` has 108 bytes, including the NUL.
 const MAX_PATH: usize = 107;
 const SUFFIX: usize = 6;
 const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 
-/// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor; or the same name to all, if
-/// the name is fixed.
+/// Gives every socket a different name, so that a new process or listener is never mistaken for its predecessor. If the name is
+/// fixed, all sockets have the same name.
 #[derive(Debug)]
 pub(super) struct Names {
     prefix: String,
@@ -24,7 +24,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Check that the prefix is valid in a file name and that the paths fit into a socket address.
+    /// Check that the prefix is valid in a file name, and that the paths fit into a socket address.
     pub(super) fn new(settings: &Settings) -> Result<Self> {
         let prefix = &settings.socket_prefix;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
@@ -45,8 +45,8 @@ impl Names {
         Ok(names)
     }
 
-    /// Return the name for a socket created at this time (in milliseconds since 1970). Unless it is fixed, no name repeats within a process,
-    /// and names of earlier processes do not repeat for 25 days.
+    /// Return the name for a socket that is created at this time (in milliseconds since 1970). Unless the name is fixed, it never
+    /// repeats within a process, and names of earlier processes do not repeat for 25 days.
     pub(super) fn next(&mut self, now: u64) -> String {
         self.last = now.max(self.last + 1);
         self.with_suffix(self.last)

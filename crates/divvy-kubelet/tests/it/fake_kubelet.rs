@@ -1,4 +1,4 @@
-//! The kubelet's side of the device plugin API: accepts registrations, dials back within the call, and watches the devices.
+//! A fake kubelet: it accepts registrations, dials back within the call, and watches the devices.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -19,15 +19,15 @@ use tonic::{Request, Response, Status};
 
 use crate::DEADLINE;
 
-/// How the kubelet reacts to its next registration.
+/// How the fake kubelet reacts to its next registration.
 #[derive(Debug, Clone)]
 pub(crate) enum Next {
     Refuse(String),
-    /// Accept it, but never open a stream (as when GetDevicePluginOptions fails after the answer).
+    /// Accept the registration, but never open a stream (as when GetDevicePluginOptions fails after the answer).
     NeverListen,
 }
 
-/// What has happened so far.
+/// What the fake kubelet has seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Record {
     pub(crate) asked: Vec<RegisterRequest>,
@@ -71,7 +71,7 @@ impl Kubelet {
         kubelet
     }
 
-    /// Start like a real kubelet: remove all sockets (and only sockets), then create its own.
+    /// Start as a real kubelet does: remove all sockets (and only sockets), then create its own.
     pub(crate) fn start(&self) {
         for entry in fs::read_dir(&self.directory).expect("the directory is there").flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
@@ -81,7 +81,7 @@ impl Kubelet {
         self.listen(&self.socket());
     }
 
-    /// End the process: connections are closed. With SIGKILL, the socket's file stays.
+    /// End the process, which closes its connections. As after SIGKILL, the socket's file stays.
     pub(crate) fn kill(&self) {
         let old = std::mem::take(&mut *self.process.lock().expect("not poisoned"));
         old.streams.cancel();
@@ -93,7 +93,8 @@ impl Kubelet {
         self.start();
     }
 
-    /// Create a new socket while the process and its streams continue. It is renamed into place, so that the inode differs.
+    /// Create a new socket while the process and its streams continue. With `by_rename`, it is renamed into place, so that the
+    /// inode differs.
     pub(crate) fn replace_socket(&self, by_rename: bool) {
         self.process.lock().expect("not poisoned").all.cancel();
         self.process.lock().expect("not poisoned").all = CancellationToken::new();
@@ -144,7 +145,7 @@ impl Kubelet {
         }
     }
 
-    /// Wait until the n-th registration was accepted and its stream is open.
+    /// Wait until registration number `times` was accepted and its stream is open.
     pub(crate) async fn wait_registered(&self, times: usize) -> Record {
         self.wait(&format!("registration {times}"), |record| {
             record.taken >= times && record.open > 0

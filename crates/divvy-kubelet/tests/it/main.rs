@@ -7,5 +7,5 @@ mod test_plugin;
 
 use std::time::Duration;
 
-/// A deadline far beyond what any step here takes.
+/// A deadline far longer than any step here takes.
 const DEADLINE: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! A kubelet's calls, and the plugin's answers (K04, K18, K19, K21).
+//! Tests of a kubelet's calls and the plugin's answers (K04, K18, K19, K21).
 
 use std::sync::Arc;
 use std::time::Duration;

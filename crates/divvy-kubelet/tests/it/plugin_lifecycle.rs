@@ -1,4 +1,4 @@
-//! Registration, and what ends it (K01 to K08 and K28).
+//! Tests of registration, and of what ends it (K01 to K08 and K28).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -220,7 +220,7 @@ async fn k07_a_replaced_directory_is_followed() {
     assert_eq!(plugin_files(&directory), [""; 0]);
 }
 
-/// This variable is set for the process in which nothing else opens files.
+/// The variable that is set for a process in which nothing else opens files.
 const ALONE: &str = "DIVVY_KUBELET_TEST_ALONE";
 
 /// File descriptors are counted per process, so this test runs itself in a separate process.

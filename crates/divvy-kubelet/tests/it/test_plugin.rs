@@ -1,4 +1,4 @@
-//! A resource whose devices and answers are chosen by a test, and its running server.
+//! A plugin whose devices and answers a test chooses, and its running server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) const RESOURCE: &str = "vendor.example/memory";
 #[derive(Debug)]
 pub(crate) struct TestPlugin {
     pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
-    /// Each start of a container consumes one.
+    /// The permits for starts of containers. Each start consumes one.
     pub(crate) starts: Semaphore,
     pub(crate) starting: watch::Sender<usize>,
 }

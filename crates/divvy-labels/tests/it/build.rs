@@ -32,7 +32,8 @@ pub(crate) fn gpu() -> Gpu {
     }
 }
 
-/// Divide GPUs: `"0=0,0,1,7;1=2,2"` gives GPU 0 instances of the profiles 0, 0, 1, and 7, and GPU 1 two of profile 2.
+/// Divide GPUs into MIG devices. For example, `"0=0,0,1,7;1=2,2"` gives GPU 0 instances of the profiles 0, 0, 1, and 7, and GPU 1
+/// two instances of profile 2.
 pub(crate) fn divided(gpus: usize, text: &str) -> Machine {
     let mut machine = machine(gpus);
     for (gpu, profiles) in text.split(';').filter_map(|part| part.split_once('=')) {

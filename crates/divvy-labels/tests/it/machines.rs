@@ -44,7 +44,7 @@ fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
     vec(gpu, 0..17)
 }
 
-/// The rules of k8s.io/apimachinery: a name of at most 63 characters that begins and ends with a letter or a digit.
+/// Check the rules of k8s.io/apimachinery: at most 63 characters, with a letter or a digit at the beginning and at the end.
 fn is_label_part(text: &str) -> bool {
     let alphanumeric = |character: Option<char>| character.is_some_and(|character| character.is_ascii_alphanumeric());
     text.len() <= 63

@@ -1,4 +1,5 @@
-//! Labels compared with what NVIDIA's gpu-feature-discovery printed, and what holds for the labels of any machine.
+//! Tests that compare the labels with the output of NVIDIA's gpu-feature-discovery, and tests of properties that hold for any
+//! machine.
 
 mod build;
 mod machines;

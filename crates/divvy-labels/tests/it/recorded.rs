@@ -10,7 +10,7 @@ const SLICES: &str = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu,
 const RENAMED: &str = "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
 const MPS: &str = "flags: {mpsRoot: /m}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}";
 
-/// Compare the labels with a recorded file. `more` are the beginnings of the lines that only Divvy has.
+/// Compare the labels with a recorded file. Lines that begin with an element of `more` exist only in Divvy.
 fn check(name: &str, machine: &Machine, config: &Config, more: &[&str]) {
     let path = format!("{}/tests/recorded/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     let recorded = std::fs::read_to_string(path).expect("the recorded file");

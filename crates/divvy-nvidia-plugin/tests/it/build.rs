@@ -53,7 +53,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// The same with a MIG strategy and the patterns that belong to it.
+/// The defaults with a MIG strategy and the patterns that belong to it.
 pub(crate) fn mig(strategy: MigStrategy) -> Config {
     let mut config = config();
     config.mig_strategy = strategy;
@@ -117,7 +117,8 @@ pub(crate) fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// Divide GPUs: `"0=0,0,1,7;1=2,2"` gives GPU 0 instances of the profiles 0, 0, 1, and 7, and GPU 1 two of profile 2.
+/// Divide GPUs into MIG devices. For example, `"0=0,0,1,7;1=2,2"` gives GPU 0 instances of the profiles 0, 0, 1, and 7, and GPU 1
+/// two instances of profile 2.
 pub(crate) fn divided(gpus: u32, text: &str) -> Machine {
     let mut machine = machine(gpus);
     let mut cap = 3;
@@ -164,7 +165,7 @@ fn mig_device(gpu: u32, index: u32, profile: u32) -> MigDevice {
     }
 }
 
-/// Connect pairs of GPUs by this many NVLinks.
+/// Connect each pair of GPUs by this many NVLinks.
 pub(crate) fn linked(machine: &mut Machine, pairs: &[(usize, usize, u32)]) {
     for (a, b, count) in pairs {
         let peer = machine.gpus[*b].uuid.clone();
@@ -176,7 +177,7 @@ pub(crate) fn resources(config: &Config, machine: &Machine) -> Vec<Resource> {
     offer(config, machine).expect("an offer").resources
 }
 
-/// The only resource.
+/// The machine's only resource.
 pub(crate) fn resource(config: &Config, machine: &Machine) -> Resource {
     let mut all = resources(config, machine);
     assert_eq!(all.len(), 1, "{all:?}");

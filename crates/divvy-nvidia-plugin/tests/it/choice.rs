@@ -19,7 +19,7 @@ fn chosen(machine: &Machine, available: &[u32], must: &[u32], size: usize) -> Ve
     gpus
 }
 
-/// Eight GPUs as in NVIDIA's DGX-1 with V100: two meshes of four, where some pairs have two NVLinks.
+/// A machine with eight GPUs like NVIDIA's DGX-1 with V100: two meshes of four GPUs, where some pairs have two NVLinks.
 fn dgx1(bus: impl Fn(usize, usize) -> &'static str) -> Machine {
     let mut machine = machine(8);
     on_bus(&mut machine, bus);
@@ -47,7 +47,7 @@ fn dgx1(bus: impl Fn(usize, usize) -> &'static str) -> Machine {
     machine
 }
 
-/// Describe how near each pair is on the PCI bus.
+/// Set how close each pair of GPUs is on the PCI bus.
 fn on_bus(machine: &mut Machine, kind: impl Fn(usize, usize) -> &'static str) {
     let uuids: Vec<String> = machine.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     for (a, gpu) in machine.gpus.iter_mut().enumerate() {
@@ -161,7 +161,7 @@ fn preferred(
     resource.preferred(policy, available, must, size)
 }
 
-/// How many of the chosen devices each GPU or MIG device gives, in descending order.
+/// Count how many of the chosen devices each GPU or MIG device gives, in descending order.
 fn spread(chosen: &[String]) -> Vec<usize> {
     let mut counts = std::collections::BTreeMap::<&str, usize>::new();
     for id in chosen {

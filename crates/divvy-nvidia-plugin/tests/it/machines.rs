@@ -1,4 +1,4 @@
-//! What holds on any machine with any configuration.
+//! Properties that hold on any machine with any configuration.
 
 use std::collections::BTreeSet;
 

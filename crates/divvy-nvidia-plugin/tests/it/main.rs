@@ -1,4 +1,5 @@
-//! What the plugin offers and answers, case by case. The numbers T1 to T31 are those of docs/compatibility/device-plugin.md.
+//! Tests of what the plugin offers and answers, case by case. The numbers in the tests' names are those of the cases in
+//! docs/compatibility/device-plugin.md.
 
 mod allocation;
 mod build;

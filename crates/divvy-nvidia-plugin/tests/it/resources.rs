@@ -3,7 +3,7 @@ use divvy_nvidia_plugin::{Error, Machine, offer};
 
 use crate::build::{GPU, config, divided, gpu, ids, machine, mig, pattern, replicated, resource, resources, share, u};
 
-/// The names, sockets, and numbers of devices.
+/// The name, socket, and number of devices of each resource.
 fn summary(config: &divvy_nvidia_config::Config, machine: &Machine) -> Vec<(String, String, usize)> {
     let all = resources(config, machine);
     let one =

@@ -1,5 +1,5 @@
-//! The command line of `divvy-hook`. The arguments come from CDI specs. Where `divvy-hook` and NVIDIA's `nvidia-cdi-hook` do the same, they
-//! accept the same arguments.
+//! The command line of `divvy-hook`. The arguments come from CDI specs. For the hooks that NVIDIA's `nvidia-cdi-hook` also has,
+//! `divvy-hook` accepts the same arguments.
 
 use std::ffi::OsString;
 
@@ -16,7 +16,7 @@ pub enum Error {
     /// The command line is wrong.
     #[error("{0}; see divvy-hook --help")]
     Usage(String),
-    /// The value of `--link` is wrong. The first part of the text is NVIDIA's.
+    /// The value of `--link` is wrong. The first part of the text is the same as NVIDIA's.
     #[error("invalid symlink specification {0}: use TARGET::LINK, where LINK begins with /")]
     Link(String),
 }
@@ -62,34 +62,34 @@ pub enum Hook {
     Help,
     /// Print the version.
     Version,
-    /// A hook that this version does not know: the beginning of its name, safe to print.
+    /// A hook that this version does not know. The text is the beginning of its name, safe to print.
     Unknown(String),
-    /// Add the libraries of directories to the loader's cache, and the image's own libcuda before them.
+    /// Add the libraries in some directories to the loader's cache, preceded by the image's own libcuda if it is preferred.
     UpdateLdcache {
-        /// The container's directories into which the libraries are mounted.
+        /// The directories in the container into which the libraries are mounted.
         directories: Vec<String>,
-        /// The version of the host's driver, if the image's own libcuda may be preferred.
+        /// The version of the host's driver. `None` if the image's own libcuda must not be preferred.
         host_driver: Option<String>,
-        /// The absolute path of the image's directory with its own libcuda.
+        /// The absolute path of the directory in the image that contains the image's own libcuda.
         compat: String,
-        /// The last `--on-failure`.
+        /// The value of the last `--on-failure`.
         on_failure: OnFailure,
     },
     /// Limit EGL to the container's GPUs.
     UpdateApplicationProfile {
-        /// The last `--on-failure`.
+        /// The value of the last `--on-failure`.
         on_failure: OnFailure,
     },
     /// Stop the driver's libraries from creating device nodes.
     DisableDeviceNodeModification {
-        /// The last `--on-failure`.
+        /// The value of the last `--on-failure`.
         on_failure: OnFailure,
     },
-    /// Create links, with the directories that they need.
+    /// Create links, and the directories that they need.
     CreateSymlinks {
         /// The links in the order of the arguments.
         links: Vec<Link>,
-        /// The last `--on-failure`.
+        /// The value of the last `--on-failure`.
         on_failure: OnFailure,
     },
     /// Run `nvidia-container-cli` in place of this program.
@@ -123,12 +123,12 @@ impl Link {
     }
 }
 
-/// Whether a container starts if its image could not be written.
+/// Whether the container starts if the hook could not write to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
-    /// It starts, with a warning.
+    /// The container starts, and the hook prints a warning.
     Ignore,
-    /// It does not start.
+    /// The container does not start.
     Fail,
 }
 
@@ -136,7 +136,7 @@ impl Hook {
     /// Parse the arguments after the program's name.
     ///
     /// # Errors
-    /// [`Error`] for an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
+    /// Fails with [`Error`] on an unknown flag or an invalid value. An unknown hook is not an error: see [`Hook::Unknown`].
     pub fn parse(words: &[OsString]) -> Result<Hook> {
         let Some((name, rest)) = words.split_first() else {
             return Err(Error::Usage("no hook is named".to_owned()));

@@ -1,19 +1,19 @@
-//! CUDA's forward compatibility: the host drivers that an image's own libcuda supports.
+//! CUDA's forward compatibility: which host drivers an image's own libcuda supports.
 //!
-//! The library's ELF note `.note.cuda.fwd_compatibility` is a JSON object whose list `Driver` contains major driver versions.
+//! The library's ELF note `.note.cuda.fwd_compatibility` is a JSON object. Its list `Driver` contains major driver versions.
 
 use serde::Deserialize;
 
-/// The prefix of the library's file name. The version follows.
+/// The prefix of the library's file name, which is followed by the version.
 pub const LIBCUDA: &str = "libcuda.so.";
 /// The directory of the library in NVIDIA's images.
 pub const DIRECTORY: &str = "/usr/local/cuda/compat";
-/// A limit on the sections of an ELF file. No libcuda has more sections, or a larger name table or note than `MOST_BYTES`.
+/// The maximum number of sections of an ELF file. No libcuda has more sections, or a name table or note larger than `MOST_BYTES`.
 const MOST_SECTIONS: u64 = 1000;
 const MOST_BYTES: u64 = 64 * 1024;
 const SECTION: &[u8] = b".note.cuda.fwd_compatibility\0";
 
-/// Return the version in the file name of a directory's only libcuda; `None` if there are several, or none.
+/// Return the version in the file name of a directory's only libcuda. The result is `None` if there are several or none.
 pub fn version(names: &[String]) -> Option<&str> {
     let mut versions = names
         .iter()
@@ -21,8 +21,8 @@ pub fn version(names: &[String]) -> Option<&str> {
     versions.next().filter(|_| versions.next().is_none())
 }
 
-/// Report whether the image's library should be preferred to that of the host's driver. `made_for` contains the driver versions in the
-/// library's note. A library without a note is preferred if its major version is newer than the driver's.
+/// Report whether the image's library should be preferred to the library of the host's driver. `made_for` contains the driver
+/// versions in the library's note. A library without a note is preferred if its major version is newer than the driver's.
 pub fn is_wanted(version: &str, made_for: Option<&[u64]>, host_driver: &str) -> bool {
     let Some(host) = major(host_driver) else { return false };
     match made_for {
@@ -41,11 +41,12 @@ struct Note {
     driver: Vec<u64>,
 }
 
-/// Return the major driver versions in a library's note; `None` if there is no note, or the file is not a 64-bit ELF file. The file has `size`
-/// bytes. `read` returns a number of bytes from a position; this function never reads beyond the end.
+/// Return the major driver versions in a library's note. The result is `None` if there is no note, or if the file is not a 64-bit
+/// ELF file. `size` is the size of the file in bytes. `read` takes a position and a number of bytes, and returns these bytes;
+/// this function never reads beyond the end.
 ///
 /// # Errors
-/// The errors of `read`.
+/// Returns the errors of `read`.
 pub fn drivers<E>(size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<Vec<u64>>, E> {
     let mut part = |at: u64, length: u64| match usize::try_from(length) {
         Ok(bytes) if length <= MOST_BYTES && at.checked_add(length).is_some_and(|end| end <= size) => read(at, bytes).map(Some),
@@ -54,7 +55,8 @@ pub fn drivers<E>(size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>,
     Ok(section(&mut part)?.and_then(|note| of_note(&note)))
 }
 
-/// Parse an ELF note (`Elf64_Nhdr`): the sizes of the name and the description, the type, and then both texts, each at a multiple of four.
+/// Parse an ELF note (`Elf64_Nhdr`): the sizes of the name and the description, the type, and then both texts, each padded to a
+/// multiple of four bytes.
 fn of_note(note: &[u8]) -> Option<Vec<u64>> {
     let size = |at: usize| usize::try_from(number(note, at, 4)?).ok();
     let (name, text) = (size(0)?, size(4)?);

@@ -1,9 +1,9 @@
-//! `/proc/driver/nvidia/params`: its line `ModifyDeviceFiles` tells the driver's libraries whether to create and change device nodes. In a
-//! container they must not, because it may only have the nodes that it was given.
+//! Changes the text of `/proc/driver/nvidia/params`. Its line `ModifyDeviceFiles` tells the driver's libraries whether to create
+//! and change device nodes. In a container they must not, because the container may have only the nodes that it was given.
 
 const NAME: &str = "ModifyDeviceFiles";
 
-/// Return the text with `ModifyDeviceFiles: 0`; `None` if the text does not allow modification anyway.
+/// Return the text with `ModifyDeviceFiles: 0`. The result is `None` if the text does not allow modification anyway.
 pub fn forbidding(text: &str) -> Option<String> {
     let allows = |line: &str| {
         line.split_once(':')

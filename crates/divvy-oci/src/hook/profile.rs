@@ -1,8 +1,8 @@
-//! An application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile EGL tries every GPU that the kernel
-//! has.
+//! An application profile for NVIDIA's driver that limits EGL to the container's GPUs. Without a profile, EGL tries every GPU
+//! that the kernel has.
 
-/// Return the profile for the container's device nodes; `None` if there is no GPU among them. The driver accepts hexadecimal numbers, which
-/// are not valid JSON.
+/// Return the profile for the container's device nodes. The result is `None` if no node is a GPU. The profile contains
+/// hexadecimal numbers, which the driver accepts although they are not valid JSON.
 pub fn text(nodes: &[String]) -> Option<String> {
     let minors = nodes.iter().filter_map(|path| {
         let number = path.strip_prefix("/dev/nvidia")?;

@@ -1,20 +1,21 @@
-//! The name that programs use for a library, read from the library (`DT_SONAME`).
+//! The name by which programs refer to a library, read from the library itself (`DT_SONAME`).
 //!
-//! `ldconfig` creates a link of that name next to each library. Specs of NVIDIA's generator rely on these links.
+//! `ldconfig` creates a link with this name next to each library. Specs of NVIDIA's generator rely on these links.
 
 use super::compat::number;
 use super::libraries::stem;
 
-/// A limit on program headers: no library of a driver has more.
+/// The maximum number of program headers. No library of a driver has more.
 const MOST_HEADERS: u64 = 100;
 const MOST_BYTES: u64 = 64 * 1024;
 const LONGEST: u64 = 255;
 
-/// Return the library's soname if it differs from the file's name only in the version; otherwise `None`. A file that is not a 64-bit ELF file
-/// has no soname. The file has `size` bytes. `read` returns a number of bytes from a position; this function never reads beyond the end.
+/// Return the library's soname if it differs from the file's name only in the version. Otherwise, or if the file is not a 64-bit
+/// ELF file, the result is `None`. `size` is the size of the file in bytes. `read` takes a position and a number of bytes, and
+/// returns these bytes; this function never reads beyond the end.
 ///
 /// # Errors
-/// The errors of `read`.
+/// Returns the errors of `read`.
 pub fn soname<E>(name: &str, size: u64, mut read: impl FnMut(u64, usize) -> Result<Vec<u8>, E>) -> Result<Option<String>, E> {
     let mut part = |at: u64, length: u64| match usize::try_from(length) {
         Ok(bytes) if length <= MOST_BYTES && at.checked_add(length).is_some_and(|end| end <= size) => read(at, bytes).map(Some),
@@ -25,7 +26,7 @@ pub fn soname<E>(name: &str, size: u64, mut read: impl FnMut(u64, usize) -> Resu
     Ok(found.filter(|found| found != name && stem(found).is_some() && stem(found) == stem(name)))
 }
 
-/// Return the bytes from the start of the name (little-endian ELF-64: System V ABI, chapter 5).
+/// Return the bytes from the beginning of the soname on (little-endian ELF-64: System V ABI, chapter 5).
 fn text<E>(part: &mut impl FnMut(u64, u64) -> Result<Option<Vec<u8>>, E>, size: u64) -> Result<Option<Vec<u8>>, E> {
     let Some(header) = part(0, 64)?.filter(|header| header.starts_with(b"\x7fELF\x02\x01")) else {
         return Ok(None);

@@ -9,7 +9,7 @@ pub struct State {
     #[serde(default)]
     pub pid: u64,
     bundle: Option<String>,
-    /// The bundle's former name in the state, used by old versions of Docker.
+    /// The bundle's directory under its former name, which old versions of Docker use.
     #[serde(rename = "bundlePath")]
     bundle_path: Option<String>,
 }
@@ -18,12 +18,12 @@ impl State {
     /// Parse the state.
     ///
     /// # Errors
-    /// The position and the reason if the state does not follow the runtime specification.
+    /// Fails if the state does not follow the runtime specification. The error contains the position and the reason.
     pub fn parse(bytes: &[u8]) -> Result<State, serde_json::Error> {
         serde_json::from_str(text(bytes)?)
     }
 
-    /// Return the directory of the container's bundle; `None` if the state does not name it.
+    /// Return the directory of the container's bundle, or `None` if the state does not name it.
     pub fn bundle(&self) -> Option<&str> {
         let named = self.bundle.as_deref().or(self.bundle_path.as_deref());
         named.filter(|bundle| !bundle.is_empty())
@@ -82,7 +82,7 @@ impl Config {
     /// Parse a `config.json`.
     ///
     /// # Errors
-    /// The position and the reason if the file does not follow the runtime specification.
+    /// Fails if the file does not follow the runtime specification. The error contains the position and the reason.
     pub fn parse(bytes: &[u8]) -> Result<Config, serde_json::Error> {
         let said: ConfigFile = serde_json::from_str(text(bytes)?)?;
         let mounts = said.mounts.unwrap_or_default().into_iter();

@@ -92,8 +92,8 @@ impl Serialize for Object {
 }
 
 impl Object {
-    /// Parse a member; the default if it is missing or null. If several members have the same name, the last counts, as in Go's decoder, which
-    /// engines and runc use.
+    /// Parse a member. Return the default if the member is missing or null. If several members have the same name, the last one
+    /// counts, as in Go's decoder, which engines and runc use.
     fn read<T: DeserializeOwned + Default>(&self, key: &str, at: &str) -> Result<T, Error> {
         let Some((_, raw)) = self.0.iter().rev().find(|(name, _)| name == key) else {
             return Ok(T::default());
@@ -127,7 +127,7 @@ impl Object {
     }
 }
 
-/// The name of NVIDIA's prestart hook, and its former name. Engines search for programs with either name.
+/// The current and the former name of NVIDIA's prestart hook. Engines search for programs with either name.
 pub const LEGACY_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
 
 /// A container's `config.json`.
@@ -198,7 +198,7 @@ impl Bundle {
         }
     }
 
-    /// Return the parts of the configuration that decide about the container's devices.
+    /// Return the parts of the configuration that determine the container's devices.
     ///
     /// # Errors
     /// [`Error::Shape`] if a part does not follow the runtime specification.
@@ -228,7 +228,8 @@ impl Bundle {
         hooks.read("prestart", "hooks.")
     }
 
-    /// Remove NVIDIA's legacy prestart hooks, which would add the devices a second time. Return whether there were any.
+    /// Remove NVIDIA's legacy prestart hooks, which would add the devices a second time. Return whether there were any such
+    /// hooks.
     ///
     /// # Errors
     /// [`Error::Shape`] if the hooks do not follow the runtime specification.
@@ -390,7 +391,7 @@ fn raw<T: Serialize>(value: &T) -> Result<Box<RawValue>, Error> {
     })
 }
 
-/// Pair each entry with its path. The path is parsed only once, because a driver has about a hundred mounts.
+/// Pair each entry with its path. So the path is parsed only once, which matters because a driver has about a hundred mounts.
 fn with_paths(all: Vec<Box<RawValue>>, key: &str) -> Vec<(Option<String>, Box<RawValue>)> {
     all.into_iter().map(|raw| (path_of(&raw, key), raw)).collect()
 }
@@ -415,7 +416,7 @@ fn parts(path: &str) -> usize {
     path.split('/').filter(|part| !part.is_empty() && *part != ".").count()
 }
 
-/// Return the device node for the container's configuration, and the rule for its device cgroup.
+/// Return the device node for the container's configuration, and the rule for the container's device cgroup.
 fn in_container(
     node: &DeviceNode,
     user: &User,

@@ -1,8 +1,8 @@
 //! The command line of an OCI runtime, parsed as runc and crun parse it.
 //!
-//! The parser understands only what it needs to recognize that a container is created. The real runtime receives all arguments unchanged.
-//! NVIDIA's runtime searches for `create` among all arguments: `delete create` (of a container named `create`) fails there, and `run` adds
-//! no devices. Here the command is the first argument that is neither a global flag nor the value of one.
+//! The parser understands only what it needs to recognize that a container is created. The real runtime receives all arguments
+//! unchanged. NVIDIA's runtime looks for `create` among all arguments, so there `delete create` (of a container named `create`)
+//! fails, and `run` adds no devices. Here, the command is the first argument that is neither a global flag nor the value of one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,7 +12,7 @@ use thiserror::Error as ThisError;
 /// An error in a command line.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// `--bundle` is the last argument.
+    /// `--bundle` is the last argument, so its value is missing.
     #[error("bundle option requires an argument")]
     NoBundle,
 }
@@ -22,18 +22,19 @@ pub enum Error {
 pub struct Call {
     /// Whether the command is `create` or `run`, so that the call creates a container from a bundle.
     pub creates: bool,
-    /// The bundle's directory, as given; the current directory if `None`.
+    /// The bundle's directory, as given. `None` stands for the current directory.
     pub bundle: Option<OsString>,
-    /// Whether `--version` or `-v` stands before a command.
+    /// Whether `--version` or `-v` occurs before a command.
     pub version: bool,
-    /// The file of `--log FILE`, to which runc writes its errors. Container engines read it when a container could not be created.
+    /// The value of `--log`: the file to which runc writes its errors. Container engines read it when a container could not be
+    /// created.
     pub log: Option<OsString>,
     /// Whether `--log-format` is `json`.
     pub log_is_json: bool,
 }
 
-/// Global flags of runc (`--criu`, `--rootless`, ...) and crun (`--cgroup-manager`) whose value may be a separate argument. `--bundle` before
-/// the command is the caller's error; it is listed so that its value is not taken for the command.
+/// Global flags of runc (`--criu`, `--rootless`, ...) and crun (`--cgroup-manager`) whose value may be a separate argument.
+/// `--bundle` before the command is an error of the caller; it is listed so that its value is not mistaken for the command.
 const WITH_VALUE: [&str; 8] = [
     "bundle",
     "b",
@@ -92,7 +93,8 @@ fn bundle<'a>(mut words: impl Iterator<Item = &'a OsStr>) -> Result<Option<OsStr
     Ok(bundle)
 }
 
-/// Split a flag into its name and its value after `=`. `-name` and `--name` are the same, as for Go's `flag` package. `None` for any other argument.
+/// Split a flag into its name and its value after `=`. As in Go's `flag` package, `-name` and `--name` are the same. The result
+/// is `None` if the argument is not a flag.
 fn flag(word: &OsStr) -> Option<(&[u8], Option<&OsStr>)> {
     let name = word.as_bytes().strip_prefix(b"-")?;
     let name = name.strip_prefix(b"-").unwrap_or(name);

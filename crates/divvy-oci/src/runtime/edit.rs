@@ -1,7 +1,7 @@
-//! Edits of the text of NVIDIA's `config.toml`, as by `nvidia-ctk config`.
+//! Edits the text of NVIDIA's `config.toml`, as `nvidia-ctk config` does.
 //!
-//! Settings that are not named stay as they are, and so do comments. If the file has a setting as a comment (`#no-cgroups = false`), the new
-//! value replaces that comment.
+//! Settings that are not named stay as they are, and so do comments. If the file contains a setting as a comment (`#no-cgroups =
+//! false`), the new value replaces that comment.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use toml_edit::{Array, DocumentMut, Item, Table, Value};
 
 use super::settings::{self, Settings};
 
-/// Return a file that spells out the defaults: the lines that NVIDIA's tool prints, with the values of [`Settings::default`].
+/// Return a file that contains all defaults: the lines that NVIDIA's tool prints, with the values of [`Settings::default`].
 ///
 /// A line that begins with `#` and a key is an example of a setting that is not set. [`set`] replaces such a line.
 pub fn assumed(ldconfig: &str) -> String {
@@ -121,7 +121,7 @@ pub enum Error {
     /// The file is not TOML.
     #[error("it is not valid TOML and stays as it is: {0}")]
     Toml(#[from] toml_edit::TomlError),
-    /// An option of `--set` is wrong; the text is NVIDIA's.
+    /// An option of `--set` is wrong. The text is the same as NVIDIA's.
     #[error("invalid --set option {option}: {why}")]
     Option {
         /// The option as the user typed it.
@@ -224,10 +224,11 @@ const KNOWN: [(&str, &[(&str, Kind)]); 11] = [
     ("nvidia-ctk", &[("path", Kind::Text)]),
 ];
 
-/// Return the text with these options applied in order. An option is `key=value`; for a boolean, `key` without a value means true.
+/// Apply these options to the text, in order, and return the new text. An option is `key=value`; for a boolean, `key` without a
+/// value means true.
 ///
 /// # Errors
-/// See [`Error`]. On an error no option is applied.
+/// See [`Error`]. If there is an error, no option is applied.
 pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
     // toml_edit drops a byte order mark. Keep it aside and put it back at the end.
     let (mark, text) = text.strip_prefix('\u{feff}').map_or(("", text), |rest| ("\u{feff}", rest));
@@ -288,7 +289,7 @@ fn parse(option: &str) -> Result<(&'static str, &'static str, Value), Error> {
     Ok((table, key, value))
 }
 
-/// Return the table, key, and kind of a dotted path. The error is the first part of the path that is unknown.
+/// Return the table, the key, and the kind of a dotted path. The error is the first component of the path that is unknown.
 fn known(path: &str) -> Result<(&'static str, &'static str, Kind), &str> {
     if let Some((table, _)) = KNOWN.iter().find(|(table, _)| *table == path && !path.is_empty()) {
         return Ok((*table, "", Kind::Table));
@@ -311,7 +312,8 @@ fn known(path: &str) -> Result<(&'static str, &'static str, Kind), &str> {
     key.map(|(key, kind)| (*table, *key, *kind)).ok_or(name)
 }
 
-/// Return the text with the comment `#key = …` in the table replaced; `None` if the table has no such comment, or already has the key.
+/// Return the text in which the comment `#key = …` of the table is replaced. The result is `None` if the table has no such
+/// comment, or if it already has the key.
 fn uncommented(text: &str, table: &str, key: &str, value: &Value) -> Option<String> {
     if table_of(&text.parse().ok()?, table).is_some_and(|table| table.contains_key(key)) {
         return None;
@@ -333,7 +335,8 @@ fn uncommented(text: &str, table: &str, key: &str, value: &Value) -> Option<Stri
     None
 }
 
-/// Report whether the text is TOML in which the setting has this value. A commented line inside a multi-line string fails this check.
+/// Report whether the text is TOML in which the setting has this value. If the replaced comment was inside a multi-line string,
+/// this check fails.
 fn says(text: &str, table: &str, key: &str, value: &Value) -> bool {
     let document: Result<DocumentMut, _> = text.parse();
     document.is_ok_and(|document| {

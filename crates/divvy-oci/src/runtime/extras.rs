@@ -1,15 +1,16 @@
-//! What a container requests besides GPUs: GPUDirect Storage, RDMA, GDRCopy, NVSwitch, and IMEX channels, by the environment variables of
-//! NVIDIA's Container Toolkit.
+//! What a container requests in addition to GPUs: GPUDirect Storage, RDMA, GDRCopy, NVSwitch, and IMEX channels. The environment
+//! variables are those of NVIDIA's Container Toolkit.
 
 use super::legacy;
 use super::request::{Container, imex_by_mount};
 use super::settings::Settings;
 use divvy_cdi::generate::{Channels, Extras};
 
-/// Read the request from the container's environment variables and mounts. Return what is granted, and one sentence for each thing that is
-/// ignored.
+/// Read the request from the container's environment variables and mounts. Return what is granted, and one sentence for each part
+/// of the request that is ignored.
 ///
-/// The variables follow the rule for GPUs: in an unprivileged container they count only if the settings accept its environment.
+/// The rule for the variables is the same as for GPUs: in an unprivileged container, they count only if the settings accept its
+/// environment.
 ///
 /// # Errors
 /// [`legacy::Error::Imex`] if an IMEX channel is not a valid number.

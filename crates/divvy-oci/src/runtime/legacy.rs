@@ -1,8 +1,9 @@
-//! The arguments of `nvidia-container-cli` in mode `legacy`. They are those that NVIDIA's hook passes (toolkit 1.20.0, recorded with a program
-//! that prints its arguments).
+//! The arguments of `nvidia-container-cli` in mode `legacy`. They are the same as those that NVIDIA's hook passes (toolkit
+//! 1.20.0, recorded with a program that prints its arguments).
 //!
-//! Most arguments follow from the container's environment and the settings, and are fixed when the container is created. The container's PID
-//! and root are known only once its namespaces exist: a prestart hook (`divvy-hook legacy`) appends them.
+//! Most arguments follow from the container's environment and the settings, and are fixed when the container is created. The
+//! container's PID and root are known only once its namespaces exist. Therefore a prestart hook (`divvy-hook legacy`) appends
+//! them.
 
 use thiserror::Error as ThisError;
 
@@ -13,7 +14,7 @@ use super::settings::Settings;
 /// A reason not to call `nvidia-container-cli`.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// `NVIDIA_DRIVER_CAPABILITIES` has unsupported capabilities. The text is NVIDIA's.
+    /// `NVIDIA_DRIVER_CAPABILITIES` contains unsupported capabilities. The text is the same as NVIDIA's.
     #[error("unsupported capabilities found in '{asked}' (allowed '{allowed}')")]
     Capabilities {
         /// The variable's value, shortened.
@@ -21,10 +22,10 @@ pub enum Error {
         /// The supported part of the value.
         allowed: String,
     },
-    /// An unprivileged container requests to configure or monitor MIG devices. The text is NVIDIA's.
+    /// An unprivileged container requests to configure or monitor MIG devices. The text is the same as NVIDIA's.
     #[error("cannot set {0} in non privileged container")]
     Unprivileged(&'static str),
-    /// A device name that is neither an index nor a UUID nor a PCI address.
+    /// The name of a requested device is neither an index nor a UUID nor a PCI address.
     #[error("the container requests a GPU named {0:?} in {VISIBLE_DEVICES}; use an index (0), a UUID (GPU-...), all, or none")]
     Device(String),
     /// `CUDA_VERSION` is not a version.
@@ -37,10 +38,10 @@ pub enum Error {
 
 /// The environment variable that lists the IMEX channels that a container requests.
 pub(super) const IMEX: &str = "NVIDIA_IMEX_CHANNELS";
-/// The largest number of IMEX channels that a driver can have.
+/// The maximum number of IMEX channels of a driver.
 const IMEX_CHANNELS: u32 = 1 << 20;
 
-/// Return the arguments after the program's name, without `--pid` and the root.
+/// Return the arguments after the program's name, except `--pid` and the root.
 ///
 /// # Errors
 /// See [`Error`].
@@ -92,7 +93,8 @@ pub fn words(container: &Container, wanted: &Wanted, settings: &Settings, defaul
     Ok(words)
 }
 
-/// Report whether the container needs the hook `divvy-hook enable-cuda-compat` in addition to the program (`cuda-compat-mode = "hook"`).
+/// Report whether the container needs the hook `divvy-hook enable-cuda-compat` in addition to `nvidia-container-cli`
+/// (`cuda-compat-mode = "hook"`).
 pub fn compat_hook(settings: &Settings) -> bool {
     settings.cuda_compat_mode == "hook" && !settings.no_compat_hook
 }
@@ -112,8 +114,8 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
     }
 }
 
-/// Return the requested IMEX channels as a comma-separated list for `nvidia-container-cli`; `None` if none is requested or the settings
-/// ignore them.
+/// Return the requested IMEX channels as a comma-separated list for `nvidia-container-cli`. The result is `None` if none is
+/// requested, or if the settings ignore such requests.
 pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
     let mounted = imex_by_mount(container, settings);
     let list = container.variable(IMEX).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A CDI spec of the GPUs that the driver reports now, kept only in memory: mode `jit-cdi`.
+//! Generates a CDI spec of the GPUs that the driver reports now, for mode `jit-cdi`. The spec is kept only in memory.
 
 use divvy_model::{MigDevice, Vendor};
 use serde::Deserialize;
@@ -10,12 +10,13 @@ use divvy_cdi::{Found, Registry};
 use divvy_host::Tree;
 use divvy_host::plain_line;
 
-/// The CDI kind of the devices, named as in NVIDIA's runtime. No spec file uses this kind, so a stale device is never used by mistake.
+/// The CDI kind of the devices, with the same name as in NVIDIA's runtime. No spec file uses this kind, so a stale device is
+/// never used by mistake.
 pub const KIND: &str = "runtime.nvidia.com/gpu";
 const VENDOR: &str = "runtime.nvidia.com";
 /// The version of the probe's output.
 const VERSION: u32 = 2;
-/// The name that messages show instead of a spec file's path.
+/// The text that messages show in place of a spec file's path.
 const PLACE: &str = "the GPUs that the driver reports now";
 
 /// A reason why no spec could be made.
@@ -42,7 +43,7 @@ struct Snapshot {
     unreadable: Vec<Unreadable>,
 }
 
-/// The drivers by vendor. These are devices for NVIDIA's runtime, so the other ones do not matter.
+/// The drivers by vendor. Only NVIDIA's matters here, because these are devices for NVIDIA's runtime.
 #[derive(Debug, Default, Deserialize)]
 struct Drivers {
     #[serde(default)]
@@ -71,7 +72,7 @@ struct Gpu {
     cc: String,
     #[serde(default)]
     brand: Option<String>,
-    /// Whether MIG is enabled now, and whether it is enabled after a reset.
+    /// Whether MIG is enabled now, and whether it will be enabled after a reset.
     #[serde(default)]
     mig: Option<(bool, bool)>,
     #[serde(default)]
@@ -80,7 +81,8 @@ struct Gpu {
     lost: bool,
 }
 
-/// A [`MigDevice`] without what it consists of. A spec does not need that, and reading it would make this program larger.
+/// A [`MigDevice`] without the description of its parts. A spec does not need them, and reading them would make this program
+/// larger.
 #[derive(Debug, Deserialize)]
 struct MigInstance {
     index: u32,
@@ -120,8 +122,8 @@ pub struct Live {
     pub notes: Vec<String>,
 }
 
-/// Return the devices in a probe's output, and what is known about them. `driver_root` is `/` or the mount point of a driver container's root.
-/// Every device also has the `extras`.
+/// Return the devices in a probe's output, and the facts about them. `driver_root` is `/`, or the directory where the root of a
+/// driver container is mounted. Every device also gets the `extras`.
 ///
 /// # Errors
 /// See [`Error`].

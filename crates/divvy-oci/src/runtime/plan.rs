@@ -1,4 +1,4 @@
-//! The step from a container's request to the CDI devices that it gets.
+//! The step from a container's request to the CDI devices that the container gets.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use divvy_cdi::{self as cdi, Edits, FoundDevice, QualifiedName, Registry, Unreso
 /// A reason why a container cannot get what it requests.
 #[derive(Debug, ThisError)]
 pub enum Error {
-    /// No CDI spec describes some of the devices. The text is NVIDIA's, plus a hint.
+    /// No CDI spec describes some of the devices. The text is NVIDIA's, with a hint added.
     #[error(
         "could not apply required modification to OCI specification: error modifying OCI spec: failed to inject CDI devices: {unresolved}; {hint}"
     )]
@@ -29,7 +29,7 @@ pub enum Error {
         "the container requests a device named {0:?}; use an index (0), a UUID (GPU-...), all, none, or a CDI name (nvidia.com/gpu=0)"
     )]
     Name(String),
-    /// The request mixes devices that the driver reports now with devices of spec files.
+    /// The request mixes devices that the driver reports now with devices from spec files.
     #[error(
         "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices: the container requests {0}; \
          use CDI names for all of them, or for none"
@@ -62,7 +62,7 @@ pub enum Error {
     },
 }
 
-/// A container's request, with the parts that are ignored.
+/// What was decided about a container's request, and which parts of the request are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// The source of the container's devices.
@@ -74,7 +74,7 @@ pub struct Asked {
 /// The source of a container's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decides {
-    /// None: the configuration is not changed, and no spec needs to be read.
+    /// No source. The configuration is not changed, and no spec needs to be read.
     Nobody,
     /// The container's request, resolved with the CDI specs in the spec directories.
     Specs(Plan),
@@ -101,7 +101,7 @@ impl Asked {
     /// Decide where a container's devices come from.
     ///
     /// # Errors
-    /// [`Error::Name`] and [`Error::Mixed`].
+    /// Fails with [`Error::Name`] or [`Error::Mixed`].
     pub fn of(container: &Container, settings: &Settings) -> Result<Asked, Error> {
         let Request { wanted, mut ignored } = request(container, settings);
         let decides = match (settings.mode, wanted) {
@@ -122,8 +122,9 @@ impl Asked {
     }
 }
 
-/// Return what NVIDIA's program must do when an engine calls the hook directly, as Docker's `--gpus` does with runc; `None` if the container
-/// requests nothing. As in NVIDIA's hook, mode `auto` acts as `legacy` unless all devices have CDI names.
+/// Return what NVIDIA's program must do when an engine calls the hook directly, as Docker does with runc for `--gpus`. The result
+/// is `None` if the container requests nothing. As in NVIDIA's hook, mode `auto` acts as `legacy` unless all devices have CDI
+/// names.
 ///
 /// # Errors
 /// [`Error::Hook`] if the mode does not allow a direct call.
@@ -167,9 +168,9 @@ fn request(container: &Container, settings: &Settings) -> Request {
     Request::of(container, &without)
 }
 
-/// Decide between CDI specs and the driver, as NVIDIA's runtime does. Devices with CDI names come from CDI specs; other devices come from the
-/// driver, except in mode `cdi`, where they come from specs. Devices of another vendor's default kind always come from specs. Devices of kind
-/// [`live::KIND`] always come from the driver.
+/// Decide between CDI specs and the driver, as NVIDIA's runtime does. Devices with CDI names come from CDI specs. Other devices
+/// come from the driver, except in mode `cdi`, where they come from specs. If the default kind belongs to another vendor, its
+/// devices always come from specs. Devices of kind [`live::KIND`] always come from the driver.
 fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> {
     let kind = settings.default_kind.as_str();
     let others_are_live = kind == live::KIND || settings.mode != Mode::Cdi && kind == cdi::NVIDIA_KIND;
@@ -226,8 +227,8 @@ fn by_allocation(container: &Container) -> Decides {
     pod.unwrap_or(Decides::Nobody)
 }
 
-/// Return the device that a pod's container was granted, found by the grant records in the CDI specs. A container without a grant is left
-/// unchanged.
+/// Return the device that a pod's container was granted, according to the grant records in the CDI specs. A container without a
+/// grant is left unchanged.
 ///
 /// # Errors
 /// [`Error::Grants`] if the specs describe several grants for the container.
@@ -262,7 +263,7 @@ pub fn allocation(uid: &str, container: &str, registry: &Registry) -> Result<Pla
 /// Collect the edits of a plan in the order of injection.
 ///
 /// # Errors
-/// [`Error::Unresolved`] with all devices that no spec describes.
+/// Fails with [`Error::Unresolved`], which lists all devices that no spec describes.
 pub fn edits(plan: &Plan, registry: &Registry) -> Result<Edits, Error> {
     let Plan::Inject { devices, driver_of } = plan else {
         return Ok(Edits::default());

@@ -1,8 +1,8 @@
 //! The devices that a container requests.
 //!
-//! A container can request devices by annotation, by mount, or by environment variable. In this order, the first source that requests
-//! anything decides, and the others are ignored. The rules are those of NVIDIA's Container Toolkit without its known defects: `0,0` means
-//! `0`, a mount is compared by whole path components, and `none` does not need a device of that name.
+//! A container can request devices by annotation, by mount, or by environment variable. In this order, the first source that
+//! requests anything decides, and the others are ignored. The rules are those of NVIDIA's Container Toolkit, without its known
+//! defects: `0,0` means `0`; paths of mounts are compared by whole components; and `none` does not need a device with that name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ use divvy_cdi::QualifiedName;
 
 /// The environment variable that lists the requested devices.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The directory below which mounts of `/dev/null` request devices.
+/// The directory in which mounts of `/dev/null` request devices.
 pub const MOUNTS: &str = "/var/run/nvidia-container-devices";
 
-/// The parts of a container's configuration that decide about its devices.
+/// The parts of a container's configuration that determine its devices.
 #[derive(Debug, Clone, Default)]
 pub struct Container {
     /// The entries of `process.env`, in order.
@@ -25,13 +25,15 @@ pub struct Container {
     pub annotations: BTreeMap<String, String>,
     /// Whether `CAP_SYS_ADMIN` is in the bounding set.
     pub privileged: bool,
-    /// Whether the user requested the GPUs from the engine, as with Docker's `--gpus`. The engine then appends its own [`VISIBLE_DEVICES`] to
-    /// the image's variables. NVIDIA's hook in the configuration proves it, because an image cannot add a hook.
+    /// Whether the user requested the GPUs from the engine, as with Docker's `--gpus`. The engine then appends its own
+    /// [`VISIBLE_DEVICES`] to the image's variables. NVIDIA's hook in the configuration proves that the engine did this, because
+    /// an image cannot add a hook.
     pub by_engine: bool,
 }
 
 impl Container {
-    /// Return the value of an environment variable. The last entry counts; entries without `=` are ignored.
+    /// Return the value of an environment variable. If the variable occurs several times, the last entry counts. Entries without
+    /// `=` are ignored.
     pub fn variable(&self, name: &str) -> Option<&str> {
         let mut pairs = self.env.iter().rev().filter_map(|entry| entry.split_once('='));
         pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
@@ -41,9 +43,9 @@ impl Container {
 /// The devices that a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// Neither devices nor the driver's files: the container is not changed.
+    /// Neither devices nor the driver's files. The container is not changed.
     Nothing,
-    /// The driver's files without a device.
+    /// The driver's files, but no device.
     DriverOnly,
     /// Every device.
     All,
@@ -103,7 +105,7 @@ impl Request {
     }
 }
 
-/// Interpret a list of names. `void` anywhere means nothing; otherwise the first of `all` and `none` decides.
+/// Interpret a list of names. If `void` occurs anywhere, nothing is requested. Otherwise the first of `all` and `none` decides.
 fn wanted(names: Vec<String>) -> Wanted {
     let mut seen = BTreeSet::new();
     let names: Vec<String> = names.into_iter().filter(|name| seen.insert(name.clone())).collect();
@@ -148,7 +150,7 @@ fn by_mount(container: &Container, mode: Mode, ignored: &mut Vec<String>) -> Vec
     devices
 }
 
-/// Return the IMEX channels that mounts request; nothing if the settings do not accept mounts.
+/// Return the IMEX channels that mounts request. The list is empty if the settings do not accept mounts.
 pub(super) fn imex_by_mount(container: &Container, settings: &Settings) -> Vec<String> {
     let mounted = if settings.accept_mounts {
         mounted(container)
@@ -170,7 +172,7 @@ fn mounted(container: &Container) -> Vec<String> {
     .collect()
 }
 
-/// Convert `vendor/class/device` or `vendor/class=device` into a CDI name; `None` if the result is not a valid name.
+/// Convert `vendor/class/device` or `vendor/class=device` into a CDI name. The result is `None` if that is not a valid name.
 fn cdi_name(path: &str) -> Option<String> {
     let name = match path.contains('=') {
         true => path.to_owned(),
@@ -182,7 +184,7 @@ fn cdi_name(path: &str) -> Option<String> {
     name.parse::<QualifiedName>().is_ok().then_some(name)
 }
 
-/// Return the names of the environment variables that decide, and the devices that they list.
+/// Return the names of the environment variables that count, and the devices that they list.
 fn by_environment<'a>(container: &Container, swarm: &'a [String]) -> (Vec<&'a str>, Vec<String>) {
     let swarm: Vec<&str> = swarm
         .iter()

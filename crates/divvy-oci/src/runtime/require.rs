@@ -1,10 +1,11 @@
-//! The driver that an image requires: the variables `NVIDIA_REQUIRE_*`, and `CUDA_VERSION` in images that are older than these variables.
+//! The driver that an image requires, according to the variables `NVIDIA_REQUIRE_*`, or `CUDA_VERSION` in images that are older
+//! than these variables.
 //!
 //! Each value is one expression. Spaces separate alternatives, and commas separate the conditions of one alternative (`cuda>=12.4
 //! brand=tesla,driver>=470,driver<471`). NVIDIA's toolkit checks requirements only in mode `legacy`; here they count in every mode.
 //!
-//! Some facts may be unknown: the brand of a GPU if only CDI specs are read, or the CUDA version of a driver that is newer than this program.
-//! A condition on an unknown fact counts as fulfilled, so a container is refused only if no alternative can be true.
+//! Some facts may be unknown: the brand of a GPU if only CDI specs are read, or the CUDA version of a driver that is newer than
+//! this program. A condition on an unknown fact counts as fulfilled, so a container is refused only if no alternative can hold.
 
 use std::cmp::Ordering;
 
@@ -19,13 +20,13 @@ use divvy_host::plain_line;
 /// A reason why the driver does not satisfy the image, or why that cannot be checked.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum Error {
-    /// No alternative of an expression holds. The first part is NVIDIA's text, so that users find it with a search.
+    /// No alternative of an expression holds. The text begins with NVIDIA's, so that users can search for it.
     #[error(
         "requirement error: unsatisfied condition: {condition}, please update your driver to a newer version, or use an earlier cuda container; this \
          machine has {facts}; to start the container anyway, set NVIDIA_DISABLE_REQUIRE=true in its environment"
     )]
     Unsatisfied {
-        /// The expression, shortened, on one line.
+        /// The expression on one line, shortened.
         condition: String,
         /// The known facts in words, such as `driver 535.129.03, CUDA 12.2`.
         facts: String,
@@ -47,9 +48,9 @@ pub struct Facts {
     pub driver: Option<String>,
     /// The newest CUDA version that the driver supports, such as `12.4`.
     pub cuda: Option<String>,
-    /// The compute capability, such as `8.0`, if all GPUs have the same.
+    /// The compute capability, such as `8.0`, if it is the same for all GPUs.
     pub arch: Option<String>,
-    /// The GPUs' brand, such as `tesla`, if all GPUs have the same.
+    /// The GPUs' brand, such as `tesla`, if it is the same for all GPUs.
     pub brand: Option<String>,
 }
 
@@ -69,7 +70,7 @@ impl Facts {
         Facts::of_driver(driver.unwrap_or_default())
     }
 
-    /// Return the facts that follow from a driver's version; an empty version yields no facts.
+    /// Return the facts that follow from a driver's version. An empty version yields no facts.
     pub fn of_driver(driver: &str) -> Facts {
         Facts {
             driver: Some(driver.to_owned()).filter(|driver| !driver.is_empty()),
@@ -133,8 +134,8 @@ fn cuda_of(driver: &str) -> Option<&'static str> {
     BRANCHES.iter().find(|(known, _)| *known == branch).map(|(_, cuda)| *cuda)
 }
 
-/// Return the expressions of a container's image, sorted by variable name, with that of `CUDA_VERSION` last. The list is empty if the settings
-/// or `NVIDIA_DISABLE_REQUIRE` disable the check.
+/// Return the expressions of a container's image, sorted by the names of the variables, with the one for `CUDA_VERSION` last. The
+/// list is empty if the settings or `NVIDIA_DISABLE_REQUIRE` disable the check.
 ///
 /// # Errors
 /// [`Error::CudaVersion`] if an old image has an invalid `CUDA_VERSION`.
@@ -170,11 +171,11 @@ fn major_and_minor(version: &str) -> Option<String> {
     (parts.len() <= 3 && parts.iter().all(is_number)).then(|| format!("{}.{}", parts[0], parts.get(1).unwrap_or(&"0")))
 }
 
-/// Check that every expression holds, or may hold if facts are unknown.
+/// Check that every expression holds, or could hold if some facts are unknown.
 ///
 /// # Errors
-/// [`Error::Expression`] for any invalid condition, even in an expression that holds; otherwise [`Error::Unsatisfied`] for the first
-/// expression that cannot hold.
+/// Fails with [`Error::Expression`] if any condition is invalid, even in an expression that holds; otherwise with
+/// [`Error::Unsatisfied`] for the first expression that cannot hold.
 pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     let mut refused = None;
     for expression in expressions {
@@ -200,7 +201,7 @@ pub fn check(expressions: &[String], facts: &Facts) -> Result<(), Error> {
     }
 }
 
-/// Report whether one condition holds; `None` if the fact is unknown.
+/// Report whether one condition holds. The result is `None` if the fact is unknown.
 fn judge(condition: &str, facts: &Facts) -> Result<Option<bool>, Error> {
     let invalid = || Error::Expression(condition.chars().take(100).collect());
     let is_operator = |c: char| "=!<>".contains(c);

@@ -1,13 +1,14 @@
 //! The settings in NVIDIA's `config.toml` that this runtime uses. Unsupported values are refused with an explanation.
 //!
-//! A missing setting has the toolkit's default, with one exception: unless the file sets
-//! `accept-nvidia-visible-devices-envvar-when-unprivileged`, environment variables do not give a GPU to an unprivileged container. Otherwise
-//! an image with `NVIDIA_VISIBLE_DEVICES=all` would get every GPU of a node. [`edit::assumed`](super::edit::assumed) prints the defaults.
+//! A missing setting has the toolkit's default value, with one exception. Unless the file sets
+//! `accept-nvidia-visible-devices-envvar-when-unprivileged`, environment variables do not give a GPU to an unprivileged
+//! container. Otherwise, an image with `NVIDIA_VISIBLE_DEVICES=all` would get every GPU of a node.
+//! [`edit::assumed`](super::edit::assumed) prints the defaults.
 
 use serde::Deserialize;
 use thiserror::Error as ThisError;
 
-/// The default path of `config.toml`. `$NVIDIA_CTK_CONFIG_FILE_PATH` and a file below `$XDG_CONFIG_HOME` take precedence.
+/// The default path of `config.toml`. `$NVIDIA_CTK_CONFIG_FILE_PATH` and a file in `$XDG_CONFIG_HOME` take precedence.
 pub const PATH: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// An error in a `config.toml`.
@@ -29,7 +30,7 @@ pub enum Error {
     /// The `cuda-compat-mode` is unknown.
     #[error("nvidia-container-runtime.modes.legacy.cuda-compat-mode is {0:?}; the modes are {list}", list = COMPAT_MODES.join(", "))]
     CompatMode(String),
-    /// `ldconfig` has no `@`, so it would be the image's program (CVE-2024-0136, CVE-2024-0137).
+    /// `ldconfig` does not begin with `@`, so a program of the image would run (CVE-2024-0136, CVE-2024-0137).
     #[error(
         "nvidia-container-cli.ldconfig is {0:?}, a program of the image that would run with the host's privileges; use \"@/sbin/ldconfig\", where @ \
          stands for the host"
@@ -46,10 +47,10 @@ pub enum Error {
 /// The source of a container's devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// CDI specs if every device is requested by its CDI name; otherwise as [`Mode::JitCdi`].
+    /// CDI specs if every device is requested by its CDI name. Otherwise, the same as [`Mode::JitCdi`].
     #[default]
     Auto,
-    /// CDI specs in the spec directories.
+    /// CDI specs from the spec directories.
     Cdi,
     /// A spec of the devices that the driver reports now, kept only in memory.
     JitCdi,
@@ -94,7 +95,7 @@ impl Level {
         }
     }
 
-    /// Return the level for a name that NVIDIA's runtime accepts. As there, an unknown name means the default.
+    /// Return the level for a name that NVIDIA's runtime accepts. As in that runtime, an unknown name stands for the default.
     fn named(name: &str) -> Level {
         match name.to_ascii_lowercase().as_str() {
             "panic" | "fatal" | "error" => Level::Error,
@@ -113,7 +114,7 @@ pub struct Settings {
     pub runtimes: Vec<String>,
     /// `nvidia-container-runtime.debug`: the runtime's own log file.
     pub debug: Option<String>,
-    /// `nvidia-container-runtime.log-level`: the level of that file.
+    /// `nvidia-container-runtime.log-level`: the level of the runtime's own log file.
     pub log_level: Level,
     /// `...modes.cdi.spec-dirs`: the directories of CDI specs, in order of increasing priority.
     pub spec_dirs: Vec<String>,
@@ -123,14 +124,15 @@ pub struct Settings {
     pub annotation_prefixes: Vec<String>,
     /// `accept-nvidia-visible-devices-as-volume-mounts`: whether mounts may request devices.
     pub accept_mounts: bool,
-    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`: whether the environment of unprivileged containers counts. If it is not set,
-    /// only a request through the engine counts ([`Container::by_engine`](super::request::Container::by_engine)), not the image's variables.
+    /// `accept-nvidia-visible-devices-envvar-when-unprivileged`: whether the environment of unprivileged containers counts. If
+    /// this is not set, only a request through the engine counts
+    /// ([`Container::by_engine`](super::request::Container::by_engine)), not the image's variables.
     pub accept_environment: Option<bool>,
-    /// `swarm-resource`: environment variables that replace `NVIDIA_VISIBLE_DEVICES` if a container has one of them.
+    /// `swarm-resource`: environment variables that replace `NVIDIA_VISIBLE_DEVICES` in a container that has one of them.
     pub swarm_resources: Vec<String>,
     /// `disable-require`: whether an image's requirements on the driver are ignored.
     pub disable_require: bool,
-    /// `supported-driver-capabilities`, sorted and without duplicates.
+    /// `supported-driver-capabilities`: the supported capabilities, sorted and without duplicates.
     pub capabilities: Vec<String>,
     /// The table `nvidia-container-cli`.
     pub cli: Cli,
@@ -142,29 +144,29 @@ pub struct Settings {
     pub no_additional_groups: bool,
     /// `...modes.legacy.cuda-compat-mode`: one of `ldconfig`, `mount`, `disabled`, and `hook`.
     pub cuda_compat_mode: String,
-    /// `features.disable-cuda-compat-lib-hook`: whether the hook of `cuda-compat-mode = "hook"` is omitted.
+    /// `features.disable-cuda-compat-lib-hook`: whether to omit the hook of `cuda-compat-mode = "hook"`.
     pub no_compat_hook: bool,
-    /// `nvidia-container-runtime-hook.skip-mode-detection`: whether the hook works in every mode.
+    /// `nvidia-container-runtime-hook.skip-mode-detection`: whether the hook may be called directly in every mode.
     pub skip_mode_detection: bool,
-    /// `...modes.jit-cdi.probe`: the program that queries the driver; by default the `divvy-probe` in this runtime's directory. NVIDIA's
-    /// programs do not know this key.
+    /// `...modes.jit-cdi.probe`: the program that queries the driver. The default is the `divvy-probe` in this runtime's
+    /// directory. NVIDIA's programs do not know this key.
     pub probe: Option<String>,
-    /// `...modes.jit-cdi.nvml-library`: the path of the driver's `libnvidia-ml.so.1`; by default the probe searches below the driver's root.
-    /// NVIDIA's programs do not know this key.
+    /// `...modes.jit-cdi.nvml-library`: the path of the driver's `libnvidia-ml.so.1`. By default, the probe searches in the
+    /// driver's root. NVIDIA's programs do not know this key.
     pub nvml_library: Option<String>,
 }
 
-/// The settings of the table `[nvidia-container-cli]` that this runtime uses.
+/// The settings in the table `[nvidia-container-cli]` that this runtime uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct Cli {
     /// The program's log file.
     pub debug: Option<String>,
-    /// The program's environment as `NAME=value`. The only other variable that it gets is `PATH`.
+    /// The program's environment as `NAME=value`. In addition, the program gets only `PATH`.
     pub environment: Vec<String>,
     /// The path of the driver root's `ld.so.cache`.
     pub ldcache: Option<String>,
-    /// The path of the host's `ldconfig`, preceded by `@`.
+    /// The path of the host's `ldconfig`, with `@` before it.
     pub ldconfig: Option<String>,
     /// Whether the program loads kernel modules. See [`Cli::loads_kmods`] for the default.
     pub load_kmods: Option<bool>,
@@ -172,7 +174,7 @@ pub struct Cli {
     pub no_cgroups: bool,
     /// Whether the program uses `chroot` instead of `pivot_root`.
     pub no_pivot: bool,
-    /// The program's name or path; by default `nvidia-container-cli`.
+    /// The program's name or path. The default is `nvidia-container-cli`.
     pub path: Option<String>,
     /// The driver's root directory. Mode `jit-cdi` uses it as well.
     pub root: Option<String>,
@@ -187,7 +189,8 @@ impl Cli {
     }
 }
 
-/// Return the default of `nvidia-container-cli.ldconfig`. On Ubuntu `/sbin/ldconfig` is a script, so the program behind it is preferred.
+/// Return the default of `nvidia-container-cli.ldconfig`. On Ubuntu, `/sbin/ldconfig` is a script that calls
+/// `/sbin/ldconfig.real`, so that program is preferred.
 pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
     match exists("/sbin/ldconfig.real") {
         true => "@/sbin/ldconfig.real",

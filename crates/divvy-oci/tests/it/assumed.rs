@@ -100,7 +100,7 @@ fn parse(text: &str) -> Settings {
     Settings::parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// Return each line that is a setting or an example: its table, the line, and whether it is an example.
+/// Return each line that is a setting or an example: the name of its table, the line, and whether it is an example.
 fn lines(text: &str) -> Vec<(String, String, bool)> {
     let (mut table, mut found) = (String::new(), Vec::new());
     for line in text.lines() {
@@ -158,7 +158,7 @@ fn path(table: &str, line: &str) -> String {
     }
 }
 
-/// Replace one line of the text.
+/// Return the text with one line of a table replaced.
 fn exchanged(text: &str, table: &str, line: &str, by: &str) -> String {
     let mut current = "";
     let lines = text.lines().map(|found| {

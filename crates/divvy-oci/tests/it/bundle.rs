@@ -30,7 +30,7 @@ fn after(config: &str, edit: Value) -> String {
     bundle.text()
 }
 
-/// The result is the recorded container of NVIDIA's runtime, except for its second `NVIDIA_VISIBLE_DEVICES`.
+/// The result equals the recorded container of NVIDIA's runtime, except that the latter has a second `NVIDIA_VISIBLE_DEVICES`.
 #[test]
 fn case_20_a_gpu_of_a_cdi_spec_comes_into_the_container() {
     let config = r#"{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":0},"env":["PATH=/usr/bin","NVIDIA_VISIBLE_DEVICES=0"],"cwd":"/"}}"#;
@@ -204,7 +204,7 @@ fn json_value() -> impl Strategy<Value = Value> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// All other parts of the configuration stay the same, and a second application changes nothing.
+    /// All other parts of the configuration stay the same, and applying the edits a second time changes nothing.
     #[test]
     fn the_output_differs_only_in_what_may_be_touched(
         others in prop::collection::btree_map("x[a-z]{0,5}", json_value(), 0..5),

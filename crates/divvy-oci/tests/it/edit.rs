@@ -1,4 +1,4 @@
-//! Changing settings in NVIDIA's `config.toml`.
+//! Tests of changing settings in NVIDIA's `config.toml`.
 
 use divvy_oci::runtime::edit::{assumed, set};
 use divvy_oci::runtime::settings::Settings;
@@ -12,7 +12,7 @@ fn with(text: &str, options: &[&str]) -> Result<String, String> {
     set(text, &options).map_err(|error| error.to_string())
 }
 
-/// Return the lines that were removed and the lines that were added.
+/// Apply options to the default file. Return the lines that were removed and the lines that were added.
 fn changed(options: &[&str]) -> (Vec<String>, Vec<String>) {
     let before = default_text();
     let after = with(&before, options).expect("set");

@@ -1,4 +1,4 @@
-//! The arguments for `nvidia-container-cli`: recorded calls of NVIDIA's hook 1.20.0, and requests that are rejected.
+//! Tests of the arguments for `nvidia-container-cli`: recorded calls of NVIDIA's hook 1.20.0, and requests that are rejected.
 
 use divvy_oci::runtime::legacy::{compat_hook, words};
 use divvy_oci::runtime::request::{Container, Request};
@@ -216,7 +216,7 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
     );
 }
 
-/// `nvidia-container-cli` accepts neither value, and NVIDIA's hook does not pass them on.
+/// `nvidia-container-cli` accepts neither of these values, and NVIDIA's hook does not pass them on.
 #[test]
 fn case_26_d_the_mode_hook_and_all_channels_are_not_words_of_the_program() {
     let config = "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"hook\"\n";

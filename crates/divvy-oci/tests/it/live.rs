@@ -1,4 +1,4 @@
-//! Specs that are generated at container start from the probe's output.
+//! Tests of specs that are generated from the probe's output when a container starts.
 
 use divvy_cdi::generate::{Channels, Extras};
 use divvy_oci::runtime::bundle::Bundle;
@@ -250,7 +250,7 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
     );
 }
 
-/// Return the device nodes and files that a container with GPU 0 gets, sorted, and the notes.
+/// Return the device nodes and files that a container with GPU 0 gets, in sorted order, and the notes.
 fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), String> {
     let Live { registry, notes, .. } = registry(machine, gpus, "/", extras).map_err(|error| error.to_string())?;
     let edits = registry

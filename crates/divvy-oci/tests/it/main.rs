@@ -1,4 +1,4 @@
-//! What a container's configuration becomes.
+//! Tests of how a container's configuration changes.
 
 mod assumed;
 mod bundle;

@@ -195,7 +195,7 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
     );
 }
 
-/// A spec that is generated from NVIDIA's driver does not have devices of another vendor.
+/// A spec that is generated from NVIDIA's driver contains no devices of another vendor.
 #[test]
 fn a_default_kind_of_another_vendor_is_in_files_only() {
     let settings = Settings {
@@ -216,7 +216,8 @@ fn grant(name: &str, uid: &str, container: &str) -> Value {
     json!({"cdiVersion": "0.6.0", "kind": CDI_KIND, "devices": [device]})
 }
 
-/// On a node whose container engine does not support CDI, a container starts only with its allocation. The image's own request does not count.
+/// On a node whose container engine does not support CDI, a container gets only its allocation. The image's own request does not
+/// count.
 #[test]
 fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
     let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");
@@ -288,7 +289,7 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
     assert!(error.contains("describe 2 grants for container main of pod uid-1"), "{error}");
 }
 
-/// NVIDIA's runtime resolves this kind with the driver in each of its modes. No spec file has the kind.
+/// NVIDIA's runtime asks the driver for devices of this kind in each of its modes. No spec file has this kind.
 #[test]
 fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
     let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);

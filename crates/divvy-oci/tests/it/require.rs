@@ -1,4 +1,4 @@
-//! The requirements of images for the driver (`NVIDIA_REQUIRE_*`).
+//! Tests of the requirements that images have on the driver (`NVIDIA_REQUIRE_*`).
 
 use divvy_cdi::{Found, Registry, Spec};
 use divvy_oci::runtime::plan::Plan;

@@ -1,5 +1,5 @@
-//! An artificial cluster for measurements: a third of the nodes are small, the rest have 8 GPUs of two products, and there are 60
-//! classes of pods, few of which are frequent. After filling, about 93 % is in use.
+//! An artificial cluster for measurements. A third of the nodes are small; the others have 8 GPUs each, of two products. There
+//! are 60 classes of pods, of which only a few are frequent. Once the cluster is filled, about 93 % of it is in use.
 
 use divvy_policy::{Decision, Demand, ModelSet, Models, Placer, Policy, Shape, Share, rank};
 
@@ -11,7 +11,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Create this many nodes. With `only_large`, each has 8 GPUs.
+    /// Create a cluster with this many nodes. With `only_large`, each node has 8 GPUs.
     pub(crate) fn new(policy: Policy, nodes: usize, only_large: bool) -> Cluster {
         let mut models = Models::default();
         let mut model = |name| models.number(name).expect("few models");
@@ -68,7 +68,7 @@ impl Cluster {
         self.classes[one.min(other)]
     }
 
-    /// Offer a pod, and report whether it fits.
+    /// Try to place a newly arrived pod, and report whether it fits.
     pub(crate) fn arrive(&mut self, demand: &Demand) -> bool {
         self.placer.arrived(demand);
         let Some(decision) = self.placer.decide(demand, 0) else {
@@ -78,7 +78,7 @@ impl Cluster {
         self.placer.take(demand, decision)
     }
 
-    /// End some pod.
+    /// End one running pod, chosen at random.
     pub(crate) fn end(&mut self) {
         if !self.running.is_empty() {
             let at = self.below(self.running.len());
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// Fill the cluster until 20 pods in a row did not fit.
+    /// Fill the cluster until 20 pods in a row have not fit.
     pub(crate) fn fill(&mut self) {
         let mut refused = 0;
         while refused < 20 {
@@ -96,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// Copy the nodes with what is free on them into a placer that has decided nothing yet.
+    /// Copy the nodes, with what is free on them, into a placer that has decided nothing yet.
     pub(crate) fn cold(&self, policy: Policy) -> Placer {
         let mut placer = Placer::new(policy);
         for (node, (shape, free)) in self.placer.nodes().enumerate() {

@@ -1,4 +1,4 @@
-//! The mix of requests, learned from the pods that arrived.
+//! The mix of requests, learned from the pods that have arrived.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -6,18 +6,18 @@ use std::hash::BuildHasherDefault;
 use super::super::{Demand, Mix, Model, Shape};
 use crate::mixer::Mixer;
 
-/// The weight of one arrival when it is new.
+/// The weight of a new arrival.
 pub(crate) const ONE: u64 = 1 << 10;
 /// When the sum of the weights reaches this value, all weights are halved, so that older arrivals fade.
 const WINDOW: u64 = 8192 * ONE;
-/// A class whose weight is below this value is forgotten.
+/// A class whose weight falls below this value is forgotten.
 const LEAST: u64 = ONE / 64;
 
-/// The weights of arrivals by class of pods; older arrivals fade.
+/// The total weight of the arrivals in each class of pods. The weight of an arrival fades with time.
 #[derive(Debug)]
 pub(crate) struct Mixture {
-    /// The maximum number of classes. Users choose their requests freely, so there may be as many classes as pods; beyond this
-    /// number the rarest are dropped.
+    /// The maximum number of classes. Users choose their requests freely, so there may be as many classes as pods. Above this
+    /// number, the rarest classes are dropped.
     most: usize,
     counts: HashMap<Demand, u64, BuildHasherDefault<Mixer>>,
     total: u64,
@@ -54,7 +54,7 @@ impl Mixture {
         self.arrivals <= 64
     }
 
-    /// Replace everything learned, as if exactly the pods of this mix had arrived.
+    /// Replace everything learned, as if exactly the pods of `mix` had arrived.
     pub(crate) fn set(&mut self, mix: &Mix) {
         *self = Mixture::of_at_most(self.most);
         for (class, count) in mix.classes() {
@@ -68,8 +68,8 @@ impl Mixture {
         self.leave_out_the_rarest();
     }
 
-    /// Drop the rarest classes if there are too many. It drops a quarter more than necessary, so that this does not happen for
-    /// each pod.
+    /// Drop the rarest classes if there are too many. A quarter more than necessary are dropped, so that this is not repeated for
+    /// each new pod.
     fn leave_out_the_rarest(&mut self) {
         if self.counts.len() <= self.most {
             return;
@@ -90,8 +90,8 @@ impl Mixture {
         self.total = self.counts.values().sum();
     }
 
-    /// Return the classes with their weights, sorted so that those with the largest requests come last. The next fit is due after
-    /// 40 % more arrivals, and after 2000 at the latest.
+    /// Return the classes with their weights, the largest requests last. The next fit is due after 40 % more arrivals, and after
+    /// at most 2000 more.
     pub(crate) fn fit(&mut self) -> Vec<(Demand, u64)> {
         self.fit_at = match self.arrivals {
             0..64 => self.arrivals.next_power_of_two().max(1),
@@ -107,14 +107,15 @@ impl Mixture {
 /// Compute the scarcity price of each shape: what a GPU of that shape is worth to the pods that need it, in millionths.
 ///
 /// A class of pods demands a share of the cluster's GPUs: its weight times its request, scaled so that all classes together
-/// demand exactly the GPUs of the cluster. That demand is divided by the number of GPUs that the class could use, and the price
-/// of a shape is the sum of these quotients over all classes that fit an empty node of the shape. So a GPU that everybody can use
-/// has a price near 1, a GPU that only a few pods request has less, and a scarce product that many pods insist on has more.
+/// demand exactly the GPUs of the cluster. This demand is divided by the number of GPUs that the class could use. The price of a
+/// shape is the sum of these quotients over all classes that fit an empty node of the shape. So a GPU that every pod can use has
+/// a price near 1, a GPU that only a few pods request has a lower price, and a scarce product that many pods insist on has a
+/// higher one.
 pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
     let gpu = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
     let all: u128 = shapes.iter().map(|(shape, nodes)| gpu(shape, *nodes)).sum();
-    // There can be as many shapes as nodes, but most of them differ only in CPU. Within such a group, the shapes with enough CPU
-    // for a class form a range.
+    // There can be as many shapes as nodes, but most of them differ only in CPU. Shapes that differ only in CPU form a group.
+    // When a group is sorted by CPU, the shapes with enough CPU for a class form a range.
     let mut groups: BTreeMap<(Model, u32, u8), Group> = BTreeMap::new();
     for (number, (shape, nodes)) in shapes.iter().enumerate() {
         let group = groups.entry((shape.model, shape.gpu_size, shape.gpus));
@@ -159,7 +160,8 @@ pub(crate) fn scarcity(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Ve
 /// A group of shapes that differ only in CPU and main memory.
 struct Group {
     example: Shape,
-    /// In ascending order: CPU, the shape's number, and the number of GPUs on nodes of the group with at least that much CPU.
+    /// Sorted by CPU in ascending order: the CPU of a shape, the shape's number, and the number of GPUs on nodes of the group
+    /// with at least that much CPU.
     by_cpu: Vec<(u32, usize, u128)>,
 }
 
@@ -180,12 +182,12 @@ impl Group {
         }
     }
 
-    /// Report whether a pod of the class fits an empty node of the group that has enough CPU.
+    /// Report whether a pod of the class fits an empty node of the group, provided that the node has enough CPU.
     fn admits(&self, class: &Demand) -> bool {
         class.gpus <= self.example.gpus && class.amount(&self.example).is_some()
     }
 
-    /// Return the number of GPUs on nodes of the group that a pod of the class fits when they are empty.
+    /// Return the number of GPUs on those nodes of the group that, when empty, have room for a pod of the class.
     fn room(&self, class: &Demand) -> u128 {
         let first = self.by_cpu.partition_point(|(cpu_milli, ..)| *cpu_milli < class.cpu_milli);
         let room = self.by_cpu.get(first).filter(|_| self.admits(class));
@@ -193,14 +195,14 @@ impl Group {
     }
 }
 
-/// Return one example shape for each GPU product and size that a node has.
+/// Return one example shape for each GPU product and size that occurs on a node.
 pub(crate) fn kinds(shapes: &[(Shape, u64)]) -> Vec<Shape> {
     let there = shapes.iter().filter(|(_, nodes)| *nodes > 0);
     let kinds: BTreeMap<(Model, u32), Shape> = there.map(|(shape, _)| ((shape.model, shape.gpu_size), *shape)).collect();
     kinds.into_values().collect()
 }
 
-/// Return what a pod of the class takes, in thousandths of a GPU: the largest amount over all [`kinds`] that it may use.
+/// Return what a pod of the class takes, in thousandths of a GPU: the maximum over those [`kinds`] that the pod may use.
 pub(crate) fn milli(class: &Demand, kinds: &[Shape]) -> u64 {
     let may = kinds.iter().filter(|shape| class.amount(shape).is_some());
     may.map(|shape| class.milli(shape)).max().unwrap_or(0)
@@ -212,7 +214,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, computed for each class and shape separately.
+    /// Compute [`scarcity`] by its definition, separately for each class and shape.
     fn plain(classes: &[(Demand, u64)], shapes: &[(Shape, u64)]) -> Vec<i64> {
         let gpus = |shape: &Shape, nodes: u64| u128::from(shape.gpus) * u128::from(nodes);
         let fits = |class: &Demand, shape: &Shape| {

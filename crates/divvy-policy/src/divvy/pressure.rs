@@ -1,26 +1,27 @@
 //! Slot pressure: a price for places that only some pods need, so that other pods do not use them up.
 //!
-//! The stranding term does not care which pods fill a node: it would give an empty 8-GPU node to one-GPU pods, and a rare product to any
-//! pod. Therefore the policy watches the constrained classes, whose pods cannot go everywhere: those with several GPUs, and those
-//! that name the products that they accept. Each place for such a pod has a price, and a placement pays for the places that it
-//! takes away.
+//! The stranding term does not care which pods fill a node. On its own, it would give an empty 8-GPU node to one-GPU pods, and a
+//! rare product to any pod. Therefore the policy watches the constrained classes, whose pods cannot run everywhere: pods with
+//! several GPUs, and pods that name the products that they accept. Each place for such a pod has a price, and a placement pays
+//! for the places that it takes away.
 //!
-//! The price of a place is the class's request times a factor lambda. Lambda compares the demand with the supply: the class's
-//! share of all demand, as a part of the GPU capacity that is idle now, divided by the capacity of all its places now. It is at
-//! most 3. While pods do not end, lambda is squared, so that places are nearly free until they become rare.
+//! The price of a place is the class's request times a factor lambda, which compares demand with supply. The demand is the
+//! class's share of all demand, applied to the GPU capacity that is idle now; the supply is the capacity of all places of the
+//! class now. Lambda is demand divided by supply, and at most 3. While no pods end, lambda is squared, so that places are nearly
+//! free until they become rare.
 
 use super::super::state::State;
 use std::collections::BTreeMap;
 
 use super::super::{Demand, MOST_GPUS, Model, ModelSet, Shape, Share};
 
-/// The maximum number of watched classes; those with the largest demand are kept.
+/// The maximum number of watched classes. The classes with the largest demand are kept.
 const MOST: usize = 256;
 
-/// After this weight of arrivals without any pod with several GPUs, such pods are no longer expected (see [`whole_nodes`]).
+/// If arrivals of this total weight include no pod with several GPUs, such pods are no longer expected (see [`whole_nodes`]).
 const MANY: u64 = 1000 * super::mixture::ONE;
 
-/// The number 1 in fixed-point arithmetic with millionths.
+/// The number 1 in fixed-point arithmetic in millionths.
 pub(crate) const MICRO: i64 = 1_000_000;
 
 #[derive(Debug, Clone)]
@@ -28,11 +29,11 @@ struct Watched {
     class: Demand,
     weight: u64,
     milli: u64,
-    /// The number of places in the cluster now.
+    /// The number of places that the class has in the cluster now.
     places: u128,
 }
 
-/// Watched classes that take the same amount of the same number of GPUs, so that they find room on the same GPUs.
+/// Watched classes that take the same amount of the same number of GPUs, so that the same GPUs have room for them.
 #[derive(Debug, Clone)]
 struct Alike {
     gpus: u8,
@@ -49,7 +50,7 @@ struct Priced {
     price: i64,
 }
 
-/// The constrained classes, and the price of a place for each of them now.
+/// The constrained classes, and the current price of a place for each of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pressure {
     watched: Vec<Watched>,
@@ -57,16 +58,16 @@ pub(crate) struct Pressure {
     kind_of: Vec<usize>,
     /// By kind of GPU (product and size): the classes that may use it.
     kinds: Vec<Vec<Alike>>,
-    /// The sum over all classes of weight times request in thousandths of a GPU.
+    /// The sum, over all classes, of the weight times the request in thousandths of a GPU.
     demand: u128,
 }
 
-/// How lambda depends on the demand per place.
+/// How lambda depends on the ratio of demand to supply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rise {
-    /// Lambda is the demand per place.
+    /// Lambda is the ratio.
     Linear,
-    /// Lambda is the square of the demand per place.
+    /// Lambda is the square of the ratio.
     Square,
 }
 
@@ -110,8 +111,8 @@ impl Pressure {
         }
     }
 
-    /// Compute the prices from the idle GPU capacity, in thousandths of a GPU, and from the states of the nodes with the number
-    /// of nodes in each.
+    /// Compute the prices from the idle GPU capacity (in thousandths of a GPU), and from the states of the nodes, each with its
+    /// number of nodes.
     pub(crate) fn refresh(&mut self, idle_milli: u64, rise: Rise, shapes: &[(Shape, u64)], states: &[(&State, usize)]) {
         self.watched.iter_mut().for_each(|watched| watched.places = 0);
         for (state, nodes) in states {
@@ -152,7 +153,7 @@ impl Pressure {
 }
 
 impl Alike {
-    /// Call `tell` for each class that has places in this state, with their number.
+    /// Call `tell` for each class that has places in this state, with the number of places.
     fn places(&self, state: &State, shape: &Shape, mut tell: impl FnMut(&Priced, u32)) {
         let by_gpu = by_gpu(self.gpus, self.amount, state, shape);
         if by_gpu > 0 {
@@ -186,7 +187,8 @@ fn alike(watched: &[Watched], shape: &Shape) -> Vec<Alike> {
 }
 
 /// Return an imaginary class for each product and number of GPUs: a pod that takes a whole node, with half the weight of one
-/// arrival. Until enough pods have arrived, such pods must be expected, or the first small pods would break up every large node.
+/// arrival. Such pods must be expected until enough pods have arrived. Otherwise the first small pods would break up every large
+/// node.
 fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     let mut least_cpu: BTreeMap<(Model, u8), u32> = BTreeMap::new();
     for (shape, _) in shapes.iter().filter(|(shape, nodes)| *nodes > 0 && shape.gpus > 1) {
@@ -206,8 +208,8 @@ fn whole_nodes(shapes: &[(Shape, u64)]) -> impl Iterator<Item = (Demand, u64)> {
     })
 }
 
-/// Return how many pods of a class a node in this state has room for, if pods of no other class arrived. `amount` is what such a
-/// pod takes of each GPU.
+/// Return how many pods of a class fit a node in this state if only pods of that class arrive. `amount` is what such a pod takes
+/// of each GPU.
 pub(crate) fn places(class: &Demand, amount: u32, state: &State, shape: &Shape) -> u32 {
     let by_gpu = by_gpu(class.gpus, amount, state, shape);
     by_gpu.min(by_cpu(class.cpu_milli, by_gpu, state))
@@ -223,7 +225,8 @@ fn by_gpu(gpus: u8, amount: u32, state: &State, shape: &Shape) -> u32 {
     }
 }
 
-/// Return how many pods the CPU allows, as exactly as necessary if there are GPUs for `by_gpu` of them.
+/// Return for how many pods the CPU suffices. The result need not be exact above `by_gpu`, the number of pods for which the GPUs
+/// suffice.
 fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
     match by_gpu {
         0 => 0,
@@ -233,7 +236,7 @@ fn by_cpu(cpu_milli: u32, by_gpu: u32, state: &State) -> u32 {
     }
 }
 
-/// Return `whole / part`. The result is mostly 0 or 1, and a division would take most of the time that counting places takes.
+/// Return `whole / part`. The result is mostly 0 or 1, and a division would take most of the time for counting places.
 fn times(whole: u32, part: u32) -> u32 {
     match whole {
         whole if whole < part => 0,

@@ -1,16 +1,18 @@
-//! Expected stranding: how much of a node's free GPU capacity remains unusable when the usual pods are offered to it, one after
-//! another.
+//! Expected stranding: how much of a node's free GPU capacity remains unusable when the usual pods are offered to the node, one
+//! after another.
 //!
-//! Each of 64 sequences offers 60 pods to the node. A pod is placed if it fits; a pod that takes a part of a GPU goes to the GPU
-//! with the least left that is enough. The mean over the sequences of what is still free in the end is the expected stranding. It
-//! covers what a static measure cannot: CPU that runs out before the GPUs do, and remainders that no combination of pods fills.
+//! Each of 64 sequences offers 60 pods to the node. A pod is placed if it fits. A pod that takes a part of a GPU goes to the GPU
+//! with the least free capacity that still suffices. The expected stranding is the mean, over all sequences, of the capacity that
+//! is still free at the end. It covers what a static measure cannot: CPU that runs out before the GPUs do, and remainders that no
+//! combination of pods fills.
 //!
-//! The sequences are the same for all nodes (common random numbers), so the difference between two nodes is not chance. At each
-//! step, the 64 pods are quantiles of the mix in random order (stratified sampling): each class occurs as often as its frequency
-//! says. Therefore 64 sequences are as good as many more independent ones, and a small change of the mix changes few of the pods.
+//! The sequences are the same for all nodes (common random numbers), so a difference between two nodes is not due to chance. At
+//! each step, the 64 pods are quantiles of the mix in random order (stratified sampling): each class occurs as often as its
+//! frequency requires. Therefore 64 sequences are as good as many more independent ones, and a small change of the mix changes
+//! few of the pods.
 //!
-//! The code plays as many sequences side by side as the processor has lanes for 16-bit integers. The test `lanes_and_words_agree`
-//! compares it with a plain loop.
+//! The code runs as many sequences in parallel as the processor has lanes for 16-bit integers. The test `lanes_and_words_agree`
+//! compares the result with that of a plain loop.
 
 use std::ops::Range;
 
@@ -65,9 +67,9 @@ impl Draw {
     }
 }
 
-/// More than any node or GPU has, so that a pod with this request is never placed.
+/// A request larger than any node or GPU, so that a pod with it is never placed.
 const NEVER: i16 = i16::MAX;
-/// The largest number that stands for one whole GPU. It is divisible by most numbers of parts into which people divide a GPU.
+/// The maximum scaled size of one GPU. It is divisible by most numbers of parts into which people divide a GPU.
 const FINEST: u32 = 25_200;
 
 /// A pod that takes a part of each of several GPUs. These pods are rare, and they are handled one by one.
@@ -83,10 +85,10 @@ struct Several {
 #[derive(Debug, Clone)]
 struct Step {
     cpus: [i16; SEQUENCES],
-    /// What each pod takes of one GPU. [`NEVER`] for pods that take several GPUs or may not use this kind; 0 for pods that take
-    /// no GPU.
+    /// What each pod takes of one GPU. The value is [`NEVER`] for pods that take several GPUs or may not use this kind of GPU,
+    /// and 0 for pods that take no GPU.
     amounts: [i16; SEQUENCES],
-    /// For pods that take several whole GPUs: how many. 0 for other pods.
+    /// The number of GPUs, for pods that take several whole GPUs; 0 for other pods.
     whole: [i16; SEQUENCES],
     /// Whether any pod of this step takes several whole GPUs.
     any_whole: bool,
@@ -94,20 +96,19 @@ struct Step {
     several: Vec<Several>,
 }
 
-/// The sequences, as nodes of one shape see them. All amounts are scaled to 16-bit integers, so that one instruction handles many
-/// sequences.
+/// The sequences, scaled for nodes of one shape. All amounts are 16-bit integers, so that one instruction handles many sequences.
 #[derive(Debug, Clone)]
 pub(crate) struct Sequences {
     steps: Vec<Step>,
-    /// With less CPU or less GPU capacity than this, no pod gets a GPU.
+    /// A node with less CPU than `least_cpu`, or with less GPU capacity than `least_amount`, has no room for any pod with a GPU.
     least_cpu: i16,
     least_amount: i16,
     /// The unit in which CPU is counted here, in thousandths of a core.
     cpu_unit: u32,
-    /// The size of one GPU in the unit of [`Shape::gpu_size`], and as a scaled number.
+    /// The size of one GPU, in the unit of [`Shape::gpu_size`] and as a scaled number.
     size: u32,
     scaled_size: u32,
-    /// The SIMD instructions of this processor. The result is the same for all of them.
+    /// The level of SIMD instructions of this processor. The result is the same for all levels.
     level: Level,
 }
 
@@ -186,7 +187,7 @@ impl Sequences {
         scaled.max(i16::from(amount > 0))
     }
 
-    /// Return the sum over all sequences of what is left of the GPUs in the end, in thousandths of a GPU.
+    /// Return the GPU capacity that is still free at the end, summed over all sequences, in thousandths of a GPU.
     pub(crate) fn stranded(&self, state: &State) -> u64 {
         let whole = self.scaled(self.size);
         let mut node = Node {
@@ -215,14 +216,14 @@ impl Sequences {
         sum * 1000 / u64::from(self.scaled_size)
     }
 
-    /// Offer the sequences to a node with at most `GPUS` GPUs. Return the scaled amount that is left of the GPUs in the end,
+    /// Offer the sequences to a node with at most `GPUS` GPUs. Return the scaled GPU capacity that is still free at the end,
     /// summed over all sequences.
     #[inline(always)]
     fn offer<S: Simd, const GPUS: usize>(&self, simd: S, node: &Node) -> u64 {
         let size = self.scaled(self.size);
         let mut sum = 0;
-        // Two groups at a time. Each step of a group depends on its previous step; meanwhile the processor works on the other
-        // group.
+        // Process two groups of lanes at a time. Each step of a group depends on the group's previous step. Meanwhile, the
+        // processor can work on the other group.
         for first in (0..SEQUENCES).step_by(2 * S::i16s::LEN) {
             let mut one = Lanes::<S, GPUS>::new(simd, first, node);
             let mut other = Lanes::<S, GPUS>::new(simd, first + S::i16s::LEN, node);
@@ -242,8 +243,8 @@ impl Sequences {
 
 /// The state of a node in as many sequences as the processor has lanes.
 ///
-/// All whole GPUs are alike, so they are only counted. When a pod takes a part of a whole GPU, this GPU moves to a free entry of
-/// `gpus`, an entry that is 0. There always is one, because `gpus` has as many entries as the node has GPUs.
+/// All whole GPUs are alike, so they are only counted. When a pod takes a part of a whole GPU, this GPU moves to an unused entry
+/// of `gpus`, which is one with the value 0. There always is one, because `gpus` has as many entries as the node has GPUs.
 struct Lanes<S: Simd, const GPUS: usize> {
     first: usize,
     cpu: S::i16s,
@@ -252,7 +253,7 @@ struct Lanes<S: Simd, const GPUS: usize> {
 }
 
 impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
-    /// Start the sequences from number `first` on.
+    /// Start the sequences, beginning with number `first`.
     #[inline(always)]
     fn new(simd: S, first: usize, node: &Node) -> Self {
         Lanes {
@@ -314,7 +315,7 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
         }
     }
 
-    /// Report whether no pod can get a GPU any longer, in any lane.
+    /// Report whether, in every lane, no further pod can get a GPU.
     #[inline(always)]
     fn ended(&self, simd: S, least_cpu: i16, least_amount: i16, size: i16) -> bool {
         let splat = |value: i16| S::i16s::splat(simd, value);
@@ -326,11 +327,11 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
         ended.all_true()
     }
 
-    /// Return the scaled amount that is left of the GPUs, summed over all lanes.
+    /// Return the scaled GPU capacity that is free, summed over all lanes.
     #[inline(always)]
     fn left(&self, size: i16) -> u64 {
-        // Sums per lane. A node's GPUs together exceed 16 bits, but they are far below 32 bits, so wrapping arithmetic cannot
-        // wrap.
+        // Sums per lane. The sum over a node's GPUs exceeds 16 bits, but it is far below 32 bits, so the wrapping arithmetic
+        // never wraps.
         let mut sums = [0_i32; SEQUENCES];
         let mut add = |lanes: &S::i16s, times: i32| {
             let mut left = [0; SEQUENCES];
@@ -345,16 +346,16 @@ impl<S: Simd, const GPUS: usize> Lanes<S, GPUS> {
     }
 }
 
-/// What a node has left, scaled for the sequences.
+/// What is free on a node, scaled for the sequences.
 struct Node {
     cpu: i16,
-    /// The number of GPUs of which nothing is taken.
+    /// The number of completely free GPUs.
     whole: i16,
-    /// What is left of each partly used GPU; the remaining entries are 0.
+    /// The free amount of each partly used GPU; the remaining entries are 0.
     left: [i16; MOST_GPUS],
 }
 
-/// What is left in some sequences, as plain arrays, for pods that are offered one after another.
+/// What is free in some sequences, as plain arrays, for pods that are handled one by one.
 struct OneByOne<const GPUS: usize> {
     size: i16,
     cpu: [i16; SEQUENCES],
@@ -372,8 +373,8 @@ impl<const GPUS: usize> OneByOne<GPUS> {
         }
     }
 
-    /// Place each pod on the GPUs with the least left that is enough, if there are enough of them. This is a separate function,
-    /// so that the values in the loop over the steps stay in registers.
+    /// Place each pod by best fit, if enough GPUs have room: on the GPUs with the least free capacity that still suffices. This
+    /// is a separate function, so that the values in the loop over the steps stay in registers.
     #[inline(never)]
     fn take(&mut self, pods: &[Several], sequences: Range<usize>) {
         for pod in pods.iter().filter(|pod| sequences.contains(&pod.sequence)) {
@@ -429,7 +430,7 @@ mod tests {
         }
     }
 
-    /// The definition in the module's documentation, step by step.
+    /// Compute the stranding by the definition in the module's documentation, step by step.
     fn naive(draw: &Draw, classes: &[Demand], state: &State) -> u64 {
         let mut sum = 0;
         for sequence in 0..SEQUENCES {

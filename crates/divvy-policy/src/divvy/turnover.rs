@@ -1,15 +1,15 @@
-/// Detects whether pods end, by comparing how much GPU capacity is released with how much is taken. The answer selects between
-/// two settings of the policy: the constants that are best while a cluster only fills up waste 8-GPU nodes when capacity is used
-/// again and again, because an opened node hardly ever becomes empty again.
+/// Detects whether pods end, by comparing how much GPU capacity is released with how much is taken. The answer selects one of the
+/// policy's two settings. The constants that are best while a cluster only fills up would waste 8-GPU nodes when capacity is used
+/// again and again, because a node that is in use hardly ever becomes empty again.
 #[derive(Debug, Default)]
 pub(crate) struct Turnover {
     /// The capacity of all nodes, in thousandths of a GPU.
     pub(crate) capacity_milli: u64,
-    /// The amount taken, in thousandths of a GPU. Old amounts fade, here and in `given_back`.
+    /// The amount taken, in thousandths of a GPU. Old amounts fade in `taken` and in `given_back`.
     taken: u64,
     given_back: u64,
     pods_end: bool,
-    /// The answer set by hand, which overrides what was measured.
+    /// The answer set by hand, which overrides the measured one.
     pub(crate) said: Option<bool>,
 }
 
@@ -18,7 +18,7 @@ impl Turnover {
         self.said.unwrap_or(self.pods_end)
     }
 
-    /// Record a placement, and report whether the answer of [`Turnover::pods_end`] has changed.
+    /// Record a placement, and report whether this has changed the answer of [`Turnover::pods_end`].
     pub(crate) fn taken(&mut self, milli: u64) -> bool {
         self.taken += milli;
         // Only placements worth half of the cluster are remembered.
@@ -27,8 +27,8 @@ impl Turnover {
             self.given_back /= 2;
         }
         let (before, answered) = (self.pods_end, self.pods_end());
-        // The setting changes when a twentieth of what is taken is released, and changes back below a fortieth. The gap keeps it
-        // from flipping back and forth.
+        // The answer becomes true when the released amount reaches a twentieth of the taken amount, and false when it falls below
+        // a fortieth. The gap keeps the answer from flipping back and forth.
         self.pods_end = match before {
             false => self.given_back * 20 >= self.taken,
             true => self.given_back * 40 >= self.taken,

@@ -1,8 +1,8 @@
-//! Waste: GPU capacity of a node that cannot be used right now. It counts, in addition to stranding, once pods end and capacity
-//! is used again and again.
+//! Waste: GPU capacity of a node that cannot be used right now. Once pods end and capacity is used again and again, waste counts
+//! in addition to stranding.
 //!
-//! It consists of FGD's fragments ([`Fragments`]) and of unplaced capacity. For one class of pods, the unplaced capacity is the
-//! free GPU capacity minus what the pods of this class would take if as many as fit were placed; the classes are weighted by
+//! Waste consists of FGD's fragments ([`Fragments`]) and of unplaced capacity. For one class of pods, the unplaced capacity is
+//! the free GPU capacity minus what the pods of this class would take if as many as fit were placed. The classes are weighted by
 //! their frequency.
 
 use super::super::fragments::Fragments;
@@ -15,9 +15,9 @@ use super::pressure::{MICRO, places};
 #[derive(Debug, Clone)]
 pub(crate) struct Waste {
     fragments: Fragments,
-    /// The classes of pods that may use this GPU: the class, the amount that it takes of one GPU, and its weight.
+    /// The classes of pods that may use this kind of GPU: the class, the amount that it takes of one GPU, and its weight.
     classes: Vec<(Demand, u32, i64)>,
-    /// The sum of the weights of classes with GPUs that may not use this one.
+    /// The total weight of the classes that request GPUs but may not use this kind.
     pods_elsewhere: i64,
 }
 
@@ -40,8 +40,8 @@ impl Waste {
         self.fragments.amount(state)
     }
 
-    /// Return by how much the placement makes the fragments grow, in millionths of a thousandth of a GPU: a first guess at its
-    /// cost. `before` is [`Waste::fragments`] of the node's current state.
+    /// Return by how much the placement makes the fragments grow, in millionths of a thousandth of a GPU. This is a first guess
+    /// at the placement's cost. `before` is [`Waste::fragments`] of the node's current state.
     pub(crate) fn growth(&self, place: &Place<'_>, before: i64) -> i64 {
         let after = place.state.after(place.demand, place.amount, None);
         let growth = self.fragments.amount(&after) - before;
@@ -54,8 +54,8 @@ impl Waste {
         micro(both, self.fragments.pods(), shape)
     }
 
-    /// Return the unplaced capacity of a state: a mean over the classes with GPUs, weighted by frequency and divided by all pods,
-    /// in millionths of a thousandth of a GPU.
+    /// Return the unplaced capacity of a state, in millionths of a thousandth of a GPU: the sum over the classes with GPUs,
+    /// weighted by frequency, divided by the number of all pods.
     pub(crate) fn unplaced_micro(&self, state: &State, shape: &Shape) -> i64 {
         micro(i128::from(self.unplaced(state, shape)), self.fragments.pods(), shape)
     }
@@ -78,7 +78,7 @@ impl Waste {
     }
 }
 
-/// Divide an amount by the number of pods over which it was summed, and convert it to millionths of a thousandth of a GPU.
+/// Divide an amount that was summed over `pods` pods by their number, and convert it to millionths of a thousandth of a GPU.
 pub(crate) fn micro(amount: i128, pods: i64, shape: &Shape) -> i64 {
     let micro = amount * i128::from(MICRO) * 1000 / (i128::from(pods.max(1)) * i128::from(shape.gpu_size.max(1)));
     i64::try_from(micro).unwrap_or(i64::MAX)

@@ -1,4 +1,4 @@
-//! The same decisions for a given set of nodes. kube-scheduler asks the extender only about the nodes that its own filters left.
+//! Decisions among a given set of nodes. kube-scheduler asks the extender only about nodes that have passed its own filters.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use super::super::{Demand, Policy, Term};
 use super::{Decision, FEW, NO_FIT, NodeId, Placer};
 use divvy_placement::hash::mix;
 
-/// The cost of a pod on a node: lower is better. Only costs for the same pod can be compared.
+/// The cost of a pod on a node; lower is better. Only costs for the same pod can be compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// The amount, in the policy's own unit.
@@ -18,7 +18,7 @@ pub struct Cost {
 }
 
 impl Placer {
-    /// Return the cost of the pod on each of these nodes, in their order; `None` for a node where it does not fit. If the pod
+    /// Return the cost of the pod on each of these nodes, in the same order; `None` for a node where it does not fit. If the pod
     /// fits any of them, at least one cost is exact. `pod` is as in [`Placer::decide`].
     pub fn costs_among(&mut self, demand: &Demand, pod: u64, among: &[NodeId]) -> Vec<Option<Cost>> {
         if self.policy == Policy::Random {
@@ -42,8 +42,8 @@ impl Placer {
         slots.into_iter().map(cost).collect()
     }
 
-    /// Return the position of the best of these nodes, by the costs that [`Placer::costs_among`] returned for them: the least
-    /// exact cost, and on a tie the lowest rank.
+    /// Return the position of the best of these nodes, given the costs that [`Placer::costs_among`] returned for them: the node
+    /// with the lowest exact cost; on a tie, the one with the lowest rank.
     pub fn best_of(&self, among: &[NodeId], costs: &[Option<Cost>]) -> Option<usize> {
         let known = among.iter().zip(costs).enumerate();
         let exact = known.filter_map(|(at, (id, cost))| {
@@ -65,7 +65,8 @@ impl Placer {
         Some(Decision { node, gpus })
     }
 
-    /// Return the terms of the pod's cost on a node; empty if the policy has only one number, or if the pod does not fit.
+    /// Return the terms of the pod's cost on a node. The list is empty if the policy's cost is a single number, or if the pod
+    /// does not fit.
     pub fn terms(&mut self, demand: &Demand, node: NodeId) -> Vec<Term> {
         let class = demand.class();
         let Some(there) = self.nodes.get(node.index()).and_then(Option::as_ref) else {
@@ -88,7 +89,7 @@ impl Placer {
         })
     }
 
-    /// Return the slot of a node; `None` if the node lacks main memory for the pod.
+    /// Return the slot of a node, or `None` if the node has too little main memory for the pod.
     fn slot_with_memory(&self, id: NodeId, demand: &Demand) -> Option<u32> {
         let node = self.nodes.get(id.index())?.as_ref()?;
         (node.free.memory_mib >= demand.memory_mib).then_some(node.slot)
@@ -101,7 +102,7 @@ impl Placer {
         fits.then_some(Cost { amount, exact: true })
     }
 
-    /// Replace guesses by exact costs as `evaluate` does, but only for these slots.
+    /// Replace guesses with exact costs as `evaluate` does, but only for these slots.
     fn evaluate_among(&mut self, number: usize, class: &Demand, slots: &[Option<u32>]) {
         if self.rows[number].guesses == 0 {
             return;

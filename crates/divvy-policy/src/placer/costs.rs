@@ -6,12 +6,12 @@ pub(super) const NO_FIT: i64 = i64::MAX;
 /// The number of costs that share one entry of `least`.
 const BLOCK: usize = 64;
 
-/// A cost for each slot, and the least cost of each block of [`BLOCK`] slots, so that finding the least cost reads one number per
-/// block.
+/// A cost for each slot, and the lowest cost of each block of [`BLOCK`] slots. Thanks to the blocks, finding the lowest cost
+/// reads only one number per block.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     amounts: Vec<i64>,
-    /// By block: the least cost in the block.
+    /// By block: the lowest cost in the block.
     least: Vec<i64>,
 }
 
@@ -30,7 +30,7 @@ impl Costs {
         self.amounts[slot]
     }
 
-    /// Set the cost of a slot, and return its cost before.
+    /// Set the cost of a slot, and return its previous cost.
     pub(super) fn set(&mut self, slot: usize, amount: i64) -> i64 {
         let before = std::mem::replace(&mut self.amounts[slot], amount);
         let block = slot / BLOCK;
@@ -42,7 +42,7 @@ impl Costs {
         before
     }
 
-    /// Move all costs from `other` to this one, and return their number.
+    /// Move all costs from `other` to `self`, and return the number of moved costs.
     ///
     /// Both must have the same number of slots, and no slot may have a cost in both.
     pub(super) fn take_from(&mut self, other: &mut Costs) -> usize {
@@ -70,7 +70,7 @@ impl Costs {
         slots.filter(move |slot| self.amounts[*slot] == amount)
     }
 
-    /// Return the first slot with a cost, starting at this one.
+    /// Return the first slot that has a cost, starting at `slot`.
     pub(super) fn known_from(&self, slot: usize) -> Option<usize> {
         let known = |slot: &usize| self.amounts[*slot] != NO_FIT;
         let block = slot / BLOCK;
@@ -81,7 +81,7 @@ impl Costs {
         })
     }
 
-    /// Return all slots that have a cost, with the cost, in ascending order.
+    /// Return all slots that have a cost, with their costs, in ascending order of the slots.
     pub(super) fn known(&self) -> impl Iterator<Item = (usize, i64)> {
         let all = self.amounts.iter().copied().enumerate();
         all.filter(|(_, amount)| *amount != NO_FIT)
@@ -92,7 +92,7 @@ impl Costs {
     }
 }
 
-/// Four at a time, so that not every comparison has to wait for the previous one.
+/// Return the lowest of these costs. Four are compared at a time, so that not every comparison has to wait for the previous one.
 fn least_of(amounts: &[i64]) -> i64 {
     let (fours, rest) = amounts.as_chunks::<4>();
     let mut least = [NO_FIT; 4];

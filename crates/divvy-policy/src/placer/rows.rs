@@ -7,23 +7,24 @@ use super::super::rule::Kept;
 use super::costs::Costs;
 use crate::mixer::Mixer;
 
-/// The costs of one class of pods in each slot.
+/// The costs of one class of pods, by slot.
 #[derive(Debug, Default)]
 pub(super) struct Row {
-    /// By shape number: what a pod of the class takes of one GPU; `None` if it may not use this shape.
+    /// By shape number: what a pod of the class takes of one GPU, or `None` if it may not use this shape.
     pub(super) amounts: Vec<Option<u32>>,
-    /// Exact costs; [`NO_FIT`](super::costs::NO_FIT) where the cost is not known, or where the pod does not fit.
+    /// Exact costs. The entry is [`NO_FIT`](super::costs::NO_FIT) where the cost is not known, or where the pod does not fit.
     pub(super) exact: Costs,
-    /// Guesses, and costs that were exact before the last change of prices; [`NO_FIT`](super::costs::NO_FIT) where there is none.
+    /// Guesses, and costs that were exact before the last change of prices. The entry is [`NO_FIT`](super::costs::NO_FIT) where
+    /// there is neither.
     pub(super) guessed: Costs,
     pub(super) kept: Vec<Kept>,
     /// By slot: the slot's version when the row last read it.
     pub(super) versions: Vec<u32>,
     /// The number of guesses.
     pub(super) guesses: usize,
-    /// The slot at which replacing guesses in turn continues.
+    /// The slot at which the replacement of guesses in turn continues.
     pub(super) cursor: usize,
-    /// The rule's epoch for which the exact costs are valid.
+    /// The epoch of the rule in which the exact costs are valid.
     pub(super) epoch: u32,
     /// The number of slot changes that the row has read.
     pub(super) changes: u64,
@@ -32,8 +33,8 @@ pub(super) struct Row {
     class: Option<Demand>,
 }
 
-/// Rows by class of pods. When all rows together would hold more than `most_costs` costs, the row that was not used for the
-/// longest time is dropped.
+/// The rows, by class of pods. When all rows together would hold more than `most_costs` costs, the least recently used row is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Rows {
     rows: Vec<Row>,
@@ -43,7 +44,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// This number of classes is always kept.
+    /// The number of classes that are always kept.
     const FEW: usize = 8;
 
     pub(super) fn new(most_costs: usize) -> Rows {
@@ -60,7 +61,7 @@ impl Rows {
         Rows::new(self.most_costs)
     }
 
-    /// Return the number of the row of a class. `slots` is the number of costs in a row.
+    /// Return the number of the row of a class, and create the row if necessary. `slots` is the number of costs in a row.
     pub(super) fn of(&mut self, class: &Demand, slots: usize) -> usize {
         self.requests += 1;
         let number = match self.numbers.get(class) {

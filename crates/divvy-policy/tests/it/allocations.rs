@@ -1,4 +1,4 @@
-//! How much a decision allocates, and how much memory a pod in the ledger takes.
+//! How many heap allocations a decision makes, and how much memory a pod in the ledger takes.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ mod cluster;
 
 use cluster::Cluster;
 
-/// Learning about a pod, deciding about it, and taking its place allocate nothing. Exceptions are allowed: about once in 30
+/// Learning about a pod, deciding about it, and taking its place make no heap allocations. There are exceptions: about once in 30
 /// arrivals the prices are computed again, and more rarely the mix is fitted or a table of known states grows.
 #[test]
 fn decisions_allocate_nothing_once_their_kinds_of_pods_are_known() {
@@ -40,7 +40,7 @@ fn decisions_allocate_nothing_once_their_kinds_of_pods_are_known() {
 
 const UUID: &str = "GPU-00000000-0000-4000-8000-000000000000";
 
-/// A pod as in a large cluster: what remains of 3.9 KB of JSON.
+/// A pod as in a large cluster: what the ledger keeps of 3.9 KB of JSON.
 fn pod(i: usize, containers: usize, units: u64, held: Held) -> Pod {
     let container = |number: usize| ContainerRequest {
         name: format!("container-{number}"),

@@ -1,10 +1,10 @@
-//! What several tests need.
+//! Fixtures that several tests share.
 
 use divvy_placement::{Ask, Ledger};
 pub(crate) use divvy_testkit::nodes::*;
 
-/// Four nodes, written as units/GPUs: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full with c,
-/// n3 without GPUs, n4 64/4 empty.
+/// A ledger with four nodes, written here as units/GPUs: n1 (32/2) with pods a (10 units on GPU 0) and b (4 units on GPU 1), n2
+/// (16/1) filled by pod c, n3 without GPUs, and n4 (64/4), which is empty.
 pub(crate) fn fixture() -> Ledger {
     let mut ledger = Ledger::new(GIB);
     for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {

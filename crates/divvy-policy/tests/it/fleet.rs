@@ -1,4 +1,5 @@
-//! A ledger's nodes under a policy. The state that is kept up to date equals a freshly built one, and what is chosen fits.
+//! Tests of a ledger's nodes under a policy: a fleet that is kept up to date equals a freshly built one, and what it chooses
+//! fits.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use crate::fixture::*;
 
 const NODES: [&str; 5] = ["n0", "n1", "n2", "n3", "n4"];
 
-/// A node, by the number of its kind: identical GPUs, mixed products, a node of gpushare's device plugin, or a node that offers
-/// nothing; with or without a failed GPU.
+/// A node of the kind with this number: identical GPUs, mixed products, a node of gpushare's device plugin, or a node that offers
+/// nothing; each with or without a failed GPU.
 fn node(at: usize, kind: usize) -> Node {
     let name = NODES[at];
     let mut node = match kind % 6 {
@@ -46,7 +47,7 @@ fn asking(number: usize, units: u64) -> Pod {
     }
 }
 
-/// A pod as in `asking`, with this many units of each of `gpus` GPUs.
+/// A pod like that of `asking`, which requests this many units of each of `gpus` GPUs.
 fn asking_several(number: usize, units: u64, gpus: u32) -> Pod {
     let mut pod = asking(number, units * u64::from(gpus));
     if gpus > 1 {
@@ -63,14 +64,14 @@ fn asking_several(number: usize, units: u64, gpus: u32) -> Pod {
 enum Event {
     Node(usize, usize),
     NodeGone(usize),
-    /// A pod arrives and is bound to the best node and GPU, or only reserved there.
+    /// A pod arrives and is bound to the best node and GPU, or is only reserved there.
     Arrive(u64, u32, bool),
     /// A pod appears on a node where another client has put it.
     Appear(usize, usize, u64),
     End(usize),
     Gone(usize),
     Released(usize),
-    /// The pods are listed again, and every second pod is gone.
+    /// The pods are listed again, and every second one is gone.
     Relist,
 }
 
@@ -127,7 +128,7 @@ impl World {
         self.ledger.apply_pod(pod);
     }
 
-    /// Return where the policy would place the pod, after checking its answers.
+    /// Check the policy's answers for the pod, and return where the policy would place it.
     fn place(&mut self, pod: &Pod) -> Option<(&'static str, Choice)> {
         let ask = Ask::of(&pod.request, GIB);
         self.fleet.follow(&self.ledger);
@@ -166,7 +167,7 @@ impl World {
         ))
     }
 
-    /// Without the best node, the others keep their order.
+    /// Check that the other nodes keep their order without the best node.
     fn alone_is_no_worse(&mut self, pod: &Pod, ask: &Ask, found: &Ranking) {
         let Some(best) = found.best else { return };
         let others: Vec<usize> = (0..NODES.len()).filter(|at| *at != best).collect();
@@ -259,8 +260,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Whatever happened before, the answer equals that of a fleet that sees the ledger for the first time. What it chooses fits,
-    /// and it has a choice wherever the ledger has one.
+    /// Whatever happened before, the answer equals that of a fleet that sees the ledger for the first time. The chosen GPUs fit,
+    /// and there is a choice wherever the ledger has one.
     #[test]
     fn what_is_kept_is_what_would_be_found_afresh(
         policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),

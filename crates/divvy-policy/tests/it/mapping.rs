@@ -1,4 +1,4 @@
-//! The ledger's nodes in the policies' terms.
+//! Tests of the translation of the ledger's nodes for the policies.
 
 use divvy_model::{Health, MiB};
 use divvy_placement::Ledger;

@@ -1,4 +1,4 @@
-//! Pods with memory on several GPUs of one node.
+//! Tests of pods that request memory on several GPUs of one node.
 
 use divvy_model::{Allocation, GpuRules, Health, Held, Link, Node, Phase, Pod, PodRequest};
 use divvy_placement::{Ask, Ledger, Refusal};
@@ -28,7 +28,7 @@ fn linked(name: &str) -> Node {
     node
 }
 
-/// A running pod with this many units of each of two GPUs.
+/// A running pod that has this many units on each of two GPUs.
 fn on_two(name: &str, node: &str, gpus: [usize; 2], units: u64) -> Pod {
     let mut pod = divvy_pod(name, node, gpus[0], units);
     if let (Held::Allocation(held), Held::Allocation(other)) = (&mut pod.held, divvy_pod(name, node, gpus[1], units).held) {

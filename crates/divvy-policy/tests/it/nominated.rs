@@ -1,4 +1,4 @@
-//! What is kept for pods that have preempted others.
+//! Tests of the room that is kept for nominated pods, which have preempted others.
 
 use divvy_model::{GpuRules, Health, MiB, Pod, PodRequest};
 use divvy_placement::{Ask, Ledger, Reservation, Standing};
@@ -21,7 +21,7 @@ fn nominated(name: &str, units: u64, priority: i32) -> Pod {
     }
 }
 
-/// A ledger with n1, which has two GPUs of 16 units, and these pods.
+/// A ledger with the node n1, which has two GPUs of 16 units, and with these pods.
 fn ledger(pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
@@ -33,7 +33,7 @@ fn ledger(pods: &[Pod]) -> Ledger {
     ledger
 }
 
-/// The GPU that the pod gets by best fit. Filter and the policy must agree with it.
+/// The GPU that the pod gets by best fit. The check whether it fits and the policy must agree with it.
 fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
     let ask = Ask::of_pod(pod, GIB);
     let choice = ledger.choose("n1", &ask).ok().map(|choice| choice.gpus[0].index);
@@ -126,7 +126,7 @@ fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 16, 0)), Some(1));
 }
 
-/// A force-deleted victim no longer has an object, and its containers end soon.
+/// A force-deleted victim no longer has an object, but its containers will end soon.
 #[test]
 fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
     let running = Pod {
@@ -216,8 +216,8 @@ fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it()
     }
 }
 
-/// If the pod that takes two GPUs got the roomiest ones, the pod with the next priority would have no room. The last pod has none
-/// either way.
+/// If the pod that takes two GPUs got the roomiest ones, the pod with the next priority would have no room. The last pod has no
+/// room either way.
 #[test]
 fn best_fit_stays_if_the_second_way_serves_a_more_important_pod_worse() {
     let rules = GpuRules {

@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever happened before.
+//! Properties that hold for every policy, whatever happened before.
 
 use divvy_policy::{Decision, Demand, Free, GpuSet, Mix, Model, ModelSet, Models, Placer, Policy, Shape, Share, rank};
 use proptest::prelude::*;
@@ -100,7 +100,7 @@ impl World {
         self.nodes.push((name, shape, shape.empty(), id));
     }
 
-    /// Build a fresh placer in the present state, with the nodes added in this order.
+    /// Build a fresh placer in the current state, with the nodes added in this or in reverse order.
     fn afresh(&self, backwards: bool) -> (Placer, Vec<String>) {
         let mut fresh = Placer::new(self.placer.policy());
         let mut nodes: Vec<_> = self.nodes.iter().collect();
@@ -193,7 +193,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The choice fits and exists whenever there is one. It depends neither on earlier questions nor on the order of the nodes.
+    /// The chosen place fits, and there is a choice whenever a place fits. The choice depends neither on earlier questions nor on
+    /// the order of the nodes.
     #[test]
     fn decisions_fit_and_are_functions_of_what_is_so(
         policy in (0..Policy::ALL.len()).prop_map(|at| Policy::ALL[at]),

@@ -25,8 +25,8 @@ fn product(node: &mut Node, index: usize, model: &str, cc: &str, sms: u32) {
     });
 }
 
-/// Four nodes: one with a T4, an A100, and an H100; one with two T4; one with an A100 of 80 GiB; one that gpushare's device
-/// plugin serves.
+/// A ledger with four nodes: one with a T4, an A100, and an H100; one with two T4; one with an A100 of 80 GiB; and one that
+/// gpushare's device plugin serves.
 fn ledger() -> Ledger {
     let mut mixed = divvy_node("mixed", &[15, 40, 80]);
     product(&mut mixed, 0, "Tesla T4", "7.5", 40);
@@ -46,7 +46,7 @@ fn ledger() -> Ledger {
 
 const NODES: [&str; 4] = ["mixed", "small", "large", "old"];
 
-/// Check the index of the chosen GPU on each node; filter and the choice must agree.
+/// Check the index of the chosen GPU on each node. The check whether the pod fits must agree with the choice.
 fn check(ledger: &Ledger, pod: &Pod, expected: [Option<u32>; 4]) {
     let ask = Ask::of(&pod.request, GIB);
     for (node, expected) in NODES.iter().zip(expected) {

@@ -1,4 +1,4 @@
-//! The released programs, as `cargo xtask test` and `cargo xtask image` build them.
+//! Tests of the released programs, as `cargo xtask test` and `cargo xtask image` build them.
 
 use std::path::Path;
 use std::process::Command;

@@ -50,7 +50,7 @@ impl Bed {
         self.settings_and(mode, low_level, "");
     }
 
-    /// Write the settings with more text at the end of `config.toml`.
+    /// Write the settings, with `more` at the end of `config.toml`.
     pub(crate) fn settings_and(&self, mode: &str, low_level: &Path, more: &str) {
         let text = format!(
             "accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n\
@@ -87,7 +87,7 @@ impl Bed {
     }
 }
 
-/// Return a CDI spec as a generator writes it, for a GPU whose device node is `/dev/null`.
+/// Return a CDI spec such as a generator writes, for a GPU whose device node is `/dev/null`.
 pub(crate) fn nvidia() -> Value {
     let node = json!({"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]});
     json!({
@@ -105,7 +105,7 @@ pub(crate) fn asking(device: &str) -> String {
     json!({"process": {"env": ["PATH=/", format!("NVIDIA_VISIBLE_DEVICES={device}")]}, "newField": 1}).to_string()
 }
 
-/// Return the path of another crate's program, next to this crate's program. Build it if it does not exist.
+/// Return the path of another crate's program, in the same directory as this crate's program. Build it if it does not exist.
 pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_divvy-runtime")).with_file_name(file);
     if !path.exists() {

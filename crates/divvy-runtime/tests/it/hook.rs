@@ -1,4 +1,4 @@
-//! The program called by the name of NVIDIA's hook, which Docker's `--gpus` needs.
+//! Tests of the program when it is called by the name of NVIDIA's hook, which Docker's `--gpus` needs.
 
 use std::fs;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ fn by_docker(device: &str) -> Value {
     })
 }
 
-/// A bed whose settings do not say whether the environment counts.
+/// A test bed whose settings do not say whether the environment of unprivileged containers counts.
 fn bed(config: &Value, mode: &str, more: &str) -> Bed {
     let bed = Bed::new(&config.to_string());
     let cli = bed.path("nvidia-container-cli");
@@ -38,7 +38,7 @@ fn bed(config: &Value, mode: &str, more: &str) -> Bed {
     bed
 }
 
-/// Call the hook in another directory than the bundle's, with an engine's environment variables.
+/// Call the hook with an engine's environment variables, in a directory other than the bundle's.
 fn hook(bed: &Bed, name: &str, words: &[&str], state: &str) -> Output {
     let program = bed.path(name);
     if !program.exists() {

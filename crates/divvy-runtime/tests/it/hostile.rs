@@ -1,4 +1,4 @@
-//! Bundles with a hostile root: the runtime must not open anything below it.
+//! Tests of bundles with a hostile root. The runtime must not open anything in that root.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::bed::{Bed, asking, built};
 use super::live;
 
-/// CVE-2024-0132 and similar vulnerabilities begin with a path of the image.
+/// CVE-2024-0132 and similar vulnerabilities are based on a path of the image.
 #[test]
 fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() {
     if !divvy_skip::program("strace", "strace") {
@@ -66,7 +66,7 @@ fn rule_1_nothing_below_the_containers_root_is_opened_and_nothing_else_is_run() 
     }
 }
 
-/// Opening a named pipe waits for a writer, so no container would start anymore.
+/// Opening a named pipe waits for a writer, so no container would start any more.
 #[test]
 fn a_pipe_in_place_of_what_is_read_holds_no_container_up() {
     let pipe = |path: &std::path::Path| {

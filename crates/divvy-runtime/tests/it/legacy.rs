@@ -1,4 +1,4 @@
-//! Mode `legacy`: the hook that the container's configuration gets for `nvidia-container-cli`.
+//! Tests of mode `legacy`: the hook for `nvidia-container-cli` that is added to the container's configuration.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

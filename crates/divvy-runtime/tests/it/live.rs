@@ -1,4 +1,4 @@
-//! Mode `jit-cdi`: the real probe with a simulated driver and a driver root that the test creates.
+//! Tests of mode `jit-cdi`, with the real probe, a simulated driver, and a driver root that the test creates.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -52,7 +52,7 @@ pub(crate) fn driver(bed: &Bed) -> Option<PathBuf> {
     Some(root)
 }
 
-/// Write settings for that root, with a probe that records its environment.
+/// Write settings for that driver root, with a probe that records its environment.
 pub(crate) fn settings(bed: &Bed, mode: &str, low_level: &std::path::Path) {
     let (probe, library) = (
         built("divvy-hardware", "divvy-probe"),
@@ -194,7 +194,7 @@ fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
     check(&["could not be run: No such file"]);
 }
 
-/// A spec in a file has no channels, so an invalid channel must not prevent a start.
+/// A spec in a file does not use the requested channels, so an invalid channel must not prevent the container's start.
 #[test]
 fn a_channel_that_is_none_keeps_no_container_with_a_gpu_of_a_spec_from_starting() {
     let mut config: Value = serde_json::from_str(&asking("nvidia.com/gpu=0")).expect("JSON");

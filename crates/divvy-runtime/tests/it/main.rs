@@ -1,4 +1,5 @@
-//! `divvy-runtime` called as an engine calls it: with a stand-in for runc that prints its arguments, and with the real runtimes.
+//! Tests that call `divvy-runtime` as an engine calls it, with a stand-in for runc that prints its arguments, and with the real
+//! runtimes.
 
 mod artefact;
 mod bed;

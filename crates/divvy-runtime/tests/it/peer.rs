@@ -1,7 +1,9 @@
-//! A comparison with NVIDIA's `nvidia-container-runtime`: the same requests on the same machine must lead to the same `config.json`, and in mode
-//! `legacy` to the same arguments of `nvidia-container-cli`. `DIVVY_NVIDIA_CTK` names the directory of NVIDIA's programs (1.20.0).
+//! A comparison with NVIDIA's `nvidia-container-runtime`. The same requests on the same machine must lead to the same
+//! `config.json`, and in mode `legacy` to the same arguments of `nvidia-container-cli`. `DIVVY_NVIDIA_CTK` names the directory of
+//! NVIDIA's programs (1.20.0).
 //!
-//! Each row is either the same for both programs or states why they differ. A row that states a difference fails if there is none.
+//! In each row, both programs do the same, or the row states why they differ. A row that states a difference fails if there is
+//! none.
 
 mod hook;
 mod mig;
@@ -30,7 +32,7 @@ struct Request {
     mounts: Vec<(String, String)>,
     annotations: BTreeMap<String, String>,
     privileged: bool,
-    /// Settings at the top of the file, and tables at its end.
+    /// The text of the settings: `top` at the beginning of the file, and `tables` at its end.
     top: String,
     tables: String,
     change: fn(&mut Value),
@@ -52,7 +54,7 @@ fn visible(value: &str) -> Request {
     env(&[&format!("NVIDIA_VISIBLE_DEVICES={value}")])
 }
 
-/// Return a request by mounts of `/dev/null` at these paths below [`MOUNTS`].
+/// Return a request that consists of mounts of `/dev/null` at these paths below [`MOUNTS`].
 fn mounted(below: &[&str]) -> Request {
     let mut request = env(&[]).top(&format!("{BY_ENVIRONMENT}{BY_MOUNTS}"));
     let at = |below: &&str| ("/dev/null".to_owned(), format!("{MOUNTS}{below}"));
@@ -117,7 +119,7 @@ impl Request {
     }
 }
 
-/// The runtime to call: NVIDIA's or Divvy's.
+/// Whose runtime to call: NVIDIA's or Divvy's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Whose {
     Theirs,
@@ -127,7 +129,7 @@ enum Whose {
 struct Machine {
     bed: Bed,
     programs: PathBuf,
-    /// A replacement for `/proc/driver`, if GPUs are divided into MIG devices.
+    /// A replacement for `/proc/driver`, if there are GPUs that are divided into MIG devices.
     proc: Option<PathBuf>,
 }
 
@@ -254,7 +256,8 @@ impl Machine {
         }
     }
 
-    /// Return the arguments of `nvidia-container-cli` when a container starts in mode `legacy`; empty if the program is not called.
+    /// Return the arguments with which `nvidia-container-cli` is called when a container starts in mode `legacy`. The list is
+    /// empty if it is not called.
     fn called(&self, whose: Whose, request: &Request) -> Result<Vec<String>, String> {
         let called = self.bed.path("called");
         let _ = fs::remove_file(&called);
@@ -304,7 +307,8 @@ fn node(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
 }
 
-/// Return what a configuration means to a container runtime. With `live` (the spec is generated now) Divvy uses mounts where NVIDIA uses hooks.
+/// Return what a configuration means to a container runtime. If `live` is set (the spec is generated now), hooks are left out,
+/// because Divvy uses mounts where NVIDIA uses hooks.
 fn meaning(config: &Value, live: bool) -> BTreeMap<&'static str, BTreeSet<String>> {
     let all = |value: &Value| -> Vec<Value> { value.as_array().cloned().unwrap_or_default() };
     let mut variables: BTreeMap<String, String> = BTreeMap::new();
@@ -395,7 +399,7 @@ fn links(config: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// A row of the comparison: the modes, the request, and the reason for the difference if one is intended.
+/// A row of the comparison: the modes, the request, and, if a difference is intended, the reason for it.
 type Row = (&'static str, Request, Option<&'static str>);
 
 const ALL: &str = "cdi jit-cdi auto";

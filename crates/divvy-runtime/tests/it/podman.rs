@@ -8,8 +8,9 @@ use std::process::Command;
 use super::bed::Bed;
 use super::real::{copy_programs, runtimes};
 
-/// Podman's files are below the bed, or in a mount namespace that ends with the script. The spec is in the directory that podman 4 reads. The
-/// first container has no GPU: it shows whether podman can run a container on this machine.
+/// A script that runs podman. All of podman's files are in the test bed, or in a mount namespace that ends with the script. The
+/// spec is in the directory that podman 4 reads. The first container has no GPU: it shows whether podman can run a container on
+/// this machine at all.
 const SCRIPT: &str = r#"
 ! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit 2
 mount -t tmpfs none /run && mount -t tmpfs none /dev/shm && mkdir -p /run/cdi && cp "$BED"/cdi/*.json /run/cdi/ || exit 2
@@ -24,7 +25,7 @@ run "$RUNTIME" > "$BED/alone" || exit 3
 run "$RUNTIME" --device nvidia.com/gpu=0 > "$BED/engine" && run "$BED/shim" --env NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0 > "$BED/ours"
 "#;
 
-/// Return the lines of a file without the parts that differ between any two containers.
+/// Return the lines of a file, without the parts that differ between any two containers.
 fn lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).expect("written");
     let mut lines: Vec<String> = text
@@ -64,7 +65,7 @@ fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
     }
 }
 
-/// Compare both containers. Return an error if podman cannot run a container without a GPU.
+/// Compare the two containers. Return an error if podman cannot run even a container without a GPU.
 fn the_same_container(runtime: &Path) -> Result<(), String> {
     let bed = Bed::new("{}");
     let root = bed.path("bundle/rootfs");

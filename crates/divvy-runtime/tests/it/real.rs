@@ -1,4 +1,4 @@
-//! `divvy-runtime` with the runc and crun of this machine.
+//! Tests of `divvy-runtime` with this machine's runc and crun.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -46,8 +46,8 @@ pub(crate) fn copy_programs(root: &Path) {
     fs::create_dir_all(root.join("etc")).expect("made");
 }
 
-/// Run a command with only one version of cgroups. If both versions are mounted, crun refuses to run ("cgroups in hybrid mode not supported").
-/// In that case unmount version 2 in a mount namespace that ends with the command.
+/// Run a command with only one version of cgroups. If both versions are mounted, crun refuses to run ("cgroups in hybrid mode not
+/// supported"). In that case, version 2 is unmounted in a mount namespace that ends with the command.
 fn run(command: &Command) -> Output {
     let script = "! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified || exit; exec \"$0\" \"$@\"";
     let mut inside = Command::new("unshare");

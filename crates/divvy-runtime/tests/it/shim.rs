@@ -306,7 +306,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
     );
 }
 
-/// Otherwise the hook would give the container what is refused here.
+/// If the hook stayed, it would give the container what is refused here.
 #[test]
 fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
     let hooks = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});

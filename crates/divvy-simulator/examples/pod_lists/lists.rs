@@ -1,11 +1,11 @@
-//! Lists of pods that are derived from another list. They are the same in each run, because random choices are a hash of the
+//! Pod lists that are derived from another pod list. They are the same in each run, because random choices are a hash of the
 //! pod's name.
 
 use std::collections::BTreeMap;
 
 use divvy_policy::rank;
 
-/// A list with its columns.
+/// A list of rows, with the names of its columns.
 #[derive(Debug, Clone)]
 pub(crate) struct List {
     columns: Vec<String>,
@@ -13,7 +13,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// Read CSV.
+    /// Parse CSV.
     pub(crate) fn read(text: &[u8]) -> List {
         let mut reader = csv::Reader::from_reader(text);
         let columns = reader.headers().expect("a header").iter().map(str::to_owned).collect();
@@ -22,7 +22,7 @@ impl List {
         List { columns, rows }
     }
 
-    /// Write CSV.
+    /// Format the list as CSV.
     pub(crate) fn text(&self) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         for row in std::iter::once(&self.columns).chain(&self.rows) {
@@ -44,9 +44,8 @@ impl List {
     }
 }
 
-/// Return the list in which `percent` percent of the pods with GPUs name one or two products that they can use. The chance of a
-/// product is proportional to the square root of the number of its GPUs, so that pods request more of the scarce products than
-/// there is.
+/// Return a list in which `percent` percent of the pods with GPUs accept only one or two named products. The chance of a product
+/// is proportional to the square root of the number of its GPUs, so that pods request more of the scarce products than exists.
 pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
     // By product: its number of GPUs, and the GPUs and CPU of the largest node.
     let mut products: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
@@ -92,8 +91,8 @@ pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
     list
 }
 
-/// Return the list in which pods with several GPUs request `percent` percent of the GPU capacity, by copying existing ones. As
-/// many other pods are dropped, so that the sum stays the same.
+/// Return a list in which pods with several GPUs request `percent` percent of the GPU capacity. Such pods are added as copies of
+/// existing ones, and other pods are dropped so that the sum of all requests stays the same.
 pub(crate) fn large(pods: &List, percent: u64) -> List {
     let (large, mut others): (Vec<_>, Vec<_>) = pods.rows.iter().cloned().partition(|row| pods.number(row, "num_gpu") > 1);
     let total: u64 = pods.rows.iter().map(|row| pods.milli(row)).sum();

@@ -1,4 +1,4 @@
-//! Creates lists of pods that are harder than a given one, for `divvy simulate`:
+//! Creates pod lists that are harder to place than a given one, for `divvy simulate`:
 //!
 //! `cargo run --release -p divvy-simulator --example pod_lists -- NODES.csv[.gz] PODS.csv[.gz] DIRECTORY`
 

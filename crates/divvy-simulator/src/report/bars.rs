@@ -10,7 +10,7 @@ pub struct Bars {
     pub up: String,
     /// The names of the groups, two lines each.
     pub groups: Vec<(String, String)>,
-    /// Per series, a height for each group.
+    /// The height of the bar in each group, for each series.
     pub series: Vec<Series<Vec<f64>>>,
 }
 

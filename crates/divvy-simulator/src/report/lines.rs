@@ -12,9 +12,9 @@ pub struct Lines {
     pub up: String,
     /// The range of the horizontal axis; points outside are omitted.
     pub range: (f64, f64),
-    /// Per series, the points in ascending order.
+    /// The points of each series, in ascending order.
     pub series: Vec<Series<Vec<(f64, f64)>>>,
-    /// Whether the points are marked, for lines with few points.
+    /// Whether the points are marked, which helps if a line has few points.
     pub marks: bool,
 }
 

@@ -7,9 +7,9 @@ pub struct Page {
     pub title: String,
     /// What was run, and on which data; one paragraph each.
     pub about: Vec<String>,
-    /// The command that creates the page again.
+    /// The command that creates this page.
     pub command: String,
-    /// The table: names of the columns, and the rows.
+    /// The table: the names of the columns, and the rows.
     pub table: (Vec<String>, Vec<Vec<String>>),
     /// A note below the table.
     pub note: String,

@@ -41,7 +41,7 @@ pub(super) fn apply<'a>(cluster: &'a Cluster, change: &Change) -> Result<Cow<'a,
     Ok(changed)
 }
 
-/// Return the number of units for an amount of memory, rounded up.
+/// Return the number of units that cover an amount of memory, rounded up.
 fn units_for(memory: Option<MiB>, unit: MemoryUnit) -> u64 {
     memory.map_or(u64::MAX, |memory| memory.0.div_ceil(unit.mib()))
 }
@@ -84,7 +84,7 @@ fn ask_in_units(pod: &mut Pod, old: MemoryUnit, new: MemoryUnit) {
     }
 }
 
-/// Return the names of up to five nodes with GPUs.
+/// Format the names of up to five nodes with GPUs, for an error message.
 fn some_names(nodes: &[ClusterNode]) -> String {
     let with_gpus = nodes.iter().filter(|node| node.node.capacity_units > 0);
     let mut names: Vec<&str> = with_gpus.map(|node| node.node.name.as_str()).collect();
@@ -94,7 +94,7 @@ fn some_names(nodes: &[ClusterNode]) -> String {
     if rest > 0 { format!("{shown} and {rest} more") } else { shown }
 }
 
-/// Return the first node by name of the most frequent kind.
+/// Find the most frequent kind of node with GPUs, and return the node of that kind whose name comes first.
 fn most_frequent(nodes: &[ClusterNode]) -> Option<&ClusterNode> {
     let kind = |node: &Node| {
         let gpus = node.inventory.as_ref().and_then(|inventory| inventory.as_ref().ok());
@@ -124,7 +124,7 @@ fn most_frequent(nodes: &[ClusterNode]) -> Option<&ClusterNode> {
     most.into_iter().min_by(|a, b| a.node.name.cmp(&b.node.name))
 }
 
-/// Copy a node as a new one, empty and healthy.
+/// Copy a node as a new node that is empty and healthy.
 fn copy(node: &ClusterNode, number: u32) -> ClusterNode {
     let mut new = node.clone();
     new.node.name = format!("{}-added-{number}", node.node.name);

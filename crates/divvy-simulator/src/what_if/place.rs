@@ -6,15 +6,15 @@ use divvy_policy::{Fleet, Limits, Policy};
 
 use super::{ClusterNode, ClusterPod, offered};
 
-/// A ledger on which pods are placed as kube-scheduler and the extender would: kube-scheduler filters the nodes, and the extender
-/// ranks the others and chooses the GPU.
+/// A ledger on which pods are placed as kube-scheduler and the extender would do it: kube-scheduler filters the nodes, and the
+/// extender ranks the remaining ones and chooses the GPU.
 #[derive(Debug)]
 pub(super) struct Placing {
     ledger: Ledger,
     fleet: Fleet,
     /// The nodes that may be used, by name, with their labels.
     nodes: BTreeMap<String, BTreeMap<String, String>>,
-    /// The nodes among these that have as many pods as they may have.
+    /// Those of `nodes` that already have as many pods as they may have.
     full: BTreeSet<String>,
 }
 
@@ -31,7 +31,7 @@ impl Placing {
         }
     }
 
-    /// Place the pod and return its node; `None` if it fits nowhere.
+    /// Place the pod and return its node. The result is `None` if the pod fits nowhere.
     pub(super) fn place(&mut self, pod: &ClusterPod) -> Option<String> {
         let ask = Ask::of(&pod.pod.request, self.ledger.unit());
         self.fleet.follow(&self.ledger);

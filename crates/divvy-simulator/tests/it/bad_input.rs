@@ -1,4 +1,4 @@
-//! Errors in input files say what is wrong and how to fix it.
+//! Tests that errors in input files say what is wrong and how to fix it.
 
 use std::io::Write as _;
 

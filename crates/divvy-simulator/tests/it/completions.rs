@@ -1,4 +1,4 @@
-//! Simulations in which pods end.
+//! Tests of simulations in which pods end.
 
 use divvy_policy::Policy;
 use divvy_simulator::{Completions, Order, Trace, turn_over};

@@ -1,4 +1,4 @@
-//! The simulator, through its public interface.
+//! Tests of the simulator through its public interface.
 
 mod bad_input;
 mod completions;

@@ -1,6 +1,6 @@
 //! Comparison with an independent simulator that reproduces the published runs exactly, pod by pod.
 //!
-//! The traces are for research and study, and are not part of this repository. `DIVVY_OPENB` names a directory with
+//! The traces may be used for research and study only, and are not part of this repository. `DIVVY_OPENB` names a directory with
 //! `openb_node_list_gpu_node.csv.gz`, `openb_pod_list_LIST.csv.gz`, `orders/LIST_SEED.txt.gz`, and `exact.csv`. Without it, these
 //! tests report that they did nothing.
 
@@ -81,7 +81,7 @@ fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
     );
 }
 
-/// The policies for which only the spread over ten seeds is published; `random` uses another generator.
+/// For these policies, only the spread over ten seeds is published. `random` uses another generator.
 #[test]
 fn the_other_policies_are_where_they_were_published_to_be() {
     let Some(directory) = directory() else { return };
@@ -112,7 +112,7 @@ fn the_other_policies_are_where_they_were_published_to_be() {
     assert_eq!(checked, 24, "four lists, three policies, two seeds");
 }
 
-/// The expected means are over ten orders; these are five of them.
+/// The expected values are means over ten orders, five of which are used here.
 #[test]
 fn rf_is_where_research_had_it() {
     let Some(directory) = directory() else { return };
@@ -127,7 +127,7 @@ fn rf_is_where_research_had_it() {
     }
 }
 
-/// The means over the five seeds when 95, 100, and 130 % have arrived.
+/// The mean GPU capacity in use over the five seeds, when 95, 100, and 130 % have arrived.
 fn means(directory: &Path, list: &str, policy: Policy) -> [f64; 3] {
     let trace = trace(directory, list);
     let mut sums = [0.0; 3];
@@ -179,7 +179,7 @@ fn with_pods_that_end_the_default_policy_uses_no_less_than_the_others_and_loses_
     }
 }
 
-/// The means over the seeds when 95, 100, and 130 % have arrived, with a generated order for each seed.
+/// The mean GPU capacity in use over the seeds, when 95, 100, and 130 % have arrived, with a generated order for each seed.
 fn means_of(trace: &Trace, seeds: std::ops::Range<u64>, setting: Setting, ranks: Option<&[u64]>) -> [f64; 3] {
     let mut sums = [0.0; 3];
     let count = seeds.clone().count() as f64;

@@ -1,4 +1,4 @@
-//! What holds for every trace.
+//! Properties that hold for every trace.
 
 use divvy_policy::Policy;
 use divvy_simulator::{Completions, Lifetimes, Order, Setting, Trace, inflate, replay, turn_over};
@@ -23,7 +23,8 @@ prop_compose! {
     }
 }
 
-/// Rows by name, so that a list in another order is the same list.
+/// Create a trace. Each row's name comes from its number, so that the same rows in another order describe the same nodes and
+/// pods.
 fn trace(nodes: &[(usize, NodeRow)], pods: &[(usize, PodRow)]) -> Trace {
     let mut node_rows = "sn,cpu_milli,memory_mib,gpu,model\nfull,64000,65536,4,T4\n".to_owned();
     for (row, (cpu, gpus, model)) in nodes {
@@ -120,7 +121,8 @@ proptest! {
     }
 }
 
-/// The last numbers of an order, so that no one changes the random numbers by accident: published orders must stay the same.
+/// Check the last numbers of an order, so that no one changes the random numbers by accident. Published orders must stay the
+/// same.
 #[test]
 fn the_order_of_a_seed_stays_what_it_is() {
     let nodes: Vec<_> = (0..6).map(|row| (8000, 2, row % 2)).collect();

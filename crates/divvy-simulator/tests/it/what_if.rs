@@ -1,4 +1,4 @@
-//! A cluster's pods, placed again.
+//! Tests of placing a cluster's pods again.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
     }
 }
 
-/// A pod that requests this many units, created in the order of the names.
+/// A pod that requests this many units. The order of the names is also the order of creation.
 fn pod(name: &str, units: u64) -> ClusterPod {
     ClusterPod {
         pod: Pod {

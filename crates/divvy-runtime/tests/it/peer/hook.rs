@@ -1,4 +1,4 @@
-//! NVIDIA's hook and Divvy's, called directly as by Docker's `--gpus`.
+//! A comparison of NVIDIA's hook and Divvy's when they are called directly, as by Docker's `--gpus`.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use super::{BY_ENVIRONMENT, Machine, NOT_BY_ENVIRONMENT, Request, Whose, env, mo
 
 const NAME: &str = "nvidia-container-runtime-hook";
 
-/// A call of the hook: the mode in `config.toml`, the arguments, and the state's name for the bundle.
+/// A call of the hook: the mode in `config.toml`, the arguments, and the key under which the state names the bundle.
 struct Call {
     mode: &'static str,
     words: &'static str,
@@ -21,7 +21,7 @@ struct Call {
     request: Request,
 }
 
-/// Return a call as dockerd makes it: for an unprivileged container, with settings that do not say whether the environment counts.
+/// Return a call as dockerd makes it for an unprivileged container, with settings that do not say whether the environment counts.
 fn gpus(request: Request) -> Call {
     let with_hook = |config: &mut Value| {
         config["hooks"] = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook", "args": [NAME, "prestart"]}]});

@@ -1,4 +1,4 @@
-//! GPUs that are divided into MIG devices.
+//! A comparison on a machine with GPUs that are divided into MIG devices.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,8 @@ use super::{ALL, LIVE, Machine, Request, Row, Whose, differences, env, mounted, 
 
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
-/// The MIG devices of the first GPU, as GPU instance and compute instance: two compute instances in one GPU instance, and one in another.
+/// The MIG devices of the first GPU, each as (GPU instance, compute instance): two compute instances in one GPU instance, and one
+/// in another.
 const MIG: [(u32, u32); 3] = [(2, 1), (2, 0), (5, 0)];
 
 /// Divide the first GPU, whose minor number is 1. Return the UUIDs of its MIG devices.
@@ -50,7 +51,7 @@ fn divide(machine: &mut Machine) -> Vec<String> {
     (0..MIG.len()).map(|index| described.mig_uuid(0, index)).collect()
 }
 
-/// Return the spec that NVIDIA's generator writes for that machine, with names of all kinds.
+/// Return the spec that NVIDIA's generator writes for that machine, with all kinds of device names.
 fn spec(machine: &Machine, uuids: &[String]) -> Value {
     let dev = |path: &str| json!({"path": format!("/dev/{path}"), "hostPath": machine.bed.path("driver/dev").join(path)});
     let cap = |minor: u32| dev(&format!("nvidia-caps/nvidia-cap{minor}"));
