@@ -1,4 +1,4 @@
-//! Logging, error printing, and exit status: the code that `divvy` and `divvy-agent` share.
+//! Logging, error printing, and exit status: the code that `divvy` and the daemons share.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
