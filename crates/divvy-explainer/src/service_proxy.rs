@@ -149,8 +149,8 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
     Err(failed(format!("{text} ({status}){hint}")))
 }
 
-/// Return the message of an error answer: that of a Status of the API server, or that of the explainer's `{"error": …}`. Of any
-/// other body, return the first 200 characters.
+/// Return the message of an error answer, which is a Status of the API server or the explainer's `{"error": …}`. If the body is
+/// neither, return its first 200 characters.
 pub fn error_text(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let words = parsed

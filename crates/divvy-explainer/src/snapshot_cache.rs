@@ -48,7 +48,7 @@ pub(crate) struct SnapshotCache {
     kept: Arc<Mutex<Kept>>,
 }
 
-/// The snapshot, or the reason why the cluster could not be read. Both are used until `until`.
+/// The snapshot, or the reason why the cluster could not be read. Either is used until `until`.
 #[derive(Debug)]
 struct Kept {
     read: Result<Read, String>,

@@ -76,8 +76,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Make the credentials from PEM data. The error names the unusable part. `names` says how it calls the certificate and the
-    /// CA.
+    /// Make the credentials from PEM data. The error names the unusable part. `names` are the names of the certificate and
+    /// the CA for this purpose.
     pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
         let [certificate_name, ca_name] = names;
         let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;

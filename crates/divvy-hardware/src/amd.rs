@@ -204,7 +204,7 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
     text == MEMORY_ERROR
 }
 
-/// Read the GPUs of a machine whose files are a value, without remembered facts of an earlier read. Return `None` if amdgpu is
+/// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if amdgpu is
 /// not loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
     let module = Directory::open(tree, devices::MODULE)?;
@@ -280,8 +280,8 @@ fn trouble(device: &Device<'_>) -> String {
     format!("{}: {reason}", device.name)
 }
 
-/// Give each device that KFD lists a UUID. It consists of the card's unique id, or the PCI address if the card has no unique id
-/// of its own, and the partition's number.
+/// Give a UUID to each device that KFD lists. The UUID consists of the card's unique id, or the PCI address if the card has no
+/// unique id of its own, and the partition's number.
 fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, String)>) {
     let unique_id = |device: &Device<'_>| device.node.as_ref()?.unique_id.filter(|id| *id > 0);
     let mut cards: BTreeMap<u64, BTreeSet<Address>> = BTreeMap::new();

@@ -97,11 +97,11 @@ pub struct GpuFacts {
     /// Connections to the other GPUs of the vendor by UUID: NVLinks or XGMI, and the nearest common ancestor on the PCI bus.
     #[serde(default)]
     pub links: Vec<Link>,
-    /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, as at the probe's first read. `None` if the driver
+    /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, as of the probe's first read. `None` if the driver
     /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<String>,
-    /// Persistence mode: whether the driver stays initialized without clients, as at the probe's first read. `None` if the driver
+    /// Persistence mode: whether the driver stays initialized without clients, as of the probe's first read. `None` if the driver
     /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistence: Option<bool>,

@@ -1,6 +1,6 @@
 //! Implements [`Tree`] for a real file system: a machine's files below a root directory.
 //!
-//! It is separate from the code that talks to GPU drivers, so that the OCI runtime can use it without that code.
+//! This module is separate from the code that talks to GPU drivers, so that the OCI runtime can use it without that code.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

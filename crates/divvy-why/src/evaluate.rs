@@ -25,7 +25,7 @@ pub(crate) struct Question<'a> {
     pub(crate) named: &'a Named,
     /// The changed node, with its position.
     site: Option<(usize, Site)>,
-    /// The position of the pod that would be gone.
+    /// The position of the pod that the change would end.
     gone: Option<usize>,
     /// The changed ledger of the changed node.
     ledger: Option<Ledger>,

@@ -18,8 +18,8 @@ pub const MOST_BYTES: usize = 4 << 20;
 /// The maximum number of characters that an error quotes from a body that is not the API server's.
 const QUOTED: usize = 100;
 
-/// Return the URL path of a pod. The namespace and name come from a request, so this fails if one of them is not a name (RFC
-/// 1123).
+/// Return the URL path of a pod. Fails if the namespace or the name is not a valid name (RFC 1123), because both come from a
+/// request.
 pub fn path(pod: &PodKey) -> Result<String, String> {
     if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
         return Err(

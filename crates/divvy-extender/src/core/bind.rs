@@ -317,12 +317,13 @@ impl Core {
                 .reserved_and_good(&args.pod_uid, &args.node)
                 .and_then(|held| Some((held.clone(), text_of(held)?)));
             doubted = again.is_some();
-            // The GPU of that allocation may have failed, shrunk, or disappeared since. If the same allocation were sent again, the pod
-            // would wait for that GPU. It is safe to send another allocation even though the first may still be carried out, for three
-            // reasons. The API server carries out at most one of the two: it refuses a Binding for a pod that has a node (409) or another
-            // UID. Both stay reserved all the time (`Reservation::earlier`), so no other pod was allocated that memory. And either one is
-            // a success, because the pod holds what its annotations say. One case cannot be prevented: if the first is carried out, the
-            // pod is bound to the bad GPU, as if the GPU had failed just after the bind. Reading the pod first makes this less likely.
+            // The GPU of the reserved allocation may have failed, shrunk, or disappeared since. If the same allocation were sent
+            // again, the pod would wait for that GPU. It is safe to send another allocation even though the first may still be
+            // carried out, for three reasons. The API server carries out at most one of the two: it refuses a Binding for a pod
+            // that has a node (409) or another UID. Both allocations stay reserved all the time (`Reservation::earlier`), so no
+            // other pod was allocated their memory. And either allocation is a success, because the pod holds what its
+            // annotations say. One case cannot be prevented: if the first allocation is carried out, the pod is bound to the bad
+            // GPU, as if the GPU had failed just after the bind. Reading the pod first makes this less likely.
             if again.is_none() && !possible.is_empty() && self.ops.get(&id).is_some_and(|op| !op.read) {
                 return self.read_pod(id, 0);
             }

@@ -7,13 +7,13 @@ impl Core {
     /// Find GPUs on which more memory is allocated than they have. Return one warning for each pod that has to wait; each pod is
     /// warned about only once.
     ///
-    /// There are two possible causes. Either another extender sent a Binding before it was killed or lost the lease, and the API
-    /// server carried it out after this extender had already allocated the memory. The settle second
+    /// There are two possible causes. Either another extender sent a Binding before it was killed or after this one took over,
+    /// and the API server carried the Binding out after this extender had already allocated the memory. The settle second
     /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
     /// impossible. Or a GPU offers less memory than before.
     ///
     /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room, and
-    /// refuses the other containers while these run. Only a pod's owner may delete it, so the owner must be informed.
+    /// refuses the other containers while these run. Only a pod's owner may delete the pod, so the owner must be informed.
     pub fn promised_twice(&mut self) -> Vec<Action> {
         let ledger = self.index.ledger();
         if !self.told.is_empty() {

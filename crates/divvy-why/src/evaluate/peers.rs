@@ -16,7 +16,7 @@ pub(crate) struct Peers {
     /// Topology key and value → a pod in that domain whose anti-affinity keeps the waiting pod away.
     avoided: BTreeMap<(String, String), Option<String>>,
     affinity: Option<Affinity>,
-    /// Topology key and value → a pod in that domain from which the waiting pod's own anti-affinity keeps away.
+    /// Topology key and value → a pod in that domain that the waiting pod's own anti-affinity avoids.
     avoids: BTreeMap<(String, String), Option<String>>,
     spread: Vec<Spread>,
 }
