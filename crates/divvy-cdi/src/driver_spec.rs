@@ -53,7 +53,7 @@ pub struct Basis {
     pub gpus: Vec<Gpu>,
     /// The directory on the machine in which the driver is installed: `/`, or the root of a driver container.
     pub driver_root: String,
-    /// The state of that directory; `None` if it has no files of a driver.
+    /// The state of `driver_root`; `None` if it has no files of a driver.
     pub root: Option<RootState>,
 }
 
@@ -69,8 +69,8 @@ pub struct RootState {
 }
 
 impl Basis {
-    /// Read a machine's state. `told` is the driver version that NVML reports; the kernel's version takes precedence. Return `None` if neither
-    /// is a valid version.
+    /// Read a machine's state. `told` is the driver version that NVML reports; the version that the kernel reports takes
+    /// precedence. Return `None` if neither is a valid version.
     pub fn read(tree: &dyn Tree, driver_root: &str, told: &str, gpus: &[Place]) -> Option<Basis> {
         let driver = crate::driver_version::loaded_driver(tree)
             .or_else(|| crate::driver_version::is_version(told).then(|| told.to_owned()))?;
@@ -151,7 +151,7 @@ impl RootState {
     }
 }
 
-/// Return those of the paths that do not exist on the machine.
+/// Return the paths that do not exist on the machine.
 pub fn missing(tree: &dyn Tree, paths: &[String]) -> Vec<String> {
     let Some(root) = Root::open(tree, "/") else {
         return Vec::new();

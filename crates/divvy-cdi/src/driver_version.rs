@@ -1,8 +1,8 @@
-//! The version of NVIDIA's driver: of the loaded one, and in the names of files.
+//! The version of NVIDIA's driver: the version of the loaded driver, and versions in file names.
 
 use divvy_host::{Root, Tree};
 
-/// The annotation of a spec with the version of the driver whose files the spec names.
+/// The annotation of a spec that holds the version of the driver whose files the spec names.
 pub const DRIVER_VERSION: &str = "divvy.dev/driver-version";
 
 /// Return the version in the text of `/sys/module/nvidia/version` or `/proc/driver/nvidia/version`. The first line of the latter is

@@ -56,7 +56,7 @@ pub struct Options {
     pub only: Vec<String>,
     /// Whether to add the device `all`, which has the edits of all devices.
     pub all: bool,
-    /// Whether a container joins the group of a device node that only its group may open.
+    /// Whether a container joins the group of a device node that only the node's group may open.
     pub groups: bool,
     /// The newest CDI version that readers understand. Features of later versions are left out.
     pub newest: Version,
@@ -287,7 +287,7 @@ fn tidy(edits: &mut Edits) {
     edits.additional_gids.dedup();
 }
 
-/// Remove the edits that the spec has for all devices.
+/// Remove the edits that the spec already has for all devices.
 fn without(edits: &mut Edits, common: &Edits) {
     edits.device_nodes.retain(|node| !common.device_nodes.contains(node));
     edits.mounts.retain(|mount| !common.mounts.contains(mount));
@@ -370,7 +370,8 @@ impl<'t> Nodes<'t> {
         there
     }
 
-    /// Do the same for a device node that compute programs open. If only the node's group may open it, the container also joins that group.
+    /// Add a device node that compute programs open, as [`Nodes::add`] does. If only the node's group may open it, the container
+    /// also joins that group.
     fn add_with_group(&self, edits: &mut Edits, path: &str) -> bool {
         let there = self.add(edits, path);
         if let Some((_, entry)) = self.root.resolve(path)

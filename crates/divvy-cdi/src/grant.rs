@@ -7,7 +7,7 @@ use divvy_model::names::CDI_KIND;
 
 use super::{Device, DeviceNode, Edits, Format, Spec, Version};
 
-/// The CDI version of grants' specs: the first version with annotations on devices.
+/// The CDI version of a grant's spec: the first version with annotations on devices.
 pub const VERSION: &str = "0.6.0";
 
 /// The device annotation with the grant's record, so that a spec shows which container it belongs to.
@@ -41,7 +41,7 @@ pub struct GrantSpec<'a> {
     pub groups: &'a [u32],
     /// The UUIDs of the granted GPUs.
     pub gpus: &'a [&'a str],
-    /// The kind of the specs in `base` whose edits for these GPUs are merged in; `None` for none.
+    /// The kind of those specs in `base` whose edits for these GPUs are merged in. With `None`, no edits are merged in.
     pub libraries: Option<&'a str>,
     /// The node's specs, some of which may have edits for these GPUs.
     pub base: &'a [Spec],

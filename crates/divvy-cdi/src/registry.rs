@@ -121,8 +121,8 @@ impl Registry {
         }
     }
 
-    /// Return the edits for the requested devices, in the order of injection. The edits of a spec come once, before the edits of its first
-    /// requested device.
+    /// Return the edits for the requested devices, in the order of injection. A spec's common edits come once, before the edits
+    /// of its first requested device.
     ///
     /// # Errors
     /// Returns the names of all devices that cannot be resolved. In this case no device is injected.
@@ -154,7 +154,7 @@ impl Registry {
 }
 
 impl Found {
-    /// Parse the text of a file, or keep the error with which it could not be read.
+    /// Parse the text of a file, or keep the error if the file could not be read.
     pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> Found {
         let text = text.map_err(|error| error.to_string());
         Found {

@@ -263,7 +263,7 @@ impl Spec {
     /// Parse a spec from JSON or YAML, independent of the file's extension. This does not validate the spec, see [`Spec::problems`].
     ///
     /// # Errors
-    /// The text does not have the structure of a spec.
+    /// Fails if the text does not have the structure of a spec.
     pub fn parse(text: &str) -> Result<Spec, Error> {
         let json = match text.trim_start().starts_with('{') {
             true => match serde_json::from_str(text) {
@@ -299,7 +299,8 @@ impl Spec {
         (!vendor.is_empty() && !class.is_empty()).then_some((vendor, class))
     }
 
-    /// Return the edits of a device, or `None` if the spec has no such device: the spec's edits merged with those of the device.
+    /// Return the edits of a device: the spec's common edits merged with the device's own edits. Return `None` if the spec has no
+    /// such device.
     pub fn edits_of(&self, device: &str) -> Option<Edits> {
         let device = self.devices.iter().find(|candidate| candidate.name == device)?;
         let mut edits = self.container_edits.clone();

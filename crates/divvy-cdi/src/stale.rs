@@ -12,8 +12,8 @@ use super::{Mount, Spec};
 /// Prefixes of files that every NVIDIA driver has. The rest of the file name is the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
-/// Return the version of the driver that a spec was made for: from the annotation [`DRIVER_VERSION`](crate::driver_version::DRIVER_VERSION), or for specs of other tools, from the names
-/// of the mounted files.
+/// Return the version of the driver that a spec was made for: from the annotation
+/// [`DRIVER_VERSION`](crate::driver_version::DRIVER_VERSION) or, in specs of other tools, from the names of the mounted files.
 pub fn driver_version(spec: &Spec) -> Option<&str> {
     if let Some(version) = spec.annotations.get(crate::driver_version::DRIVER_VERSION) {
         return Some(version);

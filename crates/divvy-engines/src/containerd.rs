@@ -13,7 +13,7 @@ pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
 /// The main file that containerd reads by default.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
 const ENGINE: &str = "containerd";
-/// The largest number of imported files. More than this means that an import pattern is wrong.
+/// The maximum number of imported files. More files than this mean that an import pattern is wrong.
 const MOST_FILES: usize = 1000;
 
 /// How containerd merges its main file and the files that it imports.
@@ -147,7 +147,7 @@ pub(super) fn absolute(file: &str, import: &str) -> String {
 /// Read containerd's files, starting at `main`, and merge them as the given kind of containerd does.
 ///
 /// # Errors
-/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
+/// Fails if a file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration, Error> {
     let loaded = load(files, main, merge)?;
     let mut all = Configuration {

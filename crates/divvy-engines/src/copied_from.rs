@@ -1,4 +1,4 @@
-//! From which runtime the settings of a new one are copied.
+//! Chooses the runtime from which the settings of a new runtime are copied.
 
 /// Return the names of the runtimes to copy settings from; the first that exists is used. The default runtime comes first, unless it is the new
 /// runtime or one of NVIDIA's, then runc and crun.

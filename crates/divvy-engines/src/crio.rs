@@ -40,7 +40,7 @@ pub(super) fn load(files: &dyn Files, main: &str) -> Result<Vec<(String, String)
 /// Read and merge CRI-O's files.
 ///
 /// # Errors
-/// A file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
+/// Fails if a file cannot be read, is not valid TOML, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, main: &str) -> Result<Configuration, Error> {
     let mut all = Configuration::default();
     for (path, text) in load(files, main)? {
@@ -209,7 +209,7 @@ fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {
     Ok(all)
 }
 
-/// Return a file's text without the runtime `name`, and without a default that names it.
+/// Return a file's text without the runtime `name`, and without a default-runtime setting that names it.
 pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
     let mut document = toml_text::document(path, text)?;
     if let Some(section) = toml_text::find(document.as_item_mut(), &["crio", "runtime"])

@@ -13,7 +13,7 @@ const ENGINE: &str = "Docker";
 /// Read Docker's file. A missing or empty file has the default configuration.
 ///
 /// # Errors
-/// The file cannot be read, is not valid JSON, or has a value of the wrong type at one of the keys in [`Configuration`].
+/// Fails if the file cannot be read, is not valid JSON, or has a value of the wrong type at one of the keys in [`Configuration`].
 pub fn read(files: &dyn Files, path: &str) -> Result<Configuration, Error> {
     let Some(text) = text(files, path)? else {
         return Ok(Configuration::default());
@@ -200,7 +200,8 @@ pub(super) fn configure(files: &dyn Files, path: &str, settings: &RuntimeSetting
 /// Docker's built-in runtime.
 const STOCK: &str = "runc";
 
-/// Return the text without the runtime `name`. A default that names it becomes Docker's built-in runtime, and an empty `runtimes` is removed.
+/// Return the text without the runtime `name`. If it is the default runtime, Docker's built-in runtime becomes the default. An
+/// empty `runtimes` is removed.
 pub(super) fn without(path: &str, text: &str, name: &str) -> Result<String, Error> {
     let object = parse(path, text)?;
     let document = json::Document::parse(path, text)?;

@@ -1,4 +1,4 @@
-//! What is asked of an engine, and the texts to write.
+//! The settings that an engine should get, and the texts to write.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub struct RuntimeSettings {
     pub printed: Option<String>,
 }
 
-/// The record of one file.
+/// The recorded texts of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
     /// The text before divvy wrote the file; `None` if the file did not exist.

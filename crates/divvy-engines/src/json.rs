@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::Error;
 
-/// The largest number of lines and values in a text. The time that the library needs for an edit grows with the square of this number; in a debug
-/// build it is about one second for this limit.
+/// The maximum number of lines and values in a text. The time that the library needs for an edit grows with the square of this
+/// number; in a debug build it is about one second at this limit.
 const MOST_PARTS: usize = 4_000;
 
 /// A JSON text whose top-level value is an object.

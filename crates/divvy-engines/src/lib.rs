@@ -1,5 +1,6 @@
-//! Reads the configuration of container engines, and computes the edits that register one more OCI runtime: Docker's `daemon.json`,
-//! containerd's `config.toml` with its imports, CRI-O's drop-ins. This module only turns text into text.
+//! Reads the configuration of container engines, and computes the edits that register one more OCI runtime: Docker's
+//! `daemon.json`, containerd's `config.toml` with its imports, CRI-O's drop-ins. This crate only computes new texts from existing
+//! texts.
 //!
 //! - [`docker`], [`containerd`], [`crio`]: one `read` for each engine, which merges its files exactly as the engine does
 //! - [`Configuration`]: the merged configuration, in one form for all three engines
@@ -180,7 +181,7 @@ pub enum Error {
         path: String,
         /// The number of lines and values in the file.
         parts: usize,
-        /// The largest number that is edited.
+        /// The maximum number of lines and values in a file that divvy edits.
         most: usize,
     },
     /// A value has a type that the engine does not accept.
@@ -257,7 +258,7 @@ pub enum Error {
     TooMany {
         /// The first file, whose imports were followed.
         path: String,
-        /// The largest number of files that is read.
+        /// The maximum number of files that are read.
         most: usize,
     },
 }

@@ -99,7 +99,7 @@ impl Engine {
     /// Find the engine's files on this machine.
     ///
     /// # Errors
-    /// A file that decides which files the engine reads cannot be read or parsed.
+    /// Fails if a file that decides which files the engine reads cannot be read or parsed.
     pub fn target(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
         let config = |default: &str| wanted.config.clone().unwrap_or_else(|| default.to_owned());
         let drop_in = |default: String| match wanted.drop_in.as_deref() {
@@ -152,8 +152,8 @@ impl Engine {
         })
     }
 
-    /// k3s and rke2 generate containerd's file at each start. In newer releases the generated file imports a directory of drop-ins; in older
-    /// releases only the template of that file can be edited.
+    /// Find the files of k3s or rke2, which generate containerd's file at each start. In newer releases the generated file
+    /// imports a directory of drop-ins; in older releases only the template of the generated file can be edited.
     fn rancher(self, files: &dyn Files, wanted: &Wanted) -> Result<Target, Error> {
         let directory = format!("/var/lib/rancher/{}/agent/etc/containerd", self.as_str());
         let generated = format!("{directory}/config.toml");
@@ -186,7 +186,7 @@ impl Engine {
     /// Return whether the kubelet's cgroup driver is systemd, and the file that sets it; `None` if no file sets it.
     ///
     /// # Errors
-    /// The kubelet's file exists but cannot be read, or it has a cgroup driver that the kubelet does not accept.
+    /// Fails if the kubelet's file exists but cannot be read, or if it has a cgroup driver that the kubelet does not accept.
     pub fn kubelet_driver(self, files: &dyn Files) -> Result<Option<(bool, String)>, Error> {
         let path = match self {
             // k3s and rke2 pass the driver on the kubelet's command line, and their templates set the same driver for runc.

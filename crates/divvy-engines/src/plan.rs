@@ -28,8 +28,8 @@ pub struct Edit {
 /// The edits that [`configure`] or [`undo`] computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The changes, in the order in which they must be written: an imported file comes before the file that imports it. Empty if nothing
-    /// has to change.
+    /// The changes, in the order in which they must be written: an imported file comes before the file that imports it. The list
+    /// is empty if nothing has to change.
     pub edits: Vec<Edit>,
     /// Advice and warnings for the user.
     pub notes: Vec<String>,
@@ -48,7 +48,7 @@ impl Record {
     /// Parse the text of the record file at `path`.
     ///
     /// # Errors
-    /// [`Error::Record`] if divvy did not write this text.
+    /// Fails with [`Error::Record`] if divvy did not write this text.
     pub fn parse(path: &str, text: &str) -> Result<Record, Error> {
         let wrong = |why: String| Error::Record {
             path: path.to_owned(),
@@ -64,12 +64,14 @@ impl Record {
     }
 }
 
-/// Compute the edits that give an engine the settings of a [`RuntimeSettings`]. For an engine that already has them, the plan has no edits.
+/// Compute the edits that give an engine the settings of a [`RuntimeSettings`]. If the engine already has these settings, the
+/// plan has no edits.
 ///
 /// The plan is verified: the edited files are read as the engine would read them, and the result must have the requested settings.
 ///
 /// # Errors
-/// The errors of [`Target::read`], and [`Error::Overruled`] if a file that the engine reads later overrides a requested setting.
+/// Fails with the errors of [`Target::read`], and with [`Error::Overruled`] if a file that the engine reads later overrides a
+/// requested setting.
 pub fn configure(files: &dyn Files, target: &Target, settings: &RuntimeSettings, record: Option<&Record>) -> Result<Plan, Error> {
     let mut notes = Vec::new();
     // Keep the edits that a person made since the last run: a later undo removes only what divvy wrote.
@@ -184,7 +186,7 @@ fn check(files: &dyn Files, target: &Target, settings: &RuntimeSettings, plan: &
 /// removed from it. Without a record, only the runtime `name` and a default that names it are removed.
 ///
 /// # Errors
-/// The errors of [`Target::read`].
+/// Fails with the errors of [`Target::read`].
 pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Record>) -> Result<Plan, Error> {
     let mut plan = Plan::default();
     let Some(record) = record else {

@@ -79,7 +79,7 @@ impl Target {
     /// Read and merge the engine's files.
     ///
     /// # Errors
-    /// The errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
+    /// Fails with the errors of [`docker::read`], [`containerd::read`], and [`crio::read`].
     pub fn read(&self, files: &dyn Files) -> Result<Configuration, Error> {
         match self {
             Target::Docker { config } => docker::read(files, config),

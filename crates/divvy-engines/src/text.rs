@@ -97,7 +97,7 @@ impl<'f> Values<'f> {
         wrong(self.engine, self.path, self.text, keys, found, wanted)
     }
 
-    /// Return the value at a path of keys, or `None` if a key is missing. A value on the way that is not a table is an error.
+    /// Return the value at a path of keys, or `None` if a key is missing. Fail if another value on the path is not a table.
     pub(super) fn get(&self, keys: &[&str]) -> Result<Option<&toml::Value>, Error> {
         let mut table = &self.table;
         for (index, key) in keys.iter().enumerate() {

@@ -52,7 +52,7 @@ fn scalar(value: &toml::Value) -> Value {
     }
 }
 
-/// Convert an item into a plain value; `None` if it has none.
+/// Convert an item into a plain value; `None` if the item has no value.
 pub(super) fn value(item: &Item) -> Option<toml::Value> {
     let mut alone = DocumentMut::new();
     alone.insert("value", item.clone());

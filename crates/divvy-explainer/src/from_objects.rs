@@ -12,7 +12,7 @@ use kube::core::ObjectMeta;
 use divvy_kube::convert;
 use divvy_kube::objects::{Amount, Amounts, Container, NodeObject, PodObject, PodSpec, PodStatus, Resources};
 
-/// Convert a node without its GPUs. Quantities that cannot be read count as zero.
+/// Convert a node, leaving out its GPUs. Quantities that cannot be read count as zero.
 pub fn site(object: &NodeObject) -> Site {
     let node = convert::node(object);
     let status = object.status.clone().unwrap_or_default();
@@ -51,7 +51,7 @@ fn elsewhere(node: &Node) -> u64 {
     theirs.fold(0, |sum, (_, gpus)| sum.saturating_add(*gpus))
 }
 
-/// Convert a pod that counts on its node for kube-scheduler; `None` for a pod without a node or in phase Succeeded or Failed.
+/// Convert a pod that kube-scheduler counts on its node; `None` for a pod without a node or in phase Succeeded or Failed.
 pub fn tenant(object: PodObject) -> Option<Tenant> {
     let (meta, spec) = (object.metadata, object.spec);
     let phase = object.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -79,7 +79,7 @@ pub fn tenant(object: PodObject) -> Option<Tenant> {
 /// Convert the pod for which `divvy why` is called. Its volume claims have not been read yet ([`ClaimState::Unseen`]).
 ///
 /// # Errors
-/// A quantity cannot be read.
+/// Fails if a quantity cannot be read.
 pub fn wants(object: &PodObject) -> Result<Wants, divvy_model::Error> {
     let pod = kept(convert::pod(object)?);
     let spec = &object.spec;
@@ -157,8 +157,8 @@ fn value(resource: &str, amount: &Amount) -> Option<u64> {
     .ok()
 }
 
-/// Compute a pod's effective requests by Kubernetes' formula. Without a request, the limit counts. Quantities that cannot be read count as
-/// zero.
+/// Compute a pod's effective requests by Kubernetes' formula. If a container has a limit but no request for a resource, the limit
+/// counts. Quantities that cannot be read count as zero.
 fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
     let init = spec
         .init_containers
@@ -213,7 +213,7 @@ fn requests(spec: &PodSpec) -> Vec<(Cow<'static, str>, u64)> {
     found
 }
 
-/// Compute the same for a pod with one container, which most pods have.
+/// Compute what [`requests`] computes, for a pod with one container, which is the most common case.
 fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'static, str>, u64)> {
     let Resources { requests, limits } = &container.resources;
     let defaulted = limits.iter().filter(|(name, _)| !requests.contains_key(name));
@@ -232,7 +232,8 @@ fn requests_of_one(container: &Container, overhead: &Amounts) -> Vec<(Cow<'stati
     found
 }
 
-/// Return the first quantity of gpu-mem with a suffix, such as `3Gi`, which is meant in bytes. `4k` is fine: the API server shortens 4000 to it.
+/// Return the first quantity of gpu-mem with a suffix, such as `3Gi`, which is meant in bytes. `4k` does not count as one: the
+/// API server writes 4000 in this form.
 fn with_suffix(spec: &PodSpec) -> Option<String> {
     let containers = spec.init_containers.iter().chain(&spec.containers);
     let amounts = containers.flat_map(|container| [&container.resources.limits, &container.resources.requests]);

@@ -21,17 +21,20 @@ use crate::refusal::Refusal;
 use crate::snapshot_cache::{Question, SnapshotCache};
 use crate::{from_objects, related};
 
-/// Most questions that are answered at the same time, from the token to the last byte of the answer.
+/// The maximum number of questions that are answered at the same time. A question counts from its token to the last byte of the
+/// answer.
 const ANSWERS: usize = 8;
 /// How long a question waits for its turn.
 const TURN: Duration = Duration::from_secs(5);
-/// Most bytes of a token. Service account tokens have one or two kilobytes, tokens of identity providers up to eight.
+/// The maximum size in bytes of a token. Service account tokens have one or two kilobytes, tokens of identity providers up to
+/// eight.
 const LONGEST_TOKEN: usize = 16 << 10;
-/// Most bytes of a pod's rules. They are compared with each node and each pod, and Kubernetes accepts pods with a megabyte of rules.
+/// The maximum size in bytes of a pod's rules. They are compared with each node and each pod, and Kubernetes accepts pods with a
+/// megabyte of rules.
 const LARGEST_RULES: usize = 16 << 10;
-/// Most volume claims of a pod. Reading one takes one to three requests.
+/// The maximum number of volume claims of a pod. Reading a claim takes one to three requests.
 const MOST_CLAIMS: usize = 32;
-/// Bytes of an answer's body that are sent at once.
+/// The number of bytes of an answer's body that are sent at once.
 const CHUNK: usize = 64 << 10;
 
 /// The handler of questions.
@@ -171,8 +174,8 @@ fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {
     Ok(token)
 }
 
-/// Return the answer, whose body is sent piece by piece. Its turn ends when the last piece has been taken, which limits the number of slow
-/// readers.
+/// Return the response, whose body is sent piece by piece. The question's turn ends when the last piece has been taken; this
+/// limits the number of slow readers.
 fn json(body: Vec<u8>, turn: OwnedSemaphorePermit) -> Response {
     let length = body.len();
     let pieces = futures::stream::unfold((Bytes::from(body), turn), |(mut rest, turn)| async move {

@@ -8,7 +8,8 @@
 //! - `identity`: the certificate by which clients identify the explainer
 //! - `publish`: writes that certificate where every user can read it
 //! - [`service_proxy`]: how a user's program reaches this one through the API server
-//! - [`read_cluster`], [`from_objects`], [`related`]: the cluster as values of `divvy-why`; `divvy why` uses these itself where its user may list nodes and pods
+//! - [`read_cluster`], [`from_objects`], [`related`]: read the cluster as values of `divvy-why`; `divvy why` calls these modules
+//!   itself if its user may list nodes and pods
 //!
 //! **The explainer is a separate program and not part of the extender**, because every user of the cluster can reach it. It has no right to place
 //! pods, its load and memory do not affect the extender, and if it is down, only these answers are missing.
@@ -101,7 +102,7 @@ pub enum Error {
 /// Run the explainer with the flags of `divvy explainer` until it is told to stop.
 ///
 /// # Errors
-/// As [`run`].
+/// Fails as [`run`] does.
 pub async fn main(args: Args) -> Result<(), Error> {
     let stop = divvy_program::until_stopped(args.exit_with_stdin).map_err(Error::Signals)?;
     run(args.into(), stop).await
@@ -110,7 +111,7 @@ pub async fn main(args: Args) -> Result<(), Error> {
 /// Run the explainer until `stop` is cancelled.
 ///
 /// # Errors
-/// There is no cluster to connect to, or the explainer cannot listen on the address.
+/// Fails if there is no cluster to connect to, or if the explainer cannot listen on the address.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let choice = Choice {
         kubeconfig: config.kubeconfig,
@@ -128,7 +129,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
 /// Run as [`run`] does, with an existing socket and client.
 ///
 /// # Errors
-/// The certificate cannot be made, or the server panics.
+/// Fails if the certificate cannot be made, or if the server panics.
 pub async fn run_with(
     listener: TcpListener,
     client: kube::Client,
@@ -187,8 +188,8 @@ async fn no_such_path(uri: Uri) -> Response {
     )
 }
 
-/// Return the server's limits. API servers, kubelets, and Prometheus connect. No caller is identified at this level, because users only send their
-/// tokens in TLS inside the connection.
+/// Return the server's limits. API servers, kubelets, and Prometheus connect to it. No caller is identified at this level,
+/// because users send their tokens only in TLS inside the connection.
 fn limits() -> Limits {
     let share = Share {
         connections: 64,

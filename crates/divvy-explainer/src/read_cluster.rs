@@ -42,8 +42,8 @@ struct Listed {
 /// Read all nodes and pods, which takes about two seconds for 50,000 pods. `unit` is the unit if no agent publishes one.
 ///
 /// # Errors
-/// The nodes or the pods cannot be listed. Other data that cannot be read is missing in the snapshot, and answers mention that where it
-/// matters.
+/// Fails if the nodes or the pods cannot be listed. Other data that cannot be read is missing in the snapshot, and answers
+/// mention this where it matters.
 pub async fn read_cluster(client: &kube::Client, unit: MemoryUnit, arrived: impl Fn(Arrival) + Sync) -> Result<Reading, Error> {
     read_with(client, unit, listed, arrived).await
 }
@@ -51,7 +51,7 @@ pub async fn read_cluster(client: &kube::Client, unit: MemoryUnit, arrived: impl
 /// Read the cluster as [`read_cluster`] does, but without the requests and rules of the waiting pods.
 ///
 /// # Errors
-/// The same as those of [`read_cluster`].
+/// Fails as [`read_cluster`] does.
 pub async fn read_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Result<Reading, Error> {
     read_with(client, unit, |object| listed_as(object, None), |_| {}).await
 }
@@ -102,7 +102,7 @@ async fn read_with(
     })
 }
 
-/// Return what could be read, and log an error otherwise. The answers mention missing data where it matters.
+/// Return what could be read. After an error, log the error and return `None`. The answers mention missing data where it matters.
 fn seen<T>(read: Result<T, Error>) -> Option<T> {
     read.inspect_err(|error| tracing::debug!("{error}")).ok()
 }
@@ -125,7 +125,8 @@ fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> 
     })
 }
 
-/// Bound the size of a pod's labels and rules, which users write: drop them if they are too large. Return false as the flag in that case.
+/// Limit the size of the labels, rules, and host ports of a pod, because users write them: remove all of them if they are too
+/// large. The returned flag is false if they were removed.
 fn bounded(mut tenant: Tenant) -> (Tenant, bool) {
     let whole = tenant.rules_bytes() <= limits::POD_RULES_BYTES;
     if !whole {

@@ -11,7 +11,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Api;
 use kube::api::ListParams;
 
-/// So many events of a pod are shown.
+/// The maximum number of events of a pod that are shown.
 const EVENTS: usize = 3;
 
 /// List the labels of all namespaces, by the namespace's name.

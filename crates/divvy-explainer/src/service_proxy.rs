@@ -20,13 +20,13 @@ use divvy_kube::Error;
 
 /// Namespace of the ConfigMap with the explainer's address. Every user may read `kube-public`.
 pub const CONFIG_MAP_NAMESPACE: &str = "kube-public";
-/// Name of that ConfigMap.
+/// Name of the ConfigMap with the explainer's address.
 pub const CONFIG_MAP: &str = "divvy";
-/// Key in that ConfigMap whose value is the [`Address`].
+/// Key in the ConfigMap whose value is the [`Address`].
 pub const SERVICE: &str = "service";
-/// Key in that ConfigMap whose value is the explainer's self-signed certificate, in PEM.
+/// Key in the ConfigMap whose value is the explainer's self-signed certificate, in PEM.
 pub const CERTIFICATE: &str = "tls.crt";
-/// The name in that certificate.
+/// The name in the explainer's certificate.
 pub const SERVER_NAME: &str = "divvy-explainer";
 /// Protocol to which the connection is upgraded: TLS with HTTP/1.1 inside.
 pub const PROTOCOL: &str = "divvy-why";
@@ -84,7 +84,7 @@ pub struct Endpoint {
 /// Read the explainer's address and certificate. `None` means that there is no explainer that the user may call.
 ///
 /// # Errors
-/// The ConfigMap cannot be read, or does not have the expected keys.
+/// Fails if the ConfigMap cannot be read, or does not have the expected keys.
 pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
     let what = format!("the ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP}");
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), CONFIG_MAP_NAMESPACE);
@@ -112,10 +112,10 @@ pub async fn find(client: &kube::Client) -> Result<Option<Endpoint>, Error> {
     Ok(Some(Endpoint { address, certificate }))
 }
 
-/// Open a connection to the explainer through the API server. The caller uses TLS on the connection.
+/// Open a connection to the explainer through the API server. The caller must use TLS on the connection.
 ///
 /// # Errors
-/// The API server or the explainer refuses the connection.
+/// Fails if the API server or the explainer refuses the connection.
 pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<hyper::upgrade::Upgraded>, Error> {
     const MOST: usize = 64 << 10;
     let failed = |text: String| Error::Explainer {
@@ -149,8 +149,8 @@ pub async fn tunnel(client: &kube::Client, address: &Address) -> Result<TokioIo<
     Err(failed(format!("{text} ({status}){hint}")))
 }
 
-/// Return the message of an error answer: a Status of the API server, or the explainer's `{"error": …}`. Any other body is cut to 200
-/// characters.
+/// Return the message of an error answer, which is a Status of the API server or the explainer's `{"error": …}`. If the body is
+/// neither, return its first 200 characters.
 pub fn error_text(body: &[u8]) -> String {
     let parsed: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let words = parsed

@@ -1,8 +1,8 @@
 //! The state of the cluster from which questions are answered, at most some seconds old.
 //!
-//! On a large cluster, reading all nodes and pods takes the API server and the explainer some seconds. Therefore the cluster is read only once at a
-//! time, and the result serves all questions for a while. Reading takes at most a sixth of the time, however many users call. The result is freed
-//! some seconds later.
+//! On a large cluster, reading all nodes and pods takes the API server and the explainer some seconds. Therefore only one read is
+//! under way at a time, and its result serves all questions for a while. Reading takes at most a sixth of the time, however many
+//! users call. The result is freed some seconds later.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::refusal::Refusal;
 
 /// The shortest time for which a snapshot is used.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// A snapshot is also used for at least this many times as long as reading it took.
+/// A snapshot is used for at least this many times the duration of its read.
 const REST: u32 = 5;
 /// The answer states the snapshot's age if it is greater than this.
 const NEW: Duration = Duration::from_secs(3);
@@ -29,7 +29,7 @@ const NEW: Duration = Duration::from_secs(3);
 const TURN: Duration = Duration::from_secs(20);
 /// Timeout for reading the cluster. With 5,000 nodes and 50,000 pods it takes 3 s.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Most bytes of an answer. An answer about all of 5,000 nodes has 10 MiB.
+/// The maximum size of an answer in bytes. An answer about all of 5,000 nodes has 10 MiB.
 const LARGEST_ANSWER: usize = 32 << 20;
 
 /// A question: why a pod waits.
@@ -48,7 +48,7 @@ pub(crate) struct SnapshotCache {
     kept: Arc<Mutex<Kept>>,
 }
 
-/// The snapshot, or why the cluster could not be read, and until when to use it.
+/// The snapshot, or the reason why the cluster could not be read. Either is used until `until`.
 #[derive(Debug)]
 struct Kept {
     read: Result<Read, String>,
@@ -75,8 +75,8 @@ impl SnapshotCache {
         }
     }
 
-    /// Return the answer as JSON. Read the cluster first if the snapshot is too old. The answer comes with `turn`, which the caller keeps until
-    /// the answer is sent.
+    /// Return the answer as JSON. Read the cluster first if the snapshot is too old. `turn` is returned with the answer, and the
+    /// caller keeps it until the answer is sent.
     ///
     /// The work goes on, and keeps its turn, even if the caller disconnects. Otherwise a user who repeatedly asks and disconnects could make the
     /// explainer read the cluster without pause, or work on more questions than have a turn.

@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::handler::problem;
 
-/// Most tunnels at the same time.
+/// The maximum number of tunnels at the same time.
 const TUNNELS: usize = 16;
-/// Longest life of a tunnel, from the handshake to the end of the last question. A client with more questions connects again.
+/// The longest life of a tunnel, from the handshake to the end of the last question. A client with more questions connects again.
 const LIFE: Duration = Duration::from_secs(120);
 /// Timeout of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Timeout for the next question to arrive, from the handshake or the end of the previous question.
 const QUESTION: Duration = Duration::from_secs(5);
-/// Most bytes of a request's headers. A token has up to 16 KiB.
+/// The maximum size in bytes of a request's headers. A token has up to 16 KiB.
 const HEADER_BYTES: usize = 32 << 10;
 
 #[derive(Clone)]

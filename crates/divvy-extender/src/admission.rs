@@ -1,8 +1,8 @@
 //! The mutating admission webhook that assigns new pods to a second scheduler, for API servers that do not support a
 //! MutatingAdmissionPolicy.
 //!
-//! The API server sends each new pod to this webhook (admission.k8s.io/v1). The answer is a patch of `spec.schedulerName` or no
-//! patch. This module only maps values to values.
+//! The API server sends each new pod to this webhook (admission.k8s.io/v1). The webhook answers with a patch of
+//! `spec.schedulerName`, or without a patch. This module does no I/O.
 //!
 //! The rule is the same one that `divvy scheduler-config --as-second-scheduler` prints as CEL for a MutatingAdmissionPolicy; a test of
 //! that command compares the two.
@@ -13,8 +13,8 @@ use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-/// Return the extended resources whose pods must be scheduled through the extender: gpu-mem, which the ledger counts, gpu-count, so that
-/// the extender can warn that it has no effect, and the resources of whole GPUs.
+/// Return the extended resources that require scheduling through the extender: gpu-mem, because the ledger counts it; gpu-count,
+/// so that the extender can warn that it has no effect; and the resources of whole GPUs.
 pub fn managed() -> impl Iterator<Item = &'static str> {
     [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
@@ -31,7 +31,7 @@ pub fn assigned() -> impl Iterator<Item = &'static str> {
     managed().filter(move |name| !shared(name))
 }
 
-/// The scheduler name that the API server writes into a pod without one, before any webhook sees the pod.
+/// The scheduler name that the API server writes into a pod that names no scheduler, before any webhook sees the pod.
 pub const DEFAULT_SCHEDULER: &str = "default-scheduler";
 
 /// Return the path of the webhook that assigns pods to this scheduler.
@@ -126,7 +126,7 @@ struct Response {
     allowed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     patch_type: Option<&'static str>,
-    /// The JSON patch; as bytes, it is serialized in base64.
+    /// The JSON patch. It is stored as bytes, so that it is serialized in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     patch: Option<ByteString>,
 }
@@ -138,11 +138,11 @@ impl Answer {
     }
 }
 
-/// Answer an AdmissionReview. Every object is allowed. A pod that requests shared GPU memory and does not name a scheduler is assigned to
-/// `scheduler`.
+/// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`managed`], does not name a
+/// scheduler, and is not bound is assigned to `scheduler`.
 ///
 /// # Errors
-/// The body is not an AdmissionReview, or the object of a review of a new pod is not a pod.
+/// Fails if the body is not an AdmissionReview, or if the object of a review of a new pod is not a pod.
 pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
     let review: Review<'_> = serde_json::from_slice(body).map_err(|error| {
         format!(

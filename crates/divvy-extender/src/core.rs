@@ -9,9 +9,9 @@
 //!                                       looking the pod up (just after a list; or if the GPU of an earlier try is unhealthy)
 //! ```
 //!
-//! Only one bind at a time posts for a node. A bind without an answer lets the next one go on, and its memory stays
-//! reserved. Each call passes the time in; nothing here draws a random number or depends on the order of a hash map.
-//! `docs/design/allocation.md` describes the whole protocol.
+//! Only one bind at a time posts for a node. If a POST gets no answer, the next bind may post, and the memory of the first one
+//! stays reserved. The time is an argument of each call; nothing here draws a random number or depends on the order of a hash
+//! map. `docs/design/allocation.md` describes the whole protocol.
 //!
 //! # The settle second
 //!
@@ -58,20 +58,20 @@ pub struct Timing {
     /// A bind is answered within this time of its request. It must be less than kube-scheduler's `httpTimeout` (5 s by default);
     /// otherwise the answer is lost.
     pub answer_within_ns: u64,
-    /// Pause before a pod whose bind got no answer is read the second time. It doubles with each read.
+    /// The pause before the second read of a pod whose bind got no answer. It doubles with each further read.
     pub first_pause_ns: u64,
     /// How long the API server may still carry out a POST that got no answer: its request timeout (60 s) plus a margin.
     pub doubt_ns: u64,
     /// How long after a bind the extender waits for the pod's watch event before it reads the pod.
     pub unseen_ns: u64,
-    /// The settle second: how long after a complete list of pods nothing is allocated. In this time, the API server carries out the
-    /// Bindings that an earlier extender sent before it was killed or lost the lease, and the watch shows them. A Binding that takes
-    /// longer is found afterwards ([`Core::promised_twice`]).
+    /// The settle second: nothing is allocated for this long after a complete list of pods. In this time, the API server carries
+    /// out the Bindings that an earlier extender sent before it was killed or lost the lease, and the watch shows them. If a
+    /// Binding takes longer, [`Core::promised_twice`] finds it afterwards.
     pub settle_ns: u64,
-    /// How long the memory of a departed pod is held: a pod whose object vanished while one of its containers was last seen running
-    /// (a forced deletion). The agent's inventory ends the hold sooner if it reports what is still held. A kubelet kills such
-    /// containers within 3 s, and the agent reports that within milliseconds, or seconds if it is just starting. After this time the
-    /// ledger frees the memory in any case.
+    /// How long the memory of a departed pod stays reserved. A pod is departed if its object vanished (a forced deletion) while
+    /// one of its containers was last seen running. The hold ends sooner if the agent's inventory reports what is still held: a
+    /// kubelet kills such containers within 3 s, and the agent reports this within milliseconds, or within seconds if it is just
+    /// starting. After `departed_ns`, the ledger frees the memory in any case.
     pub departed_ns: u64,
 }
 
@@ -130,7 +130,8 @@ impl BindArgs {
     }
 }
 
-/// A caller that waits for the answer to a bind. Callers with equal binds share one operation and get the same answer.
+/// The ticket of a caller that waits for the answer to a bind. Equal binds share one operation, and all their callers get the
+/// same answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -167,7 +168,7 @@ pub enum Action {
         /// The pause before the read, in nanoseconds.
         after_ns: u64,
     },
-    /// Publish a warning event about a pod. Nothing fails because of it.
+    /// Publish a warning event about a pod. No bind depends on the event.
     Warn {
         /// The pod that the event is about.
         pod: PodKey,
@@ -236,7 +237,7 @@ pub struct Counts {
     pub departed: u64,
 }
 
-/// Whether this replica is the leader, which is the only one that binds.
+/// Whether this replica is the leader. Only the leader binds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lead {
     /// Another replica leads, or none does.
@@ -263,19 +264,19 @@ pub struct Core {
     pods_taken: BTreeMap<String, OpId>,
     /// Node → the bind whose POST to the node is under way.
     nodes_taken: BTreeMap<String, OpId>,
-    /// When the pod of a reservation was last read, by (UID, node).
+    /// When the pod of each reservation was last read, by (UID, node).
     looked: BTreeMap<(String, String), u64>,
-    /// Pods that the API server reported as gone but that the watch has also shown, by UID, in the state that the watch showed last. Each
-    /// is read until the API server says whether it exists.
+    /// Pods that the API server reported as gone although the watch showed them: by UID, in the state that the watch showed last.
+    /// Each pod is read again until the API server says whether it exists.
     resurfaced: BTreeMap<String, Pod>,
     /// When a watch last resumed after an interruption, and what it watches.
     resumed: Option<(u64, &'static str)>,
-    /// The end of the settle second: nothing is allocated before.
+    /// The end of the settle second. Nothing is allocated before it.
     settled_ns: u64,
     lead: Lead,
     /// UIDs of the pods for which a warning event says that their memory was allocated twice.
     told: BTreeSet<String>,
-    /// The ledger's version up to which such GPUs have been searched for.
+    /// The version of the ledger up to which GPUs have been searched for memory that was allocated twice.
     looked_at: u64,
     next: u64,
     counts: Counts,
@@ -296,12 +297,12 @@ struct Op {
     /// No read of the pod starts after this time.
     deadline_ns: u64,
     stage: Stage,
-    /// The pod in the state for which the decision is made.
+    /// The pod, in the state on which the decision is based.
     pod: Option<Pod>,
     /// The allocations that were sent for the pod: first that of this bind, then those of earlier binds that may still be carried out.
     /// Empty for a pod that requests no memory.
     sent: Vec<Held>,
-    /// An earlier POST with the same content may still be carried out.
+    /// Whether an earlier POST with the same content may still be carried out.
     doubted: bool,
     /// Whether this bind has read the pod from the API server.
     read: bool,
@@ -369,7 +370,7 @@ impl Core {
         &mut self.index
     }
 
-    /// Take in a change of pods, and return the actions that follow from it: checks and warnings.
+    /// Apply a change of pods, and return the actions that follow from it: checks and warnings.
     pub fn pod_change(&mut self, change: Change<ReadPod>, now: Now) -> Vec<Action> {
         // Drop the rules of a pod that has its GPUs: they are no longer needed, and a replacement pod has its own.
         let change = change.map(ReadPod::as_kept);
@@ -414,7 +415,7 @@ impl Core {
         actions
     }
 
-    /// Take in a change of nodes.
+    /// Apply a change of nodes.
     pub fn node_change(&mut self, change: Change<Node>, now: Now) -> Vec<Action> {
         if matches!(change, Change::Resumed) {
             self.resumed = Some((now.monotonic_ns, "nodes"));
@@ -425,8 +426,8 @@ impl Core {
         self.promised_twice()
     }
 
-    /// Take in a change of gpushare's ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: a GPU's health comes
-    /// from the inventory, and the ConfigMaps only add to it.
+    /// Apply a change of gpushare's ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: a GPU's health comes
+    /// from the inventory, and the ConfigMaps only name further unhealthy GPUs.
     pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
         self.index.unhealthy_change(change);
         self.fleet.follow(self.index.ledger());
@@ -455,8 +456,9 @@ impl Core {
         self.fleet.follow(ledger);
     }
 
-    /// Take in that all pods were listed, at the start or because a watch could not be resumed. Begin the settle second, and return checks
-    /// for all reservations without a pod event: a pod that was created and deleted while the watch was broken has no events anymore.
+    /// Record that all pods were listed, at the start or because a watch could not be resumed. Begin the settle second. Return
+    /// checks for all reservations whose pod the watch has not shown: a pod that was created and deleted while the watch was
+    /// broken has no events anymore.
     pub fn pods_listed(&mut self, now: Now) -> Vec<Action> {
         if self.lead == Lead::Lists {
             self.lead = Lead::Leads;
@@ -482,8 +484,8 @@ impl Core {
         actions
     }
 
-    /// Take in that this replica was elected. It binds after it has listed the pods again ([`Core::await_list`]). Return false if it
-    /// already leads or is about to.
+    /// Record that this replica was elected. It binds only after it has listed the pods again ([`Core::await_list`]). Return
+    /// false if it already leads or is about to lead.
     pub fn elected(&mut self) -> bool {
         let follows = self.lead == Lead::Follows;
         if follows {
@@ -492,7 +494,7 @@ impl Core {
         follows
     }
 
-    /// Take in that a list of pods has begun after the election. Once this list is complete, the replica binds.
+    /// Record that a list of pods has begun after the election. Once this list is complete, the replica binds.
     pub fn await_list(&mut self) {
         if self.lead == Lead::Elected {
             self.lead = Lead::Lists;
@@ -520,7 +522,7 @@ impl Core {
         self.settled_ns.checked_sub(now.monotonic_ns).filter(|rest| *rest > 0)
     }
 
-    /// Start the clock for new departed pods, and release those whose time is over.
+    /// Start the time limit for pods that have just departed, and release departed pods whose time is over.
     fn age_departed(&mut self, now: Now) {
         let limit_ns = self.timing.departed_ns;
         self.counts.departed += self.index.ledger_mut().age_departed(now.monotonic_ns, limit_ns);

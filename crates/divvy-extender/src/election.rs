@@ -131,8 +131,8 @@ impl Election {
         self.holder() != Some(&self.identity)
     }
 
-    /// Take in a read of the Lease with its version (`None` if it does not exist), and return the next step. `unix_us` is only for the times
-    /// that the step writes.
+    /// Handle a read of the Lease: its content and its version, or `None` if it does not exist. Return the next step. `unix_us`
+    /// is used only for the times in the record to write.
     pub fn read(&mut self, found: Option<(Record, String)>, now_ns: u64, unix_us: i64) -> Step {
         let fresh = Record {
             holder: self.identity.clone(),
@@ -179,7 +179,7 @@ impl Election {
         }
     }
 
-    /// Take in that a write was acknowledged. `sent_ns` is when it was sent, by the replica's own clock.
+    /// Record that a write was acknowledged. `sent_ns` is when it was sent, by the replica's own clock.
     pub fn written(&mut self, record: Record, version: String, sent_ns: u64) {
         self.observed = Some((record, sent_ns));
         self.version = version;

@@ -18,7 +18,7 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
-    /// Plain HTTP on an address that other machines can reach.
+    /// `--listen` without TLS names an address that other machines can reach.
     #[error(
         "--listen {address} without TLS lets everyone who can connect to it bind pods to nodes and see the cluster's pods. Configure certificates \
          with --tls-secret NAMESPACE/NAME, or listen on this machine only with --listen 127.0.0.1:{port}; to start anyway, add --insecure",

@@ -14,11 +14,11 @@ use rustls::pki_types::ServerName;
 
 use crate::tls::Current;
 
-/// The header that marks a forwarded bind, which is not forwarded again.
+/// The header that marks a forwarded bind. Such a bind is not forwarded again.
 pub(crate) const FORWARDED: &str = "divvy-forwarded-by";
 /// Timeout of the leader's answer. The leader answers within 4.5 s, and kube-scheduler waits for 5 s.
 const ANSWER: Duration = Duration::from_millis(4_800);
-/// Most bytes of the leader's answer, which is one sentence.
+/// The maximum size in bytes of the leader's answer, which is one sentence.
 const LARGEST_ANSWER: usize = 64 << 10;
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;

@@ -1,5 +1,5 @@
-//! Everything that waits: the watches, the requests to the API server, and the periodic sweep. The host feeds the [`Core`] and carries
-//! out its [`Action`]s. It makes no decisions.
+//! The parts of the extender that wait: the watches, the requests to the API server, and the periodic sweep. The host feeds the
+//! [`Core`] and carries out its [`Action`]s. It makes no decisions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -90,8 +90,8 @@ pub fn serve(client: kube::Client, settings: Settings, stop: CancellationToken) 
     serve_with(client, settings, None, None, stop)
 }
 
-/// Start as [`serve`] does. With credentials, only clients that connect through [`crate::tls::listener`] and present a certificate are
-/// answered. With several replicas, nothing is bound before [`Shared::lead_until`].
+/// Start as [`serve`] does. With credentials, only clients that connect through [`crate::tls::listener`] and present a
+/// certificate are answered. With several replicas, nothing is bound before [`Shared::lead_until`] is called.
 pub(crate) fn serve_with(
     client: kube::Client,
     settings: Settings,

@@ -37,27 +37,28 @@ use wire::{BindResult, FilterResult, PreemptionResult, Priorities};
 /// The answer of gpushare's extender to `/version`, byte for byte, because tools compare it.
 const GPUSHARE_VERSION: &str = "0.1.0";
 
-/// Most bytes of a request body. A filter request with the whole Node objects of 5,000 nodes has about 40 MiB.
+/// The maximum size of a request body in bytes. A filter request with the whole Node objects of 5,000 nodes has about 40 MiB.
 const LARGEST_BODY: usize = 64 << 20;
 
-/// Most bytes of a review. An API server reads at most 3 MiB of a request, and etcd keeps objects of at most 1.5 MiB. A review of a new pod
-/// contains the pod once.
+/// The maximum size of an AdmissionReview in bytes. An API server reads at most 3 MiB of a request, and etcd keeps objects of at
+/// most 1.5 MiB. A review of a new pod contains the pod once.
 const LARGEST_REVIEW: usize = 3 << 20;
 
-/// Most reviews that are read and answered at the same time. With [`LARGEST_REVIEW`], and two copies while a body is assembled, they take at
-/// most 48 MiB.
+/// The maximum number of reviews that are read and answered at the same time. With [`LARGEST_REVIEW`] and two copies of a body
+/// while it is assembled, they take at most 48 MiB.
 const REVIEWS: usize = 8;
-/// How long a review may wait for its turn. Together with [`REVIEW_BODY`] it is the 3 s that the API server waits (`timeoutSeconds` of the
-/// webhook that `divvy scheduler-config` prints).
+/// How long a review may wait for its turn. The sum of this and [`REVIEW_BODY`] is the 3 s that the API server waits
+/// (`timeoutSeconds` of the webhook that `divvy scheduler-config` prints).
 const REVIEW_TURN: Duration = Duration::from_secs(2);
 /// How long the body of a review may take to arrive.
 const REVIEW_BODY: Duration = Duration::from_secs(1);
 
-/// A review up to this size is parsed on the spot: a pod has a few kilobytes. Larger reviews are parsed on another thread, one at a time, so
-/// that neither kube-scheduler nor a probe has to wait.
+/// The largest review, in bytes, that is parsed on the spot. A pod has a few kilobytes. Larger reviews are parsed on another
+/// thread, one at a time, so that neither kube-scheduler nor a probe has to wait.
 const SMALL_REVIEW: usize = 64 << 10;
 
-/// Most bytes of the body of a request without a client certificate, if the webhook is off. Such a request only reads a page.
+/// The maximum size in bytes of the body of a request without a client certificate, if the webhook is off. Such a request only
+/// reads a page.
 const LARGEST_QUESTION: usize = 4 << 10;
 
 /// Return the server's limits. With `tls`, a caller that presents no certificate is unknown. Without `tls`, every caller is known: anyone who
@@ -137,8 +138,8 @@ async fn no_such_path(uri: Uri) -> Response {
     )
 }
 
-/// Return the router for the API server's webhook. The API server has no client certificate either. The answer reveals nothing beyond the
-/// pod in the request, and no pod is placed.
+/// Return the router for the API server's webhook. The API server presents no client certificate. This is safe: the answer
+/// reveals nothing beyond the pod in the request, and no pod is placed.
 pub(crate) fn webhook(shared: Arc<Shared>) -> Router {
     Router::new()
         .route(&format!("{}/{{scheduler}}", admission::PATH), post(mutate))
@@ -160,7 +161,8 @@ struct Webhook {
     large: Arc<Semaphore>,
 }
 
-/// With TLS, refuse clients that have not presented a certificate: only the others may place pods or see which pods there are.
+/// With TLS, refuse clients that have not presented an accepted certificate. Only accepted clients may place pods or see which
+/// pods exist.
 async fn identified(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
     if is_known(&shared, request.extensions()) {
         return next.run(request).await;
@@ -236,7 +238,8 @@ async fn prioritize(State(shared): State<Arc<Shared>>, body: Result<Bytes, Bytes
     without_error_field(&shared, "prioritize", body, prioritized)
 }
 
-/// Answer preempt. The answer has no field for an error either. After an error status, kube-scheduler evicts no pods and tries the pod again.
+/// Answer preempt. The answer has no field for an error. After an error status, kube-scheduler evicts no pods and tries the pod
+/// again.
 async fn preempt(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
@@ -334,7 +337,8 @@ async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Resul
     })
 }
 
-/// Forward a bind to the leader, because only the leader binds. `once_already`: another replica has forwarded the bind to this one.
+/// Forward a bind to the leader, because only the leader binds. `once_already` means that another replica has already forwarded
+/// the bind to this one.
 async fn handed_on(shared: &Shared, leadership: &Leadership, once_already: bool, body: Bytes) -> Response {
     let refuse = |error: String| {
         tracing::info!(%error, "a bind was not forwarded to the leader");
@@ -378,8 +382,8 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
     answer(&report)
 }
 
-/// Answer a review. This needs neither the ledger nor the lease, so any replica answers, right from its start. The body is only read once the
-/// review has its turn, which bounds the memory.
+/// Answer a review. This needs neither the ledger nor the lease, so any replica answers as soon as it has started. The body is
+/// not read before the review has its turn; this limits the memory.
 async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, request: Request) -> Response {
     let began = Instant::now();
     if let Err(why) = admission::check_scheduler_name(&scheduler) {
@@ -461,7 +465,8 @@ async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extension
     // A replica that does not lead is also ready: it filters, and forwards binds.
     let text = line("pods", core.index().pods()) + &line("nodes", core.index().nodes()) + &lead;
     // A watch that breaks later is resumed; until then the extender answers from the last events.
-    // If the lease cannot be read, nothing will ever be bound. Fail readiness, so that this is seen at the installation and not with the first pod.
+    // If the lease cannot be read, nothing will ever be bound. Fail readiness, so that the administrator notices at installation
+    // and not with the first pod.
     let of_no_use = shared.holder().is_none() && shared.lease_trouble().is_some();
     let status = if core.index().synced() && !of_no_use {
         StatusCode::OK

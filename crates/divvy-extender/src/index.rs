@@ -9,7 +9,7 @@ use divvy_kube::convert::{self, ReadPod, UnhealthyGpus};
 use divvy_kube::objects::{NodeObject, PodObject};
 use divvy_kube::watch::Change;
 
-/// Most pods with unreadable requests that are remembered by name and logged, once each.
+/// The maximum number of pods with unreadable requests that are remembered by name. Each is logged once.
 const MOST_UNREADABLE: usize = 1000;
 
 /// The cluster's pods and nodes, and the ledger computed from them.
@@ -64,7 +64,7 @@ impl Index {
         &self.ledger
     }
 
-    /// Return the ledger for changes of reservations. Change objects only through the functions below.
+    /// Return the ledger, to change reservations. Change pods and nodes only through the functions below.
     pub fn ledger_mut(&mut self) -> &mut Ledger {
         &mut self.ledger
     }
@@ -84,23 +84,24 @@ impl Index {
         self.pods.lists > 0 && self.nodes.lists > 0
     }
 
-    /// Return pods whose requests cannot be read, in the order of their UIDs; at most 1,000. The ledger still counts what they hold.
+    /// Return the pods whose requests cannot be read, in the order of their UIDs; at most 1,000. The ledger still counts what
+    /// these pods hold.
     pub fn unreadable(&self) -> impl Iterator<Item = (&PodKey, &Error)> {
         self.unreadable.values().map(|(key, error)| (key, error))
     }
 
-    /// Take in a pod that is new or has changed.
+    /// Apply a pod that is new or has changed.
     pub fn apply_pod(&mut self, pod: Pod) {
         self.ledger.apply_pod(pod);
     }
 
-    /// Take in that the pod with this UID is gone.
+    /// Record that the pod with this UID is gone.
     pub fn delete_pod(&mut self, uid: &str) {
         self.unreadable.remove(uid);
         self.ledger.delete_pod(uid);
     }
 
-    /// Take in a complete list of pods. All others are gone.
+    /// Apply a complete list of pods. Pods that are not in the list are gone.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) {
         self.ledger.replace_pods(pods);
         self.pods.listed();
@@ -108,33 +109,33 @@ impl Index {
         self.unreadable.retain(|uid, _| ledger.pod(uid).is_some());
     }
 
-    /// Take in a node that is new or has changed.
+    /// Apply a node that is new or has changed.
     pub fn apply_node(&mut self, node: &Node) {
         self.ledger.apply_node(node);
     }
 
-    /// Take in that a node is gone. Its pods stay in the ledger until they are gone as well.
+    /// Record that a node is gone. Its pods stay in the ledger until they are gone as well.
     pub fn delete_node(&mut self, name: &str) {
         self.ledger.delete_node(name);
     }
 
-    /// Take in a complete list of nodes. All others are gone.
+    /// Apply a complete list of nodes. Nodes that are not in the list are gone.
     pub fn reset_nodes(&mut self, nodes: &[Node]) {
         self.ledger.replace_nodes(nodes);
         self.nodes.listed();
     }
 
-    /// Take in a change of pods.
+    /// Apply a change of pods.
     pub fn pod_change(&mut self, change: Change<PodObject>) {
         self.read_pod_change(change.map(ReadPod::from));
     }
 
-    /// Take in a change of nodes.
+    /// Apply a change of nodes.
     pub fn node_change(&mut self, change: Change<NodeObject>) {
         self.read_node_change(change.map(|object| convert::node(&object)));
     }
 
-    /// Take in a change of pods, as [`Index::pod_change`] does, for pods that are already converted.
+    /// Apply a change of pods, as [`Index::pod_change`] does, for pods that are already converted.
     pub fn read_pod_change(&mut self, change: Change<ReadPod>) {
         match change {
             Change::Apply(read) => {
@@ -151,7 +152,7 @@ impl Index {
         }
     }
 
-    /// Take in a change of nodes, as [`Index::node_change`] does, for nodes that are already converted.
+    /// Apply a change of nodes, as [`Index::node_change`] does, for nodes that are already converted.
     pub fn read_node_change(&mut self, change: Change<Node>) {
         match change {
             Change::Apply(node) => self.apply_node(&node),
@@ -162,7 +163,7 @@ impl Index {
         }
     }
 
-    /// Take in a change of gpushare's ConfigMaps. While their watch is broken, their last content stays valid.
+    /// Apply a change of gpushare's ConfigMaps. While their watch is broken, their last content stays valid.
     pub fn unhealthy_change(&mut self, change: Change<UnhealthyGpus>) {
         match change {
             Change::Apply(named) => self.ledger.name_unhealthy(&named.node, named.gpus),

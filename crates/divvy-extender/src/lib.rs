@@ -94,7 +94,7 @@ pub struct Surroundings {
 /// Run the extender with the flags of `divvy extender` until it is told to stop.
 ///
 /// # Errors
-/// As [`run`], and flags that contradict each other.
+/// Fails as [`run`] does, and if flags contradict each other.
 pub async fn main(args: Args) -> Result<(), Error> {
     let stop = divvy_program::until_stopped(args.exit_with_stdin).map_err(Error::Signals)?;
     run(args.try_into()?, stop).await

@@ -119,7 +119,7 @@ impl Shared {
             .is_none_or(|leadership| boot_ns() < leadership.held_until_ns.load(Ordering::Acquire))
     }
 
-    /// Take in that this replica holds the lease until this time ([`boot_ns`]).
+    /// Record that this replica holds the lease until this time ([`boot_ns`]).
     pub(crate) fn lead_until(&self, until_ns: u64) {
         let Some(leadership) = &self.leadership else { return };
         leadership.held_until_ns.store(until_ns, Ordering::Release);
@@ -135,7 +135,7 @@ impl Shared {
         self.perform(actions);
     }
 
-    /// Take in who holds the lease now.
+    /// Record who holds the lease now.
     pub(crate) fn follow(self: &Arc<Self>, holder: Option<&str>) {
         let Some(leadership) = &self.leadership else { return };
         let before = {
@@ -150,7 +150,7 @@ impl Shared {
         }
     }
 
-    /// Take in why the lease cannot be read or written; `None` if it can.
+    /// Record why the lease cannot be read or written; `None` if it can.
     pub(crate) fn set_lease_trouble(&self, trouble: Option<String>) {
         if let Some(leadership) = &self.leadership {
             *leadership.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
@@ -273,7 +273,7 @@ impl Shared {
         }
     }
 
-    /// Send a request and read the whole answer, at most [`answer::MOST_BYTES`].
+    /// Send a request and read the whole answer, which may have at most [`answer::MOST_BYTES`] bytes.
     pub(crate) async fn ask(&self, request: http::Result<http::Request<Body>>, within: Duration) -> Result<(u16, Bytes), String> {
         let request = request.map_err(|error| error.to_string())?;
         let ask = async {
@@ -289,8 +289,8 @@ impl Shared {
         }
     }
 
-    /// Watch the pods, and list them again each time that this replica is elected. A watch may be behind or broken, and this replica must
-    /// know which pods another has bound before it allocates memory.
+    /// Watch the pods, and list them again each time that this replica is elected. A watch may be behind or broken, and before
+    /// this replica allocates memory, it must know which pods another replica has bound.
     pub(crate) fn watch_pods(self: &Arc<Self>, stop: CancellationToken) {
         let shared = self.clone();
         let mut terms = self.leadership.as_ref().map(|leadership| leadership.terms.subscribe());

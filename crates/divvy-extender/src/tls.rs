@@ -2,9 +2,9 @@
 //!
 //! - [`plan`]: decides which certificates to make or renew
 //! - [`make`]: makes keys and certificates
-//! - [`certificate`]: reads and checks them
+//! - [`certificate`]: reads and checks certificates
 //! - [`names`]: decides which clients are accepted
-//! - `source`: stores them: in a Secret that the extender writes, or in files that another program maintains
+//! - `source`: keeps certificates in a Secret that the extender writes, or reads them from files that another program maintains
 //! - `listener`: accepts connections, and answers clients that do not use TLS
 //!
 //! The certificates may change at any time. Each new connection uses the newest ones; existing connections are not dropped.
@@ -76,7 +76,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Make the credentials from PEM data. The error names the part that is unusable, by `names`: those of the certificate and the CA.
+    /// Make the credentials from PEM data. The error names the unusable part. `names` are the names of the certificate and
+    /// the CA for this purpose.
     pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
         let [certificate_name, ca_name] = names;
         let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;

@@ -1,7 +1,7 @@
-//! AMD GPUs through the files that the kernel module amdgpu has in `/sys`. No library is needed.
+//! Reads AMD GPUs from the files that the kernel module amdgpu provides in `/sys`. No library is needed.
 //!
-//! A GPU that is divided into partitions counts as its partitions: each has device nodes and memory of its own. The first partition is the
-//! PCI function, the others are platform devices.
+//! If a GPU is divided into partitions, each partition counts as a GPU, because it has device nodes and memory of its own. The
+//! first partition is the PCI function, the others are platform devices.
 
 mod address;
 mod devices;
@@ -27,13 +27,13 @@ use self::sysfs::Directory;
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
-/// The processes that use KFD, by PID. Each has a file `vram_GPU` for each GPU, with the GPU's number in KFD.
+/// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
 
 /// The name of the fault that the RAS counters report.
 const MEMORY_ERROR: &str = "uncorrectable memory error";
 
-/// The longest text of a GPU in bytes.
+/// The maximum size in bytes of a text that describes a GPU.
 const TEXT_BYTES: usize = 96;
 
 /// The driver for AMD GPUs.
@@ -50,14 +50,14 @@ pub struct Amd {
 /// What is remembered of each device, by its name in `/sys`.
 #[derive(Debug, Default)]
 struct Memory {
-    /// The unique id that named the device, if it had one, and the UUID. A device keeps its UUID while it is in use, whatever becomes of the
-    /// other devices.
+    /// The unique id from which the UUID was made, if the device had one, and the UUID. A device keeps its UUID while its unique
+    /// id stays the same, whatever happens to the other devices.
     names: BTreeMap<String, (Option<u64>, String)>,
     /// The last facts, used for a GPU that KFD no longer lists.
     facts: BTreeMap<String, GpuFacts>,
 }
 
-/// What was found of one device.
+/// A device, and what was read about it.
 #[derive(Debug)]
 struct Found<'t> {
     device: Device<'t>,
@@ -108,7 +108,7 @@ impl Amd {
         }
     }
 
-    /// Send a fault for each GPU whose errors increased. All partitions of a GPU share its counters.
+    /// Send a fault for each GPU whose error counters have risen. All partitions of a GPU share its counters.
     fn judge(&mut self, found: &[Found<'_>]) {
         for card in found.iter().filter(|found| found.device.place.1.is_none()) {
             let Some(function) = &card.device.function else { continue };
@@ -199,12 +199,13 @@ impl Backend for Amd {
     }
 }
 
-/// Report whether this is the name of a fault of AMD GPUs.
+/// Report whether a text is the name of a fault of AMD GPUs.
 pub(crate) fn is_fault_name(text: &str) -> bool {
     text == MEMORY_ERROR
 }
 
-/// Read the GPUs of a machine whose files are a value, without what an earlier look remembers. `None` if amdgpu is not loaded there.
+/// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if amdgpu is
+/// not loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
     let module = Directory::open(tree, devices::MODULE)?;
     // Nothing watches these calls: a value does not hang.
@@ -279,7 +280,8 @@ fn trouble(device: &Device<'_>) -> String {
     format!("{}: {reason}", device.name)
 }
 
-/// Give each device that KFD lists a UUID: the card's unique id or, if it has none of its own, the PCI address; and the partition's number.
+/// Give a UUID to each device that KFD lists. The UUID consists of the card's unique id, or the PCI address if the card has no
+/// unique id of its own, and the partition's number.
 fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, String)>) {
     let unique_id = |device: &Device<'_>| device.node.as_ref()?.unique_id.filter(|id| *id > 0);
     let mut cards: BTreeMap<u64, BTreeSet<Address>> = BTreeMap::new();
@@ -311,7 +313,8 @@ fn name(devices: &[Device<'_>], names: &mut BTreeMap<String, (Option<u64>, Strin
     }
 }
 
-/// Return what a partition is a part of. The profile is named as AMD's plugin names its resources: `cpx_nps4`.
+/// Return the GPU to which a partition belongs, and the partition's profile. The profile has the name that AMD's plugin gives to
+/// its resource, such as `cpx_nps4`.
 fn partition(device: &Device<'_>) -> Partition {
     let mode = |file: &str| {
         let text = device.function.as_ref()?.text(file)?;
@@ -386,12 +389,12 @@ fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts 
     facts
 }
 
-/// Convert a size, unless no GPU can have it.
+/// Convert a size from bytes. Return `None` if no GPU can be that large.
 fn bounded(bytes: u64) -> Option<MiB> {
     (bytes < 1 << 60).then(|| MiB::from_bytes(bytes))
 }
 
-/// Return the first line of a text that the driver or the card's manufacturer wrote, without what cannot be printed.
+/// Return the first line of a text that the driver or the card's manufacturer wrote, without control characters.
 fn printable(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default().trim();
     let kept: String = line.chars().filter(|c| !c.is_control()).collect();

@@ -16,8 +16,8 @@ pub trait Backend: Send {
     /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
 
-    /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call has
-    /// returned. The thread that sends them ends with the backend.
+    /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call
+    /// has returned. The thread that sends the events ends when the backend is dropped.
     fn events(&mut self) -> Receiver<Event>;
 
     /// Report whether a lost GPU stays lost for this backend until the driver is opened again.

@@ -67,7 +67,7 @@ pub struct Timing {
     pub first_answer: Duration,
     /// The time before the second attempt to connect or to start a probe. It doubles with each attempt up to `longest_backoff`.
     pub backoff: Duration,
-    /// The upper bound of that time.
+    /// The upper bound of the time between attempts.
     pub longest_backoff: Duration,
 }
 
@@ -169,7 +169,8 @@ impl ProbeHandle {
         parse(self.ask(Op::Driver(question)).await?)
     }
 
-    /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`Code::DriverFiles`] if none can be made.
+    /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`Code::DriverFiles`] if no
+    /// spec can be made.
     pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
         let made: DriverSpec = parse(self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?)?;
         match made.spec.is_valid() {
@@ -451,7 +452,8 @@ impl Client {
         self.deliver(Update::Fault(event), pending).await
     }
 
-    /// Deliver an update to the reader. While the reader is slow, the client reads no answers, so that time does not count against the probe.
+    /// Deliver an update to the reader. While the reader is slow, the client reads no answers; this delay does not count as
+    /// waiting for the probe.
     async fn deliver(&mut self, update: Update, pending: &mut BTreeMap<u64, Pending>) -> Result<(), Gone> {
         let before = Instant::now();
         self.updates.send(update).await.map_err(|_| Gone)?;

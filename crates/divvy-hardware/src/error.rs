@@ -34,7 +34,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The code as sent on the socket, such as `driver_not_loaded`, for metrics and conditions.
+    /// Return the code as sent on the socket, such as `driver_not_loaded`, for metrics and conditions.
     pub fn as_str(self) -> &'static str {
         match self {
             Code::DriverNotLoaded => "driver_not_loaded",

@@ -21,8 +21,8 @@ pub struct Snapshot {
     pub drivers: BTreeMap<Vendor, Driver>,
     /// The GPUs whose UUID is known, ordered by vendor and index.
     pub gpus: Vec<GpuFacts>,
-    /// Devices whose UUID cannot be read and that were not seen before. A GPU that the reader knows and that is not among `gpus` may be one
-    /// of them.
+    /// Devices whose UUID cannot be read and that were not seen before. If a GPU that the reader knows is not among `gpus`, it
+    /// may be one of these devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unreadable: Vec<Unreadable>,
 }
@@ -55,7 +55,7 @@ pub struct GpuFacts {
     /// The device nodes of this GPU alone, as paths below `/dev`, such as `nvidia0` or `dri/card1` and `dri/renderD128`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// The GPU that this is a part of, if a partition is listed as a separate GPU.
+    /// The GPU to which this partition belongs, if this is a partition that is listed as a separate GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<Partition>,
     /// PCI bus id, such as `0000:81:00.0`.
@@ -97,10 +97,12 @@ pub struct GpuFacts {
     /// Connections to the other GPUs of the vendor by UUID: NVLinks or XGMI, and the nearest common ancestor on the PCI bus.
     #[serde(default)]
     pub links: Vec<Link>,
-    /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, from the probe's first read. `None` if the driver does not report it.
+    /// `default`, `exclusive-process`, `exclusive-thread`, or `prohibited`, as of the probe's first read. `None` if the driver
+    /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<String>,
-    /// Persistence mode: the driver stays initialized without clients. From the probe's first read; `None` if the driver does not report it.
+    /// Persistence mode: whether the driver stays initialized without clients, as of the probe's first read. `None` if the driver
+    /// does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistence: Option<bool>,
     /// Whether MIG mode is on, and whether it will be on after a reset. `None` if the GPU does not support MIG.
@@ -109,7 +111,8 @@ pub struct GpuFacts {
     /// The GPU's MIG devices in NVML's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig_devices: Vec<MigDevice>,
-    /// The part of an NVLink fabric to which the GPU belongs. `None` if it is in no fabric, or not yet.
+    /// The part of an NVLink fabric to which the GPU belongs. `None` if the GPU is in no fabric, or has not joined its fabric
+    /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
     /// The driver reports "GPU is lost". The other fields hold earlier values.
@@ -174,9 +177,9 @@ pub struct Process {
     pub pod: Option<String>,
 }
 
-/// A bound for input from outside the process. No machine has as many GPUs.
+/// The maximum number of GPUs in input from outside the process. No machine has so many GPUs.
 pub(crate) const MAX_GPUS: usize = 256;
-/// A GPU has one or two device nodes of its own.
+/// The maximum number of device nodes of a GPU. A GPU has one or two of its own.
 const MAX_NODES: usize = 8;
 
 impl Snapshot {
@@ -285,7 +288,7 @@ fn is_node(path: &str) -> bool {
     path.len() <= 64 && path.split('/').all(is_name)
 }
 
-/// What identifies a GPU's place on the machine.
+/// Return what identifies a GPU's place on the machine.
 fn place(gpu: &GpuFacts) -> (Vendor, u32) {
     (gpu.vendor, gpu.index)
 }
@@ -305,7 +308,8 @@ pub struct Known {
 }
 
 impl Known {
-    /// Fill in the values that a GPU no longer reports from its last known state, and remember the values of the others.
+    /// Fill in the values that a GPU no longer reports from its last known state, and remember the values that the other GPUs
+    /// report.
     ///
     /// A device without a UUID counts as the GPU of its vendor that last had its index, unless that GPU has another index now.
     pub fn complete(&mut self, mut snapshot: Snapshot) -> Snapshot {

@@ -9,7 +9,7 @@ use crate::facts::{is_text, is_uuid};
 /// The maximum length of a fault's name in bytes.
 const NAME_BYTES: usize = 64;
 
-/// An error of a GPU. The module of the GPU's vendor says what the code means, so readers need to know no codes.
+/// An error of a GPU. The module of the GPU's vendor decides what the code means, so readers do not need to know any codes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The vendor of the GPU.
@@ -20,7 +20,7 @@ pub struct Fault {
     pub code: u64,
     /// Whether the GPU cannot run new work until it has recovered.
     pub fatal: bool,
-    /// What people call it, such as `XID 79`. It becomes the reason in the inventory and in events.
+    /// The usual name of the fault, such as `XID 79`. It becomes the reason in the inventory and in events.
     pub name: String,
     /// MIG's GPU instance and compute instance. `None` without MIG, and if the driver does not name both.
     #[serde(default)]
@@ -28,7 +28,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Refuse a fault that no probe sends: its texts become part of logs, events, and the inventory.
+    /// Refuse a fault that no probe can have sent, because its texts become part of logs, events, and the inventory.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         if self.uuid.as_deref().is_some_and(|uuid| !is_uuid(uuid)) {
             return Err(Error::Protocol("a fault has a malformed UUID".to_owned()));

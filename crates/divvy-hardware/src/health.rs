@@ -17,7 +17,7 @@ pub struct Settings {
     pub snapshots: u32,
     /// The time in ms that these snapshots must span.
     pub wait_ms: u64,
-    /// The upper bound of that time in ms, however often the GPU failed.
+    /// The upper bound of the required time in ms, however often the GPU failed.
     pub longest_wait_ms: u64,
     /// The time in ms after which the earlier failures of a good GPU are forgotten.
     pub forget_ms: u64,
@@ -62,7 +62,7 @@ pub struct Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
     verdict: Verdict,
-    /// Whether the reason is the name of a fault. It explains what follows, so it stays the reason.
+    /// Whether the reason is the name of a fault. The fault explains what follows it, so it stays the reason.
     is_fault: bool,
     /// The number of consecutive good snapshots since the GPU went bad. `good_since` is the time of the first of them.
     good: u32,
@@ -73,12 +73,12 @@ pub struct GpuHealth {
 }
 
 impl GpuHealth {
-    /// The current verdict.
+    /// Return the current verdict.
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
-    /// The time in ms for which the GPU must stay good before it counts as recovered.
+    /// Return the time in ms for which the GPU must stay good before it counts as recovered.
     pub fn wait_ms(&self, settings: &Settings) -> u64 {
         let factor = 1u64.checked_shl(self.relapses).unwrap_or(u64::MAX);
         let wait = settings.wait_ms.saturating_mul(factor);
@@ -155,7 +155,7 @@ pub struct Tracker {
     gpus: BTreeMap<String, Tracked>,
 }
 
-/// A GPU of the node. The vendor is known because a fault can be one of all GPUs of a vendor.
+/// A GPU of the node. The vendor is stored because a fault can affect all GPUs of a vendor.
 #[derive(Debug, Clone, Default)]
 struct Tracked {
     vendor: Vendor,
@@ -237,7 +237,7 @@ impl Tracker {
         self.gpus.get(uuid).map(|gpu| gpu.health.verdict())
     }
 
-    /// All verdicts, by UUID.
+    /// Return all verdicts, by UUID.
     pub fn verdicts(&self) -> impl Iterator<Item = (&str, &Verdict)> {
         self.gpus.iter().map(|(uuid, gpu)| (uuid.as_str(), gpu.health.verdict()))
     }

@@ -1,7 +1,8 @@
 //! GPU drivers behind a small trait, and the probe, which is the only process that reads them.
 //!
-//! A driver's library, and a driver's file in `/sys`, can hang or crash the process that uses it. Therefore only `divvy-probe` ([`probe`])
-//! does. All other processes read the probe's Unix socket ([`protocol`]) through a [`client`] that validates everything it receives.
+//! A driver's library, and a driver's file in `/sys`, can hang or crash the process that uses it. Therefore only `divvy-probe`
+//! ([`probe`]) uses them. All other processes read the probe's Unix socket ([`protocol`]) through a [`client`] that validates
+//! everything it receives.
 //!
 //! ```text
 //! libnvidia-ml.so ── nvidia::Nvidia ─┐ Backend

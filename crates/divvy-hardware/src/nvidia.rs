@@ -99,10 +99,10 @@ impl Backend for Nvidia {
     }
 }
 
-/// How the name of a fault begins. The XID's number follows.
+/// The prefix of a fault's name. The XID's number follows.
 const XID: &str = "XID ";
 
-/// Return the fault of an XID.
+/// Return the fault that an XID reports.
 fn fault(uuid: Option<String>, xid: u64, partition: Option<(u32, u32)>) -> Fault {
     Fault {
         vendor: Vendor::Nvidia,
@@ -114,13 +114,13 @@ fn fault(uuid: Option<String>, xid: u64, partition: Option<(u32, u32)>) -> Fault
     }
 }
 
-/// Report whether this is the name of an XID.
+/// Report whether a text is the name of an XID.
 pub(crate) fn is_fault_name(text: &str) -> bool {
     text.starts_with(XID)
 }
 
 impl GpuFacts {
-    /// Return why nothing can run on a GPU that works, because of the mode that it is in; `None` if something can.
+    /// Return why nothing can run on the GPU because of its mode, even if the GPU is healthy. Return `None` if something can run.
     pub fn unfit(&self) -> Option<String> {
         // CUDA cannot use the whole GPU in MIG mode.
         MigDevice::of(self.mig, &self.mig_devices)?;

@@ -98,7 +98,7 @@ fn once(options: &Options) -> i32 {
     }
 }
 
-/// How to open the driver of each vendor.
+/// Return how to open the driver of each vendor.
 fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
     let open = |vendor| -> drivers::Open {
         let calls = calls.clone();

@@ -65,7 +65,7 @@ pub struct DriverQuestion {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverFiles {
-    /// What a spec would be made from, or `None` if the driver's version is not known.
+    /// The basis for a spec, or `None` if the driver's version is not known.
     pub basis: Option<Basis>,
     /// The driver's root directory as the probe opens it, for messages.
     pub looked_at: String,
@@ -119,7 +119,7 @@ pub struct FaultEvent {
     pub fault: Fault,
 }
 
-/// The event of a fault.
+/// The name of the event that reports a fault.
 const FAULT: &str = "fault";
 
 /// A line from the probe.

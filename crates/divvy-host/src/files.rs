@@ -1,6 +1,6 @@
 //! Implements [`Tree`] for a real file system: a machine's files below a root directory.
 //!
-//! This is a separate crate so that the OCI runtime can use it without the code that talks to GPU drivers.
+//! This module is separate from the code that talks to GPU drivers, so that the OCI runtime can use it without that code.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -36,7 +36,7 @@ impl Files {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Return the value, or record the error as a trouble. A missing path is not a trouble.
+    /// Return the value, or record the error for [`Files::troubles`]. A missing path is not recorded.
     fn known<T>(&self, path: &Path, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),

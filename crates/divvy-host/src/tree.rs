@@ -53,7 +53,7 @@ pub trait Tree: fmt::Debug + Sync {
     }
 }
 
-/// The largest number of links that are followed for one path. The kernel has the same limit.
+/// The maximum number of links that are followed for one path. The kernel has the same limit.
 const MOST_LINKS: usize = 40;
 
 /// A directory that acts as the root directory: paths and links are resolved inside it and cannot leave it.

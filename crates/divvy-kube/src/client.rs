@@ -78,7 +78,7 @@ impl Connection {
     /// file or a program that the kubeconfig names.
     ///
     /// # Errors
-    /// The user has no token: with a client certificate, or with impersonation (`--as`).
+    /// Fails if the user has no token, because a client certificate or impersonation (`--as`) is used.
     pub async fn token(&self) -> Result<Token, Error> {
         let none = |text: &str| Error::NoToken { text: text.to_owned() };
         if self.config.auth_info.impersonate.is_some() {
@@ -141,7 +141,7 @@ pub async fn connect(choice: &Choice) -> Result<Connection, Error> {
     })
 }
 
-/// Return the error to show if the cause of a client error is the connection; `None` for other errors.
+/// Return the error to show if a client error was caused by the connection; `None` for other errors.
 fn unanswered(
     error: &(dyn std::error::Error + Send + Sync + 'static),
     limit: Option<Duration>,
@@ -203,7 +203,7 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
     Ok((config, origin))
 }
 
-/// Return the configuration before the flags that replace parts of it.
+/// Return the configuration before the flags that replace parts of it are applied.
 async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())
@@ -252,7 +252,7 @@ fn no_cluster(error: &InClusterError) -> Error {
     }
 }
 
-/// Most names that an error lists.
+/// The maximum number of names that an error lists.
 const MOST_NAMES: usize = 10;
 
 /// Check that the kubeconfig has the context, cluster, and user that the flags name. kube ignores a user that does not exist.

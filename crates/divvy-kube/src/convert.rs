@@ -18,8 +18,8 @@ pub use read_pod::ReadPod;
 /// Convert a pod.
 ///
 /// # Errors
-/// A quantity cannot be read. The error names the container and the resource. Such a pod must be refused with a message and not be treated
-/// as a pod without requests.
+/// Fails if a quantity cannot be read. The error names the container and the resource. The caller must refuse such a pod with a
+/// message and not treat it as a pod without requests.
 pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
     let meta = &object.metadata;
     let status = object.status.as_ref();
@@ -113,12 +113,12 @@ pub fn node(object: &NodeObject) -> Node {
     }
 }
 
-/// Return a pod's request: the containers in the kubelet's order, without those that request nothing of Divvy's.
+/// Return a pod's request: its containers in the kubelet's order, without the containers that request none of Divvy's resources.
 ///
-/// Most pods of a cluster have no such container. Their request is empty, and their annotations are not read.
+/// Most pods of a cluster request none of these resources. Their request is empty, and their annotations are not read.
 ///
 /// # Errors
-/// A quantity of gpu-mem, gpu-count, or a vendor's whole GPUs cannot be read.
+/// Fails if a quantity of gpu-mem, gpu-count, or a vendor's whole GPUs cannot be read.
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
@@ -190,8 +190,8 @@ fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Contain
     init.chain(object.spec.containers.iter().map(|container| (ContainerKind::App, container)))
 }
 
-/// Return each container's request for a resource, in the kubelet's order. Without a request, the limit counts, as in the API server's
-/// defaulting.
+/// Return each container's request for a resource, in the kubelet's order. If a container has no request, its limit counts, as in
+/// the API server's defaulting.
 fn amounts(
     object: &PodObject,
     resource: &'static str,
@@ -321,7 +321,7 @@ mod tests {
         assert!(!pod.ended(), "a container still runs, whatever the phase is");
     }
 
-    /// Bytes of the largest annotation that an API server accepts.
+    /// A size in bytes just below what an API server accepts in an annotation.
     const HUGE: usize = 250_000;
 
     #[test]

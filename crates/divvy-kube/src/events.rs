@@ -11,8 +11,8 @@ use crate::Error;
 
 /// How long a repeated note is counted with the earlier one: the same period as in kube's recorder.
 const SERIES: Duration = Duration::from_mins(6);
-/// Most texts per object and reason that are counted separately. Further texts are counted with the last one, as in client-go, in case the
-/// texts never repeat.
+/// The maximum number of texts per object and reason that are counted separately. Further texts are counted with the last one, as
+/// in client-go, because a program's texts may never repeat.
 const MOST_TEXTS: usize = 10;
 
 /// A publisher of events under one controller name. Repeated events are counted and not published again.
@@ -123,8 +123,8 @@ pub fn pod_reference(namespace: &str, name: &str, uid: &str) -> ObjectReference 
     }
 }
 
-/// Return a reference to a node. Its UID is the node's name, as in the kubelet's own events about nodes, because `kubectl describe node`
-/// searches for that.
+/// Return a reference to a node. Its UID is the node's name, as in the kubelet's own events about nodes, because `kubectl
+/// describe node` searches for this UID.
 pub fn node_reference(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),

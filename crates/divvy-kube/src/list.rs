@@ -27,7 +27,8 @@ use pages::{Pages, Progress};
 pub(crate) const PODS: &str = "/api/v1/pods";
 pub(crate) const NODES: &str = "/api/v1/nodes";
 
-/// Objects per page of a list. Objects are parsed as they arrive, so the page size bounds the API server's memory and not Divvy's.
+/// The number of objects per page of a list. Objects are parsed as they arrive, so the page size bounds the API server's memory
+/// and not Divvy's.
 const PAGE: u32 = 5000;
 
 /// The pods of a cluster.
@@ -49,7 +50,7 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// Most objects that are named.
+    /// The maximum number of objects that are named.
     pub const NAMED: usize = 100;
 
     /// Add an object: its name, and why it cannot be read.
@@ -207,9 +208,9 @@ fn read_nodes(items: &mut Items, part: Part<'_>, take: Take<'_, NodeObject>) -> 
 /// Receives each item, in the order of the list.
 type Take<'a, R> = &'a mut (dyn FnMut(Result<R, Unreadable>) + Send);
 
-/// Length of both queues between the two threads: parts of the response to parse, and batches of parsed items.
+/// The length of each of the two queues between the two threads: parts of the response to parse, and batches of parsed items.
 const PARTS: usize = 4;
-/// Least number of items in a batch, except the last.
+/// The minimum number of items in a batch, except in the last batch.
 const ITEMS: usize = 256;
 
 /// Read a list that may be long. A separate thread parses the response, so that two cores share the work.
@@ -395,7 +396,7 @@ pub async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Result<
     Ok(found)
 }
 
-/// List the extender's pods of Divvy's chart: the name (`namespace/name`) and image of each.
+/// List the extender pods of Divvy's chart: the name (`namespace/name`) and image of each.
 pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)>, Error> {
     let api: Api<k8s_openapi::api::core::v1::Pod> = Api::all(client.clone());
     // Two or three are expected.
@@ -416,7 +417,7 @@ pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)
 /// Return which of `nodes` and `pods` the user may not list.
 ///
 /// # Errors
-/// A list failed for another reason than a missing right.
+/// Fails if a list fails for a reason other than a missing right.
 pub async fn refused(client: &kube::Client) -> Result<Vec<&'static str>, Error> {
     let one = ListParams::default().limit(1);
     let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
@@ -493,7 +494,8 @@ pub async fn selected_pods(client: &kube::Client, namespace: &str, selector: &st
     Ok(list.items)
 }
 
-/// Read the label selector for the pods of a workload, as text. `api` is the group, version, kind, and plural name.
+/// Read the label selector for the pods of a workload, as text. `api` is the group, version, kind, and plural name of the
+/// workload's type.
 pub async fn selector_of(
     client: &kube::Client,
     api: (&str, &str, &str, &str),

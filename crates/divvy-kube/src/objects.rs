@@ -157,13 +157,13 @@ type Resource = Cow<'static, str>;
 impl Amounts {
     const COMMON: [&str; 6] = [names::GPU_COUNT, names::GPU_MEM, "cpu", "ephemeral-storage", "memory", "pods"];
 
-    /// Return the amount of a resource; `None` if there is none.
+    /// Return the amount of a resource; `None` if the resource is not listed.
     pub fn get(&self, resource: &str) -> Option<&Amount> {
         let found = self.0.iter().find(|(name, _)| *name == resource);
         found.map(|(_, amount)| amount)
     }
 
-    /// Report whether there is an amount of a resource, even zero.
+    /// Report whether a resource is listed, even if its amount is zero.
     pub fn contains_key(&self, resource: &str) -> bool {
         self.get(resource).is_some()
     }
@@ -441,7 +441,8 @@ pub struct Address {
     pub address: String,
 }
 
-/// Parse only the variable [`names::VISIBLE_DEVICES`] in a container's `env`. The others are skipped: a pod may have hundreds.
+/// Parse only the variable [`names::VISIBLE_DEVICES`] in a container's `env`. Skip all other variables, because a pod may have
+/// hundreds of them.
 fn visible_devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     struct Variable {

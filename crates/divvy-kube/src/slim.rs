@@ -13,8 +13,8 @@ use serde::{Deserialize, Deserializer};
 use crate::convert;
 use crate::objects::{ContainerStatus, NodeObject, NodeSpec, NodeStatus, PodObject, PodSpec, PodStatus, null_is_default};
 
-/// An object in a list or a watch. [`Object`] itself uses serde's `flatten`, so parsing it builds a tree of the whole text, including
-/// `managedFields`. With 50,000 pods, that would be most of the time of a start.
+/// An object in a list or a watch. [`Object`] itself uses serde's `flatten`, so parsing it builds a tree of the whole text,
+/// including `managedFields`. With 50,000 pods, this would take most of the time of a start.
 #[derive(Debug, Clone)]
 pub struct Slim<P: Clone, U: Clone, L>(pub Object<P, U>, std::marker::PhantomData<L>);
 
@@ -80,7 +80,7 @@ impl From<PodStatus> for WholeStatus {
     }
 }
 
-/// A pod's status without its conditions. They are half of a status and are only needed for single pods.
+/// A pod's status without its conditions. The conditions are half of a status and are only needed for single pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListedStatus {

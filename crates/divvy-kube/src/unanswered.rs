@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Why the API server gave no answer. Replaces the client's error, which does not name the API server.
+/// Why the API server gave no answer. This error replaces the client's error, which does not name the API server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
     /// No connection could be made.

@@ -23,7 +23,7 @@ use crate::list::{NODES, PODS};
 use crate::objects::{NodeObject, PodObject};
 use crate::slim::{Kind, SlimNode, SlimPod};
 
-/// Longest wait before a broken watch of the whole cluster is resumed.
+/// The longest wait before a broken watch of the whole cluster is resumed.
 const WHOLE_CLUSTER: Duration = Duration::from_secs(5);
 
 /// A change of the watched objects.

@@ -1,4 +1,4 @@
-//! Logging, error printing, and exit status: the code that `divvy` and `divvy-agent` share.
+//! Logging, error printing, and exit status: the code that `divvy` and the daemons share.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -7,7 +7,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Start the log, run a command, and return its exit status. Print an error and return status 1, or 2 for [`crate::Unclear`].
+/// Start the log, run a command, and return its exit status. If the command fails, print its error and return status 1, or 2 for
+/// [`crate::Unclear`].
 pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8>>) -> ExitCode {
     if let Err(error) = log(filter) {
         return fail(&error);

@@ -1,10 +1,10 @@
-//! How a program that runs until it is told to stop is told.
+//! Stops a program that otherwise runs indefinitely.
 
 use std::io::Read as _;
 
 use tokio_util::sync::CancellationToken;
 
-/// Return a token that SIGTERM and SIGINT cancel, and, with `--exit-with-stdin`, the end of standard input.
+/// Return a token that is cancelled by SIGTERM and SIGINT and, with `--exit-with-stdin`, by the end of standard input.
 pub fn until_stopped(exit_with_stdin: bool) -> std::io::Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let token = CancellationToken::new();

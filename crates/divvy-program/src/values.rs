@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Reads a duration in seconds or minutes: `30s`, `5m`.
+/// Parse a duration in seconds or minutes: `30s`, `5m`.
 ///
 /// # Errors
-/// A sentence with an example.
+/// Fails with a sentence that contains an example.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a duration; write 30s or 5m");
     let (number, factor) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
@@ -20,7 +20,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs).ok_or_else(wrong)
 }
 
-/// Parse `NAMESPACE/NAME`, and refuse a part that the API server would refuse as a name.
+/// Parse `NAMESPACE/NAME`. Fail if the API server would not accept one of the parts as a name.
 pub fn namespaced(text: &str) -> Result<(String, String), String> {
     let (namespace, name) = text
         .split_once('/')

@@ -185,7 +185,7 @@ impl<D: Door> Drop for Done<D> {
     }
 }
 
-/// The body of a response. When it is dropped, the connection is idle.
+/// The body of a response. When it is dropped, the connection becomes idle.
 struct Answering<D: Door> {
     inner: Body,
     _done: Done<D>,

@@ -35,22 +35,23 @@ use table::{Class, Id, Phase, Source, Table, Verdict};
 /// Pause after an error of `accept`, which is most likely "too many open files".
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
 
-/// Length of the socket's queue: the most that Linux allows by default (`net.core.somaxconn`).
+/// Length of the socket's queue: the maximum that Linux allows by default (`net.core.somaxconn`).
 const QUEUE: u32 = 4096;
 
-/// Most connections that are accepted in a row before other tasks run.
+/// The maximum number of connections that are accepted in a row before other tasks run.
 const IN_A_ROW: u32 = 16;
 
 /// The limits of one class of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Most connections at the same time.
+    /// The maximum number of connections at the same time.
     pub connections: usize,
-    /// Most connections from one address at the same time. With IPv6, a /64 network counts as one address, because one machine may have all of it.
+    /// The maximum number of connections from one address at the same time. With IPv6, a /64 network counts as one address,
+    /// because one machine may have all of it.
     pub per_address: usize,
     /// How long a connection may be open without a request.
     pub idle: Duration,
-    /// Most bytes of a request body.
+    /// The maximum size of a request body in bytes.
     pub body_bytes: usize,
 }
 
@@ -61,9 +62,9 @@ pub struct Limits {
     pub known: Share,
     /// Limits for all other callers.
     pub unknown: Share,
-    /// Most handshakes at the same time.
+    /// The maximum number of handshakes at the same time.
     pub handshakes: usize,
-    /// Most handshakes from one address at the same time.
+    /// The maximum number of handshakes from one address at the same time.
     pub handshakes_per_address: usize,
     /// Timeout from `accept` to the first byte, if there is a handshake.
     pub first_byte: Duration,
@@ -75,9 +76,9 @@ pub struct Limits {
     pub body: Duration,
     /// Timeout from the end of the headers until the response has been written.
     pub request: Duration,
-    /// Most bytes of a request's headers; hyper needs at least 8 KiB.
+    /// The maximum size in bytes of a request's headers; hyper needs at least 8 KiB.
     pub header_bytes: usize,
-    /// Most bytes of all bodies together, not counting the first [`FREE_BYTES`] of each.
+    /// The maximum size in bytes of all bodies together, not counting the first [`FREE_BYTES`] of each.
     pub bodies_bytes: usize,
 }
 
@@ -87,7 +88,7 @@ pub const FREE_BYTES: usize = 256 << 10;
 /// Why a caller got no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnedAway {
-    /// All places of its class or address were taken, or a newer connection took its place.
+    /// All places of the caller's class or address were taken, or a newer connection took the caller's place.
     TooMany,
     /// The caller did not finish its request or read the response in time.
     TooSlow,
@@ -122,7 +123,7 @@ pub trait Door: Send + Sync + 'static {
     /// Perform the handshake. `None` means that it failed; the implementation has answered the client if possible.
     fn open(&self, stream: TcpStream, address: SocketAddr) -> impl Future<Output = Option<Opened<Self::Io, Self::Peer>>> + Send;
 
-    /// Take in that a caller got no answer, for logs and metrics.
+    /// Record that a caller got no answer, for logs and metrics.
     fn turned_away(&self, _why: TurnedAway, _address: SocketAddr) {}
 }
 
@@ -180,7 +181,7 @@ impl<D: Door> Drop for Place<D> {
 }
 
 impl<D: Door> Place<D> {
-    /// Take a place; `None` if there is none. `replaced` is cancelled when a newer connection takes this place.
+    /// Take a place; `None` if no place is free. `replaced` is cancelled when a newer connection takes this place.
     fn take(hall: &Arc<Hall<D>>, class: Class, address: SocketAddr, replaced: &CancellationToken) -> Option<Place<D>> {
         let source = Source::of(address.ip());
         let mut table = hall.table();

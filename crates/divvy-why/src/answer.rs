@@ -67,7 +67,7 @@ pub struct Group {
 pub struct NodeAnswer {
     /// The node's name.
     pub node: String,
-    /// Whether the pod could go there now.
+    /// Whether the pod could go to the node now.
     pub fits: bool,
     /// What keeps the pod from the node, the most important first.
     pub obstacles: Vec<Spoken<Obstacle>>,
@@ -89,7 +89,7 @@ pub struct Share {
     pub model: String,
     /// The GPU's UUID if it is known; otherwise the name that the pod's annotations use.
     pub uuid: Option<String>,
-    /// The memory that the pod has there, in MiB.
+    /// The memory of this GPU that the pod has, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
 }
@@ -116,7 +116,7 @@ pub struct Answer {
     pub holds: Vec<Spoken<Hold>>,
     /// For a bound pod: its shares.
     pub shares: Vec<Share>,
-    /// For a waiting pod: all nodes, grouped by their first obstacle; largest group first.
+    /// For a waiting pod: all nodes, grouped by their first obstacle, the largest group first.
     pub groups: Vec<Group>,
     /// For a waiting pod: the nodes that have room, or those that come closest.
     pub closest: Vec<NodeAnswer>,
@@ -127,7 +127,7 @@ pub struct Answer {
     pub suggestions: Vec<Suggestion>,
     /// Further notes.
     pub notes: Vec<String>,
-    /// How long ago the extender read the cluster, in seconds; absent if the cluster was read for this answer.
+    /// How long ago the explainer read the cluster, in seconds; absent if the cluster was read for this answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<u64>,
 }
@@ -148,7 +148,7 @@ impl Answer {
 /// The number of nodes that are shown in detail.
 const CLOSEST: usize = 3;
 
-/// Explain a pod. With `all_nodes`, include what each node answers.
+/// Explain a pod. With `all_nodes`, include the obstacles on every node.
 pub fn answer(snapshot: &Snapshot, wants: &Wants, all_nodes: bool) -> Answer {
     answer_naming(snapshot, wants, all_nodes, &Named::All)
 }
@@ -316,7 +316,7 @@ fn kubelet_chose(pod: &Pod) -> bool {
     pod.held == Held::Nothing && pod.request.whole.is_some() && !pod.request.wants_memory()
 }
 
-/// Return the shares as the pod's annotations name them.
+/// Return the shares that the pod's annotations name.
 fn written(pod: &Pod, node: &str, unit: MemoryUnit) -> Vec<Share> {
     let share = |index: Option<u32>, uuid: Option<String>, memory: MiB| Share {
         node: node.to_owned(),
@@ -409,7 +409,7 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
     }
 }
 
-/// Order the nodes by how little the pod lacks there.
+/// Order the nodes by how much the pod lacks on each, the least first.
 fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize> {
     let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
     let price = |obstacle: &Obstacle| match obstacle {
@@ -467,7 +467,8 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
     }
 }
 
-/// If pods of lower priority are in the way and kube-scheduler evicts none of them, explain why.
+/// Explain why kube-scheduler does not evict the pods of lower priority that are in the way. Return `None` if there are none, or
+/// if kube-scheduler may evict them.
 fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
     let pod = &question.wants.pod;
     let lacks_memory = |position: &&usize| matches!(looks[**position].as_slice(), [Obstacle::GpuMemory { .. }]);

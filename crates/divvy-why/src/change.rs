@@ -79,7 +79,7 @@ pub enum Change {
     AskForLess {
         /// The name of the resource.
         resource: String,
-        /// The most that the pod may request.
+        /// The largest amount that the pod may request.
         amount: u64,
     },
 }

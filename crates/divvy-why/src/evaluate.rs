@@ -25,7 +25,7 @@ pub(crate) struct Question<'a> {
     pub(crate) named: &'a Named,
     /// The changed node, with its position.
     site: Option<(usize, Site)>,
-    /// The pod that would be gone.
+    /// The position of the pod that the change would end.
     gone: Option<usize>,
     /// The changed ledger of the changed node.
     ledger: Option<Ledger>,
@@ -48,7 +48,7 @@ impl<'a> Question<'a> {
         question
     }
 
-    /// Return the question after a change; `None` if what it changes does not exist.
+    /// Return the question as it is after a change; `None` if the change is about something that does not exist.
     pub(crate) fn after(&self, change: &Change) -> Option<Question<'a>> {
         let mut question = Question {
             snapshot: self.snapshot,
@@ -106,7 +106,7 @@ impl<'a> Question<'a> {
         self.snapshot.sites.binary_search_by(|site| site.name.as_str().cmp(node)).ok()
     }
 
-    /// Return a node, with the change if there is one.
+    /// Return a node in its changed state if the question changes it.
     pub(crate) fn site(&self, position: usize) -> &Site {
         match &self.site {
             Some((changed, site)) if *changed == position => site,
@@ -138,7 +138,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Return everything that keeps the pod from a node, the most important first; empty if the pod could go there.
+    /// Return everything that keeps the pod from a node, the most important first. The list is empty if the pod could go there.
     pub(crate) fn obstacles(&self, position: usize) -> Vec<Obstacle> {
         let site = self.site(position);
         let mut found = Vec::new();
@@ -183,7 +183,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Add what keeps a pod that requests whole GPUs from those of a node.
+    /// Add the obstacles that keep a pod from a node whose whole GPUs it requests.
     fn of_whole_gpus(&self, position: usize, vendor: Vendor, found: &mut Vec<Obstacle>) {
         match self.ledger(position).choose(&self.site(position).name, &self.ask) {
             Ok(_) => {}
@@ -246,7 +246,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Add an obstacle if GPUs have room, but kube-scheduler's sums say that the node has none.
+    /// Add an obstacle if GPUs have room, but the node has none according to kube-scheduler's sums.
     fn of_sums(&self, site: &Site, away: bool, found: &mut Vec<Obstacle>) {
         let free = site.free(names::GPU_MEM);
         if self.ask.units > free && !away {
@@ -296,7 +296,7 @@ impl<'a> Question<'a> {
 }
 
 impl Question<'_> {
-    /// Return how many whole GPUs of a node are free: `fitting` without those that pods hold without an allocation.
+    /// Return how many whole GPUs of a node are free: `fitting`, minus the GPUs that are used by pods without an allocation.
     pub(crate) fn free_whole(&self, position: usize, fitting: usize) -> usize {
         let view = self.ledger(position).node(&self.site(position).name);
         let unnamed = view
@@ -305,7 +305,7 @@ impl Question<'_> {
         fitting.saturating_sub(usize::try_from(unnamed).unwrap_or(usize::MAX))
     }
 
-    /// List the products of a node's GPUs, each once: `8 NVIDIA A100-SXM4-40GB`.
+    /// List the products of a node's GPUs, each once with its count: `8 NVIDIA A100-SXM4-40GB`.
     fn products(&self, position: usize) -> Vec<String> {
         let view = self.ledger(position).node(&self.site(position).name);
         let gpus = view

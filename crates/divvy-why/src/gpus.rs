@@ -15,25 +15,25 @@ pub struct GpuAnswer {
     pub uuid: Option<String>,
     /// The product name; empty if unknown.
     pub model: String,
-    /// Whether work may be placed on it.
+    /// The GPU's health, which says whether work may be placed on it.
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The GPU is offered only as a whole.
+    /// Whether the GPU is offered only as a whole.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
-    /// Free memory in MiB, without what is kept for nominated pods.
+    /// Free memory in MiB, without the memory that is kept for nominated pods.
     #[serde(rename = "freeMiB")]
     pub free: MiB,
     /// The memory that the GPU offers, in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
-    /// Whether the pod's annotations allow it.
+    /// Whether the pod's annotations allow the GPU.
     pub allowed: bool,
-    /// Whether the pod would fit now.
+    /// Whether the pod would fit on the GPU now.
     pub fits: bool,
-    /// The pods that hold the rest, largest share first.
+    /// The pods that hold the rest of the memory, the largest share first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_by: Vec<HolderAnswer>,
 }
@@ -48,10 +48,11 @@ pub struct HolderAnswer {
     /// Whether the user may not see the pod's name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hidden: bool,
-    /// The memory that it holds, in MiB.
+    /// The memory that the pod holds, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
-    /// One of `bound`, `beingDeleted`, `beingBound`, `deleted` (its containers may still run), or `nominated` (kept for it).
+    /// One of `bound`, `beingDeleted`, `beingBound`, `deleted` (its containers may still run), or `nominated` (the memory is kept
+    /// for the pod).
     pub state: String,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! - [`Snapshot`]: the GPUs ([`divvy_placement::Ledger`]), the nodes ([`Site`]), and the pods on them ([`Tenant`])
 //! - [`Wants`]: what kube-scheduler and Divvy read about the waiting pod
-//! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node does
-//! - [`Suggestion`]: a single change that is enough to let the pod start. Each one was applied to the snapshot, and then no
-//!   obstacle was left.
+//! - [`Obstacle`]: one reason why one node does not take the pod; [`Hold`]: one reason why no node takes it
+//! - [`Suggestion`]: a single change that is enough to let the pod start. Each suggestion was tried on the snapshot, and left no
+//!   obstacle.
 //! - [`Answer`]: all of this for one pod or for several equal ones, short enough to read
 //!
 //! The obstacles are those of kube-scheduler's default filters (`pkg/scheduler/framework/plugins` in Kubernetes 1.36) and of

@@ -13,8 +13,8 @@ pub struct Spoken<T> {
     pub message: String,
 }
 
-/// Why a node does not take the pod. The variants are ordered by how little can be done about them. The first obstacle of a node
-/// represents the node.
+/// Why a node does not take the pod. The variants are ordered: the first one is the hardest to overcome. The first obstacle of a
+/// node represents the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Obstacle {
@@ -72,7 +72,7 @@ pub enum Obstacle {
         /// The reason, as a clause.
         reason: String,
     },
-    /// The pod requests several GPUs, and gpushare's device plugin on the node gives a container one.
+    /// The pod requests several GPUs, but gpushare's device plugin on the node gives a container only one.
     OneGpuOnly,
     /// The rules in the pod's annotations allow none, or too few, of the node's GPUs.
     Rules {
@@ -87,7 +87,7 @@ pub enum Obstacle {
     },
     /// No GPU of the node is large enough, even if it were empty.
     TooSmall {
-        /// The size of the largest GPU; if the pod requests K GPUs, the size that K of them have at least.
+        /// The size of the largest GPU; if the pod requests K GPUs, the size of the K-th largest GPU.
         #[serde(rename = "largestMiB")]
         largest: MiB,
     },
@@ -98,32 +98,33 @@ pub enum Obstacle {
     },
     /// The node is cordoned.
     Cordoned,
-    /// The pod's podAffinity requires pods that are not there.
+    /// The pod's podAffinity requires pods that do not run in the node's topology domain.
     PodAffinity {
         /// The topology key: the label whose value says which nodes belong together.
         topology: String,
     },
-    /// The pod's podAntiAffinity forbids a pod that is there.
+    /// The pod's podAntiAffinity forbids a pod that runs in the node's topology domain.
     PodAntiAffinity {
         /// The topology key: the label whose value says which nodes belong together.
         topology: String,
-        /// The pod that is there, as `namespace/name`; `null` if the user may not see its name.
+        /// The forbidden pod, as `namespace/name`; `null` if the user may not see its name.
         pod: Option<String>,
     },
-    /// The podAntiAffinity of a pod that is there forbids this pod.
+    /// The podAntiAffinity of a pod in the node's topology domain forbids this pod.
     AvoidedBy {
         /// The topology key: the label whose value says which nodes belong together.
         topology: String,
-        /// The pod that is there, as `namespace/name`; `null` if the user may not see its name.
+        /// The pod with the podAntiAffinity, as `namespace/name`; `null` if the user may not see its name.
         pod: Option<String>,
     },
-    /// The pod's topology spread constraint allows no more pods there.
+    /// The pod's topology spread constraint allows no more pods in the node's topology domain.
     Spread {
         /// The constraint's topology key.
         topology: String,
         /// `maxSkew`
         max_skew: i32,
-        /// How many more pods there would be than elsewhere; `null` if the node lacks the label.
+        /// How many more pods the domain would then have than the domain with the fewest pods; `null` if the node lacks the
+        /// label.
         skew: Option<i64>,
     },
     /// A host port of the pod is in use.
@@ -142,7 +143,7 @@ pub enum Obstacle {
         /// The amount that the node has in total.
         allocatable: u64,
     },
-    /// No GPU has enough memory free, or too few have.
+    /// Too few GPUs, or none, have enough free memory.
     GpuMemory {
         /// The number of GPUs that the pod needs.
         needed: usize,
@@ -152,14 +153,15 @@ pub enum Obstacle {
         taken: usize,
         /// The number of these GPUs that failed or are lost.
         unwell: usize,
-        /// The most memory that is free on one GPU; if the pod requests K GPUs, the memory that K of them have free at least.
+        /// The free memory of the GPU with the most free memory; if the pod requests K GPUs, the free memory of the K-th GPU in
+        /// that order.
         #[serde(rename = "freeMiB")]
         free: MiB,
-        /// The memory that is free on all GPUs together.
+        /// The sum of the free memory of all GPUs.
         #[serde(rename = "freeInAllMiB")]
         sum: MiB,
     },
-    /// No whole GPU of the requested vendor is free, or too few are.
+    /// Too few whole GPUs of the requested vendor, or none, are free.
     WholeGpus {
         /// The vendor.
         vendor: Vendor,
@@ -172,7 +174,7 @@ pub enum Obstacle {
         /// The number of these GPUs that failed or are lost.
         unwell: usize,
     },
-    /// A GPU has room, but by the sums that kube-scheduler counts, the node has too few units left.
+    /// A GPU has room, but according to kube-scheduler's sums, the node has too few units left.
     Counted {
         /// The number of units that kube-scheduler counts as free.
         free: u64,
@@ -191,7 +193,7 @@ fn that(pod: &Option<String>) -> String {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Words<'a> {
     pub(crate) unit: MemoryUnit,
-    /// The amount requested of each GPU: `30 GiB`.
+    /// The amount that is requested of each GPU: `30 GiB`.
     pub(crate) asked: &'a str,
     /// Whether the pod has rules, so that it does not accept every GPU.
     pub(crate) rules: bool,
@@ -465,7 +467,7 @@ impl Obstacle {
     }
 }
 
-/// Why no node takes the pod, regardless of the nodes, or why Divvy cannot tell.
+/// Why the pod cannot start, regardless of the nodes, or why Divvy cannot tell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Hold {
@@ -499,7 +501,7 @@ pub enum Hold {
     },
     /// kube-scheduler cannot reach the extender.
     ExtenderAway,
-    /// No scheduler has tried to place the pod, and it names a scheduler that is not Kubernetes' own.
+    /// No scheduler has tried to place the pod, and the pod names a scheduler that is not Kubernetes' own.
     Unheard {
         /// `spec.schedulerName`
         scheduler: String,
@@ -545,7 +547,8 @@ impl Hold {
         }
     }
 
-    /// Report whether the pod certainly cannot start while this lasts. Something that was not checked may be fine.
+    /// Report whether the pod certainly cannot start while this hold lasts. [`Hold::NotLookedAt`] is not certain, because what
+    /// was not checked may be fine.
     pub(crate) fn is_certain(&self) -> bool {
         !matches!(self, Hold::NotLookedAt { .. })
     }

@@ -40,7 +40,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Return what kube-scheduler counts as free; 0 if pods request more than the node has.
+    /// Return the amount of a resource that kube-scheduler counts as free; 0 if pods request more than the node has.
     pub fn free(&self, resource: &str) -> u64 {
         let of = |amounts: &BTreeMap<String, u64>| amounts.get(resource).copied().unwrap_or(0);
         of(&self.allocatable).saturating_sub(of(&self.used))
@@ -191,7 +191,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// Create a snapshot of a cluster of which the user may not list everything. Then only the pods themselves say anything.
+    /// Create a snapshot of a cluster in which the user may not list everything. It contains no nodes, so an answer depends only
+    /// on the pods themselves.
     pub fn unseen(unit: MemoryUnit, unseen: Vec<&'static str>) -> Snapshot {
         Snapshot {
             unseen,
@@ -240,8 +241,8 @@ impl Snapshot {
     }
 }
 
-/// Pods that have nodes. Values that many of them have in common are stored once, from the moment in which they are added,
-/// because a list has tens of thousands of pods.
+/// Pods that have nodes. A value that many pods have in common is stored only once, as soon as the pods are added, because a list
+/// has tens of thousands of pods.
 #[derive(Debug, Default)]
 pub struct Tenants {
     tenants: Vec<Tenant>,

@@ -28,12 +28,13 @@ pub struct Suggestion {
 
 /// The maximum number of suggestions.
 const MOST: usize = 3;
-/// The number of nodes, the closest ones, on which the end of a pod is tried, and the number of pods tried on each.
+/// `NODES` is the number of nodes, the closest ones, on which the end of a pod is tried. `PODS` is the number of pods that are
+/// tried on each.
 const NODES: usize = 16;
 const PODS: usize = 128;
 
 impl Change {
-    /// Apply the change to a question; `None` if what it changes does not exist.
+    /// Apply the change to a question. Return `None` if the change is about something that does not exist.
     pub(crate) fn apply(&self, question: &mut Question<'_>) -> Option<()> {
         match self {
             Change::AskFor { units } => {
@@ -91,7 +92,7 @@ impl Change {
         }
     }
 
-    /// Remove the name of a pod that may not be named.
+    /// Remove the pod's name if the user may not see it.
     fn shown_to(self, named: &Named) -> Change {
         match self {
             Change::PodEnds {
@@ -229,7 +230,8 @@ fn toleration(key: &str, value: &str, effect: &str) -> Toleration {
     }
 }
 
-/// Report whether a pod is work that comes to an end. Pods of DaemonSets, static pods, and the cluster's own pods are not.
+/// Report whether a pod is work that comes to an end. Pods of DaemonSets, static pods, and the cluster's own pods are not such
+/// work.
 fn may_end(tenant: &Tenant) -> bool {
     let kind = tenant.owner.as_ref().map(|owner| owner.kind.as_str());
     !matches!(kind, Some("DaemonSet" | "Node")) && &*tenant.namespace != "kube-system"
@@ -243,8 +245,8 @@ fn is_kubernetes_own(key: &str) -> bool {
         .any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
 }
 
-/// Find what would let the pod start, the best first. `looks` holds the obstacles of each node, none of them empty. `order` holds
-/// the nodes, the closest first.
+/// Find what would let the pod start, the best first. `looks` holds the obstacles of each node; every node has at least one.
+/// `order` holds the nodes, the closest first.
 pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<Obstacle>], order: &[usize]) -> Vec<Suggestion> {
     let only_suffix = holds.iter().all(|hold| matches!(hold, Hold::Suffix { .. }));
     if !only_suffix {
@@ -282,13 +284,13 @@ struct Search<'q, 's> {
     question: &'q Question<'s>,
     looks: &'q [Vec<Obstacle>],
     order: &'q [usize],
-    /// The work that may still be spent on trying changes, and the work for each one.
+    /// The work that may still be spent on trying changes, and the work for each try.
     work: Cell<u64>,
     each: u64,
 }
 
-/// The maximum work for trying changes, in comparisons with one pod of the cluster; about a second. Users write the rules that
-/// are compared with each pod, so the work must be bounded.
+/// The maximum work for trying changes. Its unit is one comparison with one pod of the cluster, and the maximum takes about a
+/// second. Users write the rules that are compared with each pod, so the work must be bounded.
 const MOST_WORK: u64 = 100_000_000;
 
 /// Return the work for trying one change: [`Peers`](crate::evaluate::peers::Peers) reads each pod, and compares each term with it, which
@@ -330,7 +332,7 @@ impl Search<'_, '_> {
         self.question.site(position).name.clone()
     }
 
-    /// Return the question after the change, as long as there is work left to spend.
+    /// Return the question after the change; `None` if the work for another try would be too much.
     fn after(&self, change: &Change) -> Option<Question<'_>> {
         self.work.set(self.work.get().checked_sub(self.each)?);
         self.question.after(change)
@@ -407,7 +409,7 @@ impl Search<'_, '_> {
         })
     }
 
-    /// Suggest that a pod that requests both GPU memory and whole GPUs drops the whole GPUs.
+    /// Suggest that a pod that requests both GPU memory and whole GPUs no longer requests whole GPUs.
     fn drop_whole_gpus(&self) -> Option<Suggestion> {
         self.first(|_, obstacle| match obstacle {
             Obstacle::Resource { resource, .. } if resource == names::WHOLE_GPU => Some(Change::DropResource {
@@ -417,7 +419,7 @@ impl Search<'_, '_> {
         })
     }
 
-    /// Find the largest request that fits somewhere now.
+    /// Find the largest request for GPU memory that fits on a node now.
     fn ask_for(&self) -> Option<Suggestion> {
         let unit = self.question.snapshot.ledger.unit();
         let gpus = self.question.ask.gpus as u64;
@@ -497,7 +499,8 @@ impl Search<'_, '_> {
         self.ends(false)
     }
 
-    /// Find one pod whose end is enough. A pod that no controller would replace is preferred, then the one with the least memory.
+    /// Find one pod whose end is enough to let the waiting pod start. A pod that no controller would replace is preferred, then
+    /// the pod with the least memory.
     fn ends(&self, deleting: bool) -> Option<Suggestion> {
         let frees = |obstacle: &Obstacle| {
             matches!(

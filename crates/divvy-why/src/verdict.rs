@@ -24,7 +24,7 @@ pub fn request_text(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     }
 }
 
-/// Format the amount of each GPU.
+/// Format the amount that is requested of each GPU.
 pub(crate) fn amount_text(ask: &Ask, unit: divvy_model::MemoryUnit) -> String {
     match ask.memory {
         _ if ask.whole.is_some() => ask.amount(),
@@ -102,7 +102,7 @@ impl Question<'_> {
         holds
     }
 
-    /// Return the units for a quantity that was meant in bytes: `3Gi` is 3 units of 1 GiB; rounded up.
+    /// Return the number of units that was meant by a quantity in bytes, rounded up: `3Gi` means 3 units of 1 GiB.
     fn instead_of(&self, written: &str) -> Option<u64> {
         const MIB: u64 = 1 << 20;
         let bytes = divvy_model::quantity_value(written).ok()?;
@@ -161,8 +161,8 @@ impl Question<'_> {
         }
     }
 
-    /// Describe a node that has room on its GPUs: what else is in the way there. One or two obstacles are in words; of more, the
-    /// first one and their number.
+    /// Describe what else is in the way on a node that has room on its GPUs. One or two obstacles are described; of three or
+    /// more, only the first one is, followed by the number of the others.
     fn but(&self, node: &str, look: &[Obstacle]) -> String {
         let unit = self.snapshot.ledger.unit();
         let what = match (self.ask.whole, self.ask.gpus) {
@@ -197,8 +197,8 @@ impl Question<'_> {
         }
     }
 
-    /// Describe what the usable nodes lack: none of them has GPUs with enough memory free that the pod accepts. `None` if no such
-    /// node offers it a GPU at all.
+    /// Describe what the usable nodes lack: none of them has GPUs that the pod accepts and that have enough free memory. Return
+    /// `None` if no usable node offers the pod a GPU at all.
     fn lacking(&self, looks: &[Vec<Obstacle>]) -> Option<String> {
         let unit = self.snapshot.ledger.unit();
         // Other nodes may have GPUs with room, or their GPUs are not known.

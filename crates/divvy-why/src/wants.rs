@@ -81,8 +81,8 @@ pub struct Reported {
 }
 
 impl Wants {
-    /// Estimate how many bytes of the pod are compared with each node and with other pods: its rules for nodes, labels, ports,
-    /// and claims.
+    /// Estimate the size in bytes of what is compared with each node and with other pods: the pod's rules for nodes, labels,
+    /// ports, and claims.
     pub fn rules_bytes(&self) -> usize {
         let json = |length: Result<String, serde_json::Error>| length.map_or(usize::MAX, |text| text.len());
         let texts = |labels: &Labels| labels.iter().map(|(key, value)| key.len() + value.len() + 1).sum::<usize>();
@@ -112,7 +112,7 @@ impl Wants {
             .any(|reported| reported.by == "kube-scheduler" && of_extender(&reported.message))
     }
 
-    /// Report whether both pods get the same answer: they have the same controller and the same request.
+    /// Report whether this pod and `other` get the same answer: they have the same controller and the same request.
     pub fn is_like(&self, other: &Wants) -> bool {
         let owned = self.owner.is_some() && self.owner == other.owner && self.pod.namespace == other.pod.namespace;
         let (a, b) = (&self.pod, &other.pod);

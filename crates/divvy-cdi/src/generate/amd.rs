@@ -18,7 +18,7 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 /// Generate the spec of a machine's AMD GPUs, in the order of the driver's topology, which is ROCm's order.
 ///
 /// # Errors
-/// There is no driver, or no GPU has a device node.
+/// Fails if there is no driver, or if no GPU has a device node.
 pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
     let nodes = Nodes::find(tree, options, KFD)?;

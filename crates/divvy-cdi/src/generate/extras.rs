@@ -39,8 +39,8 @@ impl Default for Channels {
 const IMEX: &str = "/dev/nvidia-caps-imex-channels";
 
 impl Extras {
-    /// Add the selected devices to the draft. A kind of device that is missing becomes a note. A channel that was requested by number and is missing
-    /// is an error, because without it the GPUs of other machines cannot be reached.
+    /// Add the selected devices to the draft. If a kind of device is missing, add a note. If a channel that was requested by
+    /// number is missing, return an error, because without it the GPUs of other machines cannot be reached.
     pub(super) fn describe(
         &self,
         nodes: &Nodes<'_>,

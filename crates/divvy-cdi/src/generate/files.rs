@@ -144,8 +144,9 @@ pub(super) fn firmware(root: &Root<'_>, machine: &Root<'_>, version: &str) -> Ve
     Vec::new()
 }
 
-/// Mount the files that GPUDirect Storage needs in addition to its device nodes. Its configuration comes from the driver's root or the machine. The
-/// udev database, which lists the disks, always comes from the machine, because the one of a driver container may be empty.
+/// Mount the files that GPUDirect Storage needs in addition to its device nodes. Its configuration comes from the driver's root
+/// or the machine. The udev database, which lists the disks, always comes from the machine, because a driver container may have
+/// an empty udev database.
 pub(super) fn storage(root: &Root<'_>, machine: &Root<'_>) -> Vec<Mount> {
     let config = |root| at(root, "/etc/cufile.json", "/etc/cufile.json".to_owned());
     let mut mounts: Vec<Mount> = config(root).or_else(|| config(machine)).into_iter().collect();

@@ -18,7 +18,7 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 /// Generate the spec of a machine's Intel GPUs, in the order of their PCI addresses.
 ///
 /// # Errors
-/// No GPU has a render node.
+/// Fails if no GPU has a render node.
 pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> {
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;
     let nodes = Nodes::find(tree, options, "/dev/dri")?;

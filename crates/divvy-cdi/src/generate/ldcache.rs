@@ -47,7 +47,7 @@ pub struct Library<'a> {
     pub hwcap: u64,
 }
 
-/// The largest number of bytes that is read from a cache.
+/// The maximum number of bytes that are read from a cache.
 pub const LIMIT: usize = 16 * 1024 * 1024;
 
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";
@@ -58,7 +58,7 @@ const NEW_HEADER: usize = 48;
 const NEW_ENTRY: usize = 24;
 /// The offset of the byte order in the new header: 0 in older files, 2 for little-endian, 3 for big-endian.
 const NEW_ORDER: usize = 28;
-/// The largest length of a string in bytes; the kernel's `PATH_MAX`.
+/// The maximum length of a string in bytes; the kernel's `PATH_MAX`.
 const LONGEST: usize = 4096;
 
 impl Library<'_> {

@@ -14,7 +14,7 @@ pub const SHARED: [&str; 3] = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/n
 /// Generate the spec of a machine's NVIDIA GPUs. `driver` is the version that NVML reports; it is used if `/proc` and `/sys` have no version.
 ///
 /// # Errors
-/// There is no driver, or no GPU has a device node.
+/// Fails if there is no driver, or if no GPU has a device node.
 pub fn generate(tree: &dyn Tree, gpus: &[Gpu], driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;

@@ -32,7 +32,7 @@ const OTHERS: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 /// Generate the spec of one kind of device. IMEX channels are one device each; every other kind is one device, `all`.
 ///
 /// # Errors
-/// The machine has no such device.
+/// Fails if the machine has no such device.
 pub fn generate(tree: &dyn Tree, part: Part, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let machine = open_root(tree, "/", "--sys-root", "the machine's root")?;

@@ -22,7 +22,7 @@ pub fn is_there(tree: &dyn Tree) -> bool {
 /// reports.
 ///
 /// # Errors
-/// There is no `/dev/dxg`, or Windows provides no NVIDIA driver.
+/// Fails if there is no `/dev/dxg`, or if Windows provides no NVIDIA driver.
 pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Result<Generated, Error> {
     let root = open_root(tree, &options.driver_root, "--driver-root", "where the driver is installed")?;
     let nodes = Nodes::find(tree, options, NODE)?;

@@ -18,7 +18,7 @@ pub(crate) struct Where<'t> {
 
 /// The standard shim since containerd 1.3.
 const RUNC_V2: &str = "io.containerd.runc.v2";
-/// The standard shim before that. Its key for the program is `Runtime`, not `BinaryName`.
+/// The standard shim before containerd 1.3. Its key for the program is `Runtime`, not `BinaryName`.
 const LINUX_V1: &str = "io.containerd.runtime.v1.linux";
 
 /// Compute the new texts. The drop-in comes before the file that imports it.
@@ -413,8 +413,8 @@ fn merge_into(table: &mut dyn toml_edit::TableLike, values: &toml::Table) {
     }
 }
 
-/// Return the main file's text with one more import: the customary pattern `DIRECTORY/*.toml` if the directory has no other file that it would
-/// activate, otherwise only the drop-in.
+/// Return the main file's text with one more import: the customary pattern `DIRECTORY/*.toml` if this pattern would not activate
+/// any other file in the directory, otherwise only the drop-in.
 fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Result<String, Error> {
     let directory = glob::directory(drop_in);
     let others = files
@@ -460,7 +460,7 @@ fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Res
     Ok(document.to_string())
 }
 
-/// Return a file's text without the runtime `name`, and without a default that names it.
+/// Return a file's text without the runtime `name`, and without a default-runtime setting that names it.
 pub(crate) fn without(path: &str, text: &str, name: &str, merge: Merge) -> Result<String, Error> {
     let file = File::parse(path.to_owned(), text.to_owned(), merge)?;
     let mut document = toml_text::document(path, text)?;

@@ -64,7 +64,7 @@ impl Run {
         self.flag(names) == Some("true")
     }
 
-    /// Translate the flags of `nvidia-ctk` into a wish.
+    /// Translate the flags of `nvidia-ctk` into settings.
     fn settings(&self) -> RuntimeSettings {
         let docker = self.engine == "docker";
         let path = if docker {

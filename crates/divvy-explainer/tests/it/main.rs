@@ -30,7 +30,7 @@ struct Explainer {
     _stop: DropGuard,
 }
 
-/// A cluster with a waiting pod in namespace `ml`, and pods in `ml` and `other` that hold the memory that it waits for.
+/// A cluster with a waiting pod in namespace `ml`, and pods in `ml` and `other` that hold the memory that the waiting pod needs.
 async fn explainer() -> Explainer {
     let api = ApiServer::new(Options::default());
     for namespace in ["ml", "other"] {
@@ -284,7 +284,7 @@ async fn users_who_ask_at_once_share_one_reading_of_the_cluster() {
     assert_eq!(api.faults().fired(rule), 1);
 }
 
-/// A user who asks and disconnects keeps a turn until the answer has been computed.
+/// A question keeps its turn until the answer has been computed, even if the user disconnects.
 #[tokio::test]
 async fn questions_that_nobody_waits_for_any_more_still_count() {
     let explainer = explainer().await;

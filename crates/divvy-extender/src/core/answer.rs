@@ -12,13 +12,14 @@ use kube::core::response::StatusSummary;
 
 use super::{Got, Posted};
 
-/// Most bytes of an answer's body that are read. A pod in etcd has at most 1.5 MiB.
+/// The maximum size in bytes of an answer's body. A pod in etcd has at most 1.5 MiB.
 pub const MOST_BYTES: usize = 4 << 20;
 
-/// Most characters that an error repeats of a body that is not the API server's.
+/// The maximum number of characters that an error quotes from a body that is not the API server's.
 const QUOTED: usize = 100;
 
-/// Return the URL path of a pod. The namespace and name come from a request, so refuse anything that is not a name (RFC 1123).
+/// Return the URL path of a pod. Fails if the namespace or the name is not a valid name (RFC 1123), because both come from a
+/// request.
 pub fn path(pod: &PodKey) -> Result<String, String> {
     if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
         return Err(

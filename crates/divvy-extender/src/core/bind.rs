@@ -7,8 +7,9 @@
 //! a bind is *in doubt* ([`Standing::Doubt`]):
 //!
 //! - The reservation stays in the ledger, so no other pod can be allocated the same memory.
-//! - The extender reads the pod (`Stage::Resolving`). A pod with this node is a success. A pod with another node releases the
-//!   reservation. If the pod is not bound yet or cannot be read, kube-scheduler gets an error and tries again.
+//! - The extender reads the pod (`Stage::Resolving`). If the pod has the requested node, the bind has succeeded. If it has
+//!   another node, the reservation is released. If the pod is not bound yet or cannot be read, kube-scheduler gets an error and
+//!   tries again.
 //! - The next try sends the same allocation again, so that it does not matter which of the two POSTs the API server carries
 //!   out. If the reserved GPU has failed in the meantime, the next try chooses another one, and the earlier allocation also
 //!   stays reserved (`Reservation::earlier`).
@@ -24,17 +25,18 @@ use divvy_placement::{Ask, Reservation, Standing};
 use super::binding::{BindingRequest, annotations};
 use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
 
-/// Most bytes of the text of a refused bind. The report about a node with many GPUs is long; kube-scheduler puts the text into an event,
-/// which holds 1 KiB.
+/// The maximum size in bytes of the text of a refused bind. The report about a node with many GPUs is long, but kube-scheduler
+/// puts the text into an event, which holds 1 KiB.
 const REFUSAL_BYTES: usize = 4 << 10;
 
-/// How often a nominated pod is read again before its bind is refused for lack of room.
+/// How many times a nominated pod is read again before its bind is refused for lack of room.
 ///
-/// kube-scheduler binds a nominated pod as soon as its watch shows that the victims have ended. The extender's own watch may show that
-/// a few milliseconds later. If the bind failed in between, kube-scheduler would withdraw the nomination (`handleBindingCycleError` in its
-/// `schedule_one.go`), and the replacement of a victim would take the GPU. So such a bind is not refused at once.
+/// kube-scheduler binds a nominated pod as soon as its watch shows that the victims have ended. The extender's own watch may show
+/// the same event a few milliseconds later. If the bind failed in between, kube-scheduler would withdraw the nomination
+/// (`handleBindingCycleError` in its `schedule_one.go`), and the replacement of a victim would take the GPU. So such a bind is
+/// not refused at once.
 const LOOKS: u8 = 4;
-/// Pause between two of these reads.
+/// The pause before each of these reads.
 const LOOK_AGAIN_NS: u64 = 25_000_000;
 
 impl Core {
@@ -78,7 +80,7 @@ impl Core {
         (ticket, self.advance(now))
     }
 
-    /// Take in the API server's answer to an [`Action::Post`], or the fact that there was none.
+    /// Handle the API server's answer to an [`Action::Post`], or the lack of an answer.
     pub fn posted(&mut self, id: OpId, outcome: Posted, now: Now) -> Vec<Action> {
         let Some(op) = self.ops.get_mut(&id).filter(|op| op.stage == Stage::Posting) else {
             return Vec::new();
@@ -125,7 +127,7 @@ impl Core {
         actions
     }
 
-    /// Take in the API server's answer to an [`Action::Get`], or the fact that there was none.
+    /// Handle the API server's answer to an [`Action::Get`], or the lack of an answer.
     pub fn got(&mut self, id: OpId, outcome: Got, now: Now) -> Vec<Action> {
         let Some(op) = self.ops.get(&id) else {
             return Vec::new();
@@ -237,7 +239,7 @@ impl Core {
         }
     }
 
-    /// Answer if the pod alone decides the outcome; otherwise wait until no other bind posts for the node.
+    /// Answer the bind if the pod alone decides the outcome. Otherwise wait until no other bind posts for the node.
     fn decide(&mut self, id: OpId, pod: Pod) -> Vec<Action> {
         let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
             return Vec::new();
@@ -271,7 +273,8 @@ impl Core {
         }
     }
 
-    /// It is this bind's turn on the node: choose among the memory that is free now, reserve it, and send the Binding.
+    /// Choose GPU memory that is free now, reserve it, and send the Binding. This is called when no other bind posts for the
+    /// node.
     fn place(&mut self, id: OpId, now: Now) -> Vec<Action> {
         let Some((args, pod)) = self.ops.get(&id).and_then(|op| Some((op.args.clone(), op.pod.clone()?))) else {
             return Vec::new();
@@ -314,12 +317,13 @@ impl Core {
                 .reserved_and_good(&args.pod_uid, &args.node)
                 .and_then(|held| Some((held.clone(), text_of(held)?)));
             doubted = again.is_some();
-            // The GPU of that allocation may have failed, shrunk, or disappeared since. If the same allocation were sent again, the pod
-            // would wait for that GPU. It is safe to send another allocation even though the first may still be carried out, for three
-            // reasons. The API server carries out at most one of the two: it refuses a Binding for a pod that has a node (409) or another
-            // UID. Both stay reserved all the time (`Reservation::earlier`), so no other pod was allocated that memory. And either one is
-            // a success, because the pod holds what its annotations say. One case cannot be prevented: if the first is carried out, the
-            // pod is bound to the bad GPU, as if the GPU had failed just after the bind. Reading the pod first makes this less likely.
+            // The GPU of the reserved allocation may have failed, shrunk, or disappeared since. If the same allocation were sent
+            // again, the pod would wait for that GPU. It is safe to send another allocation even though the first may still be
+            // carried out, for three reasons. The API server carries out at most one of the two: it refuses a Binding for a pod
+            // that has a node (409) or another UID. Both allocations stay reserved all the time (`Reservation::earlier`), so no
+            // other pod was allocated their memory. And either allocation is a success, because the pod holds what its
+            // annotations say. One case cannot be prevented: if the first allocation is carried out, the pod is bound to the bad
+            // GPU, as if the GPU had failed just after the bind. Reading the pod first makes this less likely.
             if again.is_none() && !possible.is_empty() && self.ops.get(&id).is_some_and(|op| !op.read) {
                 return self.read_pod(id, 0);
             }
@@ -483,7 +487,8 @@ impl Core {
         }
     }
 
-    /// Take in that the pod is bound to a node and what it holds. All its other reservations are released, because a Binding is final.
+    /// Record that the pod is bound to a node, and what it holds. All its other reservations are released, because a Binding is
+    /// final.
     pub(super) fn found_bound(&mut self, uid: &str, bound: &str, held: &Held, now: Now) {
         let ledger = self.index.ledger_mut();
         let reserved: Vec<(String, bool)> = ledger
@@ -526,7 +531,8 @@ impl Core {
     }
 }
 
-/// Return a warning for a pod that requests gpu-count. Users of gpushare expect it to mean a number of GPUs, but it never had an effect.
+/// Return a warning for a pod that requests gpu-count. Users of gpushare expect that gpu-count sets the number of GPUs, but it
+/// never had an effect.
 fn gpu_count_warning(pod: &Pod) -> Option<Action> {
     if pod.request.containers.iter().all(|container| container.gpu_count == 0) {
         return None;
@@ -551,7 +557,8 @@ fn bound_elsewhere(args: &BindArgs, node: &str) -> String {
     )
 }
 
-/// Return the error of gpushare's extender, byte for byte (`pkg/scheduler/gpushare-bind.go`).
+/// Return the error text that gpushare's extender uses for a pod with another UID, byte for byte
+/// (`pkg/scheduler/gpushare-bind.go`).
 fn other_uid(args: &BindArgs, found: &str) -> String {
     format!(
         "The pod {} in ns {}'s uid is {found}, and it's not equal with expected {}",

@@ -16,7 +16,8 @@ pub struct BindingRequest {
     pub uid: String,
     /// The node's name.
     pub node: String,
-    /// Divvy's annotation and gpushare's five, plus a sixth of gpushare for several GPUs. Only Divvy's for whole GPUs, none for a pod without GPUs.
+    /// Divvy's annotation and gpushare's five, and a sixth of gpushare's if the pod gets several GPUs. A pod with whole GPUs gets
+    /// only Divvy's annotation. A pod without GPUs gets none.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -38,11 +39,11 @@ impl BindingRequest {
 
 /// Return the annotations for a pod that holds `held` on this node; `None` if the node does not have these GPUs.
 ///
-/// gpushare knows no whole GPUs, so a pod that has some gets only Divvy's annotation.
+/// gpushare does not know whole GPUs, so a pod that holds whole GPUs gets only Divvy's annotation.
 ///
-/// Divvy's annotation names GPUs by UUID, so on a node whose GPUs are known only from gpushare's capacities, a pod gets only
-/// gpushare's annotations. gpushare's five annotations can name one GPU, the first. All GPUs are in the annotation of gpushare 2.0,
-/// which `kubectl inspect gpushare` reads.
+/// Divvy's annotation names GPUs by UUID. If a node's GPUs are known only from gpushare's capacities, they have no UUIDs, so a
+/// pod gets only gpushare's annotations. gpushare's five annotations can name only one GPU, the first. gpushare 2.0's annotation,
+/// which `kubectl inspect gpushare` reads, names all GPUs.
 pub(super) fn annotations(held: &Held, node: &NodeState, pod_units: u64, unix_ns: u64) -> Option<BTreeMap<String, String>> {
     let (positions, ours): (Option<Vec<usize>>, _) = match held {
         Held::Allocation(allocation) => (

@@ -5,7 +5,8 @@ use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
 use super::{Core, DecideIn, Now};
 
-/// How long a resumed watch needs to catch up: it sends the missed events at once, and after this time they have been read.
+/// How long a resumed watch needs to catch up. The API server sends the missed events at once; after this time, the extender has
+/// read them.
 const CATCHES_UP_NS: u64 = 1_000_000_000;
 
 /// The content of kube-scheduler's `ExtenderFilterResult`, independent of its JSON form.
@@ -19,9 +20,9 @@ pub struct FilterAnswer {
 
 pub use divvy_model::names::SCHEDULER_CHECK;
 
-/// Return filter's answer to a pod with the annotation [`SCHEDULER_CHECK`], whatever the nodes. It is an error of the whole call, so that
-/// kube-scheduler does not preempt other pods for the test pod. `None` means that `divvy scheduler-config` did not write this value, so
-/// the pod is an ordinary one.
+/// Return filter's answer to a pod with the annotation [`SCHEDULER_CHECK`]. The answer does not depend on the nodes. It is an
+/// error of the whole call, so that kube-scheduler does not preempt other pods for the test pod. `None` means that `divvy
+/// scheduler-config` did not write this value, so the pod is an ordinary one.
 pub fn check_refusal(word: &str) -> Option<String> {
     let legal = (8..=64).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
     legal.then(|| {
@@ -33,7 +34,7 @@ impl Core {
     /// Return which of these nodes have GPUs with room for the pod. The answer is advisory and reserves nothing: bind decides.
     ///
     /// # Errors
-    /// Pods and nodes have not been listed yet.
+    /// Fails until pods and nodes have been listed.
     pub fn filter<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Result<FilterAnswer, String> {
         if let Some(why) = self.not_synced() {
             return Err(why);
@@ -51,12 +52,12 @@ impl Core {
         Ok(answer)
     }
 
-    /// Filter as [`Core::filter`] does, but return an error instead of two kinds of refusals. After a refusal, kube-scheduler waits for an
-    /// event before it tries the pod again; after an error, it tries again when its back-off ends.
+    /// Filter as [`Core::filter`] does, but return an error instead of a refusal in two cases. After a refusal, kube-scheduler
+    /// waits for an event before it tries the pod again; after an error, it tries again when its back-off ends.
     ///
-    /// - While a watch is broken, kube-scheduler may already have seen the event that frees the memory, and would not wait for
-    ///   it again.
-    /// - Memory that is only held for a departed pod becomes free without any event.
+    /// - A watch is broken: kube-scheduler may already have seen the event that freed the memory, and would then wait for it in
+    ///   vain.
+    /// - The memory is only held for a departed pod: it becomes free without any event.
     pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
     where
         I: IntoIterator<Item = &'a str> + Clone,
@@ -90,8 +91,8 @@ impl Core {
         }
     }
 
-    /// Keep only the best of the nodes that fit. The others are in neither list: they did not fail, so kube-scheduler's message must not
-    /// mention them.
+    /// Keep only the best of the nodes that fit. Do not list the others as failed: they do fit, so kube-scheduler's message must
+    /// not mention them.
     fn keep_the_best<'a, I>(&mut self, pod: &Pod, nodes: I, answer: &mut FilterAnswer)
     where
         I: IntoIterator<Item = &'a str>,
@@ -108,7 +109,7 @@ impl Core {
         answer.passed = best.and_then(|best| answer.passed.get(best)).copied().into_iter().collect();
     }
 
-    /// Return a node that would have room if nothing were held for departed pods, and the hold that is in the way.
+    /// Return a node that would have room if no memory were held for departed pods, and the hold that is in the way.
     fn kept<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Option<(&'a str, KeptFor)> {
         let ledger = self.index.ledger();
         let left: BTreeSet<&str> = ledger.departed().map(|(_, departed)| departed.node.as_str()).collect();
@@ -120,7 +121,7 @@ impl Core {
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
-    /// Return the watch that is broken or resumed less than [`CATCHES_UP_NS`] ago, and the reason.
+    /// Return the watch that is broken, or that was resumed less than [`CATCHES_UP_NS`] ago, and the reason.
     fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
         let (pods, nodes) = (self.index.pods(), self.index.nodes());
         let broken = [("pods", pods), ("nodes", nodes)].into_iter();

@@ -4,15 +4,16 @@ use divvy_placement::Overbooked;
 use super::{Action, Core};
 
 impl Core {
-    /// Find GPUs with more allocated memory than they have, and return one warning for each pod that has to wait, once per pod.
+    /// Find GPUs on which more memory is allocated than they have. Return one warning for each pod that has to wait; each pod is
+    /// warned about only once.
     ///
-    /// This has two possible causes. Another extender sent a Binding before it was killed or after this one took over, and the API
-    /// server carried it out after this extender had already allocated the memory. The settle second
-    /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes that rare; only a compare-and-swap write per node would make it
+    /// There are two possible causes. Either another extender sent a Binding before it was killed or after this one took over,
+    /// and the API server carried the Binding out after this extender had already allocated the memory. The settle second
+    /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
     /// impossible. Or a GPU offers less memory than before.
     ///
-    /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room and refuses the
-    /// others while those run. Only its owner may delete a pod, so the owner must be informed.
+    /// The node's agent still prevents any double use of the memory: it starts the containers for which there is room, and
+    /// refuses the other containers while these run. Only a pod's owner may delete the pod, so the owner must be informed.
     pub fn promised_twice(&mut self) -> Vec<Action> {
         let ledger = self.index.ledger();
         if !self.told.is_empty() {

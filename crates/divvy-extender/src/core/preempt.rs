@@ -13,8 +13,9 @@ pub struct Eviction {
     pub pdb_violations: i64,
 }
 
-/// Most nodes in one call of [`Core::preempt`]. A request of kube-scheduler may name hundreds of nodes, each with all its pods, and other
-/// requests wait for the core during a call. The answer for one node does not depend on the others, so a request can be split.
+/// The maximum number of nodes in one call of [`Core::preempt`]. A request of kube-scheduler may name hundreds of nodes, each
+/// with all its pods, and other requests wait for the core during a call. The answer for one node does not depend on the others,
+/// so the caller can split a request.
 pub const EVICTIONS_AT_ONCE: usize = 8;
 
 impl Core {
@@ -25,7 +26,7 @@ impl Core {
     /// they are.
     ///
     /// # Errors
-    /// Pods and nodes have not been listed yet.
+    /// Fails until pods and nodes have been listed.
     pub fn preempt(&self, pod: &Pod, proposed: Vec<Eviction>) -> Result<Vec<Eviction>, String> {
         if let Some(why) = self.not_synced() {
             return Err(why);

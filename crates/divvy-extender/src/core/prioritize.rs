@@ -10,7 +10,7 @@ impl Core {
     /// cost, the lower its score.
     ///
     /// # Errors
-    /// Pods and nodes have not been listed yet.
+    /// Fails until pods and nodes have been listed.
     pub fn prioritize<'n, I>(&mut self, pod: &Pod, nodes: I) -> Result<Vec<u8>, String>
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -21,8 +21,8 @@ impl Core {
         Ok(scores(&self.ranking(pod, nodes)))
     }
 
-    /// Rank these nodes by what the pod would cost there. A node on which the pod already has a reservation comes first: the memory is
-    /// already counted as used, and the Binding may even have been carried out.
+    /// Rank these nodes by the cost of the pod on each. A node on which the pod already has a reservation comes first: the memory
+    /// is already counted as used, and the Binding may even have been carried out.
     pub(super) fn ranking<'n, I>(&mut self, pod: &Pod, nodes: I) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -40,7 +40,7 @@ impl Core {
         ranking
     }
 
-    /// Choose the GPUs for a pod on a node; `None` if it does not fit.
+    /// Choose the GPUs for a pod on a node; `None` if the pod does not fit.
     pub(super) fn choose(&mut self, pod: &Pod, node: &str, ask: &Ask) -> Option<Choice> {
         let ledger = self.index.ledger();
         self.fleet.follow(ledger);

@@ -54,7 +54,7 @@ impl Core {
         due
     }
 
-    /// Take in the outcome of an [`Action::Check`].
+    /// Handle the outcome of an [`Action::Check`].
     pub fn checked(&mut self, uid: &str, node: &str, outcome: Got, now: Now) {
         if self.index.ledger().is_buried(uid) {
             self.checked_resurfaced(uid, outcome);
@@ -89,9 +89,9 @@ impl Core {
         }
     }
 
-    /// Take in that the API server answered that the pod with this UID is gone. If the watch has shown the pod as bound, either the watch's
-    /// deletion event is still to come or the answer was wrong. No later event would correct a wrong answer, so the next sweep
-    /// reads the pod again.
+    /// Record the API server's answer that the pod with this UID is gone. If the watch has shown the pod as bound, either the
+    /// watch's deletion event is still to come or the answer was wrong. No later event would correct a wrong answer, so the next
+    /// sweep reads the pod again.
     pub(super) fn bury(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
         if let Some(pod) = ledger.pod(uid).filter(|pod| pod.node.is_some()) {
@@ -100,9 +100,10 @@ impl Core {
         ledger.bury_pod(uid);
     }
 
-    /// Take in that the API server answered with the pod. If an earlier answer said that the pod was gone, the pod counts again: in the state
-    /// that the watch showed last or, if the watch has shown none, from its next event on. The state in the answer is not used. It may
-    /// be older than the watch's and lack the binding that the watch has shown, and no later event would correct that.
+    /// Record the API server's answer that the pod exists. If an earlier answer said that the pod was gone, the pod counts again:
+    /// in the state that the watch showed last or, if the watch has not shown it, from its next event on. The state in the answer
+    /// is not used. It may be older than the watch's and lack the binding that the watch has shown, and no later event would
+    /// correct that.
     pub(super) fn is_there(&mut self, uid: &str) {
         let ledger = self.index.ledger_mut();
         if ledger.is_buried(uid) {
@@ -113,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Take in the outcome of a check of a pod that was reported as gone and that the watch has shown again.
+    /// Handle the outcome of a check of a pod that was reported as gone but that the watch has shown again.
     fn checked_resurfaced(&mut self, uid: &str, outcome: Got) {
         if !self.resurfaced.contains_key(uid) {
             return;

@@ -8,8 +8,9 @@ use serde_json::value::RawValue;
 
 use crate::core::{BindArgs, Eviction, FilterAnswer};
 
-/// Split a JSON object into its fields, by lower-cased name and unparsed. kube-scheduler sends Go's field names, but up to 1.16 it sent
-/// lower-case names, and Go's decoder ignores the case. The values (pods, nodes) are ordinary Kubernetes JSON, where the case matters.
+/// Split a JSON object into its fields: the lower-cased names, and the values, which are not parsed yet. kube-scheduler sends
+/// Go's field names, but up to 1.16 it sent lower-case names, and Go's decoder ignores the case. The values (pods, nodes) are
+/// ordinary Kubernetes JSON, where the case matters.
 fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
     let outer: BTreeMap<Cow<'_, str>, &RawValue> =
         serde_json::from_slice(body).map_err(|error| format!("the request is not a JSON object: {error}"))?;
@@ -48,7 +49,7 @@ pub(super) enum Nodes<'a> {
     },
 }
 
-/// A name borrowed from the request body. It is only copied if it contains JSON escapes, which no node's name does.
+/// A name borrowed from the request body. It is copied only if it contains JSON escapes, and no node name does.
 #[derive(Debug, Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
@@ -157,7 +158,7 @@ pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>),
     Ok((pod, evictions(map, |whole: Whole| whole.metadata.uid)))
 }
 
-/// kube-scheduler's `ExtenderPreemptionResult`. It has UIDs, whichever form the request had.
+/// kube-scheduler's `ExtenderPreemptionResult`. It contains UIDs, even if the request contained whole pods.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct PreemptionResult {

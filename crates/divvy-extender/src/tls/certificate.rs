@@ -12,7 +12,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// Most bytes of PEM data. A certificate and its key have a few kilobytes; a bundle of CAs may be larger.
+/// The maximum size in bytes of PEM data. A certificate and its key have a few kilobytes; a bundle of CAs may be larger.
 pub const LARGEST_PEM: usize = 1 << 20;
 
 /// Return the cryptography provider for rustls: ring, as in kube's client.
@@ -92,8 +92,8 @@ impl Pair {
             .map_err(|error| error.to_string())
     }
 
-    /// Return the configuration of a server with this certificate. It accepts clients with a certificate of `clients` and clients without any
-    /// certificate.
+    /// Return the configuration of a server with this certificate. It accepts clients whose certificate is signed by one of
+    /// `clients`, and clients without any certificate.
     pub fn server(&self, clients: &Roots) -> Result<ServerConfig, String> {
         let verifier = WebPkiClientVerifier::builder_with_provider(clients.0.clone(), provider())
             // The kubelet's probes and Prometheus have no certificate; `http` decides which pages they may read.
@@ -112,7 +112,8 @@ impl Pair {
         Ok(config)
     }
 
-    /// Return the configuration of a client with this certificate. It accepts servers with a certificate of `servers`.
+    /// Return the configuration of a client with this certificate. It accepts servers whose certificate is signed by one of
+    /// `servers`.
     pub fn client(&self, servers: &Roots) -> Result<ClientConfig, String> {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -200,7 +201,7 @@ pub(super) fn common_name(mut subject: &[u8]) -> Option<String> {
     None
 }
 
-/// Parse the first DER element if it has this tag: its tag, its content, and the bytes after it.
+/// Parse the first DER element if it has this tag. Return its tag, its content, and the bytes after it.
 fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
     let (&found, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -218,7 +219,8 @@ fn element(der: &[u8], tag: u8) -> Option<(u8, &[u8], &[u8])> {
     (found == tag).then_some((found, content, rest))
 }
 
-/// Parse a `UTCTime` (YYMMDDhhmmssZ, 1950 to 2049) or a `GeneralizedTime` (YYYYMMDDhhmmssZ): Unix seconds, and the bytes after it.
+/// Parse a `UTCTime` (YYMMDDhhmmssZ, 1950 to 2049) or a `GeneralizedTime` (YYYYMMDDhhmmssZ). Return Unix seconds, and the bytes
+/// after it.
 fn time(der: &[u8]) -> Option<(i64, &[u8])> {
     const UTC_TIME: u8 = 0x17;
     const GENERALIZED_TIME: u8 = 0x18;

@@ -8,7 +8,7 @@ use super::certificate;
 
 /// The name in the certificate that the extender makes for kube-scheduler.
 pub const KUBE_SCHEDULER: &str = "kube-scheduler";
-/// Most characters of a certificate's names that a message repeats.
+/// The maximum number of characters of a certificate's names that a message repeats.
 const LONGEST: usize = 200;
 
 /// The names of accepted clients.
@@ -16,8 +16,8 @@ const LONGEST: usize = 200;
 pub struct Names(Vec<String>);
 
 impl Names {
-    /// Make the list from the given names, or [`KUBE_SCHEDULER`] if there are none, plus the extender's own name: a replica presents its
-    /// certificate to the leader.
+    /// Make the list: the given names, or [`KUBE_SCHEDULER`] if none is given, and the extender's own name, because a replica
+    /// presents its own certificate to the leader.
     pub fn new(given: &[String], server_name: &str) -> Names {
         let mut names = given.to_vec();
         if names.is_empty() {
@@ -27,8 +27,8 @@ impl Names {
         Names(names)
     }
 
-    /// Check that a certificate has exactly one of the accepted names as its common name, or as a DNS name or URI among its alternative names.
-    /// The error is a sentence. Signature and validity are checked elsewhere.
+    /// Check that one of the certificate's names equals an accepted name. Its names are the common name, and the DNS names and
+    /// URIs among the alternative names. The error is a sentence. Signature and validity are checked elsewhere.
     pub fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), String> {
         let found = names_of(certificate)?;
         if found.iter().any(|name| self.0.contains(name)) {

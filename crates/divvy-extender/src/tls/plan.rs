@@ -45,12 +45,12 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// Return the remaining time at which the extender's certificate is renewed.
+    /// Return the remaining lifetime, in seconds, at which the extender's certificate is renewed.
     pub fn renew_server_s(&self) -> i64 {
         self.server_s / 3
     }
 
-    /// Return the remaining time of the CA at which the administrator is warned.
+    /// Return the remaining lifetime of the CA, in seconds, at which the administrator is warned.
     pub fn warn_s(&self) -> i64 {
         self.authority_s / 10
     }
@@ -82,7 +82,8 @@ pub struct Plan {
 /// Decide what to make from the Secret's data. `name` is the server name.
 ///
 /// # Errors
-/// The extender did not make the Secret's data, or the data is damaged. It is not overwritten, because another program may have made it.
+/// Fails if the extender did not make the Secret's data, or if the data is damaged. The data is not overwritten, because another
+/// program may have made it.
 pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, String> {
     let get = |key: &str| data.get(key).map(Vec::as_slice).filter(|value| !value.is_empty());
     let all = |why: &str| Plan {
@@ -152,7 +153,7 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
     Ok(plan)
 }
 
-/// Return when the extender's certificate is next renewed, in Unix seconds; `None` if there is no readable one.
+/// Return when the extender's certificate is next renewed, in Unix seconds; `None` if the data contains no readable certificate.
 pub fn next_s(data: &Data, lifetimes: Lifetimes) -> Option<i64> {
     let pair = Pair::read(data.get(keys::SERVER)?, data.get(keys::SERVER_KEY)?).ok()?;
     Some(pair.validity().not_after_s - lifetimes.renew_server_s())

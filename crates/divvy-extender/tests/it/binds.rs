@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use crate::values::*;
 
-/// gpushare's fixture: n1 32/2 with a (10 on GPU 0) and b (4 on GPU 1), n2 16/1 full, n3 without GPUs.
+/// gpushare's fixture: n1 has 32 units on 2 GPUs, with pods a (10 on GPU 0) and b (4 on GPU 1); n2 has 16 units on 1 GPU and is
+/// full; n3 has no GPUs.
 fn fixture(more: &[divvy_model::Pod]) -> Core {
     let mut pods = vec![
         gpushare_pod("a", "n1", 0, 10),
@@ -676,7 +677,7 @@ proptest! {
     }
 }
 
-/// A bind as kube-scheduler sends it for a pod whose victim has ended, before the extender has seen that end.
+/// kube-scheduler binds a pod whose victim has ended, before the extender has seen that the victim has ended.
 #[test]
 fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is_heard() {
     let urgent = Pod {

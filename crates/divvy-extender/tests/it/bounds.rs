@@ -1,4 +1,5 @@
-//! The most that one pod or node can cost the extender, for any content: kept bytes, bytes of answers, and work while the core is locked.
+//! Limits on what one pod or node can cost the extender, whatever its content: bytes kept, bytes of answers, and work while the
+//! core is locked.
 
 use divvy_extender::core::Core;
 use divvy_kube::convert;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::values::*;
 
-/// Most bytes that the API server accepts in the annotations of one object.
+/// A size in bytes just below what the API server accepts in the annotations of one object.
 const HUGE: usize = 250_000;
 const NODES: usize = 400;
 

@@ -35,7 +35,7 @@ fn fits(core: &mut Core, pod: &Pod, ms: u64) -> Result<bool, String> {
     answer.map(|answer| !answer.passed.is_empty())
 }
 
-/// Each way in which a pod vanishes, at `ms`.
+/// One way in which a pod vanishes, at `ms`.
 type Way = fn(&mut Core, &Pod, u64);
 
 fn ways() -> [(&'static str, Way); 4] {

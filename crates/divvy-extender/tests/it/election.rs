@@ -296,7 +296,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3_000, ..ProptestConfig::default() })]
 
-    /// The bound of the module's documentation: no clock is 1.5 times as fast as another.
+    /// The clocks keep to the bound in the module's documentation: no clock is 1.5 times as fast as another.
     #[test]
     fn two_never_lead_at_once_and_in_calm_one_does(
         clocks in proptest::collection::vec((820..1_220u64, 0..1_000 * S), REPLICAS),

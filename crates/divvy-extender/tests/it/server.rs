@@ -77,7 +77,7 @@ impl Cluster {
         Cluster::fixture_with(settings()).await
     }
 
-    /// The same, with these settings for the extender.
+    /// Make gpushare's fixture with these settings for the extender.
     pub(crate) async fn fixture_with(settings: Settings) -> Cluster {
         let api = ApiServer::new(Options {
             seed: Some(1),

@@ -73,7 +73,7 @@ fn a_bind_without_an_answer_is_sent_again_with_the_same_gpus() {
     assert_eq!(first.annotations, second.annotations);
 }
 
-/// The default scheduler binds a pod without the extender while the extender has let another one through.
+/// The default scheduler binds one pod without the extender, after the extender's filter has passed another pod.
 #[test]
 fn a_pod_that_was_bound_without_the_extender_takes_gpus_that_are_not_promised_again() {
     let pod = amd_pending("p", 2);
@@ -159,7 +159,7 @@ struct FirstGpu {
     health: String,
 }
 
-/// Agents first: an older extender keeps reading nodes that have only GPUs of NVIDIA.
+/// If agents are upgraded first, an older extender still reads nodes that have only NVIDIA GPUs.
 #[test]
 fn an_extender_of_the_first_release_reads_nodes_whose_agents_were_upgraded() {
     let Some(Ok(inventory)) = divvy_node("n", &[16, 24]).inventory else {
@@ -176,7 +176,7 @@ fn an_extender_of_the_first_release_reads_nodes_whose_agents_were_upgraded() {
     assert!(inventory.to_json().starts_with("{\"v\":2,"));
 }
 
-/// Extender first: it reads what agents of both releases wrote, in one ledger.
+/// If the extender is upgraded first, it reads what agents of both releases wrote, in one ledger.
 #[test]
 fn an_extender_of_this_release_reads_nodes_of_both_releases() {
     let first = r#"{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{"uuid":"GPU-1","kind":"gpu","parent":null,"index":0,"minor":0,"pci":"0000:81:00.0","model":"NVIDIA A100-SXM4-40GB","cc":"8.0","sms":108,"clockMHz":1410,"totalMiB":40960,"reserveMiB":0,"units":40,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[]}]}"#;

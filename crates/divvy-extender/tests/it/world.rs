@@ -96,7 +96,7 @@ struct World {
     /// Changes that the watch has not delivered: the pod, or the UID of one that is gone.
     feed: VecDeque<Result<Pod, String>>,
     posts: Vec<(OpId, BindingRequest)>,
-    /// When the changes are sent.
+    /// The GETs under way: who reads which pod, and when the answer is due.
     gets: Vec<(Look, PodKey, u64)>,
     /// POSTs without an answer that will be carried out, and when they were sent.
     late: Vec<(BindingRequest, u64)>,
@@ -401,7 +401,7 @@ impl World {
         }
     }
 
-    /// Invariants 1 and 4, at every revision of the API server.
+    /// Check invariants 1 and 4. This is called after every step.
     fn check(&self) -> Result<(), TestCaseError> {
         let departed = self.departed.iter().map(|(pod, _)| pod);
         let departed = departed.filter(|pod| !self.pods.values().any(|there| there.uid == pod.uid));

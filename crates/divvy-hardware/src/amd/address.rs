@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The address of a function on the PCI bus. The order is that of the bus, and not that of the text.
+/// The address of a function on the PCI bus. Addresses are ordered as on the bus, not as texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Address {
     domain: u32,
@@ -30,8 +30,8 @@ impl Address {
         })
     }
 
-    /// Return the address of a card from KFD's `domain` and `location_id`. In some kernels the bits of the function, and in others those
-    /// above the bus, hold the number of a partition.
+    /// Return the address of a card from KFD's `domain` and `location_id`. Some kernels store a partition's number in the bits of
+    /// the function, others in the bits above the bus.
     pub(super) fn of_location(domain: u32, location: u32) -> Address {
         Address {
             domain,

@@ -1,7 +1,7 @@
 //! The GPUs that amdgpu drives, and the partitions of GPUs, each joined with its node in KFD's topology by the DRM render minor.
 //!
-//! ROCm/k8s-device-plugin (`internal/pkg/amdgpu/amdgpu.go`) joins the same files. Here, each device is read from the start: one that lacks a
-//! file never has the values of the device before it.
+//! ROCm/k8s-device-plugin (`internal/pkg/amdgpu/amdgpu.go`) joins the same files. Unlike there, no value is carried over from one
+//! device to the next: a device that lacks a file never gets the values of the device before it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::facts::MAX_GPUS;
 pub(super) const MODULE: &str = "/sys/module/amdgpu";
 const FUNCTIONS: &str = "/sys/module/amdgpu/drivers/pci:amdgpu";
 const PLATFORM: &str = "/sys/devices/platform";
-/// What the names of partitions begin with. The number follows an underscore or, if the kernel numbers the devices itself, a dot.
+/// The prefixes of partitions' names. The number follows an underscore or, if the kernel numbers the devices itself, a dot.
 const PARTITIONS: [&str; 2] = ["amdgpu_xcp_", "amdgpu_xcp."];
 
 /// A GPU, or a partition of one. The first partition of a GPU is the PCI function itself; the others are platform devices.
@@ -25,7 +25,7 @@ const PARTITIONS: [&str; 2] = ["amdgpu_xcp_", "amdgpu_xcp."];
 pub(super) struct Device<'t> {
     /// The name in `/sys`, such as `0000:19:00.0` or `amdgpu_xcp_3`.
     pub(super) name: String,
-    /// The PCI function, and for a further partition its number.
+    /// The PCI function, and the partition's number if this is not the first partition.
     pub(super) place: (Address, Option<u32>),
     /// The files of the PCI function, if it exists.
     pub(super) function: Option<Directory<'t>>,
@@ -36,9 +36,9 @@ pub(super) struct Device<'t> {
     pub(super) node: Option<Node>,
     /// Why there is no `node`.
     pub(super) trouble: Option<String>,
-    /// Whether the kernel has the device, and KFD does not know it.
+    /// Whether the kernel has the device but KFD does not know it.
     pub(super) lost: bool,
-    /// Whether the GPU is divided, so that what its PCI function says about memory is not about this device alone.
+    /// Whether the GPU is divided. If so, what its PCI function reports about memory is not about this device alone.
     pub(super) divided: bool,
 }
 
@@ -83,7 +83,8 @@ fn functions<'t>(tree: &'t dyn Tree, calls: &Calls) -> Vec<Device<'t>> {
     found.collect()
 }
 
-/// Return the partitions that KFD knows. The kernel makes a device for each partition that a GPU could be divided into, whether it is or not.
+/// Return the partitions that KFD knows. The kernel makes a device for each partition that a GPU could be divided into, even if
+/// the GPU is not divided.
 fn partitions<'t>(
     tree: &'t dyn Tree,
     calls: &Calls,
@@ -135,7 +136,7 @@ impl<'t> Device<'t> {
     }
 }
 
-/// Give each device its node, or the reason why it has none.
+/// Give each device its KFD node, or the reason why it has none.
 fn join(devices: &mut [Device<'_>], mut nodes: BTreeMap<u32, Option<Node>>, is_there: bool) {
     let mut claims: BTreeMap<u32, usize> = BTreeMap::new();
     for render in devices.iter().filter_map(|device| device.render) {

@@ -11,9 +11,10 @@ pub(super) const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 const XGMI: u32 = 11;
 /// The link type PCI Express (`CRAT_IOLINK_TYPE_PCIEXPRESS`).
 const PCIE: u32 = 2;
-/// Memory of a GPU that the processor can read, and that it cannot (`HSA_MEM_HEAP_TYPE_FB_PUBLIC`, `_PRIVATE` in kfd_crat.h).
+/// The types of GPU memory: the memory that the CPU can read, and the memory that it cannot (`HSA_MEM_HEAP_TYPE_FB_PUBLIC`,
+/// `_PRIVATE` in kfd_crat.h).
 const HEAPS: [u32; 2] = [1, 2];
-/// The largest number of memory banks of a node. GPUs have one or two.
+/// The maximum number of memory banks of a node. GPUs have one or two.
 const BANKS: usize = 64;
 
 /// A node of the topology that is a GPU or a partition of one. A value is `None` if it is missing or cannot be read.
@@ -25,7 +26,8 @@ pub(super) struct Node {
     pub(super) gpu_id: Option<u32>,
     /// The card's own number. Partitions of a card share it; some consumer cards have 0.
     pub(super) unique_id: Option<u64>,
-    /// The place on the PCI bus, without the function: that differs between partitions of a card, and not in all kernels.
+    /// The address on the PCI bus, without the function, because in some kernels the function differs between the partitions of a
+    /// card.
     pub(super) card: Option<Address>,
     /// The PCI device id.
     pub(super) device_id: Option<u32>,
@@ -39,7 +41,7 @@ pub(super) struct Node {
     pub(super) memory: Option<u64>,
 }
 
-/// Return the GPUs by render minor. A minor that two nodes claim has no node: it is not known which of them is right.
+/// Return the GPUs by render minor. A minor that two nodes claim gets no node, because it is not known which of the two is right.
 pub(super) fn gpus(topology: &Directory<'_>) -> BTreeMap<u32, Option<Node>> {
     let mut found = BTreeMap::new();
     for number in topology.numbered("/", "") {

@@ -10,14 +10,15 @@ use super::kfd::{self, Neighbours};
 use super::sysfs::Directory;
 use crate::backend::Calls;
 
-/// With more GPUs than this, only the partitions of one GPU are connected. Only divided GPUs are so many, and those of a machine are in one
-/// hive, so nothing else would tell them apart. The connections of all would not fit a line of the protocol, nor the node's inventory.
+/// If there are more GPUs than this, only partitions of the same GPU are connected. A machine has so many GPUs only if they are
+/// divided, and then all of them are in one XGMI hive, so no other connection would distinguish them. All connections together
+/// would fit neither a line of the protocol nor the node's inventory.
 const MOST_CONNECTED: usize = 16;
 
 /// The links as they were last read. They do not change while the same GPUs are there.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    /// For which GPUs the links were read.
+    /// The GPUs for which the links were read.
     of: Vec<Identity>,
     neighbours: Option<BTreeMap<u32, Neighbours>>,
 }
@@ -71,7 +72,8 @@ impl Links {
         }
     }
 
-    /// Return what each node is connected to, or `None` if the machine has too many GPUs.
+    /// Return what each node is connected to. Return `None` if the machine has too many GPUs, or if KFD's topology cannot be
+    /// opened.
     fn read(&mut self, tree: &dyn Tree, calls: &Calls, found: &[Found<'_>]) -> Option<BTreeMap<u32, Neighbours>> {
         if found.len() > MOST_CONNECTED {
             return None;

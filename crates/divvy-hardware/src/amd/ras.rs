@@ -13,8 +13,9 @@ pub(super) struct Counters {
 impl Counters {
     /// Read a GPU's counters. Return the number of uncorrectable errors so far, if a counter has risen since it was last read.
     ///
-    /// The first value of a counter is its start, and so is a lower value, because a driver that is loaded again counts from 0. A counter
-    /// that cannot be read now keeps its value: when it can be read again, it has not risen.
+    /// The first value of a counter is a baseline, and so is a lower value, because a driver that is loaded again counts from 0.
+    /// If a counter cannot be read, its last value is kept, so that the counter has not risen merely because it can be read
+    /// again.
     pub(super) fn read(&mut self, gpu: &str, function: &Directory<'_>) -> Option<u64> {
         let mut rose = false;
         for name in function.names("/ras") {

@@ -6,7 +6,7 @@ use divvy_host::{Root, Tree};
 
 /// The maximum size of a file in bytes. The kernel's own attributes have at most a page of 4 KiB.
 const FILE_BYTES: usize = 64 << 10;
-/// The number of entries of a directory that are looked at.
+/// The maximum number of entries of a directory that are read.
 const ENTRIES: usize = 4096;
 
 /// A directory. Links are followed, but never out of the machine's root.
@@ -25,7 +25,7 @@ impl<'t> Directory<'t> {
         Some(Directory { tree, root })
     }
 
-    /// Open a directory below this one, for paths that are real directories and no links.
+    /// Open a directory below this one. The path must consist of real directories, not of links.
     pub(super) fn below(&self, path: &str) -> Option<Directory<'t>> {
         let (path, _) = self.root.resolve(path)?;
         let root = Root::open(self.tree, &self.root.host(&path))?;
@@ -54,7 +54,8 @@ impl<'t> Directory<'t> {
         (bytes.len() <= FILE_BYTES).then(|| String::from_utf8(bytes).ok()).flatten()
     }
 
-    /// Return the number in a file. The kernel ends it with a line feed, so a number without one was cut off and is not used.
+    /// Return the number in a file. The kernel ends a number with a line feed, so a number without a line feed was cut off and is
+    /// not used.
     pub(super) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.strip_suffix('\n')?.trim().parse().ok()
     }
@@ -71,7 +72,8 @@ pub(super) fn natural(text: &str) -> Option<u32> {
 pub(super) struct Properties<'t>(BTreeMap<&'t str, Option<u64>>);
 
 impl<'t> Properties<'t> {
-    /// Parse the lines. What is not such a line is skipped, as is the last line without its line feed, because it may have been cut off.
+    /// Parse the lines. Skip lines of another form, and skip the last line if it has no line feed, because it may have been cut
+    /// off.
     pub(super) fn parse(text: &'t str) -> Properties<'t> {
         let mut values = BTreeMap::new();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {

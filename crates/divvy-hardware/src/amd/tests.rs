@@ -181,7 +181,7 @@ fn a_partition_has_the_memory_of_its_share_and_a_whole_gpu_that_of_the_card() {
 #[test]
 fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
     type Change = fn(&Path, &Path);
-    /// What holds of the GPU, or a part of its error.
+    /// A check of the GPU's facts, or a part of the error.
     type Expected = Result<fn(&GpuFacts) -> bool, &'static str>;
     let edit = |path: &Path, from: &str, to: &str| {
         let text = fs::read_to_string(path).expect("read");
@@ -508,7 +508,7 @@ fn processes_are_those_that_use_memory_of_the_gpu() {
     );
 }
 
-/// Read a copy, and return what was found of each device.
+/// Read a copy of a machine's files, and return the result for each device, with its name.
 fn read_copy(tree: &Copy) -> Vec<(String, Result<GpuFacts, Unreadable>)> {
     let calls = Calls::new(Duration::from_secs(60));
     let mut found = find(tree, &calls, &mut Memory::default());

@@ -75,7 +75,8 @@ impl Child {
         }
     }
 
-    /// Return how the process ended, if it just ended: that is usually the reason for a broken connection. Otherwise return `failure`.
+    /// Return how the process ended, if it has just ended, because this is usually the reason for a broken connection. Otherwise
+    /// return `failure`.
     pub(super) async fn explain(&mut self, failure: Failure) -> Failure {
         match timeout(Duration::from_millis(100), self.process.wait()).await {
             Ok(Ok(status)) => describe(status),
@@ -95,7 +96,7 @@ impl Child {
 }
 
 impl Spawn {
-    /// Return the program with the arguments that both ways of running it share.
+    /// Return the command with the arguments that a listening probe and a probe for a single snapshot share.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         for (flag, value) in [

@@ -15,7 +15,7 @@ const LIMIT: usize = 1 << 20;
 /// Return the driver's current state, from `divvy-probe --once` or from a running probe.
 ///
 /// # Errors
-/// The driver's failure, or the reason why there was no answer within `limit`.
+/// Returns the driver's failure, or the reason why there was no answer within `limit`.
 pub async fn snapshot(probe: &Probe, limit: Duration) -> Result<Snapshot, Failure> {
     let late = |_| {
         let text = format!(

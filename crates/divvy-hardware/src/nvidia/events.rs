@@ -109,7 +109,7 @@ fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> b
     }
 }
 
-/// Convert an XID. An unknown handle stands for every GPU: for some errors the driver names none.
+/// Convert an XID. If the handle is unknown, the fault concerns every GPU, because for some errors the driver names no GPU.
 fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<Event> {
     let uuid = names.get(&event.device).cloned();
     (event.kind & XID != 0).then(|| Event::Fault(super::fault(uuid, event.data, event.gi.zip(event.ci))))

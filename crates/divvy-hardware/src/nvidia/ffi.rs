@@ -16,7 +16,7 @@ use nvml_wrapper_sys::bindings as sys;
 
 use crate::Fabric;
 
-/// Return the key of a device. It is unique while NVML stays initialized, and events carry nothing else.
+/// Return the key of a device. It is unique while NVML stays initialized. An event identifies its GPU only by this key.
 pub(super) fn device_key(device: &Device<'_>) -> usize {
     // SAFETY: the handle is only compared, never used.
     unsafe { device.handle() }.addr()

@@ -23,8 +23,9 @@ const DIRECTORIES: [&str; 8] = [
 /// The root of a driver container below the host's root, as the GPU operator mounts it.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
-/// Return the paths to load, in this order. A library that the user names is the only candidate. If the driver root is not `/`, only
-/// libraries below it are candidates, because a library from the probe's own file system would belong to another driver version.
+/// Return the paths to try, in this order. A library that the user names is the only candidate. If the driver root is not `/`,
+/// only libraries below it are candidates, because a library from the probe's own file system would belong to another driver
+/// version.
 pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     if let Some(library) = &options.library {
         return vec![library.clone()];

@@ -14,7 +14,7 @@ use super::{failure, ffi};
 use crate::backend::Calls;
 use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
-/// An upper bound on the NVLinks of a GPU. The driver reports earlier that there are no more.
+/// An upper bound on the NVLinks of a GPU. A GPU has fewer, and the driver reports when there are no more.
 const MAX_NVLINKS: u32 = 36;
 
 pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snapshot, Failure> {
@@ -146,7 +146,8 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     facts
 }
 
-/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. A device that is `known` consists of the same parts.
+/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. The parts of a device do not
+/// change, so they are not read again if they are in `known`.
 fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..device.mig_device_count()? {
@@ -169,7 +170,8 @@ fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice
     Ok(found)
 }
 
-/// Return a brand as images write it in `NVIDIA_REQUIRE_CUDA`. libnvidia-container ignores upper and lower case.
+/// Return a brand as images write it in `NVIDIA_REQUIRE_CUDA`. libnvidia-container ignores the difference between upper and lower
+/// case.
 fn words_of(brand: &Brand) -> &'static str {
     match brand {
         Brand::Unknown => "unknown",

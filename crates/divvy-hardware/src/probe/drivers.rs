@@ -1,4 +1,4 @@
-//! The drivers of all vendors. Each is opened, asked, and reopened on its own; their answers become one.
+//! The drivers of all vendors. Each driver is opened, queried, and reopened independently; their answers are merged into one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ struct Slot {
     opened_at: Option<Instant>,
     /// Why the driver could not be opened.
     failure: Failure,
-    /// Whether the machine has no driver of this vendor, as far as it is known. This is not a failure as long as another vendor has GPUs.
+    /// Whether the machine has no driver of this vendor, as far as the probe knows. This is not a failure as long as another
+    /// vendor has GPUs.
     absent: bool,
     /// Whether this driver has ever had a GPU. From then on, its absence is a failure: otherwise its GPUs would count as lost.
     delivered: bool,
@@ -126,8 +127,8 @@ impl Drivers {
             all.gpus.extend(part.gpus);
             all.unreadable.extend(part.unreadable);
         }
-        // The kernel loads amdgpu for the graphics of a processor as well. Where it has no GPU to offer, the question is why there is none
-        // of the other vendor.
+        // The kernel also loads amdgpu for the graphics of a processor. If amdgpu has no GPU to offer, report why there is no GPU
+        // of the first vendor.
         if all.gpus.is_empty() && all.unreadable.is_empty() && self.slots.first().is_some_and(|slot| slot.absent) {
             return Err(self.no_driver());
         }
@@ -142,8 +143,8 @@ impl Drivers {
         Ok(lists.into_iter().flat_map(|(_, list)| list).collect())
     }
 
-    /// Ask every driver that exists. Return the answers with the positions in `slots`. One driver's failure is the failure of all, because a
-    /// reader would take the GPUs that are missing from an answer for lost.
+    /// Ask every driver that exists. Return the answers with the positions in `slots`. If one driver fails, the whole request
+    /// fails, because a reader would consider the GPUs that are missing from an answer to be lost.
     fn ask<T>(&mut self, ask: impl Fn(&mut dyn Backend) -> Result<T, Failure>) -> Result<Vec<(usize, T)>, Failure> {
         let mut answers = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {

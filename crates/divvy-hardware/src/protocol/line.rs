@@ -1,4 +1,4 @@
-//! Split a stream of bytes into lines of bounded length.
+//! Splits a stream of bytes into lines of bounded length.
 
 use crate::Error;
 

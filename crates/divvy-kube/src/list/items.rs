@@ -6,8 +6,8 @@
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-/// Most bytes of an item or another member of the list. An API server accepts requests of 3 MiB (`MaxRequestBodyBytes` in
-/// `k8s.io/apiserver/pkg/server/config.go`), so every object is much smaller.
+/// The maximum size in bytes of an item or of another member of the list. An API server accepts requests of 3 MiB
+/// (`MaxRequestBodyBytes` in `k8s.io/apiserver/pkg/server/config.go`), so every object is much smaller.
 pub(crate) const LARGEST: usize = 16 << 20;
 
 /// After an incomplete item, the parser waits for at least this many bytes before it tries again.
@@ -58,7 +58,7 @@ pub(crate) enum Part<'a> {
 
 /// The receiver of a list's items, in their order.
 pub(crate) trait Sink {
-    /// Parse the item at the beginning of a text, and return its length. More text may arrive later, unless this is the `last`.
+    /// Parse the item at the beginning of a text, and return its length. `last` means that no more text will arrive.
     fn item(&mut self, text: &[u8], last: bool, number: u64) -> Found<()>;
 }
 
@@ -110,9 +110,9 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Items {
     buffer: Vec<u8>,
-    /// Bytes at the start of the buffer that have been parsed.
+    /// The number of bytes at the start of the buffer that have been parsed.
     at: usize,
-    /// Bytes that have been parsed and removed from the buffer.
+    /// The number of bytes that have been parsed and removed from the buffer.
     before: u64,
     /// Do not parse again before the buffer has this length.
     wait_for: usize,
@@ -153,7 +153,7 @@ impl Items {
         }
     }
 
-    /// Take in the next part of the text, and pass on the items that are complete.
+    /// Add the next part of the text, and pass on the items that are complete.
     pub(crate) fn read(&mut self, chunk: &[u8], take: &mut dyn Sink) -> Result<(), Wrong> {
         self.buffer.extend_from_slice(chunk);
         if self.buffer.len() < self.wait_for {
@@ -172,7 +172,7 @@ impl Items {
         Ok(())
     }
 
-    /// Take in a part of the text, or its end. The returned metadata is only filled in at the end.
+    /// Process a part of the text, or its end. The returned metadata is only filled in at the end.
     pub(crate) fn take_in(&mut self, part: Part<'_>, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         match part {
             Part::Next(chunk) => self.read(chunk, take).map(|()| ListMeta::default()),
@@ -180,7 +180,7 @@ impl Items {
         }
     }
 
-    /// Take in the end of the text. Return the list's metadata, or an error if the list is incomplete.
+    /// Process the end of the text. Return the list's metadata, or an error if the list is incomplete.
     pub(crate) fn end(mut self, take: &mut dyn Sink) -> Result<ListMeta, Wrong> {
         self.advance(take, true)?;
         if self.state != State::End {
@@ -340,7 +340,7 @@ fn twice(member: &str) -> Wrong {
     Wrong::NoList(format!("it has two members {member:?}"))
 }
 
-/// Parse the object at the beginning of a text. More text may arrive later, unless this is the `last`.
+/// Parse the object at the beginning of a text. `last` means that no more text will arrive.
 fn object<T: DeserializeOwned>(text: &[u8], last: bool, number: u64) -> Found<Result<T, Unreadable>> {
     match first::<T>(text, last) {
         Found::Incomplete => Found::Incomplete,
@@ -364,7 +364,7 @@ fn unreadable(text: &[u8], number: u64, why: &str) -> Unreadable {
     }
 }
 
-/// Parse the value at the beginning of a text. More text may arrive later, unless this is the `last`.
+/// Parse the value at the beginning of a text. `last` means that no more text will arrive.
 fn first<T: DeserializeOwned>(text: &[u8], last: bool) -> Found<T> {
     let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
     match values.next() {

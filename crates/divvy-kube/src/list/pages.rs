@@ -82,7 +82,7 @@ impl Pages {
         Ok(Some(part))
     }
 
-    /// Take in the metadata of a page that has ended, and go on to the next page if there is one.
+    /// Process the metadata of a page that has ended, and go on to the next page if there is one.
     pub(crate) fn turn(&mut self, ended: ListMeta) -> Progress {
         match ended.next.filter(|token| !token.is_empty()) {
             Some(token) => {

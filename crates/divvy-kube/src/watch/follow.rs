@@ -36,9 +36,10 @@ use crate::slim::{Kind, Meta, Unread};
 
 /// Objects per page of a list: the page size of client-go (`tools/pager/pager.go`) and kube-rs.
 const PAGE: u32 = 500;
-/// Longest silence of a watch. The server ends a watch after 290 s (kube-rs' default), so a connection that stays silent for longer is dead.
+/// The longest silence of a watch. The server ends a watch after 290 s (kube-rs' default), so a connection that stays silent for
+/// longer is dead.
 const IDLE: Duration = Duration::from_secs(295);
-/// Most unreadable objects whose names are remembered.
+/// The maximum number of unreadable objects whose names are remembered.
 const REMEMBERED: usize = 100;
 
 /// Why a list or a watch must be tried again.
@@ -66,7 +67,7 @@ struct Follow<T> {
     path: String,
     fields: Option<String>,
     state: State<T>,
-    /// An error has occurred, and no list or watch has succeeded since.
+    /// Whether an error has occurred, and no list or watch has succeeded since.
     broken: bool,
     unreadable: Remembered,
 }
@@ -90,8 +91,8 @@ enum State<T> {
 /// The result of a step; `None` if it produced no message.
 type Stepped<T> = Option<Result<Seen<T>, Trouble>>;
 
-/// Watch the objects at a path such as `/api/v1/pods`, or those that match a field selector. After an error the stream goes on, and its
-/// consumer must wait a little before the next poll (`StreamBackoff`).
+/// Watch the objects at a path such as `/api/v1/pods`, or those that match a field selector. The stream continues after an error,
+/// but its consumer must wait a little before the next poll (`StreamBackoff`).
 pub(super) fn follow<T: Kind>(
     client: kube::Client,
     path: &str,
@@ -208,7 +209,7 @@ impl<T: Kind> Follow<T> {
         }
     }
 
-    /// Take in an item of a list.
+    /// Handle an item of a list.
     fn listed(&mut self, item: Result<T, Unreadable>) -> Option<Seen<T>> {
         match usable(item) {
             Ok(object) => {
@@ -222,7 +223,7 @@ impl<T: Kind> Follow<T> {
         }
     }
 
-    /// Take in an event of a watch. The state must be `Watching`.
+    /// Handle an event of a watch. The state must be `Watching`.
     fn event(&mut self, line: &[u8]) -> Stepped<T> {
         let head: Head = match serde_json::from_slice(line) {
             Ok(head) => head,
@@ -309,7 +310,8 @@ struct Head {
 }
 
 impl Head {
-    /// Report whether the line is a Status without an event around it, which an API server sends if it refuses in the middle of a watch.
+    /// Report whether the line is a Status that is not inside an event. An API server sends it if it refuses in the middle of a
+    /// watch.
     fn is_status(&self) -> bool {
         self.object.is_none() && self.kind.as_deref() == Some("Status")
     }

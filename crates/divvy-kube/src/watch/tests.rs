@@ -164,7 +164,7 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
     );
 }
 
-/// While its watch is broken, the extender refuses no pod, so pods wait for it.
+/// While its watch is broken, the extender answers with errors instead of refusals, so pods wait for the watch.
 #[tokio::test(start_paused = true)]
 async fn a_watch_of_the_whole_cluster_is_taken_up_within_seconds_of_a_long_outage_and_one_of_a_node_is_patient() {
     for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {

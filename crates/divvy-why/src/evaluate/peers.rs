@@ -1,5 +1,5 @@
-//! What other pods mean for the waiting pod: affinity, anti-affinity, and topology spread, as kube-scheduler's plugins
-//! InterPodAffinity and PodTopologySpread decide.
+//! How other pods restrict the waiting pod: affinity, anti-affinity, and topology spread, by the rules of kube-scheduler's
+//! plugins InterPodAffinity and PodTopologySpread.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{Labels, Obstacle, Site};
 /// The other pods, as far as they matter to one question.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    /// Topology key and value → a pod there whose anti-affinity keeps the waiting pod away.
+    /// Topology key and value → a pod in that domain whose anti-affinity keeps the waiting pod away.
     avoided: BTreeMap<(String, String), Option<String>>,
     affinity: Option<Affinity>,
-    /// Topology key and value → a pod there from which the waiting pod's anti-affinity keeps it away.
+    /// Topology key and value → a pod in that domain that the waiting pod's own anti-affinity avoids.
     avoids: BTreeMap<(String, String), Option<String>>,
     spread: Vec<Spread>,
 }
@@ -24,9 +24,9 @@ pub(crate) struct Peers {
 #[derive(Debug)]
 struct Affinity {
     keys: Vec<String>,
-    /// Topology key and value → the number of pods there that match all terms.
+    /// Topology key and value → the number of pods in that domain that match all terms.
     there: BTreeMap<(String, String), usize>,
-    /// Whether the pod matches its own terms: then the first pod of a group may go anywhere.
+    /// Whether the pod matches its own terms. If it does, the first pod of a group may go anywhere.
     itself: bool,
 }
 
@@ -165,7 +165,7 @@ impl Spread {
     }
 }
 
-/// Count the pods that a constraint's selector matches in each of its domains.
+/// Count the pods that match a constraint's selector, in each domain of the constraint.
 fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spread {
     let (snapshot, wants) = (question.snapshot, &*question.wants);
     let mut selector = constraint.label_selector.clone();
@@ -218,7 +218,7 @@ fn spread(question: &Question<'_>, constraint: &TopologySpreadConstraint) -> Spr
     }
 }
 
-/// Report whether a term of one pod matches another pod; both pods are (namespace, labels).
+/// Report whether a term of one pod matches another pod. Both pods are given as (namespace, labels).
 fn term_matches(term: &PodAffinityTerm, of: (&str, &Labels), pod: (&str, &Labels), namespaces: Namespaces<'_>) -> bool {
     let Some(selector) = &term.label_selector else {
         return false;

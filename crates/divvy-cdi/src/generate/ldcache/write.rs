@@ -10,7 +10,7 @@ const EXTENSIONS: usize = 32;
 const EXTENSIONS_MAGIC: u32 = 0xeaa4_2174;
 /// The tag of the extension that lists the subdirectories of `glibc-hwcaps`. Entries refer to them by index.
 const HWCAPS: u32 = 1;
-/// The largest number of extensions that is accepted; more than any version of glibc writes.
+/// The maximum number of extensions that are accepted; more than any version of glibc writes.
 const MOST_EXTENSIONS: usize = 64;
 /// The header's value for little-endian.
 const ORDER: u8 = 2;
@@ -19,7 +19,7 @@ const ORDER: u8 = 2;
 /// of the same name and path is replaced, so a second call changes nothing.
 ///
 /// # Errors
-/// `before` is not a valid cache.
+/// Fails if `before` is not a valid cache.
 pub fn with(before: Option<&[u8]>, added: &[Library<'_>]) -> Result<Vec<u8>, Error> {
     let mut libraries: Vec<Library<'_>> = added.to_vec();
     let mut hwcaps = Vec::new();
