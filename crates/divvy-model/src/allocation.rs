@@ -49,8 +49,9 @@ impl Allocation {
     /// Parse the annotation. Because only the pod's shares count as used, each container's share must be on one of the pod's GPUs
     /// and must not exceed the pod's share of that GPU.
     ///
-    /// # Errors Fails if the text is not an allocation of version 1, exceeds [`crate::limits`], names a GPU twice, or breaks the
-    /// rule above.
+    /// # Errors
+    /// Fails if the text is not an allocation of version 1, exceeds [`crate::limits`], names a GPU twice, or breaks the rule
+    /// above.
     pub fn parse(text: &str) -> Result<Allocation, Error> {
         const WHAT: &str = "allocation (pod annotation divvy.dev/allocation)";
         let mut allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;

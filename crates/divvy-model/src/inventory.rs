@@ -120,9 +120,10 @@ pub struct Link(pub String, pub String, pub u32);
 impl Inventory {
     /// Parse the annotation.
     ///
-    /// # Errors Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same
-    /// UUID, if a GPU offers more units than its memory holds, or if a GPU is offered both as a whole and in units. The last
-    /// three mistakes would let the extender allocate the same memory twice.
+    /// # Errors
+    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, if a
+    /// GPU offers more units than its memory holds, or if a GPU is offered both as a whole and in units. The last three mistakes
+    /// would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;

@@ -14,7 +14,8 @@ use crate::{Error, names};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LegacyAllocation {
     /// The units on each GPU, by ascending GPU index. They come from `scheduler.framework.gpushare.allocation`, summed over
-    /// containers. If that annotation is missing or has another form, they come from `ALIYUN_COM_GPU_MEM_IDX` and `ALIYUN_COM_GPU_MEM_POD`.
+    /// containers. If that annotation is missing or has another form, they come from `ALIYUN_COM_GPU_MEM_IDX` and
+    /// `ALIYUN_COM_GPU_MEM_POD`.
     pub gpus: BTreeMap<u32, u64>,
 }
 

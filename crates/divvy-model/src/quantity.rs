@@ -6,7 +6,8 @@ use crate::limits::quoted;
 /// The grammar (apimachinery `pkg/api/resource/quantity.go`) is a decimal number followed by a binary suffix (`Ki` … `Ei`), a
 /// decimal suffix (`n` `u` `m` `k` `M` `G` `T` `P` `E`), or an exponent (`e3`, `E-2`).
 ///
-/// # Errors Fails if the text does not match the grammar, is negative, or exceeds `i64::MAX`. No quantity that Divvy reads can be
+/// # Errors
+/// Fails if the text does not match the grammar, is negative, or exceeds `i64::MAX`. No quantity that Divvy reads can be
 /// negative.
 pub fn quantity_milli(text: &str) -> Result<u64, Error> {
     scaled(text, 3)

@@ -167,8 +167,9 @@ fn is_match(pattern: &str, name: &str) -> bool {
 impl GpuRules {
     /// Parse the rules in a pod's annotations. `None` means that the pod has no rules.
     ///
-    /// # Errors Fails if a value cannot be read, or if a key with Divvy's prefix is not one of [`names::POD_KEYS`]. The error
-    /// says what was found and what is allowed, and gives an example.
+    /// # Errors
+    /// Fails if a value cannot be read, or if a key with Divvy's prefix is not one of [`names::POD_KEYS`]. The error says what
+    /// was found and what is allowed, and gives an example.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<GpuRules>, Error> {
         let ours = annotations
             .range(names::PREFIX.to_owned()..)
@@ -264,8 +265,9 @@ impl GpuRules {
 
     /// Check that the request of each container can be spread evenly over the GPUs.
     ///
-    /// # Errors Fails if the units of a container are not a multiple of the number of GPUs. The error names the container and the
-    /// nearest multiples.
+    /// # Errors
+    /// Fails if the units of a container are not a multiple of the number of GPUs. The error names the container and the nearest
+    /// multiples.
     pub fn can_spread(&self, containers: &[ContainerRequest]) -> Result<(), Error> {
         let gpus = self.spread_over();
         match containers.iter().find(|container| !container.units.is_multiple_of(gpus)) {

@@ -18,8 +18,9 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
 
 /// Report whether this engine has CDI enabled.
 ///
-/// # Errors Returns [`Stop::Blind`] if this is unknown: CDI is enabled by default in containerd 2 and disabled by default in
-/// containerd 1.7, but the configuration does not set it, and the version is unknown.
+/// # Errors
+/// Returns [`Stop::Blind`] if this is unknown: CDI is enabled by default in containerd 2 and disabled by default in containerd
+/// 1.7, but the configuration does not set it, and the version is unknown.
 fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
         Kind::Crio => return Ok(true),

@@ -104,7 +104,8 @@ pub struct Docker {
 impl Docker {
     /// Parse the JSON texts of the two answers.
     ///
-    /// # Errors Returns the parser's error if a text is not the expected JSON.
+    /// # Errors
+    /// Returns the parser's error if a text is not the expected JSON.
     pub fn parse(version: &str, info: &str) -> Result<Docker, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]

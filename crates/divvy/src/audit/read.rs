@@ -350,7 +350,7 @@ impl Reports {
         Ok(Reports { files })
     }
 
-    /// Return the next report that is not later than `now_ms`. With `None`, return the next report, whatever its time.
+    /// Return the next report that is not later than `now_ms`. With `None`, return the next report of any time.
     fn next_until(&mut self, now_ms: Option<i64>) -> anyhow::Result<Option<(i64, Report)>> {
         let due = |file: &&mut ReportFile| match (&file.next, now_ms) {
             (Some((at_ms, _)), Some(now)) => *at_ms <= now,

@@ -40,7 +40,8 @@ pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
 /// Print completions if this program was called by a shell's script, or as `kubectl_complete-divvy` or
 /// `kubectl_complete-inspect-gpushare`. Return whether it was called in this way.
 ///
-/// # Errors Fails if the completions could not be written.
+/// # Errors
+/// Fails if the completions could not be written.
 pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
     if let Some(answer) = for_kubectl(given) {
         printer::print(&answer?)?;

@@ -11,7 +11,8 @@ use super::say;
 /// Replace this process by the `divvy-hook` in this program's directory. The environment is cleared, because it may come from an
 /// image, which must not influence a program that runs on the host.
 ///
-/// # Errors Fails if `divvy-hook` cannot be started.
+/// # Errors
+/// Fails if `divvy-hook` cannot be started.
 pub fn run(words: &[OsString]) -> anyhow::Result<()> {
     if words.is_empty() {
         // As with NVIDIA's tool, the container starts anyway.

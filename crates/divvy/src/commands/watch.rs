@@ -17,7 +17,8 @@ const SHARE: u32 = 5;
 /// Call `look` immediately, after each change, and every few seconds, until it returns false. If a later call fails, print a note
 /// and try again.
 ///
-/// # Errors Fails if the first call fails, or if the output cannot be printed.
+/// # Errors
+/// Fails if the first call fails, or if the output cannot be printed.
 pub(super) async fn again(
     changes: impl Stream<Item = ()>,
     mut look: impl AsyncFnMut() -> anyhow::Result<bool>,

@@ -45,7 +45,8 @@ impl FromStr for SortBy {
 impl View {
     /// Sort the nodes. On a tie, sort by name.
     ///
-    /// # Errors Fails if the path selects nothing in any node.
+    /// # Errors
+    /// Fails if the path selects nothing in any node.
     pub fn sort(&mut self, by: &SortBy) -> Result<(), String> {
         self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
         match by {

@@ -87,7 +87,8 @@ impl Item {
 
 /// Parse one or several lists of nodes, pods, or both.
 ///
-/// # Errors Fails if the text is not JSON or contains no nodes.
+/// # Errors
+/// Fails if the text is not JSON or contains no nodes.
 pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
     let mut dump = Dump::default();
     let mut others: Vec<String> = Vec::new();
