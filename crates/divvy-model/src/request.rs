@@ -36,9 +36,9 @@ impl WholeRequest {
 
     /// Return which of the pod's GPUs each container gets, as ranges of numbers from 0 to [`WholeRequest::gpus`].
     ///
-    /// As in the kubelet, containers that run at the same time have different GPUs. A sidecar runs until the pod ends, so it
-    /// shares its GPUs with no other container. An init container uses the GPUs that follow those of the earlier sidecars. When
-    /// it has ended, the app containers use the same GPUs again.
+    /// As in the kubelet, containers that run at the same time have different GPUs. A sidecar runs until the pod ends, so no later
+    /// container uses its GPUs. An init container uses the GPUs that follow those of the earlier sidecars. When it has ended, later
+    /// containers use the same GPUs again.
     pub fn gpus_of(&self) -> Vec<(&WholeContainer, Range<u64>)> {
         let sidecars = |of: &[WholeContainer]| {
             let sidecars = of.iter().filter(|container| container.kind == ContainerKind::Sidecar);

@@ -166,7 +166,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Start the next file: events and times of the previous file no longer count as those of the current file.
+    /// Start the next file. The state that concerns only the current file is reset.
     pub fn next_file(&mut self) {
         self.streamed.append(&mut self.streaming);
         self.logged = false;

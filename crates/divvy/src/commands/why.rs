@@ -272,8 +272,8 @@ fn runs_well(wants: &Wants, answer: &Answer) -> bool {
         && answer.notes.is_empty()
 }
 
-/// Replace the answers by those of the explainer, which sees the whole cluster. If that fails, add notes with the reason and with the
-/// permission that would show more.
+/// Replace the answers by the explainer's answers, which consider the whole cluster. If that fails, add notes with the reason, and with the
+/// permission with which the user would see more.
 async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
     let mut explainer = match answers.is_empty() {
         true => return,

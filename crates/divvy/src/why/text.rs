@@ -9,7 +9,7 @@ use crate::printer::paint;
 /// The layout of an answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
-    /// The width of the terminal in columns. `None`: lines are not wrapped.
+    /// The width of the terminal in columns. With `None`, lines are not wrapped.
     pub width: Option<usize>,
     /// Whether to show every node, every GPU, and every holder.
     pub all_nodes: bool,
