@@ -1,4 +1,5 @@
-//! Sets the commit of a release build, for `divvy version`: from `DIVVY_COMMIT` if a packager sets it, else from git, else `unknown`.
+//! Sets the commit that `divvy version` shows for a release build: `DIVVY_COMMIT` if a packager sets it, else the commit from
+//! git, else `unknown`.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,8 @@ fn main() {
     println!("cargo:rustc-env=DIVVY_COMMIT={}", commit.as_deref().unwrap_or("unknown"));
 }
 
-/// Return git's commit if this is the repository's own checkout. A source tarball may be unpacked inside another repository.
+/// Return the commit from git if this directory is a checkout of the repository itself. A source tarball may be unpacked inside
+/// another repository.
 fn commit() -> Option<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()

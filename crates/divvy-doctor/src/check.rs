@@ -1,4 +1,4 @@
-//! The types of a check: its description, its verdict, and the repairs that it can propose.
+//! A check: its description, the function that computes its verdict, and the repairs that it can propose.
 
 pub use crate::verdict::{Finding, Group, Needs, Repair, Severity, Stop, Verdict};
 pub(crate) use crate::verdict::{blind, count, milder, problem, repaired_by, skip};
@@ -8,13 +8,13 @@ use crate::Facts;
 /// One check.
 #[derive(Debug, Clone, Copy)]
 pub struct Check {
-    /// The id, such as `D01`, for `--only` and for conversations. An id is never reused for another check.
+    /// The id, such as `D01`, for use with `--only` and in conversations. An id is never reused for another check.
     pub id: &'static str,
     /// The statement that is true when the check passes.
     pub title: &'static str,
-    /// The link of the chain that the check belongs to.
+    /// The link in the chain from the driver to the pods to which the check belongs.
     pub group: Group,
-    /// The severity of the worst finding of this check.
+    /// The severity of the check's most severe finding.
     pub severity: Severity,
     /// The source of the facts that the check needs.
     pub needs: Needs,

@@ -1,4 +1,4 @@
-//! Explanations of error texts in logs: the check that each text belongs to, its meaning, and what to type next.
+//! Explanations of error texts in logs: the check to which a text belongs, its meaning, and what to type next.
 
 mod texts;
 
@@ -14,9 +14,10 @@ use crate::report::wrapped;
 /// The explanation of a group of error texts with the same cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// The id of the check that detects the cause, `None` if no check can detect it.
+    /// The id of the check that detects the cause. `None` if no check can detect it.
     pub check: Option<&'static str>,
-    /// Parts of messages, one of which must match; `*` matches any text. Case, quotes, and backslashes are ignored, because loggers differ in them.
+    /// Substrings of a log line, at least one of which must match. `*` matches any text. Case, quotes, and backslashes are
+    /// ignored, because loggers differ in them.
     #[serde(skip)]
     pub texts: &'static [&'static str],
     /// What happened.
@@ -25,13 +26,13 @@ pub struct Explanation {
     pub fix: &'static str,
 }
 
-/// An explanation with the place in the log where its text was found.
+/// An explanation, and the place in the log where its text was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Explained {
     /// The explanation of the text.
     #[serde(flatten)]
     pub explanation: &'static Explanation,
-    /// The first matching line, without control characters, up to 240 characters.
+    /// The first matching line, without control characters, and limited to 240 characters.
     pub line: String,
     /// The number of that line, from 1.
     pub number: usize,
@@ -39,7 +40,8 @@ pub struct Explained {
     pub count: usize,
 }
 
-/// Return the explanation of a line, or `None` if it has no known error text. The first match in the table wins.
+/// Return the explanation of a line, or `None` if the line contains no known error text. If several explanations match, the first
+/// one in the table is returned.
 pub fn line(line: &str) -> Option<&'static Explanation> {
     // Normalize the texts once, not for each line of a log.
     static PLAIN: LazyLock<Vec<(&Explanation, Vec<String>)>> = LazyLock::new(|| {
@@ -61,13 +63,13 @@ pub struct Log {
     found: Vec<Explained>,
 }
 
-/// The indentation of wrapped lines below the names of the three parts of an explanation.
+/// The indentation of wrapped lines, which starts them below the texts and not below the names of an explanation's three parts.
 const HANGING: &str = "           ";
-/// The number of characters of a log line that are shown.
+/// The largest number of characters of a log line to show.
 const SHOWN: usize = 240;
 
 impl Log {
-    /// Read one line.
+    /// Process the next line of the log.
     pub fn read(&mut self, text: &str) {
         self.lines += 1;
         let Some(explanation) = line(text) else { return };
@@ -82,7 +84,7 @@ impl Log {
         }
     }
 
-    /// Return the explanations in the order of their first lines.
+    /// Return the explanations in the order of their first matching lines.
     pub fn found(&self) -> &[Explained] {
         &self.found
     }
@@ -92,7 +94,7 @@ impl Log {
         self.text_within(None)
     }
 
-    /// Return the explanations as text, wrapped to this many columns. `None`: no wrapping.
+    /// Return the explanations as text, wrapped to `width` columns. With `None`, lines are not wrapped.
     pub fn text_within(&self, width: Option<usize>) -> String {
         if self.found.is_empty() {
             let none = match self.lines {

@@ -42,7 +42,7 @@ impl<T> Asked<T> {
         }
     }
 
-    /// Return the reason why there is no answer, empty if there is one.
+    /// Return the reason why there is no answer. It is empty if there is an answer.
     pub fn reason(&self) -> &str {
         match self {
             Asked::Answer(_) => "",
@@ -51,16 +51,16 @@ impl<T> Asked<T> {
     }
 }
 
-/// All input of the checks.
+/// The complete input of the checks.
 #[derive(Debug)]
 pub struct Facts<'t> {
     /// The machine's files.
     pub tree: &'t dyn Tree,
     /// The root directory of the machine.
     pub root: Root<'t>,
-    /// Whether the checks of this machine run.
+    /// Whether the checks of this machine (`--node`) run.
     pub node: bool,
-    /// The root directory of the driver's files: `/`, or a driver container's root.
+    /// The root directory of the driver's files: `/`, or the root directory of a driver container.
     pub driver_root: String,
     /// The processor architecture, as `uname -m` prints it.
     pub arch: Option<String>,
@@ -80,12 +80,13 @@ pub struct Facts<'t> {
     pub extender: Asked<Extender>,
     /// The objects of the API server.
     pub cluster: Asked<Cluster>,
-    /// The PIDs and names of all processes. Read once, when a check first needs a process, because there are hundreds.
+    /// The PIDs and names of all processes. They are read only when a check first needs them, and only once, because there may be
+    /// hundreds.
     process_names: OnceLock<Vec<(u32, String)>>,
 }
 
 impl<'t> Facts<'t> {
-    /// Return the facts of a machine's files. No other source is queried yet. `None` if the root directory does not exist.
+    /// Return facts with the machine's files, before any other source is queried. `None` if the root directory does not exist.
     pub fn of(tree: &'t dyn Tree) -> Option<Facts<'t>> {
         let root = Root::open(tree, "/")?;
         let not = |what: &str| format!("{what} was not queried");

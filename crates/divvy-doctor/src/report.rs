@@ -1,4 +1,4 @@
-//! The results of the checks: one line per check, and the report of all lines.
+//! The results of the checks: one line for each check, and the report that consists of these lines.
 
 mod text;
 
@@ -16,7 +16,7 @@ pub(crate) use text::wrapped;
 pub enum Status {
     /// The check passes.
     Pass,
-    /// The check does not apply, or its facts could not be read: see [`Skipped`].
+    /// The check does not apply, or its facts could not be read. [`Skipped`] says which.
     Skip,
     /// Good to know.
     Note,
@@ -48,11 +48,11 @@ impl Status {
     }
 }
 
-/// Why a check was skipped.
+/// The reason why a check was skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Skipped {
-    /// Nothing here is subject to the check, or the user did not request it.
+    /// The check does not apply to this machine or cluster, or the user did not request it.
     DoesNotApply,
     /// The check applies, but a permission, a program, or an answer was missing, so its result is unknown.
     CouldNotLook,
@@ -63,21 +63,21 @@ pub enum Skipped {
 pub struct Line {
     /// The id of the check, such as `D01`.
     pub id: &'static str,
-    /// The title of the check: the statement that is true when it passes.
+    /// The title of the check, which is a statement that is true when the check passes.
     pub title: &'static str,
-    /// The link of the chain that the check belongs to.
+    /// The link in the chain from the driver to the pods to which the check belongs.
     pub group: Group,
     /// The outcome.
     pub status: Status,
-    /// Why the check was skipped. Present with SKIP only.
+    /// Whether the check does not apply or could not run. Present only for SKIP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Skipped>,
-    /// What was found, or the reason of a SKIP.
+    /// What was found, or the reason for a SKIP.
     pub found: String,
-    /// Why the finding matters. Present with WARN, FAIL, and NOTE.
+    /// Why the finding matters. Present only for WARN, FAIL, and NOTE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What to type next. Present with WARN, FAIL, and NOTE.
+    /// What to type next. Present only for WARN, FAIL, and NOTE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
     /// The repairs that `--fix` makes.
@@ -90,7 +90,7 @@ pub struct Line {
 pub struct Report {
     /// The results, in the order of the chain from the driver to the pods.
     pub checks: Vec<Line>,
-    /// The ids of the checks that did not run, because they need `--node` or `--cluster` and it was not given.
+    /// The ids of the checks that did not run because they need `--node` or `--cluster`, which the user did not give.
     #[serde(rename = "notRun", skip_serializing_if = "Vec::is_empty")]
     pub not_run: Vec<&'static str>,
 }
@@ -105,7 +105,8 @@ impl Report {
         }
     }
 
-    /// Split the checks into those to run, and the ids of those that need a source (machine or cluster) that the user did not select.
+    /// Split the checks into those that can run, and the ids of those that need a source (the machine or the cluster) that the
+    /// user did not select.
     pub fn plan<'c>(facts: &Facts<'_>, checks: &'c [Check]) -> (Vec<&'c Check>, Vec<&'static str>) {
         let cluster = !matches!(facts.cluster, Asked::Not(_));
         let (wanted, others): (Vec<&Check>, Vec<&Check>) = checks.iter().partition(|check| match check.needs {
@@ -116,7 +117,7 @@ impl Report {
         (wanted, others.into_iter().map(|check| check.id).collect())
     }
 
-    /// Return the exit status: 0 if all is well, 1 with a warning, 2 if a check fails or its facts could not be read.
+    /// Return the exit status: 2 if a check fails or its facts could not be read, else 1 if there is a warning, else 0.
     pub fn exit_status(&self) -> u8 {
         let blind = self.checks.iter().any(Line::could_not_look);
         match self.checks.iter().map(|line| line.status).max() {
@@ -134,7 +135,7 @@ impl Line {
         self.skipped == Some(Skipped::CouldNotLook)
     }
 
-    /// Run a check. A file that could not be read turns a finding into "could not check", and is named in the text of a pass.
+    /// Run a check. If a file could not be read, a finding becomes "could not check", and the text of a pass names the file.
     pub fn of(check: &Check, facts: &Facts<'_>) -> Line {
         // Drop the read errors of earlier checks: those checks have reported them.
         let _ = facts.tree.troubles();

@@ -2,19 +2,19 @@
 
 use serde::Serialize;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Good to know. Nothing fails because of it.
+    /// The finding is good to know, but nothing fails because of it.
     Info,
-    /// Something will fail, or is slower or less safe than it seems.
+    /// Something will fail, or is slower or less safe than it looks.
     Warning,
-    /// Containers get no GPU, or the wrong one.
+    /// Containers get no GPU, or a wrong one.
     Error,
 }
 
-/// The links of the chain from the driver to the pods, in that order.
+/// The links of the chain from the driver to the pods, in the order of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
@@ -52,21 +52,21 @@ impl Group {
     }
 }
 
-/// Where the facts of a check come from.
+/// The source of the facts of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// This machine's files and programs.
     Node,
     /// The API server.
     Cluster,
-    /// The machine or the API server: one of the two is enough.
+    /// Either this machine or the API server; one of the two is enough.
     Either,
 }
 
-/// The result of a check. `Ok`: the check passes, and this text says what was found.
+/// The result of a check. With `Ok`, the check passes, and the text says what was found.
 pub type Verdict = Result<String, Stop>;
 
-/// Why a check does not pass: a finding, not applicable, or not checkable.
+/// The reason why a check does not pass: there is a finding, it does not apply, or its facts could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
     /// A finding with the severity of the check.
@@ -75,7 +75,8 @@ pub enum Stop {
     Milder(Severity, Finding),
     /// The check does not apply here, or the user did not request it. The text is the reason.
     Skip(String),
-    /// The check applies, but its facts could not be read. The text is the reason, such as a missing permission or a program that did not answer.
+    /// The check applies, but its facts could not be read. The text is the reason, for example a missing permission, or a program
+    /// that did not answer.
     Blind(String),
 }
 
@@ -88,7 +89,7 @@ pub struct Finding {
     pub why: String,
     /// What to type next.
     pub fix: String,
-    /// The repairs that `--fix` makes, empty where a person has to decide.
+    /// The repairs that `--fix` makes. The list is empty if a person has to decide.
     pub repairs: Vec<Repair>,
 }
 
@@ -108,7 +109,7 @@ pub enum Repair {
         /// The target that the link contains.
         target: String,
     },
-    /// Generate a CDI spec again.
+    /// Generate a CDI spec again, replacing the existing file.
     Spec {
         /// The path of the spec file.
         path: String,
@@ -129,7 +130,7 @@ pub(crate) fn problem<T>(found: impl Into<String>, why: impl Into<String>, fix: 
     }))
 }
 
-/// Return a finding with this lower severity.
+/// Return a finding with this severity, which is lower than that of the check.
 pub(crate) fn milder(severity: Severity, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Verdict {
     match problem(found, why, fix) {
         Err(Stop::Problem(finding)) => Err(Stop::Milder(severity, finding)),
@@ -156,7 +157,7 @@ pub(crate) fn blind<T>(reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::Blind(reason.into()))
 }
 
-/// Return the number with its noun: `1 node`, `2 nodes`.
+/// Return a number with its noun in the right form: `1 node`, `2 nodes`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")

@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::limits::{ALLOCATION_BYTES, ALLOCATION_SHARES, DEVICE_TEXT_BYTES, NODE_GPUS, quoted};
 use crate::{Error, MemoryUnit, MiB, PodRequest};
 
-/// The extender's decision for a pod: pod annotation [`crate::names::ALLOCATION`], which the Binding writes.
+/// The extender's decision for a pod, in the pod annotation [`crate::names::ALLOCATION`]. The Binding writes the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// Format version, 1.
     pub v: u32,
-    /// The pod's effective total per GPU, which counts as used on the node.
+    /// The pod's effective total on each GPU. This amount counts as used on the node.
     pub gpus: Vec<GpuShare>,
-    /// The shares that each container may use, by container name; includes init containers.
+    /// The shares that each container may use, by container name. Init containers are included.
     pub containers: BTreeMap<String, Vec<ContainerShare>>,
 }
 
@@ -24,7 +24,7 @@ pub struct GpuShare {
     /// Memory in MiB.
     #[serde(rename = "memMiB")]
     pub memory: MiB,
-    /// Compute share in percent; 0 means that no limit was requested.
+    /// Compute share in percent. 0 means that no limit was requested.
     #[serde(default)]
     pub cores: u32,
     /// Whether the pod has the whole GPU exclusively.
@@ -40,17 +40,18 @@ pub struct ContainerShare {
     /// Memory in MiB.
     #[serde(rename = "memMiB")]
     pub memory: MiB,
-    /// Compute share in percent; 0 means that no limit was requested.
+    /// Compute share in percent. 0 means that no limit was requested.
     #[serde(default)]
     pub cores: u32,
 }
 
 impl Allocation {
-    /// Parse the annotation. Only the pod's shares count as used, so a container's share must be on one of the pod's GPUs and must
-    /// not exceed the pod's share there.
+    /// Parse the annotation. Because only the pod's shares count as used, each container's share must be on one of the pod's GPUs
+    /// and must not exceed the pod's share of that GPU.
     ///
     /// # Errors
-    /// The text is not an allocation of version 1, exceeds [`crate::limits`], names a GPU twice, or breaks the rule above.
+    /// Fails if the text is not an allocation of version 1, exceeds [`crate::limits`], names a GPU twice, or breaks the rule
+    /// above.
     pub fn parse(text: &str) -> Result<Allocation, Error> {
         const WHAT: &str = "allocation (pod annotation divvy.dev/allocation)";
         let mut allocation: Allocation = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
@@ -114,7 +115,7 @@ impl Allocation {
         Ok(allocation)
     }
 
-    /// Return the annotation's text: one line of JSON.
+    /// Return the text of the annotation, which is one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("an allocation has only string keys and numbers")
     }
@@ -126,13 +127,15 @@ impl Allocation {
             .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory))
     }
 
-    /// Report whether the allocation matches a pod's request if gpu-mem is counted in `unit`: in total and for each container.
+    /// Report whether the allocation matches a pod's request, in total and for each container, if `aliyun.com/gpu-mem` is counted
+    /// in `unit`.
     pub fn is_in(&self, unit: MemoryUnit, request: &PodRequest) -> bool {
         self.differs(unit, request).next().is_none()
     }
 
-    /// Return the differences between the allocation and the request: the container (`None` for the whole pod), the requested memory, and
-    /// the allocated memory. An allocation with a whole GPU never differs, because its size is not counted in units.
+    /// Return the differences between the allocation and the request. Each consists of the container (`None` for the whole pod),
+    /// the requested memory, and the allocated memory. An allocation with a whole GPU never differs, because the size of a whole
+    /// GPU is not counted in units.
     pub fn differs<'a>(&'a self, unit: MemoryUnit, request: &'a PodRequest) -> impl Iterator<Item = (Option<&'a str>, MiB, MiB)> {
         let memory = move |units: u64| unit.memory(units).unwrap_or(MiB(u64::MAX));
         let containers = &request.containers;
@@ -166,7 +169,8 @@ mod tests {
         assert_eq!(Allocation::parse(TEXT).expect("documented form").to_json(), TEXT);
     }
 
-    /// The largest allocations that the extender writes: 1 and 16 GPUs, with the most containers that are allowed and the longest names.
+    /// The largest allocations that the extender writes have 1 or 16 GPUs, the largest number of containers that is allowed, and
+    /// the longest names.
     #[test]
     fn the_largest_allocation_that_is_written_can_be_read_and_a_larger_one_is_refused() {
         let gpus: Vec<GpuShare> = (0..16)

@@ -1,16 +1,17 @@
 //! The names that a kubelet gives to the cgroups of pods.
 //!
-//! With the cgroupfs driver a container's path is `kubepods/burstable/pod<uid>/<container id>`, with the systemd driver it is
-//! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _ for ->.slice/cri-containerd-<id>.scope`
-//! (kubelet, `pkg/kubelet/cm/cgroup_manager_linux.go`). The kubelet's `cgroupRoot` may precede either path.
+//! With the cgroupfs driver, a container's path is `kubepods/burstable/pod<uid>/<container id>`. With the systemd driver, it is
+//! `kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid with _ for ->.slice/cri-containerd-<id>.scope` (kubelet,
+//! `pkg/kubelet/cm/cgroup_manager_linux.go`). The kubelet's `cgroupRoot` may precede either path.
 
-/// Report whether a directory name is that of the cgroup of all pods: `kubepods`, `kubepods.slice`, `kubelet-kubepods.slice`.
+/// Report whether a directory has the name of the cgroup that contains all pods: `kubepods`, `kubepods.slice`, or
+/// `kubelet-kubepods.slice`.
 pub fn is_kubepods(name: &str) -> bool {
     name.strip_suffix(".slice").unwrap_or(name).ends_with("kubepods")
 }
 
-/// Return the UID in the name of a pod's cgroup; `None` for any other name. The result is only meaningful for a directory below
-/// [`is_kubepods`]: elsewhere the same name may mean something else.
+/// Return the UID in the name of a pod's cgroup, or `None` for any other name. The result is meaningful only for a directory
+/// below one for which [`is_kubepods`] is true. Elsewhere, the same name may mean something else.
 pub fn pod_uid(name: &str) -> Option<String> {
     let plain = |uid: &str| !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     if let Some(slice) = name.strip_suffix(".slice") {
@@ -21,8 +22,8 @@ pub fn pod_uid(name: &str) -> Option<String> {
     plain(uid).then(|| uid.to_owned())
 }
 
-/// Report whether a cgroup v2 or any of its descendants has processes, from the text of its `cgroup.events`; `None` if the text does
-/// not say.
+/// Report whether a cgroup v2 or any of its descendants contains processes. The argument is the text of `cgroup.events`. `None`
+/// if the text does not say.
 pub fn is_populated(cgroup_events: &str) -> Option<bool> {
     let value = cgroup_events.lines().find_map(|line| line.strip_prefix("populated "))?;
     match value.trim() {
@@ -32,17 +33,18 @@ pub fn is_populated(cgroup_events: &str) -> Option<bool> {
     }
 }
 
-/// Report whether a cgroup v1 or any of its descendants has processes, from the text of its `pids.current`; `None` if the text is not
-/// a number.
+/// Report whether a cgroup v1 or any of its descendants contains processes. The argument is the text of `pids.current`. `None` if
+/// the text is not a number.
 pub fn has_processes(pids_current: &str) -> Option<bool> {
     let count = pids_current.trim().parse::<u64>();
     count.ok().map(|count| count > 0)
 }
 
-/// Return the UID of the pod that a process belongs to, from the text of its `/proc/<pid>/cgroup`; `None` if it belongs to no pod.
+/// Return the UID of the pod to which a process belongs. The argument is the text of `/proc/<pid>/cgroup`. `None` if the process
+/// belongs to no pod.
 ///
-/// With cgroup v2 the file has one line, `0::<path>`; with v1 it has one line per controller. If the reader is in a cgroup
-/// namespace of its own, the path is relative to the reader's cgroup: it starts with `/..` and may omit `kubepods`.
+/// With cgroup v2, the text has one line, `0::<path>`; with v1, it has one line per controller. If the reader is in its own
+/// cgroup namespace, the path is relative to the reader's cgroup: it starts with `/..` and may omit `kubepods`.
 pub fn pod_of_process(proc_cgroup: &str) -> Option<String> {
     let paths = proc_cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     paths.filter_map(pod_of_path).next()

@@ -1,14 +1,14 @@
-//! What one container of a pod requests.
+//! The request of a single container.
 
 use serde::{Deserialize, Serialize};
 
-/// The phase of a pod in which a container runs, which decides how its request counts.
+/// The phase of the pod's life in which a container runs. It determines how the container's request counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContainerKind {
     /// An init container that ends before the next container starts.
     Init,
-    /// An init container with `restartPolicy: Always`: it keeps running alongside the later containers (KEP-753).
+    /// An init container with `restartPolicy: Always`, which keeps running while the later containers run (KEP-753).
     Sidecar,
     /// A container of `spec.containers`.
     App,
@@ -21,9 +21,9 @@ pub struct ContainerRequest {
     pub name: String,
     /// The phase in which the container runs.
     pub kind: ContainerKind,
-    /// `aliyun.com/gpu-mem`, in units.
+    /// The request for `aliyun.com/gpu-mem`, in units.
     pub units: u64,
-    /// `aliyun.com/gpu-count`. It has no effect on what the container gets.
+    /// The request for `aliyun.com/gpu-count`. It has no effect on what the container gets.
     pub gpu_count: u64,
 }
 

@@ -5,18 +5,19 @@ use crate::Error;
 
 /// A device id that the agent advertises to the kubelet.
 ///
-/// Each resource has its own form, so that ids are unique across all resources of a node: up to 1.36, the kubelet finds the pod of
-/// an unhealthy device by the id and ignores the resource (`pkg/kubelet/cm/devicemanager/pod_devices.go`).
+/// The ids of each resource have their own form, so that ids are unique across all resources of a node. This is necessary
+/// because, up to Kubernetes 1.36, the kubelet finds the pod of an unhealthy device by the id alone and ignores the resource
+/// (`pkg/kubelet/cm/devicemanager/pod_devices.go`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceId {
     /// One unit of a GPU's memory: `<GPU UUID>::m<slot>`.
     Memory {
         /// The GPU's UUID.
         uuid: String,
-        /// The position of the id on its GPU, from 0 to the GPU's units − 1.
+        /// The position of the id on its GPU, from 0 to the GPU's number of units − 1.
         slot: u32,
     },
-    /// One GPU, as gpu-count counts it: `<GPU UUID>::c`.
+    /// One GPU, as counted by `aliyun.com/gpu-count`: `<GPU UUID>::c`.
     Count {
         /// The GPU's UUID.
         uuid: String,
@@ -24,7 +25,7 @@ pub enum DeviceId {
 }
 
 impl DeviceId {
-    /// Return the UUID of the GPU that the id belongs to.
+    /// Return the UUID of the GPU to which the id belongs.
     pub fn uuid(&self) -> &str {
         match self {
             DeviceId::Memory { uuid, .. } | DeviceId::Count { uuid } => uuid,

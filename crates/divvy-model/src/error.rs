@@ -13,7 +13,7 @@ pub enum Error {
         /// serde_json's description, with the line and column.
         text: String,
     },
-    /// The format version is unknown: a newer Divvy wrote the value, or it is corrupt.
+    /// The format version is unknown: either a newer Divvy wrote the value, or the value is corrupt.
     #[error("{what} has version {found}; this Divvy reads {} (is another component newer?)", versions(*newest))]
     Version {
         /// The format's name, as shown to the user.

@@ -7,10 +7,11 @@ use sha2::Sha256;
 use crate::limits::{ALLOCATION_BYTES, quoted};
 use crate::{ContainerShare, Error, GpuShare, MemoryUnit, PodKey};
 
-/// The record of a grant: one container may start on these GPUs. The file is `<state-dir>/grants/<pod uid>_<container>.json`.
+/// The record of a grant, which allows one container to start on these GPUs. The file is `<state-dir>/grants/<pod
+/// uid>_<container>.json`.
 ///
-/// The agent writes the record before the CDI spec, which it derives from the record. It removes the record only when the pod
-/// is gone or has ended *and* the pod's cgroup is empty. See `docs/design/allocation.md`.
+/// The agent writes the record before the CDI spec, which is derived from the record. The agent removes the record only when the
+/// pod is gone or has ended *and* the pod's cgroup is empty. See `docs/design/allocation.md`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantRecord {
@@ -24,29 +25,31 @@ pub struct GrantRecord {
     pub uid: String,
     /// The container's name.
     pub container: String,
-    /// Name of the CDI device, without the kind. `None` if the AllocateResponse that the kubelet recorded names no CDI device of
-    /// Divvy, because another device plugin gave it: the record then only accounts for the memory.
+    /// The name of the CDI device, without the kind. `None` if the AllocateResponse that the kubelet recorded does not name a CDI
+    /// device of Divvy, because another device plugin sent that response. In this case, the record only accounts for the memory.
     pub cdi: Option<String>,
     /// The unit at the time of the grant, in MiB. The container's `ALIYUN_COM_GPU_MEM_*` environment variables use this unit.
     #[serde(rename = "unitMiB")]
     pub unit: MemoryUnit,
-    /// The pod's effective total per GPU, as in the allocation. The agent counts it once per pod, however many containers have records.
+    /// The pod's effective total on each GPU, as in the allocation. The agent counts it once per pod, even if several containers
+    /// of the pod have records.
     pub gpus: Vec<GpuShare>,
     /// The shares that this container may use.
     pub container_gpus: Vec<ContainerShare>,
-    /// `/proc/sys/kernel/random/boot_id` at the time of the grant. A different value means that the node has rebooted since.
+    /// The value of `/proc/sys/kernel/random/boot_id` at the time of the grant. If the current value differs, the node has
+    /// rebooted since.
     pub boot_id: String,
 }
 
 impl GrantRecord {
     /// Return the file's name, `<pod uid>_<container>.json`. The name is unambiguous because neither part can contain `_` or `/`:
-    /// a UID consists of hexadecimal digits and dashes, and a container's name is a DNS label. [`GrantRecord::parse`] refuses
-    /// anything else.
+    /// a UID consists of hexadecimal digits and dashes, and a container's name is a DNS label. [`GrantRecord::parse`] refuses any
+    /// other values.
     pub fn file_name(&self) -> String {
         format!("{}_{}.json", self.uid, self.container)
     }
 
-    /// Parse a record. A UID, container name, or CDI name that could leave the directory is an error.
+    /// Parse a record. Fails if a UID, container name, or CDI name could lead to a path outside of the directory.
     pub fn parse(text: &str) -> Result<GrantRecord, Error> {
         const WHAT: &str = "grant record";
         let record: GrantRecord = crate::parse_versioned(WHAT, text, ALLOCATION_BYTES)?;
@@ -66,7 +69,7 @@ impl GrantRecord {
         Ok(record)
     }
 
-    /// Return the file's text: one line of JSON and a newline.
+    /// Return the text of the file: one line of JSON and a newline.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string(self).expect("a record has only string keys and numbers");
         text.push('\n');
@@ -82,9 +85,8 @@ impl GrantRecord {
     }
 }
 
-/// Compute the CDI device name of a set of device ids: the first 32 hexadecimal digits of
-/// `HMAC-SHA256(node key, resource 0x00 sorted ids joined by ",")`. A program that does not have the node's key cannot guess the
-/// name of another container's grant.
+/// Compute the CDI device name of a set of device ids: the first 32 hexadecimal digits of `HMAC-SHA256(node key, resource 0x00
+/// sorted ids joined by ",")`. A program without the node's key cannot guess the name of another container's grant.
 pub fn cdi_device_name<'a>(key: &[u8], resource: &str, ids: impl IntoIterator<Item = &'a str>) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes a key of any length");
     mac.update(resource.as_bytes());

@@ -12,25 +12,27 @@ use crate::{Error, MemoryUnit, MiB, Vendor};
 
 use wire::Wire;
 
-/// The agent's description of a node's GPUs: node annotation [`crate::names::INVENTORY`].
+/// The agent's description of a node's GPUs, in the node annotation [`crate::names::INVENTORY`].
 ///
-/// gpushare's two extended resources only give the sum of all GPUs. The inventory adds the size, model, and health of
-/// each GPU, and the node's unit. GPUs are in the order of their vendors ([`Vendor::ALL`]), and of each vendor's driver (by PCI address).
+/// gpushare's two extended resources only give the sum of all GPUs. The inventory adds the size, model, and health of each GPU,
+/// and the node's unit. The GPUs are grouped by vendor in the order of [`Vendor::ALL`]. Within a vendor, they are in the order of
+/// the vendor's driver (by PCI address).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     /// Version of the agent that wrote the inventory.
     pub agent: String,
     /// Versions of the drivers that the agent found, such as `550.54.15`.
     pub drivers: BTreeMap<Vendor, String>,
-    /// The node's unit: MiB in one unit of gpu-mem.
+    /// The node's unit: the number of MiB in one unit of `aliyun.com/gpu-mem`.
     pub unit: MemoryUnit,
-    /// Other units in which running containers were granted memory, because `--memory-unit` changed while they ran. The
-    /// requests of their pods are in these units.
+    /// Units other than `unit` in which running containers were granted memory, because `--memory-unit` changed while they ran.
+    /// The requests of their pods are in these units.
     pub other_units: BTreeSet<MemoryUnit>,
-    /// No more pods may be bound to this node for now: the kubelet does not know the agent's devices yet, or is about to lose
-    /// them, and would permanently refuse each new pod.
+    /// Whether no more pods may be bound to this node for now: the kubelet does not know the agent's devices yet, or is about to
+    /// lose them, and would permanently refuse each new pod.
     pub unschedulable: bool,
-    /// Why containers get no driver libraries, or the wrong ones, and what to type on the node. `None` if all is well.
+    /// The reason why containers get no driver libraries, or wrong ones, and what to type on the node. `None` if there is no such
+    /// problem.
     pub driver_trouble: Option<String>,
     /// The GPUs, including failed and lost ones.
     pub gpus: Vec<Gpu>,
@@ -39,22 +41,22 @@ pub struct Inventory {
 /// One GPU of an [`Inventory`], or one partition of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpu {
-    /// The vendor, whose driver reports the GPU.
+    /// The GPU's vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), `0x…` or `pci-…` (AMD).
+    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), or `0x…` or `pci-…` (AMD).
     pub uuid: String,
-    /// The position among the vendor's GPUs, by PCI address, from 0.
+    /// The GPU's position among the vendor's GPUs by PCI address, starting at 0.
     pub index: u32,
     /// The GPU's own device nodes below `/dev`: `nvidia0`, or `dri/card1` and `dri/renderD128`.
     pub nodes: Vec<String>,
-    /// The GPU that this is a part of; `None` for a GPU that is not divided.
+    /// The GPU of which this is a partition. `None` for a GPU that is not divided.
     pub partition: Option<Partition>,
     /// PCI address, such as `0000:81:00.0`; empty if unknown.
     pub pci: String,
     /// Product name, such as `NVIDIA A100-SXM4-40GB`; empty if unknown.
     pub model: String,
-    /// What programs must be compiled for: CUDA compute capability, such as `8.0`, or AMD's architecture, such as `gfx90a`; empty
-    /// if unknown.
+    /// The target for which programs must be compiled: the CUDA compute capability, such as `8.0`, or AMD's architecture, such as
+    /// `gfx90a`. Empty if unknown.
     pub cc: String,
     /// Number of streaming multiprocessors (NVIDIA) or compute units (AMD); 0 if unknown.
     pub sms: u32,
@@ -64,51 +66,53 @@ pub struct Gpu {
     pub bandwidth_gbs: u32,
     /// Total memory in MiB.
     pub total: MiB,
-    /// Memory in MiB that is kept back from sharing (`--reserve-memory`).
+    /// Memory in MiB that is excluded from sharing (`--reserve-memory`).
     pub reserve: MiB,
-    /// Units that the GPU offers: `(total − reserve) / unit`, rounded down; 0 for a GPU that is offered only as a whole.
+    /// The number of units that the GPU offers: `(total − reserve) / unit`, rounded down. 0 for a GPU that is offered only as a whole.
     pub units: u64,
-    /// The GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). If it also has units, it is offered in
-    /// both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
+    /// Whether the GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). A GPU that also has units is
+    /// offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
     pub whole: bool,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     pub held: MiB,
     /// NUMA node; `None` if the platform does not report it.
     pub numa: Option<u32>,
-    /// Whether work may be placed on it.
+    /// Whether pods may be placed on the GPU.
     pub health: Health,
-    /// Why `health` is not `ok`, such as `XID 79`.
+    /// The reason why `health` is not `ok`, such as `XID 79`.
     pub reason: Option<String>,
     /// Connections to the node's other GPUs.
     pub links: Vec<Link>,
 }
 
-/// What a partition of a GPU is a part of.
+/// The GPU to which a partition belongs, and the size of the partition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    /// Names the divided GPU: the same text for all its partitions. NVIDIA: its UUID; AMD: its PCI address.
+    /// The name of the divided GPU, which is the same text for all its partitions: the UUID for NVIDIA, and the PCI address for
+    /// AMD.
     pub parent: String,
-    /// How the vendor calls a part of this size, such as `cpx_nps1`; empty if unknown.
+    /// The vendor's name for a partition of this size, such as `cpx_nps1`. Empty if unknown.
     #[serde(default)]
     pub profile: String,
 }
 
-/// Whether a GPU may get work.
+/// Whether pods may be placed on a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Health {
-    /// Usable for new work.
+    /// Usable for new pods.
     #[default]
     Ok,
     /// Present but broken, for example after XID 79.
     Failed,
-    /// In an earlier inventory, but no longer present.
+    /// Listed in an earlier inventory, but no longer present.
     Lost,
 }
 
-/// A connection to another GPU: the other GPU's UUID, the kind, and the number of NVLinks, as in `["GPU-…","nvlink",12]`.
+/// A connection to another GPU: the UUID of that GPU, the kind of connection, and the number of NVLinks, as in
+/// `["GPU-…","nvlink",12]`.
 ///
-/// The kind is `nvlink` or the nearest common ancestor on the PCI bus: `same-board`, `single-switch`, `multi-switch`,
+/// The kind is either `nvlink` or the nearest common ancestor on the PCI bus: `same-board`, `single-switch`, `multi-switch`,
 /// `host-bridge`, `node`, or `system`. The number is 0 unless the kind is `nvlink`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link(pub String, pub String, pub u32);
@@ -117,8 +121,8 @@ impl Inventory {
     /// Parse the annotation.
     ///
     /// # Errors
-    /// The text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], two GPUs have the same UUID, or a GPU offers more
-    /// units than its memory holds. The last two would let the extender allocate the same memory twice.
+    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, or if a
+    /// GPU offers more units than its memory holds. The last two mistakes would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
@@ -206,18 +210,19 @@ impl Inventory {
         Ok(())
     }
 
-    /// Return the annotation's text: one line of JSON. It has version 1 if all GPUs are NVIDIA's and shared, else version 2.
+    /// Return the text of the annotation, which is one line of JSON. It has version 1 if all GPUs are shared NVIDIA GPUs, and
+    /// version 2 otherwise.
     pub fn to_json(&self) -> String {
         serde_json::to_string(&Wire::of(self)).expect("an inventory has only string keys and numbers")
     }
 
-    /// Return the version of a vendor's driver; empty if it is not known.
+    /// Return the version of a vendor's driver. Empty if it is not known.
     pub fn driver(&self, vendor: Vendor) -> &str {
         self.drivers.get(&vendor).map_or("", String::as_str)
     }
 
-    /// Return the sum of the units of all GPUs, including failed and lost ones. The inventory is only valid if the node's
-    /// capacity of gpu-mem equals this sum.
+    /// Return the sum of the units of all GPUs, including failed and lost ones. The inventory is valid only if the node's
+    /// capacity of `aliyun.com/gpu-mem` equals this sum.
     pub fn total_units(&self) -> u64 {
         self.gpus.iter().fold(0, |sum, gpu| sum.saturating_add(gpu.units))
     }
@@ -227,9 +232,9 @@ impl Inventory {
         std::iter::once(self.unit).chain(self.other_units.iter().copied())
     }
 
-    /// Return how much memory of a GPU all pods together may hold. Without other units, that is the memory that the GPU
-    /// offers. A pod that was bound in a finer unit may hold part of the remainder that the present unit rounds off. A GPU that is
-    /// offered only as a whole has all its memory.
+    /// Return how much memory of a GPU all pods together may hold. If the node has no other units, this is the memory that the
+    /// GPU offers. A pod that was bound in a smaller unit may hold part of the remainder that is lost when the GPU's memory is
+    /// rounded down to the current unit. A GPU that is offered only as a whole offers all its memory.
     pub fn capacity(&self, gpu: &Gpu) -> MiB {
         if !gpu.is_shared() {
             return gpu.whole_capacity();
@@ -251,8 +256,8 @@ impl Gpu {
         !self.whole || self.units > 0
     }
 
-    /// Return what a pod books that has a GPU which is offered only as a whole: all its memory. It is not zero even if the memory is not
-    /// known, so that no second pod fits.
+    /// Return the memory that counts as used if a pod has a GPU that is offered only as a whole: all its memory. The amount is not
+    /// zero even if the GPU's memory is unknown, so that no second pod fits.
     pub fn whole_capacity(&self) -> MiB {
         self.total.max(MiB(1))
     }
@@ -301,7 +306,7 @@ mod tests {
         assert!(gpu.is_shared());
     }
 
-    /// An extender of an older release reads what an agent of this release writes about NVIDIA's GPUs.
+    /// An extender of an older release can read what an agent of this release writes about NVIDIA's GPUs.
     #[test]
     fn an_inventory_has_version_1_as_long_as_that_can_describe_the_node() {
         let first = Inventory::parse(TEXT).expect("documented form");
@@ -336,7 +341,7 @@ mod tests {
         }
     }
 
-    /// What the reader of the first release requires of an inventory. It refuses every other version.
+    /// The fields that the reader of the first release requires in an inventory. That reader refuses every version except 1.
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct FirstRelease {
@@ -363,7 +368,7 @@ mod tests {
         health: Health,
     }
 
-    /// The agents are upgraded before the extender.
+    /// The case in which the agents are upgraded before the extender.
     #[test]
     fn the_first_release_reads_nodes_with_nvidia_gpus_and_refuses_others_as_a_whole() {
         let mut inventory = Inventory::parse(TEXT).expect("documented form");
@@ -389,7 +394,8 @@ mod tests {
         assert_eq!(second.v, 2);
     }
 
-    /// The extender is upgraded before the agents: the inventory of an agent of the first release names the kind of each GPU, and is read.
+    /// The case in which the extender is upgraded before the agents. An agent of the first release writes the kind of each GPU
+    /// into its inventory, which can still be read.
     #[test]
     fn an_inventory_of_the_first_release_is_read() {
         let older = TEXT.replacen("\"index\":0", "\"kind\":\"gpu\",\"parent\":null,\"index\":0", 1);
@@ -465,7 +471,8 @@ mod tests {
         }
     }
 
-    /// 16 GPUs, each with an NVLink and a PCI entry for every other GPU; and 8 GPUs, each of which was replaced seven times.
+    /// The machines are: 16 GPUs, each with an NVLink and a PCI entry for every other GPU; and 8 GPUs, each of which was replaced
+    /// seven times.
     #[test]
     fn the_largest_machines_are_read() {
         for inventory in [of(16, 30), of(64, 0), of(8, 14)] {

@@ -1,12 +1,12 @@
-//! What a ledger keeps of a pod.
+//! The part of a pod that a ledger keeps.
 
 use std::collections::BTreeMap;
 
 use crate::{ContainerKind, ContainerRequest, Held, Pod, PodRequest, WholeContainer};
 
-/// Reduce a pod to what the ledger keeps; applying this again changes nothing. The requests of the single containers are needed
-/// only until the pod is bound. From then on, their sum and what the pod holds of each GPU are enough. For a pod that requests
-/// nothing, no container is kept.
+/// Reduce a pod to the part that the ledger keeps. A second call changes nothing. The requests of the individual containers are
+/// needed only until the pod is bound. From then on, their sum and the amount that the pod holds on each GPU are enough. For a
+/// pod without any request, no container is kept.
 pub fn kept(mut pod: Pod) -> Pod {
     let asks = pod
         .request
@@ -36,7 +36,7 @@ pub fn kept(mut pod: Pod) -> Pod {
     pod
 }
 
-/// Return one container that requests as much as all of them; two if the sum is more than can be counted.
+/// Return one container that requests as much as all containers together, or two if the sum does not fit into a number.
 fn sums(request: &PodRequest) -> Vec<ContainerRequest> {
     let units = request.effective_units();
     let one = ContainerRequest {

@@ -1,7 +1,7 @@
 //! gpushare's pod annotations, and its ConfigMaps that name unhealthy GPUs.
 //!
 //! Divvy writes gpushare's annotations in addition to its own, so that gpushare's scheduler extender, device plugin, and
-//! `inspect` command can read Divvy's allocations. Divvy reads them on pods that do not have its own annotation. Source:
+//! `inspect` command can read Divvy's allocations. Divvy reads gpushare's annotations on pods that do not have Divvy's. Source:
 //! AliyunContainerService/gpushare-scheduler-extender, `pkg/utils/const.go` and `pkg/utils/pod.go`; see
 //! `docs/compatibility/gpushare.md`.
 
@@ -13,13 +13,15 @@ use crate::{Error, names};
 /// The allocation that gpushare's annotations on a pod describe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LegacyAllocation {
-    /// GPU index → units, in ascending order of index. `scheduler.framework.gpushare.allocation`, summed over containers, takes
-    /// precedence over `ALIYUN_COM_GPU_MEM_IDX` with `ALIYUN_COM_GPU_MEM_POD`.
+    /// The units on each GPU, by ascending GPU index. They come from `scheduler.framework.gpushare.allocation`, summed over
+    /// containers. If that annotation is missing or has another form, they come from `ALIYUN_COM_GPU_MEM_IDX` and
+    /// `ALIYUN_COM_GPU_MEM_POD`.
     pub gpus: BTreeMap<u32, u64>,
 }
 
 impl LegacyAllocation {
-    /// Parse the annotations. `Ok(None)` means that the pod has none of them, or that a negative index marks it as not placed.
+    /// Parse the annotations. `Ok(None)` means either that the pod has none of them, or that a negative index marks the pod as
+    /// not placed.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<LegacyAllocation>, Error> {
         if let Some(text) = annotations.get(names::GPUSHARE_ALLOCATION) {
             // Refuse a text that is too long instead of ignoring it: the pod may really hold that memory.
@@ -59,8 +61,8 @@ impl LegacyAllocation {
     }
 }
 
-/// Parse `{"<container>":{"<gpu>":<units>}}` and sum the units over containers; `None` if the text does not have this form or
-/// names no GPU. gpushare's `inspect` ignores such a text as well.
+/// Parse `{"<container>":{"<gpu>":<units>}}` and sum the units over containers. `None` if the text does not have this form or
+/// names no GPU. gpushare's `inspect` also ignores such a text.
 pub fn parse_allocation(text: &str) -> Option<BTreeMap<u32, u64>> {
     let containers: BTreeMap<String, BTreeMap<String, u64>> = serde_json::from_str(text).ok()?;
     let mut gpus = BTreeMap::new();
@@ -71,10 +73,10 @@ pub fn parse_allocation(text: &str) -> Option<BTreeMap<u32, u64>> {
     (!gpus.is_empty()).then_some(gpus)
 }
 
-/// Return the five annotations that gpushare's extender writes at bind for a pod on one GPU.
+/// Return the five annotations that gpushare's extender writes when it binds a pod to one GPU.
 ///
-/// `units_per_gpu` is the value of `ALIYUN_COM_GPU_MEM_DEV`: the units of the chosen GPU. `assume_time_ns` is in nanoseconds since
-/// the Unix epoch.
+/// `units_per_gpu` is the value of `ALIYUN_COM_GPU_MEM_DEV`: the number of units of the chosen GPU. `assume_time_ns` is in
+/// nanoseconds since the Unix epoch.
 pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_time_ns: u64) -> BTreeMap<String, String> {
     BTreeMap::from([
         (names::ALIYUN_ASSIGNED.to_owned(), "false".to_owned()),
@@ -85,23 +87,23 @@ pub fn bind_annotations(index: u32, units_per_gpu: u64, pod_units: u64, assume_t
     ])
 }
 
-/// Format a pod's shares of several GPUs, index → units, as [`names::GPUSHARE_ALLOCATION`]. Readers of this annotation sum the units
-/// over containers, so the pod's total is written under the first container.
+/// Format a pod's shares of several GPUs (a map from index to units) as [`names::GPUSHARE_ALLOCATION`]. Readers of this
+/// annotation sum the units over containers, so the pod's total is written as that of the first container.
 pub fn allocation_text(gpus: &BTreeMap<u32, u64>) -> String {
     let gpus: Vec<String> = gpus.iter().map(|(index, units)| format!("\"{index}\":{units}")).collect();
     format!("{{\"0\":{{{}}}}}", gpus.join(","))
 }
 
-/// Namespace of gpushare's ConfigMaps that name unhealthy GPUs.
+/// The namespace of gpushare's ConfigMaps that name unhealthy GPUs.
 pub const UNHEALTHY_NAMESPACE: &str = "kube-system";
 
-/// Return the node that a ConfigMap is about, from its name `unhealthy-gpu-<node>`; `None` for any other name.
+/// Return the node that a ConfigMap describes, from the ConfigMap's name `unhealthy-gpu-<node>`. `None` for any other name.
 pub fn unhealthy_gpus_node(config_map: &str) -> Option<&str> {
     config_map.strip_prefix("unhealthy-gpu-").filter(|node| !node.is_empty())
 }
 
-/// Parse the GPU indices in `data.gpus` of such a ConfigMap, such as `0,2`. Skip anything that is not an index; gpushare's own
-/// reader treats it as GPU 0.
+/// Parse the GPU indices in `data.gpus` of such a ConfigMap, as in `0,2`. Anything that is not an index is skipped, whereas
+/// gpushare's own reader treats it as GPU 0.
 pub fn unhealthy_gpus(text: &str) -> BTreeSet<u32> {
     text.split(',').filter_map(|index| index.trim().parse().ok()).collect()
 }

@@ -1,10 +1,11 @@
-//! The values that Divvy's programs exchange, and their text forms.
+//! The values that Divvy's programs exchange, and their representations as text.
 //!
 //! Nothing here does I/O, reads a clock, or draws a random number: every result depends only on the
 //! arguments. `docs/design/formats.md` defines Divvy's own formats; the gpushare projects define the
 //! formats in [`legacy`]. ARCHITECTURE.md says which program writes which format.
 //!
-//! Each of Divvy's own formats has the field `v`, its version. Readers ignore unknown fields and refuse an unknown `v`.
+//! Each of Divvy's own formats has a field `v`, which contains the version of the format. Readers ignore unknown fields and
+//! refuse an unknown version.
 
 #![forbid(unsafe_code)]
 
@@ -48,13 +49,13 @@ pub use request::{PodRequest, WholeRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
 
-/// Parse one of Divvy's JSON formats that has only version 1 ([`parse_versions`]).
+/// Parse one of Divvy's JSON formats of which only version 1 exists. See [`parse_versions`].
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {
     parse_versions(what, text, most, 1)
 }
 
-/// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes, and check that the field `v` is at most `newest` before
-/// any other field: a newer format may have fields that this version would misread.
+/// Parse one of Divvy's JSON formats. Refuse a text of more than `most` bytes. Before reading any other field, check that the
+/// field `v` is at most `newest`, because a newer format may have fields that this version would misread.
 fn parse_versions<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize, newest: u64) -> Result<T, Error> {
     #[derive(serde::Deserialize)]
     struct Version {

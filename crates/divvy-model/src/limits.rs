@@ -1,56 +1,64 @@
-//! Limits on values that tenants, nodes, and other schedulers write, and on how much of such a value a message repeats.
+//! Limits on values that tenants, nodes, and other schedulers write, and on how much of such a value is repeated in a message.
 //!
-//! The API server accepts 256 KiB of annotations per object. All of them reach the extender, and those of bound pods reach an agent
-//! with a memory limit of 64 MiB. Therefore Divvy checks each value against these limits before it parses the value. The Helm chart's
-//! admission policies use the same numbers, so that a user sees the refusal when the pod is created and not while it waits for a node.
+//! The API server accepts 256 KiB of annotations per object. All of these annotations reach the extender, and those of bound pods
+//! reach an agent, which has a memory limit of 64 MiB. Therefore Divvy checks each value against these limits before it parses
+//! the value. The Helm chart's admission policies use the same limits, so that a user sees a refusal when the pod is created, and
+//! not while the pod waits for a node.
 
 use std::borrow::Cow;
 
-/// Most bytes of one annotation with a pod's rules for its GPUs.
+/// The maximum size in bytes of one annotation with a pod's rules for its GPUs.
 pub const RULE_BYTES: usize = 1024;
-/// Most patterns in `divvy.dev/gpu-model`. The extender compares each pattern with each product in the cluster.
+/// The maximum number of patterns in `divvy.dev/gpu-model`. The extender compares each pattern with each product in the cluster.
 pub const RULE_PATTERNS: usize = 32;
-/// Most UUIDs in `divvy.dev/gpu-uuid`: the largest number of GPUs that a pod can have.
+/// The maximum number of UUIDs in `divvy.dev/gpu-uuid`, which is the largest number of GPUs that a pod can have.
 pub const RULE_UUIDS: usize = 16;
-/// Most bytes of a product name, a UUID, or a pattern for product names: the size of NVML's own buffers
+/// The maximum size in bytes of a product name, a UUID, or a pattern for product names. This is the size of NVML's own buffers
 /// (`NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE` in nvml.h).
 pub const DEVICE_TEXT_BYTES: usize = 96;
 
-/// Most bytes of a bound pod's labels, required podAntiAffinity terms, and host ports that are kept for `divvy why`. Typical pods have
-/// a few hundred.
+/// The maximum size in bytes of a bound pod's labels, required podAntiAffinity terms, and host ports that are kept for `divvy
+/// why`. Typical pods have a few hundred bytes.
 pub const POD_RULES_BYTES: usize = 16 << 10;
 
-/// Most shares in an allocation: containers times GPUs. A pod that needs more is not placed.
+/// The maximum number of shares in an allocation: the number of containers times the number of GPUs. A pod that needs more is not
+/// placed.
 pub const ALLOCATION_SHARES: usize = 256;
-/// Most bytes of an annotation with a pod's allocation. An allocation with [`ALLOCATION_SHARES`] shares and the longest names is smaller.
+/// The maximum size in bytes of an annotation with a pod's allocation. An allocation with [`ALLOCATION_SHARES`] shares and the
+/// longest names is smaller.
 pub const ALLOCATION_BYTES: usize = 64 << 10;
 
-/// Most GPUs of a node, in its inventory or by `aliyun.com/gpu-count`. The largest machines have 16, but the inventory keeps lost GPUs.
+/// The maximum number of GPUs of a node, in its inventory or in `aliyun.com/gpu-count`. The largest machines have 16 GPUs, but
+/// the inventory also keeps lost GPUs.
 pub const NODE_GPUS: usize = 64;
-/// Most links of one GPU: for each other GPU, one entry for NVLinks and one for the nearest common ancestor on the PCI bus.
+/// The maximum number of links of one GPU. For each other GPU, there may be one entry for NVLinks, and one for the nearest common
+/// ancestor on the PCI bus.
 pub const GPU_LINKS: usize = 2 * NODE_GPUS;
-/// Most device nodes of one GPU. NVIDIA's GPUs have one, AMD's two.
+/// The maximum number of device nodes of one GPU. An NVIDIA GPU has one, and an AMD GPU two.
 pub const GPU_NODES: usize = 8;
-/// Most different product names in one inventory. Machines have one or two.
+/// The maximum number of different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;
-/// Most units, besides the present one, in which a node's running containers were granted memory. Administrators change the unit once
-/// or twice.
+/// The maximum number of units, besides the current one, in which a node's running containers were granted memory. Administrators
+/// change the unit once or twice.
 pub const OTHER_UNITS: usize = 8;
-/// Most bytes of an inventory. The inventory of 16 fully connected GPUs has 34 KiB.
+/// The maximum size of an inventory in bytes. The inventory of 16 fully connected GPUs has 34 KiB.
 pub const INVENTORY_BYTES: usize = 64 << 10;
-/// Most bytes of the reason why a GPU is unhealthy. The agent truncates the reason, so a longer one is not from an agent.
+/// The maximum size in bytes of the reason why a GPU is unhealthy. The agent truncates the reason, so a longer one does not come
+/// from an agent.
 pub const REASON_BYTES: usize = 256;
-/// Most bytes of the text that says what is wrong with a node's driver files and what to type. The agent truncates the text.
+/// The maximum size in bytes of the text that says what is wrong with a node's driver files and what to type. The agent truncates
+/// the text.
 pub const DRIVER_TROUBLE_BYTES: usize = 768;
-/// Most bytes of each short text in an inventory: versions, PCI addresses, kinds of links.
+/// The maximum size in bytes of each short text in an inventory: versions, PCI addresses, and kinds of links.
 pub const SHORT_TEXT_BYTES: usize = 96;
 
-/// Most bytes of a value that an error repeats.
+/// The maximum size in bytes of a value that is repeated in an error.
 pub const QUOTED_BYTES: usize = 100;
-/// Most bytes of an error's text. Divvy keeps an error with the object that caused it and repeats the error in events.
+/// The maximum size in bytes of an error's text. Divvy keeps an error together with the object that caused it, and repeats the
+/// error in events.
 pub const ERROR_BYTES: usize = 600;
 
-/// Return at most `most` bytes of a text, cut between characters. Append `…` if something was cut off.
+/// Return a text, shortened to at most `most` bytes between two characters. If something was cut off, append `…`.
 pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);
@@ -60,7 +68,8 @@ pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     Cow::Owned(cut)
 }
 
-/// Return a value in quotes for an error, with control characters escaped and cut off after about [`QUOTED_BYTES`].
+/// Return a value in quotes, for use in an error. Control characters are escaped, and the value is cut off after about
+/// [`QUOTED_BYTES`].
 pub fn quoted(value: &str) -> String {
     // Escaping never makes a text shorter, so cut before escaping.
     let most = value.floor_char_boundary(QUOTED_BYTES.min(value.len()));

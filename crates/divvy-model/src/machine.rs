@@ -9,7 +9,7 @@ use crate::Error;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machines {
-    /// Format version, 1.
+    /// The format version, 1.
     pub v: u32,
     /// The nodes, in the order of the file.
     #[serde(default, rename = "node")]
@@ -22,7 +22,7 @@ pub struct Machines {
 pub struct MachineNode {
     /// The node's name.
     pub name: String,
-    /// The node's InternalIP; generated if absent.
+    /// The node's InternalIP. If absent, it is generated.
     #[serde(default)]
     pub address: Option<String>,
     /// Driver version; `550.54.15` if absent.
@@ -50,7 +50,7 @@ pub struct MachineAmd {
     pub model: String,
     /// Total memory in MiB.
     pub memory_mib: u64,
-    /// The number of the hive: the GPUs of one hive are connected by XGMI.
+    /// The number of the GPU's hive. The GPUs of one hive are connected by XGMI.
     #[serde(default)]
     pub hive: u64,
     /// NUMA node; unknown if absent.
@@ -58,13 +58,14 @@ pub struct MachineAmd {
     pub numa: Option<u32>,
 }
 
-/// One simulated GPU. Absent fields get the values of a healthy, idle GPU.
+/// One simulated NVIDIA GPU. Absent fields get the values of a healthy, idle GPU.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineGpu {
     /// Product name, such as `NVIDIA A100-SXM4-40GB`.
     pub model: String,
-    /// UUID; if absent, derived from the node's name and the index, so that each read yields the same UUID.
+    /// UUID. If absent, it is derived from the node's name and the GPU's index, so that the UUID is the same each time the file
+    /// is read.
     #[serde(default)]
     pub uuid: Option<String>,
     /// Total memory in MiB.
@@ -84,10 +85,11 @@ pub struct MachineGpu {
     /// Highest SM clock in MHz; 1410 if absent.
     #[serde(default = "default_clock")]
     pub clock_mhz: u32,
-    /// Highest memory clock in MHz; if absent, the simulated driver does not report it.
+    /// Highest memory clock in MHz. If absent, the simulated driver does not report it.
     #[serde(default)]
     pub memory_clock_mhz: Option<u32>,
-    /// Width of the memory bus in bits; if absent, the simulated driver does not report it, like drivers before version 495.
+    /// Width of the memory bus in bits. If absent, the simulated driver does not report it, as is the case with drivers before
+    /// version 495.
     #[serde(default)]
     pub memory_bus_bits: Option<u32>,
     /// NUMA node; unknown if absent.
@@ -99,34 +101,34 @@ pub struct MachineGpu {
     /// Utilization in percent; 0 if absent.
     #[serde(default)]
     pub utilization: u32,
-    /// Connections: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
+    /// Connections to other GPUs: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
     #[serde(default)]
     pub links: Vec<(u32, String, u32)>,
     /// Processes that use the GPU.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
-    /// MIG devices into which the GPU is divided, in NVML's order. Absent: MIG is not enabled. Empty: MIG is enabled but there are no MIG
-    /// devices, so nothing can run on the GPU.
+    /// The MIG devices into which the GPU is divided, in NVML's order. If absent, MIG is not enabled. If empty, MIG is enabled
+    /// but there are no MIG devices, so nothing can run on the GPU.
     #[serde(default)]
     pub mig: Option<Vec<MachineMig>>,
-    /// Whether the GPU supports MIG. A GPU with `mig` does in any case.
+    /// Whether the GPU supports MIG. A GPU with `mig` always does.
     #[serde(default)]
     pub mig_capable: bool,
-    /// The GPU's place in an NVLink fabric. Absent: the GPU does not support one.
+    /// The GPU's place in an NVLink fabric. If absent, the GPU does not support fabrics.
     #[serde(default)]
     pub fabric: Option<MachineFabric>,
 }
 
-/// The place of a simulated GPU in an NVLink fabric, in which the GPUs of several nodes are connected.
+/// The place of a simulated GPU in an NVLink fabric, which connects GPUs of several nodes.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineFabric {
     /// UUID of the cluster.
     pub cluster: String,
-    /// ID of the clique: GPUs that can reach each other's memory.
+    /// ID of the clique, which is a set of GPUs that can reach each other's memory.
     #[serde(default)]
     pub clique: u32,
-    /// State of the registration (`NVML_GPU_FABRIC_STATE_…`); 3, completed, if absent.
+    /// State of the registration (`NVML_GPU_FABRIC_STATE_…`). If absent, it is 3 (completed).
     #[serde(default = "default_fabric_state")]
     pub state: u8,
 }
@@ -139,11 +141,12 @@ pub struct MachineMig {
     pub gpu_instance: u32,
     /// ID of the compute instance within the GPU instance.
     pub compute_instance: u32,
-    /// Profile of the GPU instance (`NVML_GPU_INSTANCE_PROFILE_…`). The compute instance then has all of its slices. If absent, the compute
-    /// instance has one slice, and the GPU instance the smallest profile that has enough slices for its compute instances.
+    /// Profile of the GPU instance (`NVML_GPU_INSTANCE_PROFILE_…`). If it is given, the compute instance has all slices of the
+    /// GPU instance. If it is absent, the compute instance has one slice, and the GPU instance has the smallest profile with
+    /// enough slices for its compute instances.
     #[serde(default)]
     pub profile: Option<u32>,
-    /// UUID; derived from the node's name and the indices if absent.
+    /// UUID. If absent, it is derived from the node's name and the indices.
     #[serde(default)]
     pub uuid: Option<String>,
 }
@@ -184,7 +187,7 @@ fn default_fabric_state() -> u8 {
 }
 
 impl Machines {
-    /// Parse a description. The error names the line and column of the first mistake, or the node that is wrong.
+    /// Parse a description. An error names the line and column of the first mistake, or the node that is wrong.
     pub fn parse(text: &str) -> Result<Machines, Error> {
         const WHAT: &str = "machine description";
         let machines: Machines = toml::from_str(text).map_err(|error| Error::invalid(WHAT, error.to_string()))?;

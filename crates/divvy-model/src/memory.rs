@@ -8,7 +8,7 @@ use crate::Error;
 
 /// An amount of memory in MiB (2^20 bytes).
 ///
-/// Each operation is checked or saturating, as its name says. There is no operator `+` that could overflow.
+/// The name of each operation says whether it is checked or saturating. There is no operator `+`, which could overflow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MiB(pub u64);
@@ -17,7 +17,7 @@ impl MiB {
     /// 0 MiB.
     pub const ZERO: MiB = MiB(0);
 
-    /// Convert bytes to whole MiB, rounded down, as all device plugins round NVML's totals.
+    /// Convert bytes to whole MiB, rounded down. All device plugins round the totals from NVML in this way.
     pub const fn from_bytes(bytes: u64) -> MiB {
         MiB(bytes >> 20)
     }
@@ -30,7 +30,7 @@ impl MiB {
         }
     }
 
-    /// Return the sum, or `u64::MAX` on overflow, for totals where an overflow means "too much".
+    /// Return the sum, or `u64::MAX` on overflow. This is intended for totals in which an overflow means "too much".
     pub const fn saturating_add(self, other: MiB) -> MiB {
         MiB(self.0.saturating_add(other.0))
     }
@@ -103,7 +103,8 @@ impl MemoryUnit {
         self.0.get()
     }
 
-    /// Return the number of whole units in an amount of memory, rounded down: with GiB, 16384 MiB is 16 units and 15109 MiB is 14.
+    /// Return the number of whole units in an amount of memory, rounded down. With GiB as the unit, 16384 MiB is 16 units and
+    /// 15109 MiB is 14.
     pub const fn units_in(self, memory: MiB) -> u64 {
         memory.0 / self.0.get()
     }

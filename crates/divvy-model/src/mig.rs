@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::MiB;
 
-/// A MIG device: one part of a divided GPU, as NVML describes it ("Multi Instance GPU Management") and `divvy-probe` reports it.
+/// A MIG device, which is one part of a divided GPU, as NVML describes it ("Multi Instance GPU Management") and `divvy-probe`
+/// reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigDevice {
-    /// NVML's index among the GPU's MIG devices. The indices may have gaps.
+    /// NVML's index of the MIG device on its GPU. The indices may have gaps.
     pub index: u32,
     /// NVML's UUID, `MIG-…`.
     pub uuid: String,
@@ -15,56 +16,56 @@ pub struct MigDevice {
     pub gi: u32,
     /// ID of the compute instance within the GPU instance.
     pub ci: u32,
-    /// What the MIG device consists of. `None` if the driver does not report it.
+    /// The components of the MIG device. `None` if the driver does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<MigParts>,
 }
 
-/// What a MIG device consists of (nvml.h, `nvmlDeviceAttributes_t` and `nvmlGpuInstanceInfo_t`).
+/// The components of a MIG device (nvml.h, `nvmlDeviceAttributes_t` and `nvmlGpuInstanceInfo_t`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigParts {
     /// ID of the profile of the GPU instance (`NVML_GPU_INSTANCE_PROFILE_…`). `None` if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gi_profile: Option<u32>,
-    /// Slices of the GPU instance.
+    /// The number of slices of the GPU instance.
     pub gi_slices: u32,
-    /// Slices of the compute instance.
+    /// The number of slices of the compute instance.
     pub ci_slices: u32,
     /// Memory in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: u64,
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Copy engines.
+    /// The number of copy engines.
     pub copy_engines: u32,
-    /// Video decoders.
+    /// The number of video decoders.
     pub decoders: u32,
-    /// Video encoders.
+    /// The number of video encoders.
     pub encoders: u32,
-    /// JPEG decoders.
+    /// The number of JPEG decoders.
     pub jpeg: u32,
-    /// Optical flow accelerators.
+    /// The number of optical flow accelerators.
     pub ofa: u32,
 }
 
 impl MigDevice {
-    /// Return a GPU's MIG devices if MIG is enabled, else `None`. `mode` is whether MIG is enabled now and whether it will be
-    /// after a reset; `None` if the driver does not support MIG.
+    /// Return `parts`, the MIG devices of a GPU, if MIG is enabled, else `None`. `mode` says whether MIG is enabled now, and
+    /// whether it will be enabled after a reset. `mode` is `None` if the driver does not support MIG.
     pub fn of(mode: Option<(bool, bool)>, parts: &[MigDevice]) -> Option<&[MigDevice]> {
         mode.is_some_and(|(is_on, _)| is_on).then_some(parts)
     }
 
-    /// Return the name of the profile, such as `1g.5gb+me`, on a GPU with this much memory. `None` if the driver does not report of what the
-    /// device consists.
+    /// Return the name of the profile, such as `1g.5gb+me`, on a GPU with `total` memory. `None` if the driver does not report
+    /// the components of the MIG device.
     pub fn profile(&self, total: MiB) -> Option<String> {
         self.parts.map(|parts| parts.profile(total))
     }
 }
 
 impl MigParts {
-    /// Return the name of the profile, such as `1g.5gb+me`, on a GPU with this much memory. Memory is rounded up to eighths of the GPU, as
-    /// NVIDIA's tools do (github.com/NVIDIA/go-nvlib, `NewProfile`).
+    /// Return the name of the profile, such as `1g.5gb+me`, on a GPU with `total` memory. The memory of the MIG device is rounded
+    /// up to eighths of the GPU's memory, as in NVIDIA's tools (github.com/NVIDIA/go-nvlib, `NewProfile`).
     pub fn profile(&self, total: MiB) -> String {
         let eighths = (self.memory.saturating_mul(8)).div_ceil(total.0.max(1));
         let whole_gb = total.0.div_ceil(1024);

@@ -11,27 +11,27 @@ pub struct Node {
     pub name: String,
     /// The first address of type InternalIP.
     pub address: Option<String>,
-    /// `status.capacity` of gpu-mem, in units; 0 if absent.
+    /// `status.capacity` of `aliyun.com/gpu-mem`, in units. 0 if absent.
     pub capacity_units: u64,
-    /// `status.capacity` of gpu-count; 0 if absent.
+    /// `status.capacity` of `aliyun.com/gpu-count`. 0 if absent.
     pub capacity_gpus: u64,
     /// `status.capacity` of each vendor's resource for whole GPUs ([`Vendor::whole_resource`]), without those that are 0. Divvy's agent or
     /// another device plugin advertises them.
     pub whole_gpus: BTreeMap<Vendor, u64>,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: Option<String>,
-    /// `status.allocatable` of gpu-mem, in units. It excludes the units of failed GPUs.
+    /// `status.allocatable` of `aliyun.com/gpu-mem`, in units. It excludes the units of failed GPUs.
     pub allocatable_units: u64,
-    /// `status.allocatable` of gpu-count; 0 if absent.
+    /// `status.allocatable` of `aliyun.com/gpu-count`. 0 if absent.
     pub allocatable_gpus: u64,
     /// `status.allocatable` of CPU, in thousandths of a core.
     pub cpu_milli: u64,
     /// `status.allocatable` of main memory, in bytes.
     pub memory_bytes: u64,
-    /// `status.allocatable` of pods: the most pods that the node may run.
+    /// `status.allocatable` of pods, which is the largest number of pods that the node may run.
     pub pods: u64,
-    /// `spec.unschedulable`: the node is cordoned.
+    /// `spec.unschedulable`: whether the node is cordoned.
     pub unschedulable: bool,
-    /// The parsed annotation `divvy.dev/inventory`; `None` if absent, an error if it cannot be read.
+    /// The parsed annotation `divvy.dev/inventory`. `None` if it is absent, and an error if it cannot be read.
     pub inventory: Option<Result<Inventory, Error>>,
 }

@@ -46,10 +46,10 @@ pub struct Pod {
     pub node: Option<String>,
     /// `status.phase`.
     pub phase: Phase,
-    /// `metadata.deletionTimestamp` is set. The pod's containers may still run.
+    /// Whether `metadata.deletionTimestamp` is set. Even then, the pod's containers may still run.
     pub deleting: bool,
-    /// At least one container's status is `running`. This can be true even in a terminal phase, if the control plane has given
-    /// up the node.
+    /// Whether the status of at least one container is `running`. This can be true even in a terminal phase, if the control plane
+    /// has given up on the node.
     pub container_running: bool,
     /// The pod's request for GPU memory.
     pub request: PodRequest,
@@ -59,33 +59,33 @@ pub struct Pod {
     pub memory_bytes: u64,
     /// `spec.priority`: kube-scheduler may evict pods with a lower priority to make room for this pod.
     pub priority: i32,
-    /// `status.nominatedNodeName` of a pod that is not bound: kube-scheduler has preempted pods on this node, and the pod waits until
-    /// they have ended.
+    /// `status.nominatedNodeName` of a pod that is not bound. kube-scheduler has preempted pods on this node, and this pod waits
+    /// until those pods have ended.
     pub nominated: Option<Box<str>>,
     /// What the pod holds according to its annotations.
     pub held: Held,
-    /// The name of a container that requests GPU memory but sets `NVIDIA_VISIBLE_DEVICES` in its own spec, and the value. The
-    /// variable has no effect.
+    /// The name of a container that requests GPU memory but sets `NVIDIA_VISIBLE_DEVICES` in its own spec, and the variable's
+    /// value. The variable has no effect.
     pub own_visible: Option<Box<(String, String)>>,
 }
 
 /// What a pod holds according to its annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Held {
-    /// No annotation of Divvy or gpushare.
+    /// The pod has no annotation of Divvy or gpushare.
     #[default]
     Nothing,
-    /// Divvy's annotation `divvy.dev/allocation`.
+    /// The pod has Divvy's annotation `divvy.dev/allocation`.
     Allocation(Allocation),
-    /// Only gpushare's annotations: GPU indices and units. The caller resolves them against the node's GPUs.
+    /// The pod has only gpushare's annotations, with GPU indices and units. The caller maps the indices to the node's GPUs.
     Legacy(LegacyAllocation),
-    /// There is an annotation, but neither Divvy's nor gpushare's is readable. The pod holds nothing, the agent refuses its
+    /// The pod has an annotation of Divvy or gpushare, but none that is readable. The pod holds nothing, the agent refuses its
     /// containers at PreStartContainer, and an event reports the error.
     Unreadable(Error),
 }
 
 impl Held {
-    /// Read a pod's annotations: Divvy's if it is readable, else gpushare's.
+    /// Read a pod's annotations. Divvy's annotation is used if it is readable, and otherwise gpushare's.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Held {
         let ours = annotations.get(crate::names::ALLOCATION).map(|text| Allocation::parse(text));
         let error = match ours {
@@ -111,8 +111,8 @@ impl Pod {
         }
     }
 
-    /// Report whether the pod's containers have ended permanently. Only then is the pod's memory free again. A deletion timestamp is
-    /// not enough, because the processes run on until the kubelet has killed them (R5 in `docs/compatibility/races.md`).
+    /// Report whether the pod's containers have ended permanently. Only then is the pod's memory free again. A deletion timestamp
+    /// is not enough, because the processes keep running until the kubelet has killed them (R5 in `docs/compatibility/races.md`).
     pub fn ended(&self) -> bool {
         matches!(self.phase, Phase::Succeeded | Phase::Failed) && !self.container_running
     }

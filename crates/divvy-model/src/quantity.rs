@@ -3,11 +3,12 @@ use crate::limits::quoted;
 
 /// Parse a Kubernetes Quantity and return it in thousandths of `1`, rounded up, as `resource.Quantity.MilliValue()` does.
 ///
-/// Grammar: apimachinery `pkg/api/resource/quantity.go`: a decimal number, then a binary suffix (`Ki` … `Ei`),
-/// a decimal suffix (`n` `u` `m` `k` `M` `G` `T` `P` `E`), or an exponent (`e3`, `E-2`).
+/// The grammar (apimachinery `pkg/api/resource/quantity.go`) is a decimal number followed by a binary suffix (`Ki` … `Ei`), a
+/// decimal suffix (`n` `u` `m` `k` `M` `G` `T` `P` `E`), or an exponent (`e3`, `E-2`).
 ///
 /// # Errors
-/// The text does not match the grammar, is negative, or exceeds `i64::MAX`. No quantity that Divvy reads can be negative.
+/// Fails if the text does not match the grammar, is negative, or exceeds `i64::MAX`. No quantity that Divvy reads can be
+/// negative.
 pub fn quantity_milli(text: &str) -> Result<u64, Error> {
     scaled(text, 3)
 }
@@ -18,7 +19,8 @@ pub fn quantity_value(text: &str) -> Result<u64, Error> {
     scaled(text, 0)
 }
 
-/// Parse as [`quantity_value`] does and drop the error, for callers that treat an invalid quantity as zero and log their own warning.
+/// Parse a quantity as [`quantity_value`] does, but discard the error. This is for callers that treat an invalid quantity as zero
+/// and log their own warning.
 pub fn parse_quantity(text: &str) -> Option<u64> {
     quantity_value(text).ok()
 }

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use crate::limits::ALLOCATION_SHARES;
 use crate::{ContainerKind, ContainerRequest, Error, GpuRules, Vendor, WholeContainer, names};
 
-/// A pod's request. The containers are in the order in which the kubelet admits them: init containers in spec order first,
-/// then the others.
+/// A pod's request. The containers are in the order in which the kubelet admits them: first the init containers in the order of
+/// the spec, and then the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodRequest {
-    /// The containers. A container without a request makes no difference; pods from the API server are read without such containers.
+    /// The containers. A container without a request makes no difference, so such containers are dropped when a pod is read from
+    /// the API server.
     pub containers: Vec<ContainerRequest>,
-    /// The whole GPUs that the pod requests; `None` for a pod that requests none. A pod requests either whole GPUs of one vendor or
-    /// shared memory; for a pod that requests both, `rules` is an error.
+    /// The whole GPUs that the pod requests. `None` if it requests none. A pod requests either whole GPUs of one vendor or shared
+    /// memory. For a pod that requests both, `rules` is an error.
     pub whole: Option<Box<WholeRequest>>,
-    /// The rules in the pod's annotations; `None` means that any GPU is accepted. With an error, the pod fits on no node.
+    /// The rules in the pod's annotations. `None` means that the pod accepts any GPU. If the rules are an error, the pod fits on
+    /// no node.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
@@ -27,15 +29,16 @@ pub struct WholeRequest {
 }
 
 impl WholeRequest {
-    /// Return the pod's effective number of GPUs, by Kubernetes' formula ([`PodRequest::effective`]); `None` on overflow.
+    /// Return the pod's effective number of GPUs by Kubernetes' formula ([`PodRequest::effective`]). `None` on overflow.
     pub fn gpus(&self) -> Option<u64> {
         effective(self.containers.iter().map(|container| (container.kind, container.gpus)))
     }
 
-    /// Return which of the pod's GPUs each container gets, as ranges of their numbers from 0 to [`WholeRequest::gpus`].
+    /// Return which of the pod's GPUs each container gets, as ranges of numbers from 0 to [`WholeRequest::gpus`].
     ///
-    /// As in the kubelet, containers that run at the same time have different GPUs. A sidecar runs until the pod ends, so it has its
-    /// GPUs alone. An init container uses those after the sidecars before it, and the app containers use the same ones again.
+    /// As in the kubelet, containers that run at the same time have different GPUs. A sidecar runs until the pod ends, so no later
+    /// container uses its GPUs. An init container uses the GPUs that follow those of the earlier sidecars. When it has ended, later
+    /// containers use the same GPUs again.
     pub fn gpus_of(&self) -> Vec<(&WholeContainer, Range<u64>)> {
         let sidecars = |of: &[WholeContainer]| {
             let sidecars = of.iter().filter(|container| container.kind == ContainerKind::Sidecar);
@@ -58,15 +61,15 @@ impl WholeRequest {
 }
 
 impl PodRequest {
-    /// Make a request from the containers in the kubelet's order and the rules in the pod's annotations.
+    /// Make a request from the containers in the kubelet's order, and from the rules in the pod's annotations.
     ///
-    /// Rules that the containers cannot meet, and a request whose allocation would be too large to read, become an error in
-    /// [`PodRequest::rules`].
+    /// If the containers cannot meet the rules, or if the allocation would be too large to read, [`PodRequest::rules`] becomes an
+    /// error.
     pub fn new(containers: Vec<ContainerRequest>, rules: Option<Result<GpuRules, Error>>) -> PodRequest {
         PodRequest::with_whole(containers, Vec::new(), rules)
     }
 
-    /// Make a request as [`PodRequest::new`] does, of a pod that may also request whole GPUs.
+    /// Make a request as [`PodRequest::new`] does, for a pod that may also request whole GPUs.
     pub fn with_whole(
         containers: Vec<ContainerRequest>,
         whole: Vec<WholeRequest>,
@@ -85,7 +88,7 @@ impl PodRequest {
         request
     }
 
-    /// Check that the allocation of this request would be within the limits that agents enforce.
+    /// Check that the allocation for this request would be within the limits that agents enforce.
     fn can_be_written(&self) -> Result<(), Error> {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         if let Some(whole) = &self.whole {
@@ -123,8 +126,9 @@ impl PodRequest {
         ))
     }
 
-    /// Drop the rules of a pod that has its GPUs, except the number of GPUs: placement policies learn from it what pods request. The
-    /// other rules are no longer needed and may take up to [`crate::limits::RULE_BYTES`] of text per annotation.
+    /// Drop the rules of a pod that already has its GPUs, except the number of GPUs, from which placement policies learn what
+    /// pods usually request. The other rules are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] of text per
+    /// annotation.
     pub fn forget_rules_but_count(&mut self) {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.and_then(|rules| rules.gpus);
@@ -141,7 +145,7 @@ impl PodRequest {
         self.containers.iter().any(|container| container.units > 0)
     }
 
-    /// Report whether any container requests what Divvy allocates: shared GPU memory or whole GPUs.
+    /// Report whether any container requests a resource that Divvy allocates: shared GPU memory or whole GPUs.
     pub fn wants_gpus(&self) -> bool {
         self.wants_memory() || self.whole.is_some()
     }
@@ -151,16 +155,17 @@ impl PodRequest {
         self.containers.iter().filter(|container| container.units > 0)
     }
 
-    /// Return the pod's effective request for gpu-mem in units, by Kubernetes' formula ([`PodRequest::effective`]); `None` on overflow.
+    /// Return the pod's effective request for `aliyun.com/gpu-mem`, in units, by Kubernetes' formula ([`PodRequest::effective`]).
+    /// `None` on overflow.
     pub fn effective_units(&self) -> Option<u64> {
         self.effective(|container| container.units)
     }
 
     /// Compute a pod's effective request for one resource by Kubernetes' formula (`PodRequests` in component-helpers
-    /// `resource/helpers.go`, KEP-753); `None` on overflow.
+    /// `resource/helpers.go`, KEP-753). `None` on overflow.
     ///
-    /// A sidecar runs from its place in the order until the pod ends. So an init container runs alongside the sidecars *before*
-    /// it, and the app containers run alongside all sidecars:
+    /// A sidecar runs from its place in the order until the pod ends. Therefore an init container runs alongside the sidecars
+    /// *before* it, and the app containers run alongside all sidecars:
     /// `max(Σ app + Σ sidecars, max over init i (request i + Σ sidecars before i))`.
     pub fn effective(&self, request: impl Fn(&ContainerRequest) -> u64) -> Option<u64> {
         effective(self.containers.iter().map(|container| (container.kind, request(container))))
@@ -184,7 +189,7 @@ fn effective(requests: impl Iterator<Item = (ContainerKind, u64)>) -> Option<u64
     Some(init_peak.max(apps.checked_add(sidecars)?))
 }
 
-/// Return an error for a pod that requests more than one kind of GPU: no node could give it all of them as one allocation.
+/// Return an error if a pod requests more than one kind of GPU, because no node can provide several kinds in one allocation.
 fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Error> {
     let memory = containers.iter().any(|container| container.units > 0);
     let resources = whole.iter().map(|whole| whole.vendor.whole_resource());

@@ -1,4 +1,5 @@
-//! The rules in a pod's annotations that say which GPUs the pod accepts. (How much memory it requests is in its containers' limits.)
+//! The rules in a pod's annotations that say which GPUs the pod accepts. (The amount of memory is requested in the limits of the
+//! pod's containers.)
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,13 +10,13 @@ use crate::{ContainerRequest, Error, MiB, names, quantity_value};
 /// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuRules {
-    /// The number of GPUs over which the pod's memory is spread evenly; `None` means one.
+    /// The number of GPUs over which the pod's memory is spread evenly. `None` means one.
     pub gpus: Option<u32>,
     /// The products that the pod accepts.
     pub models: ModelRule,
-    /// The least total memory that a GPU must have.
+    /// The minimum total memory of a GPU.
     pub least_memory: MiB,
-    /// UUIDs of the only GPUs that the pod accepts; if empty, it accepts any.
+    /// The UUIDs of the only GPUs that the pod accepts. If the list is empty, the pod accepts any GPU.
     pub uuids: Vec<String>,
     /// The preference among the GPUs that fit.
     pub prefer: Option<Prefer>,
@@ -27,11 +28,11 @@ pub const MOST_GPUS: u32 = 16;
 /// A preference among GPUs that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Prefer {
-    /// The highest estimate of FP16 operations per second times memory bandwidth.
+    /// Prefer the GPU with the highest estimate of FP16 operations per second times memory bandwidth.
     Fastest,
-    /// The most total memory.
+    /// Prefer the GPU with the most total memory.
     MostMemory,
-    /// The least total memory.
+    /// Prefer the GPU with the least total memory.
     LeastMemory,
 }
 
@@ -49,30 +50,30 @@ impl Prefer {
     }
 }
 
-/// Patterns of GPU products that a pod accepts and rejects.
+/// Patterns for the GPU products that a pod accepts and rejects.
 ///
-/// A pattern must match a product's name from the start of some word to the end of the name: `A100*` and `NVIDIA A100*` match
-/// `NVIDIA A100-SXM4-40GB`, `T4` matches `Tesla T4`, but `RTX 3080` does not match `NVIDIA GeForce RTX 3080 Ti`. `*` stands for any
-/// text. Case does not matter. A space equals a dash, because NVIDIA's GPU feature discovery writes dashes in its labels.
+/// A pattern must match a product's name from the start of a word to the end of the name: `A100*` and `NVIDIA A100*` match
+/// `NVIDIA A100-SXM4-40GB`, `T4` matches `Tesla T4`, but `RTX 3080` does not match `NVIDIA GeForce RTX 3080 Ti`. `*` stands for
+/// any text. Case is ignored. A space is equal to a dash, because NVIDIA's GPU feature discovery writes dashes in its labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelRule {
-    /// At least one of these must match, unless the list is empty.
+    /// At least one of these patterns must match, unless the list is empty.
     allow: Vec<Pattern>,
-    /// None of these may match.
+    /// None of these patterns may match.
     deny: Vec<Pattern>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Pattern {
-    /// As the user wrote it.
+    /// The pattern as the user wrote it.
     written: String,
-    /// In the form in which it is compared ([`normal`]).
+    /// The pattern in the form in which it is compared ([`normal`]).
     normal: String,
 }
 
 impl ModelRule {
-    /// Report whether the rule accepts GPUs of this product. A GPU of unknown product (an empty name) is only accepted if there are no
-    /// patterns.
+    /// Report whether the rule accepts GPUs of this product. If the product is unknown (an empty name), the rule accepts the GPU
+    /// only if it has no patterns.
     pub fn allows(&self, product: &str) -> bool {
         if self.allow.is_empty() && self.deny.is_empty() {
             return true;
@@ -116,8 +117,8 @@ impl ModelRule {
 }
 
 impl fmt::Display for ModelRule {
-    /// Format as a phrase that follows "a GPU", "GPUs", or "no GPU": `of a product like A100*, but not A100-PCIE*`,
-    /// `other than T4`. Write nothing if any product is accepted.
+    /// Format as a phrase that follows "a GPU", "GPUs", or "no GPU": `of a product like A100*, but not A100-PCIE*`, or `other
+    /// than T4`. If any product is accepted, write nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |patterns: &[Pattern]| {
             let written: Vec<&str> = patterns.iter().map(|pattern| pattern.written.as_str()).collect();
@@ -132,14 +133,15 @@ impl fmt::Display for ModelRule {
     }
 }
 
-/// Return the form in which names are compared: lower case, and with dashes for spaces as in the labels of GPU feature discovery.
+/// Return the form in which names are compared: in lower case, and with dashes instead of spaces, as in the labels of GPU feature
+/// discovery.
 fn normal(text: &str) -> String {
     text.to_ascii_lowercase().replace(' ', "-")
 }
 
-/// Report whether a pattern matches a name. Both must be in [`normal`] form.
+/// Report whether a pattern matches a name. Both must be in the form that [`normal`] returns.
 ///
-/// Tenants choose the patterns and nodes choose the names, so the running time must stay linear in the sum of their lengths.
+/// Tenants choose the patterns and nodes choose the names, so the running time must be linear in the sum of their lengths.
 /// Therefore the parts between the stars are searched for from left to right. The first match of each part is always the best
 /// one, because it leaves the most text for the next part.
 fn is_match(pattern: &str, name: &str) -> bool {
@@ -163,11 +165,11 @@ fn is_match(pattern: &str, name: &str) -> bool {
 }
 
 impl GpuRules {
-    /// Parse the rules in a pod's annotations. `None` means that the pod has none.
+    /// Parse the rules in a pod's annotations. `None` means that the pod has no rules.
     ///
     /// # Errors
-    /// A value cannot be read, or a key with Divvy's prefix is not one of [`names::POD_KEYS`]. The error says what was found, what is
-    /// allowed, and gives an example.
+    /// Fails if a value cannot be read, or if a key with Divvy's prefix is not one of [`names::POD_KEYS`]. The error says what
+    /// was found and what is allowed, and gives an example.
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Option<GpuRules>, Error> {
         let ours = annotations
             .range(names::PREFIX.to_owned()..)
@@ -264,7 +266,8 @@ impl GpuRules {
     /// Check that the request of each container can be spread evenly over the GPUs.
     ///
     /// # Errors
-    /// The units of some container are not a multiple of the number of GPUs. The error names the container and the nearest multiples.
+    /// Fails if the units of a container are not a multiple of the number of GPUs. The error names the container and the nearest
+    /// multiples.
     pub fn can_spread(&self, containers: &[ContainerRequest]) -> Result<(), Error> {
         let gpus = self.spread_over();
         match containers.iter().find(|container| !container.units.is_multiple_of(gpus)) {
@@ -285,20 +288,21 @@ impl GpuRules {
         }
     }
 
-    /// Report whether the rules accept a GPU, regardless of the free memory on it. `total` is the GPU's total memory; `uuid` is `None` if
-    /// unknown.
+    /// Report whether the rules accept a GPU, regardless of how much of its memory is free. `total` is the GPU's total memory.
+    /// `uuid` is `None` if it is unknown.
     pub fn allow(&self, product: &str, total: MiB, uuid: Option<&str>) -> bool {
         self.allow_any_product(total, uuid) && self.models.allows(product)
     }
 
-    /// Check everything that [`GpuRules::allow`] checks except the product. Callers check the product once for many equal GPUs.
+    /// Check everything that [`GpuRules::allow`] checks, except the product. Callers check the product only once for many equal
+    /// GPUs.
     pub fn allow_any_product(&self, total: MiB, uuid: Option<&str>) -> bool {
         total >= self.least_memory
             && (self.uuids.is_empty() || uuid.is_some_and(|uuid| self.uuids.iter().any(|wanted| wanted == uuid)))
     }
 }
 
-/// Parse `>=40Gi` and round the size up to MiB. Refuse a size below 1 MiB: the user has forgotten the suffix.
+/// Parse `>=40Gi` and round the size up to MiB. Refuse a size below 1 MiB, because the user must have forgotten the suffix.
 fn least_memory(text: &str) -> Result<MiB, &'static str> {
     const MIB: u64 = 1 << 20;
     let quantity = text.strip_prefix(">=").map(str::trim);
@@ -318,8 +322,8 @@ fn size(memory: MiB) -> String {
 }
 
 impl fmt::Display for GpuRules {
-    /// Format as a phrase that follows "a GPU": `of a product like A100* and with 40 GiB or more in all`. Write nothing if any GPU
-    /// is accepted.
+    /// Format as a phrase that follows "a GPU": `of a product like A100* and with 40 GiB or more in all`. If any GPU is accepted,
+    /// write nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         if self.least_memory > MiB::ZERO {
@@ -384,7 +388,8 @@ mod tests {
         check("*", " ", false);
     }
 
-    /// The definition of a pattern, without regard to running time: from the start of some word to the end, with a star for any text.
+    /// Report whether a pattern matches a name, exactly as defined and without regard to running time: from the start of a word
+    /// to the end of the name, with a star for any text.
     fn by_definition(pattern: &[u8], name: &[u8]) -> bool {
         fn whole(pattern: &[u8], name: &[u8]) -> bool {
             match (pattern.split_first(), name.split_first()) {

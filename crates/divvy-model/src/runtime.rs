@@ -1,9 +1,9 @@
 //! Whether a node's container runtime supports CDI, judged by its version in `status.nodeInfo.containerRuntimeVersion`.
 
-/// Whether a container runtime injects the devices that CDI device names stand for.
+/// Whether a container runtime injects the devices that CDI device names refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cdi {
-    /// The runtime injects them, or nothing is known to the contrary.
+    /// The runtime injects them, or there is no evidence that it does not.
     Yes,
     /// The runtime injects them only if an administrator has enabled CDI (containerd 1.7: `enable_cdi`).
     IfEnabled,
@@ -11,10 +11,10 @@ pub enum Cdi {
     No,
 }
 
-/// Judge a runtime version such as `containerd://1.7.24`.
+/// Report whether a runtime supports CDI, given its version in the form `containerd://1.7.24`.
 ///
-/// containerd has supported CDI since 1.7, disabled by default, and has enabled it by default since 2.0 (release notes). With
-/// cri-dockerd, Docker does not receive the CDI device names. Any other runtime is assumed to support CDI.
+/// containerd supports CDI since 1.7, where it is disabled by default, and has it enabled by default since 2.0 (release notes).
+/// With cri-dockerd, Docker does not receive the CDI device names. Any other runtime is assumed to support CDI.
 pub fn cdi(version: &str) -> Cdi {
     let Some((runtime, version)) = version.split_once("://") else {
         return Cdi::Yes;
@@ -32,8 +32,8 @@ pub fn cdi(version: &str) -> Cdi {
     }
 }
 
-/// Describe why a runtime does not support CDI and what to do about it; `None` if it does. The text continues a line that
-/// starts with "node n1: ".
+/// Describe why a runtime does not support CDI, and what to do about it. `None` if it supports CDI. The text continues a line
+/// that starts with "node n1: ".
 pub fn without_cdi(version: &str) -> Option<String> {
     match cdi(version) {
         Cdi::Yes => None,

@@ -1,12 +1,12 @@
 //! The extender's scores and their weight in kube-scheduler.
 //!
-//! An extender's score is 0 to 10. kube-scheduler multiplies it by 10 and by the extender's `weight`, and adds the product to
-//! the scores of its own plugins.
+//! The score of an extender is between 0 and 10. kube-scheduler multiplies it by 10 and by the extender's `weight`, and adds the
+//! product to the scores of its own plugins.
 
-/// The score of the best node: the highest score of an extender. Only one node gets it, because kube-scheduler picks randomly among
-/// nodes with equal scores.
+/// The score of the best node, which is the highest score that an extender can give. Only one node gets it, because
+/// kube-scheduler picks randomly among nodes with equal scores.
 pub const BEST: u8 = 10;
-/// The highest score of any other node.
+/// The highest score of any node other than the best one.
 pub const OTHERS: u8 = 5;
 /// The extender's `weight` in the scheduler configuration that Divvy prints. With this weight, kube-scheduler's own scores cannot
 /// outweigh the best node's lead.

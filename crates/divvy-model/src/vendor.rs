@@ -1,9 +1,9 @@
-//! The vendors whose GPUs Divvy offers, and what identifies each of them.
+//! The vendors whose GPUs Divvy offers, and their names.
 
 use serde::{Deserialize, Serialize};
 
-/// The vendor of a GPU. What a vendor's GPUs can do, how they fail, and what a container needs for them is in the modules named
-/// after the vendor; other code compares vendors with each other, and never with a particular one.
+/// The vendor of a GPU. The capabilities of a vendor's GPUs, their failures, and what a container needs to use them are in the
+/// modules named after the vendor. All other code may compare two vendors, but never tests for a particular one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Vendor {
@@ -14,13 +14,13 @@ pub enum Vendor {
 
 /// The names of a vendor.
 struct Names {
-    /// In inventories and labels.
+    /// The name in inventories and labels.
     name: &'static str,
-    /// In sentences.
+    /// The name in sentences.
     title: &'static str,
     /// The extended resource for whole GPUs, which the vendor's own device plugin defines.
     whole: &'static str,
-    /// Divvy shares the memory of these GPUs. It offers other GPUs only as a whole.
+    /// Whether Divvy shares the memory of these GPUs. If not, it offers the GPUs only as a whole.
     shared: bool,
 }
 
@@ -55,13 +55,13 @@ impl Vendor {
         self.names().title
     }
 
-    /// Return the extended resource for whole GPUs: `nvidia.com/gpu`, `amd.com/gpu`. It is also the kind of the CDI specs that
-    /// describe whole GPUs.
+    /// Return the extended resource for whole GPUs: `nvidia.com/gpu` or `amd.com/gpu`. The CDI specs for whole GPUs have the same
+    /// kind.
     pub const fn whole_resource(self) -> &'static str {
         self.names().whole
     }
 
-    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). Otherwise it offers each GPU only as a
+    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). If not, it offers each GPU only as a
     /// whole, as [`Vendor::whole_resource`].
     pub const fn shares_memory(self) -> bool {
         self.names().shared

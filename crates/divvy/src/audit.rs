@@ -1,9 +1,9 @@
-//! `divvy audit`: reading of the input files, and the text of the results, for [`divvy_audit`].
+//! The input and output of `divvy audit`: reads the input files for [`divvy_audit`], and formats its results as text and JSON.
 //!
 //! # Reports of containers
 //!
-//! `--reports FILE` has JSON lines in chronological order: one when a container is first seen running, and one when it is seen to have ended
-//! (further lines of either kind are ignored):
+//! `--reports FILE` has JSON lines in chronological order: one line when a container is first seen running, and one when it is
+//! seen to have ended. Further lines about the same container are ignored:
 //!
 //! ```json
 //! {"at":1767323046.5,"node":"n1","pod_uid":"0e1…","container":"main","id":"4f2…","running":true,"gpus":[0],"env":{"ALIYUN_COM_GPU_MEM_IDX":"0","NVIDIA_VISIBLE_DEVICES":"void"}}

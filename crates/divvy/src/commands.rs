@@ -92,7 +92,7 @@ fn read_bounded(file: &Path, largest: u64) -> std::io::Result<String> {
     bounded(std::fs::File::open(file)?, largest)
 }
 
-/// Read text as [`read_bounded`] does, from an open file.
+/// Read text from an open file with the limit of [`read_bounded`].
 fn bounded(from: impl std::io::Read, largest: u64) -> std::io::Result<String> {
     let mut text = Vec::new();
     let length = from.take(largest + 1).read_to_end(&mut text)?;

@@ -1,4 +1,5 @@
-//! The templates of kubectl's `-o jsonpath=`, which are text with paths in braces, and the paths of `--sort-by`. `{range}` is not supported.
+//! The templates of kubectl's `-o jsonpath=`, which are texts with paths in braces, and the paths of `--sort-by`. `{range}` is
+//! not supported.
 
 use std::str::FromStr;
 
@@ -22,7 +23,7 @@ enum Part {
 }
 
 impl Path {
-    /// Return the values that the path selects. Empty if there are none.
+    /// Return the values that the path selects, if any.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
         let found = js_path_process(&self.0, value).unwrap_or_default();
         found.into_iter().map(|found| found.val()).collect()
@@ -73,7 +74,7 @@ impl FromStr for Template {
     }
 }
 
-/// Return the position of the closing brace of a path; braces within quotes do not count.
+/// Return the position of the closing brace of a path. Braces within quotes are ignored.
 fn end_of_braces(text: &str) -> Option<usize> {
     let mut quote = None;
     let mut escaped = false;

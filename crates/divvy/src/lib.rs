@@ -2,11 +2,11 @@
 //!
 //! - [`cli`]: the command-line grammar
 //! - [`commands`]: one module per command, which turns parsed arguments into actions
-//! - [`audit`]: reading of cluster histories, and the text of `divvy audit`
-//! - [`inspect`], [`why`]: the values behind the output of these commands, and the output's text
+//! - [`audit`]: the input files and the text of `divvy audit`
+//! - [`inspect`], [`why`]: the values that these commands print, and their text
 //! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
 //! - [`simulate`]: runs of the simulator, with their tables and reports
-//! - [`scheduler_config`]: kube-scheduler's configuration for the extender, as text
+//! - [`scheduler_config`]: the text of kube-scheduler's configuration for the extender
 //! - [`version`]: the versions of Divvy's programs in a cluster
 //! - [`uninstall`]: the objects of Divvy in a cluster, and the plan to remove them
 //! - [`printer`]: the only writer to standard output

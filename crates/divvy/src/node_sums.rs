@@ -1,29 +1,30 @@
-//! The GPU memory that kube-scheduler itself counts before it calls the extender: sums over whole nodes.
+//! The GPU memory that kube-scheduler itself counts, as sums over whole nodes, before it calls the extender.
 
 use std::collections::BTreeMap;
 
 use divvy_model::{Node, Phase, Pod};
 
-/// A node's units of `aliyun.com/gpu-mem`, as kube-scheduler counts them.
+/// The number of units of `aliyun.com/gpu-mem` on a node, as kube-scheduler counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum {
     /// The node's capacity (`status.capacity`).
     pub capacity: u64,
-    /// The units that the kubelet offers now (`status.allocatable`): without the units of failed GPUs, and 0 while the agent is not running.
+    /// The number of units that the kubelet offers now (`status.allocatable`). The units of failed GPUs are not included. It is 0
+    /// while the agent is not running.
     pub offered: u64,
-    /// The sum of the requests of the node's pods.
+    /// The sum of the requests of the pods on the node.
     pub requested: u64,
 }
 
 impl Sum {
-    /// Return the units that kube-scheduler considers free.
+    /// Return the number of units that kube-scheduler considers free.
     pub fn free(&self) -> u64 {
         self.offered.saturating_sub(self.requested)
     }
 }
 
-/// Compute the sums of all nodes, by node name. As in kube-scheduler's plugin `NodeResourcesFit`, a pod counts until its phase is Succeeded
-/// or Failed, even while it is being deleted.
+/// Compute the sums of each node, by node name. As in kube-scheduler's plugin `NodeResourcesFit`, a pod counts until its phase is
+/// Succeeded or Failed, even while it is being deleted.
 pub fn sums(nodes: &[Node], pods: &[Pod]) -> BTreeMap<String, Sum> {
     let of = |node: &Node| Sum {
         capacity: node.capacity_units,

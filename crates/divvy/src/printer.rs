@@ -37,15 +37,16 @@ pub fn paint(colour: &str, text: &str) -> String {
     format!("\x1b[{colour}m{text}\x1b[0m")
 }
 
-/// Print text unchanged. The text must be free of foreign control characters: files and scripts of our own, or text that was already made
-/// [`plain`].
+/// Print text unchanged. The text must not contain control characters from outside this program: it is a file or script that we
+/// wrote, or was already passed through [`plain`].
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// Print text for people. Control characters are made harmless, because names and messages in the text come from the cluster or from files.
+/// Print text for people. Control characters are replaced, because names and messages in the text come from the cluster or from
+/// files.
 pub fn text(text: &str) -> io::Result<()> {
     print(&plain(text))
 }
@@ -79,7 +80,7 @@ pub fn yaml_text<T: serde::Serialize>(value: &T) -> anyhow::Result<String> {
     Ok(serde_saphyr::to_string(value)?)
 }
 
-/// Align tab-separated cells in columns, as Go's text/tabwriter does with minwidth 0 and padding 2 in kubectl and gpushare's tool.
+/// Align tab-separated cells in columns, as kubectl and gpushare's tool do with Go's text/tabwriter (minwidth 0, padding 2).
 pub fn columns(cells: &str) -> String {
     let mut writer = tabwriter::TabWriter::new(Vec::new()).minwidth(0).padding(2);
     writer

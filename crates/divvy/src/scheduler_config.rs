@@ -1,8 +1,9 @@
-//! The configuration that makes kube-scheduler call Divvy's extender, as text: a whole file, an existing file with Divvy's entry
-//! ([`merge`]), the steps for each distribution ([`distribution`]), a second scheduler for control
+//! The text of the configuration that makes kube-scheduler call Divvy's extender: a whole file, or an existing file with Divvy's
+//! entry added ([`merge`]). Also the installation steps for each distribution ([`distribution`]), a second scheduler for control
 //! planes that cannot be changed ([`second_scheduler`]), and the check that the scheduler calls the extender ([`check`]).
 //!
-//! Facts are from kube-scheduler 1.36 (`pkg/scheduler/extender.go`, `apis/config/validation`, `cmd/kube-scheduler/app/options`).
+//! The facts come from kube-scheduler 1.36 (`pkg/scheduler/extender.go`, `apis/config/validation`,
+//! `cmd/kube-scheduler/app/options`).
 
 pub mod check;
 mod convert;
@@ -23,7 +24,7 @@ pub const LOCAL_URL: &str = "http://127.0.0.1:32766/gpushare-scheduler";
 pub const SERVICE_URL: &str = "http://divvy-extender.divvy-system.svc:32766/gpushare-scheduler";
 /// The URL path of the extender.
 const PATH: &str = "/gpushare-scheduler";
-/// The `schedulerName` of pods that name no scheduler.
+/// The `schedulerName` of pods that do not set one.
 pub const DEFAULT_PROFILE: &str = "default-scheduler";
 /// The timeout of a call to the extender, which is kube-scheduler's default. The extender always answers within 4.5 s
 /// ([`divvy_extender::Timing`]).
@@ -32,7 +33,7 @@ const HTTP_TIMEOUT_SECONDS: u64 = 5;
 pub use divvy_extender::admission::managed;
 use divvy_model::scores::WEIGHT;
 
-/// Why a configuration cannot be made. Every text says what was found, why it matters, and what to do.
+/// The reason why no configuration can be made. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -41,7 +42,7 @@ pub enum Error {
     Url {
         /// The given address.
         url: String,
-        /// What is wrong with the address.
+        /// The reason why the address is not valid.
         why: String,
     },
     /// TLS flags contradict each other.
@@ -76,12 +77,12 @@ pub enum Error {
         path: String,
         /// The value of the field.
         found: String,
-        /// Since when v1 lacks the field, and why it cannot be omitted.
+        /// Which version of v1 lacks the field, and why the field cannot be omitted.
         why: String,
         /// What to write instead.
         instead: String,
     },
-    /// kube-scheduler would not start with both this field and Divvy's entry.
+    /// The file has a field with which kube-scheduler would not start once Divvy's entry is added.
     #[error("{origin}: {path} {found}; {why}. {instead} Nothing was written.")]
     Conflict {
         /// The file's name.
@@ -127,10 +128,10 @@ impl std::fmt::Debug for Inline {
     }
 }
 
-/// The settings for TLS between the scheduler and the extender. Paths are paths that the scheduler sees.
+/// The settings for TLS between the scheduler and the extender. All paths are paths in the scheduler's file system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// Certificates that stand in the configuration itself, instead of paths.
+    /// The certificates that the configuration itself contains, instead of paths.
     pub inline: Option<Inline>,
     /// The path of the certificate authority that signed the extender's certificate.
     pub ca: Option<String>,
@@ -138,14 +139,14 @@ pub struct Tls {
     pub cert: Option<String>,
     /// The path of the private key of `cert`.
     pub key: Option<String>,
-    /// The name in the extender's certificate, if it is not the host of the address.
+    /// The name in the extender's certificate, if it differs from the host of the address.
     pub server_name: Option<String>,
 }
 
 const INLINE_NOTE: &str = "  # This file contains the scheduler's private key: only the scheduler may be able to read it. The scheduler reads it only when it starts.\n";
 
 impl Tls {
-    /// Return the settings under their names in `tlsConfig`.
+    /// Return the settings, each with its name in `tlsConfig`.
     fn fields(&self) -> Vec<(&'static str, &String)> {
         let named = match &self.inline {
             Some(Inline { ca, cert, key }) => [("caData", Some(ca)), ("certData", Some(cert)), ("keyData", Some(key))],
@@ -214,7 +215,7 @@ impl Stanza {
         &self.url
     }
 
-    /// Return the name that the extender's certificate must have, if it is not the host of the address.
+    /// Return the name in the extender's certificate, if it differs from the host of the address.
     pub fn server_name(&self) -> Option<&str> {
         self.tls.server_name.as_deref()
     }
@@ -224,7 +225,7 @@ impl Stanza {
         self.https() && self.tls.inline.is_some()
     }
 
-    /// Report whether the address is https.
+    /// Report whether the address uses HTTPS.
     pub fn https(&self) -> bool {
         self.url.starts_with("https://")
     }
@@ -301,11 +302,11 @@ impl Stanza {
 pub struct Whole<'a> {
     /// Divvy's entry.
     pub stanza: &'a Stanza,
-    /// The path of the scheduler's kubeconfig. `None`: the scheduler uses its pod's service account.
+    /// The path of the scheduler's kubeconfig. With `None`, the scheduler uses its pod's service account.
     pub kubeconfig: Option<&'a str>,
     /// The `schedulerName` of the only profile.
     pub profile: &'a str,
-    /// The name and namespace of the lease, if it is not kube-scheduler's default.
+    /// The name and namespace of the lease, if they differ from kube-scheduler's defaults.
     pub lease: Option<(&'a str, &'a str)>,
 }
 
@@ -357,7 +358,7 @@ const PERCENTAGE: &str = "\
 # that it receives, although another node has a free GPU.
 percentageOfNodesToScore: 100";
 
-/// Quote a string for YAML. A JSON string is also a YAML string, so every content is safe.
+/// Quote a string for YAML. A JSON string is also a YAML string, so any content is safe.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

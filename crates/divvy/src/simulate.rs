@@ -1,5 +1,5 @@
-//! `divvy simulate`: the runs of a study ([`study`]), their text output ([`text`]) and plots ([`plots`]), and the output of what-if questions
-//! about a cluster ([`cluster`]).
+//! `divvy simulate`: the runs of a study ([`study`]), their text output ([`text`]) and plots ([`plots`]), and the answers to
+//! what-if questions about a cluster ([`cluster`]).
 
 pub mod cluster;
 pub mod dump;

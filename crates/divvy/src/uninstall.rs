@@ -33,7 +33,8 @@ const fn kind(group: &'static str, version: &'static str, kind: &'static str, pl
 const RBAC: &str = "rbac.authorization.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
 
-/// All kinds in the order of their removal: first the workloads, which write to other objects, and permissions after the workloads that need them.
+/// All kinds in the order of their removal: workloads first, because they write to other objects, and permissions after the
+/// workloads that need them.
 pub const KINDS: [Kind; 16] = [
     kind("apps", "v1", "DaemonSet", "daemonsets", true),
     kind("apps", "v1", "Deployment", "deployments", true),
@@ -65,7 +66,7 @@ pub const KINDS: [Kind; 16] = [
     LEASE,
 ];
 
-/// The Lease. The extender creates it without labels, so it is found by its name.
+/// The kind of the extender's Lease. The extender creates the Lease without labels, so it is found by its name.
 pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
 
 /// An installation of Divvy.
@@ -83,7 +84,7 @@ impl Release {
         format!("app.kubernetes.io/name=divvy,app.kubernetes.io/instance={}", self.name)
     }
 
-    /// Return the flags that select this installation. Empty for the default installation.
+    /// Return the flags that select this installation. The text is empty for the default installation.
     fn flags(&self) -> String {
         let mut flags = String::new();
         if self.namespace != "divvy-system" {
@@ -127,7 +128,7 @@ impl std::fmt::Display for Object {
     }
 }
 
-/// The parts of Divvy in a Node object.
+/// What Divvy has left in a Node object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeLeft {
     /// The node's name.
@@ -141,13 +142,13 @@ pub struct NodeLeft {
 }
 
 impl NodeLeft {
-    /// Report whether there is anything to remove from the node. `labels`: whether the label is to be removed as well.
+    /// Report whether there is anything to remove from the node. `labels` says whether the label is to be removed as well.
     pub fn has_something(&self, labels: bool) -> bool {
         !self.annotations.is_empty() || !self.resources.is_empty() || (labels && self.labelled)
     }
 }
 
-/// A pod that holds GPU memory, and would keep it after the removal.
+/// A pod that holds GPU memory. It would keep that memory after the removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
     /// The pod's namespace.
@@ -165,11 +166,11 @@ pub struct Holder {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Directories {
-    /// The directory of the records, the node's key, and the probe's socket.
+    /// The directory that contains the records, the node's key, and the probe's socket.
     pub state: String,
-    /// The directory of CDI specs. Only the files whose names start with `divvy.dev-` are Divvy's.
+    /// The directory of CDI specs. Only the files whose names start with `divvy.dev-` belong to Divvy.
     pub cdi: String,
-    /// Whether the paths come from the agent's DaemonSet; else they are the defaults.
+    /// Whether the paths come from the agent's DaemonSet. If not, they are the defaults.
     pub known: bool,
 }
 
@@ -224,7 +225,7 @@ pub struct Found {
     /// The Helm release that created the objects, if Helm did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub helm: Option<String>,
-    /// The nodes whose objects contain parts of Divvy, sorted by name.
+    /// What Divvy has left in Node objects, sorted by node name.
     pub nodes: Vec<NodeLeft>,
     /// The pods that hold GPU memory.
     pub pods: Vec<Holder>,
@@ -235,14 +236,14 @@ pub struct Found {
 }
 
 impl Found {
-    /// Report whether there is nothing to remove. `labels`: whether the nodes' label is to be removed as well.
+    /// Report whether there is nothing to remove. `labels` says whether the nodes' label is to be removed as well.
     pub fn is_nothing(&self, labels: bool) -> bool {
         self.objects.is_empty() && !self.nodes.iter().any(|node| node.has_something(labels))
     }
 }
 
-/// Return the parts of Divvy in a Node object. `None` if there are none. A resource that a running device plugin serves belongs to another
-/// plugin, unless the node has an annotation of Divvy.
+/// Return what Divvy has left in a Node object. `None` if there is nothing. A resource that a running device plugin serves is
+/// considered another plugin's resource, unless the node has an annotation of Divvy.
 pub fn node_left(node: &Value) -> Option<NodeLeft> {
     let keys = |path: &str| {
         let map = node.pointer(path).and_then(Value::as_object);
@@ -283,8 +284,8 @@ fn offers_whole(inventory: &Inventory, vendor: Vendor) -> bool {
     inventory.gpus.iter().any(|gpu| gpu.whole && gpu.vendor == vendor)
 }
 
-/// Report whether Divvy serves what a pod requests: GPU memory, or whole GPUs that one of these nodes offers through Divvy. Otherwise
-/// another device plugin serves the pod.
+/// Report whether Divvy serves a pod: the pod requests GPU memory, or whole GPUs that one of these nodes offers through Divvy. If
+/// not, another device plugin serves the pod.
 pub fn serves<'a>(pod: &Pod, nodes: impl IntoIterator<Item = &'a Node>) -> bool {
     let whole = pod.request.whole.as_deref();
     let offered = |node: &Node, vendor| matches!(&node.inventory, Some(Ok(inventory)) if offers_whole(inventory, vendor));
@@ -317,7 +318,7 @@ pub fn holder(pod: &Pod, nodes: &[Node]) -> Option<Holder> {
     })
 }
 
-/// Return the reason why nothing may be removed: Helm manages the objects, or pods hold GPU memory and `force` is false.
+/// Return the reason why nothing may be removed: either Helm manages the objects, or pods hold GPU memory and `force` is false.
 pub fn refusal(found: &Found, release: &Release, force: bool) -> Option<String> {
     if let Some(helm) = &found.helm {
         return Some(format!(
@@ -357,7 +358,8 @@ fn holders(pods: &[Holder]) -> String {
     }))
 }
 
-/// Return the text about everything that would be removed, or with `removed` was removed, and about the steps that remain for the user.
+/// Return a text that lists everything that would be removed (with `removed`: everything that was removed), and the steps that
+/// remain for the user.
 pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> String {
     let mut text = String::new();
     if found.is_nothing(labels) {

@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use crate::printer::columns;
 
-/// The largest number of names in a line.
+/// The largest number of names to show on a line.
 const NAMES: usize = 3;
 
-/// The version of this program.
+/// The version of this program, for the output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Client {
     /// The version, such as `0.1.0`.
@@ -33,7 +33,7 @@ pub enum Known<T> {
     Yes(T),
     /// The fact is unknown.
     No {
-        /// The reason.
+        /// The reason why the fact is unknown.
         unknown: String,
     },
 }
@@ -57,7 +57,8 @@ pub struct Agents {
     pub version: String,
     /// The nodes whose agents have this version.
     pub nodes: BTreeSet<String>,
-    /// The nodes that have an inventory of this version, but whose kubelet offers no units. The inventory stays when the agent stops.
+    /// The nodes with an inventory of this version whose kubelet offers no units. An inventory stays on the node when the agent
+    /// stops.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub away: BTreeSet<String>,
 }
@@ -141,7 +142,7 @@ impl Versions {
         plain(&columns(&rows)).into_owned()
     }
 
-    /// Return a warning for each component with another version than this program.
+    /// Return a warning for each component whose version differs from that of this program.
     pub fn differences(&self) -> Vec<String> {
         let Some(Server { extender, agents, .. }) = &self.server else {
             return Vec::new();

@@ -1,16 +1,16 @@
-//! A benchmark of the time that `divvy-runtime` adds to the start of a container, with and without a GPU. All variants, including the start
-//! without `divvy-runtime`, take turns in one run.
+//! A benchmark of the time that `divvy-runtime` adds to the start of a container, with and without a GPU. The variants, one of
+//! which starts the container without `divvy-runtime`, take turns in one run.
 //!
 //! ```text
 //! cargo build --profile runtime --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
 //! cargo bench -p divvy-bench --bench container_starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
 //! ```
 //!
-//! If `DIVVY_NVIDIA_CTK` names a directory of NVIDIA's programs, its `nvidia-container-runtime` takes part as well.
+//! If `DIVVY_NVIDIA_CTK` names a directory with NVIDIA's programs, the `nvidia-container-runtime` in it takes part as well.
 //!
-//! The first table uses a low-level runtime that ends at once, so that it shows little but the added time. The second table uses runc, if the
-//! user is root and runc is installed. The row `jit-cdi` does not contain the driver's own time, because a stand-in for the probe answers at
-//! once.
+//! The first table uses a low-level runtime that exits immediately, so that the table shows little besides the added time. The
+//! second table uses runc, if the user is root and runc is installed. The row `jit-cdi` does not include the time that the driver
+//! needs, because a stand-in for the probe answers immediately.
 
 #![allow(
     clippy::print_stdout,
@@ -31,14 +31,14 @@ use serde_json::{Value, json};
 struct Row {
     name: &'static str,
     program: PathBuf,
-    /// The text of `config.json` before each start.
+    /// The text that is written to `config.json` before each start.
     config: String,
     /// The text of `config.toml`.
     settings: &'static str,
     times: Vec<Duration>,
 }
 
-/// Write a spec like that of `divvy cdi generate` for eight GPUs, with a hundred mounts.
+/// Write a spec as `divvy cdi generate` would for eight GPUs, with a hundred mounts.
 fn spec(directory: &Path) {
     fs::write(directory.join("driver-file"), "").unwrap();
     let node = |name: &str| json!({"path": format!("/dev/{name}"), "hostPath": "/dev/null"});
@@ -55,7 +55,8 @@ fn spec(directory: &Path) {
     fs::write(directory.join("cdi/nvidia.json"), spec.to_string()).unwrap();
 }
 
-/// Write a driver's root and a stand-in for the probe, for mode `jit-cdi`. Report whether the device nodes could be created.
+/// Write the root directory of a driver, and a stand-in for the probe, for the mode `jit-cdi`. Report whether the device nodes
+/// could be created.
 fn driver(directory: &Path) -> bool {
     let libraries = directory.join("driver/usr/lib64");
     fs::create_dir_all(&libraries).unwrap();

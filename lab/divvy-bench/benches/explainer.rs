@@ -5,8 +5,8 @@
 //! cargo bench -p divvy-bench --bench explainer -- 1000 10000     nodes and pods
 //! ```
 //!
-//! There are three processes, so that each is measured separately: this one sends questions, one is the API server, and one is the explainer as
-//! the program runs it.
+//! There are three processes, so that each is measured separately: this process sends questions, the second is the API server,
+//! and the third is the explainer in the form in which it runs in production.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -73,7 +73,7 @@ async fn explain(api: &str) -> Outcome<()> {
     Ok(run_with(listener, client, settings, CancellationToken::new()).await?)
 }
 
-/// Another process of this program, which prints its address.
+/// Another process of this program. It prints its address when it starts.
 struct Role {
     child: Child,
     address: String,
@@ -94,7 +94,7 @@ impl Role {
         })
     }
 
-    /// Resident memory now and its peak, in MiB.
+    /// Return the current and the peak resident memory in MiB.
     fn memory(&self) -> Outcome<(u64, u64)> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let field = |name: &str| -> Option<u64> {

@@ -1,11 +1,11 @@
-//! Measures the resources for which there are budgets, on a node with 8 GPUs, and prints the values next to the budgets:
+//! Measures the resources for which there are budgets on a node with 8 GPUs, and prints the values next to the budgets:
 //!
 //! ```text
 //! cargo build --release --workspace && cargo bench -p divvy-bench --bench node
 //! ```
 //!
-//! With a directory as argument it measures the programs in that directory: static `divvy` and `divvy-agent` as in an image, with `divvy-probe` and
-//! `libdivvy_nvml_sim.so` next to them.
+//! If a directory is given as an argument, the programs in that directory are measured: static `divvy` and `divvy-agent` as in an
+//! image, with `divvy-probe` and `libdivvy_nvml_sim.so` next to them.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -113,7 +113,7 @@ fn report(what: &str, budget: &str, times: &mut [Duration]) {
     );
 }
 
-/// Return the number of units that the kubelet's device manager considers healthy.
+/// Return the number of devices that the kubelet's device manager considers healthy.
 fn resources(cluster: &Embedded) -> Result<usize> {
     let view = cluster.node("dgx")?.device_manager();
     Ok(view
@@ -140,14 +140,14 @@ async fn offered(cluster: &Embedded, units: u64) -> Result<()> {
     Ok(())
 }
 
-/// Return the only child process of a process: the agent's probe.
+/// Return the PID of the only child process of a process. For the agent, this is the probe.
 fn child_of(pid: u32) -> Result<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let first = children.split_whitespace().next().context("the agent has no child")?;
     Ok(first.parse()?)
 }
 
-/// Return the resident memory in KiB: the total, and the part for the mappings of the (simulated) driver's library.
+/// Return two amounts of resident memory in KiB: the total, and the part in the mappings of the (simulated) driver's library.
 fn resident(pid: u32) -> Result<(u64, u64)> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut all, mut driver, mut in_driver) = (0, 0, false);

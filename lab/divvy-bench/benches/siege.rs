@@ -1,5 +1,5 @@
-//! Attacks `divvy extender` and `divvy-agent` as any client that can connect to them could, and prints the memory that they use, and how long `/healthz`
-//! takes during the attack:
+//! Attacks `divvy extender` and `divvy-agent` in ways that are open to any client that can connect to them. Prints the memory
+//! that they use, and the response time of `/healthz` during the attack:
 //!
 //! ```text
 //! cargo build --release -p divvy && cargo bench -p divvy-bench --bench siege
@@ -7,8 +7,9 @@
 //! cargo bench -p divvy-bench --bench siege -- --programs DIRECTORY      divvy and divvy-agent of another build
 //! ```
 //!
-//! The attackers' connections come from 127.0.0.2, the probe's from 127.0.0.1. Each probe uses a new connection, as a kubelet does. Exit status 1: the memory
-//! reached half of the chart's limit, or a probe took 100 ms or longer, which may also happen on a busy machine.
+//! The attackers' connections come from 127.0.0.2, and those of the health probe from 127.0.0.1. Each health probe uses a new
+//! connection, as a kubelet does. The exit status is 1 if the memory reached half of the chart's limit, or if a health probe took
+//! 100 ms or longer, which may also happen on a busy machine.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
@@ -28,9 +29,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsConnector;
 
-/// How long the attackers keep their connections.
+/// How long the attackers keep their connections open.
 const HOLD: Duration = Duration::from_secs(12);
-/// The time after which an attacker whose connection was closed opens another one.
+/// How long an attacker whose connection was closed waits before it opens another one.
 const AGAIN: Duration = Duration::from_secs(1);
 const BETWEEN_PROBES: Duration = Duration::from_millis(50);
 const BUDGET: Duration = Duration::from_millis(100);
@@ -59,11 +60,11 @@ impl Target {
 
 #[derive(Debug, Clone)]
 enum How {
-    /// This number of connections, each of which sends this text and then nothing.
+    /// Opens this number of connections. Each sends this text, and then nothing more.
     Hold { connections: usize, text: Vec<u8> },
-    /// This number of connections per second, without a byte, not even of TLS.
+    /// Opens this number of connections per second. They send nothing, not even a TLS handshake.
     Silent { each_second: u32 },
-    /// This number of connections, each of which sends this text again and again.
+    /// Opens this number of connections. Each sends this text again and again.
     Repeat { connections: usize, text: Vec<u8> },
 }
 
@@ -258,7 +259,7 @@ async fn start(target: Target, programs: &Path) -> Result<Running> {
     })
 }
 
-/// Return a client without a certificate that trusts the extender's CA, if the CA exists already.
+/// Return a TLS client without a certificate that trusts the extender's CA. `None` if the CA does not exist yet.
 fn authority(api: &ApiServer) -> Result<Option<TlsConnector>> {
     let secret: k8s_openapi::api::core::v1::Secret =
         serde_json::from_value(api.get("secrets", "divvy-system", "tls").context("the Secret")?)?;
@@ -274,7 +275,7 @@ fn authority(api: &ApiServer) -> Result<Option<TlsConnector>> {
     Ok(Some(TlsConnector::from(Arc::new(config))))
 }
 
-/// Read a line of `/proc/PID/status`, in KiB.
+/// Return the value of a line in `/proc/PID/status`, in KiB.
 fn status(pid: u32, key: &str) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = text

@@ -1,7 +1,7 @@
-//! An API server for one cluster that answers like one with a watch cache: each list is one complete response that ignores `limit` and is
-//! neither compressed nor announced by a length; watches stay open and send bookmarks.
+//! An API server for one cluster that answers like a real API server with a watch cache. Each list is one complete response that
+//! ignores `limit`, is not compressed, and has no Content-Length. Watches stay open and send bookmarks.
 //!
-//! A list always shows the cluster as of [`FIRST`]. Later writes arrive through the watch, which starts where the list ends.
+//! A list always shows the cluster as of [`FIRST`]. Later writes are sent through the watch, which starts where the list ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -23,13 +23,13 @@ use crate::cluster::{Cluster, NAMESPACE, with_kind};
 
 /// The `resourceVersion` of the lists.
 pub const FIRST: u64 = 1_000_000;
-/// The duration of a Binding.
+/// The time that a Binding takes.
 const LATENCY: Duration = Duration::from_millis(2);
 /// The interval between the bookmarks of a watch.
 const BOOKMARK: Duration = Duration::from_secs(10);
-/// The number of bytes of a list that are sent at once. No object ends at a multiple of it.
+/// The number of bytes of a list that are sent at a time. The ends of objects do not coincide with the ends of these pieces.
 const PIECE: usize = 64 << 10;
-/// The resources without objects, with the kind of their objects.
+/// The resources that have no objects, each with the kind of its objects.
 const EMPTY: [(&str, &str); 13] = [
     ("configmaps", "ConfigMap"),
     ("daemonsets", "DaemonSet"),
@@ -46,14 +46,14 @@ const EMPTY: [(&str, &str); 13] = [
     ("services", "Service"),
 ];
 
-/// A rendered cluster that can be served.
+/// A cluster whose lists have been rendered, so that it can be served.
 #[derive(Debug)]
 pub struct Api {
     cluster: Cluster,
     nodes: Bytes,
     pods: Bytes,
     written: Mutex<Written>,
-    /// The number of changes, for watches that wait for more.
+    /// Announces the number of changes to watches that wait for more changes.
     changes: watch::Sender<usize>,
     unknown: Mutex<BTreeSet<String>>,
     /// The ConfigMap that was written last.
@@ -63,16 +63,16 @@ pub struct Api {
 /// The objects that clients have written.
 #[derive(Debug, Default)]
 struct Written {
-    /// The pods by position.
+    /// The written pods by position.
     pods: BTreeMap<usize, Value>,
-    /// The lines of the pods' watch. The first line has the version after [`FIRST`].
+    /// The lines of the watch of pods. The first line has the version that follows [`FIRST`].
     lines: Vec<Bytes>,
 }
 
 type Parameters = HashMap<String, String>;
 
 impl Api {
-    /// Render the lists of a cluster. This takes some seconds for a large one.
+    /// Render the lists of a cluster. For a large cluster, this takes some seconds.
     pub fn new(cluster: Cluster) -> Api {
         Api {
             nodes: list("Node", cluster.nodes, |i| cluster.node(i)),
@@ -120,7 +120,7 @@ impl Api {
         pod
     }
 
-    /// Return the changes of pods from this version on, with bookmarks.
+    /// Return the changes of pods after this version, with bookmarks in between.
     fn watch_pods(self: Arc<Api>, from: u64) -> impl Stream<Item = Bytes> {
         let told = usize::try_from(from.saturating_sub(FIRST)).unwrap_or(0);
         let changes = self.changes.subscribe();
@@ -168,7 +168,7 @@ fn bookmark(kind: &str, version: u64) -> Bytes {
     Bytes::from(format!("{}\n", json!({"type": "BOOKMARK", "object": object})))
 }
 
-/// Return a response without a length, so that it is sent in chunks.
+/// Return a response without a Content-Length, so that it is sent in chunks.
 fn streamed(pieces: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let body = Body::from_stream(pieces.map(Ok::<_, Infallible>));
     ([(header::CONTENT_TYPE, "application/json")], body).into_response()
@@ -296,7 +296,7 @@ fn not_found(plural: &str, name: &str) -> Response {
     said(StatusCode::NOT_FOUND, &status)
 }
 
-/// Return the refusal if the client's list parameters are not supported.
+/// Return a refusal if the client's list parameters are not supported, else `None`.
 fn refused(parameters: &Parameters) -> Option<Response> {
     // An API server without WatchList answers like this; clients then list.
     if parameters.contains_key("sendInitialEvents") {
@@ -369,7 +369,7 @@ fn pods(api: Arc<Api>, parameters: &Parameters) -> Response {
     }))
 }
 
-/// Return a watch that ends when the client's timeout has passed.
+/// Return a watch that ends after the timeout that the client requested.
 fn limited(lines: impl Stream<Item = Bytes> + Send + 'static, parameters: &Parameters) -> Response {
     match parameters.get("timeoutSeconds").and_then(|seconds| seconds.parse().ok()) {
         None => streamed(lines),

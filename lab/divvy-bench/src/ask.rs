@@ -1,4 +1,4 @@
-//! A connection to an extender that is kept open, as kube-scheduler keeps it.
+//! A connection to an extender that stays open, as kube-scheduler's connections do.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 pub trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// HTTP/1.1 over one connection.
+/// An HTTP/1.1 client that uses one connection.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
 }
@@ -34,7 +34,7 @@ impl Connection {
         Ok(Connection::over(Box::new(stream)))
     }
 
-    /// Use an existing stream.
+    /// Send requests over an existing stream.
     pub fn over(stream: Box<dyn Stream>) -> Connection {
         Connection {
             stream: BufReader::with_capacity(1 << 16, stream),

@@ -1,4 +1,5 @@
-//! Nodes and pods as an API server sends them. Every object is determined by its position; there is no clock and no random number.
+//! Nodes and pods in the form in which an API server sends them. Every object is determined by its position, without a clock or
+//! random numbers.
 
 use clap::ValueEnum;
 use divvy_model::{legacy, names};
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 pub const UNITS: u64 = 40;
 /// The namespace of all pods.
 pub const NAMESPACE: &str = "team-a";
-/// The greatest number of pods on one GPU.
+/// The largest number of pods on one GPU.
 pub const PODS_PER_GPU: usize = 2;
 
 /// The annotations that the objects have.
@@ -23,7 +24,7 @@ pub enum Form {
 }
 
 impl Form {
-    /// Return the name used on the command line.
+    /// Return the name of the form on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Form::Gpushare => "gpushare",
@@ -39,15 +40,15 @@ pub struct Cluster {
     pub nodes: usize,
     /// The number of GPUs of each node.
     pub gpus: usize,
-    /// The number of bound pods. Each of them asks for GPU memory.
+    /// The number of bound pods. Each of them requests GPU memory.
     pub pods: usize,
-    /// The number of pods that are not bound yet; they come after the bound ones.
+    /// The number of pods that are not bound yet. Their positions follow those of the bound pods.
     pub waiting: usize,
     /// The annotations that the objects have.
     pub form: Form,
 }
 
-/// Amounts of GPU memory to request, in units.
+/// Amounts of GPU memory for requests, in units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asks {
     /// An amount that fits on every node.
@@ -102,12 +103,12 @@ impl Cluster {
         (node, pod / self.nodes.max(1) % self.gpus.max(1), 4 + scattered(pod) % 16)
     }
 
-    /// Return the positions of a node's bound pods.
+    /// Return the positions of the pods that are bound to a node.
     pub fn pods_of(&self, node: usize) -> impl Iterator<Item = usize> {
         (node..self.pods).step_by(self.nodes.max(1))
     }
 
-    /// Return amounts to request, derived from what the nodes have left.
+    /// Return amounts for requests, which are derived from the free memory of the nodes.
     pub fn asks(&self) -> Asks {
         let mut free = vec![vec![UNITS; self.gpus]; self.nodes];
         for pod in 0..self.pods {
@@ -123,7 +124,7 @@ impl Cluster {
         }
     }
 
-    /// Return the names of the nodes in an arbitrary order, as kube-scheduler sends them.
+    /// Return the names of the nodes in an arbitrary order, because kube-scheduler sends them in an arbitrary order.
     pub fn shuffled_names(&self) -> Vec<String> {
         let mut order: Vec<usize> = (0..self.nodes).collect();
         order.sort_by_key(|i| scattered(*i));
@@ -287,7 +288,7 @@ fn pod_uid(i: usize) -> String {
     format!("{:08x}-{:04x}-4000-8000-{i:012x}", n >> 32, n & 0xffff)
 }
 
-/// Return a new pod as kube-scheduler sends it to an extender.
+/// Return a new pod in the form in which kube-scheduler sends it to an extender.
 pub fn asking(units: u64) -> Value {
     with_kind("Pod", pod_that_asks("asking", "asking", 0, units))
 }
@@ -344,7 +345,7 @@ fn managed(manager: &str, operation: &str, subresource: &str, fields: Value) -> 
     entry
 }
 
-/// Return nested field entries for this path.
+/// Return the nested entries of `fieldsV1` for this path.
 fn fields(path: &[&str]) -> Value {
     path.iter()
         .rev()

@@ -1,4 +1,4 @@
-//! An extender under the calls of kube-scheduler.
+//! Measures an extender under the calls that kube-scheduler makes.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -15,11 +15,11 @@ use crate::process::Running;
 use crate::report::{Budget, Row};
 use crate::say;
 
-/// The number of filter calls, and of prioritize calls.
+/// The number of filter calls, and also of prioritize calls.
 const CALLS: usize = 1_000;
 /// The number of binds per extender.
 pub(crate) const BINDS: usize = 500;
-/// The time limit for an extender's start.
+/// The time limit for an extender to become ready.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 const READY: Budget = Budget {
@@ -31,7 +31,7 @@ const MEMORY: Budget = Budget {
     mib: Some(200.0),
 };
 
-/// Return a port of the loopback address that was free a moment ago.
+/// Return a port of the loopback address that is probably free: it was free a moment ago.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -44,12 +44,12 @@ pub(crate) struct Extender<'a> {
     pub(crate) port: u16,
     /// Whether Divvy's budgets apply.
     pub(crate) ours: bool,
-    /// The first of the waiting pods that the extender binds.
+    /// The position of the first waiting pod that this extender binds.
     pub(crate) first: usize,
 }
 
 impl Extender<'_> {
-    /// Start the extender, call it, and end it. The results measured before a failure are kept.
+    /// Start the extender, call it, and stop it. If something fails, the results that were measured before are kept.
     pub(crate) fn measure(mut self, cluster: &Cluster, directory: &Path, rows: &mut Vec<Row>) {
         if let Err(error) = self.try_to_measure(cluster, directory, rows) {
             let said = std::fs::read_to_string(directory.join("stderr")).unwrap_or_default();
@@ -143,7 +143,7 @@ const FILTER: &str = "/gpushare-scheduler/filter";
 const PRIORITIZE: &str = "/gpushare-scheduler/prioritize";
 const BIND: &str = "/gpushare-scheduler/bind";
 
-/// Return the number of nodes that a filter response accepts.
+/// Return the number of nodes that an extender accepts in a filter response.
 fn passed(answer: &str) -> usize {
     let answer: Value = serde_json::from_str(answer).unwrap_or_default();
     let names = ["NodeNames", "nodenames"].map(|key| answer[key].as_array().map_or(0, Vec::len));

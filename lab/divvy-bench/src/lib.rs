@@ -1,6 +1,6 @@
-//! A cluster of any size as JSON, an API server that serves only this cluster, and the calls of kube-scheduler.
+//! A cluster of any size as JSON, an API server that serves only this cluster, and the calls that kube-scheduler makes.
 //!
-//! Used by `cargo xtask bench` and by the programs in `benches`. Nothing here is part of a released program.
+//! This crate is used by `cargo xtask bench` and by the programs in `benches`. Nothing in it is part of a released program.
 
 #![forbid(unsafe_code)]
 

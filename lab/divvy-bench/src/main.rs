@@ -167,7 +167,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Render and serve a cluster until standard input ends. Print the address and the sizes of the lists.
+/// Render and serve a cluster until standard input ends. Print the server's address and the sizes of the lists.
 fn serve(cluster: Cluster) -> anyhow::Result<ExitCode> {
     let api = Api::new(cluster);
     let (nodes, pods) = api.sizes();
@@ -248,7 +248,7 @@ fn print(text: &str) {
     print!("{text}");
 }
 
-/// Report progress.
+/// Print progress on standard error.
 #[expect(clippy::print_stderr, reason = "progress is for people")]
 fn say(text: &str) {
     eprintln!("{text}");

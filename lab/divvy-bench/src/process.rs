@@ -1,4 +1,5 @@
-//! Programs that run to their end, and what they needed; and programs that keep running, and their memory.
+//! Runs programs to their end and measures the time and memory that they needed. Also measures the memory of programs that keep
+//! running.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use wait4::Wait4 as _;
 
-/// The time limit of a program. A program that takes longer hangs.
+/// The time limit for a program. A program that takes longer is considered hung.
 const LIMIT: Duration = Duration::from_secs(300);
 /// A program that has ended.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Return the last line that the program wrote, to standard error if it wrote anything there.
+    /// Return the last line that the program wrote to standard error, or, if it wrote nothing there, to standard output.
     pub(crate) fn last_words(&self) -> String {
         let last = |file: &Path| lines(file).filter(|line| !line.trim().is_empty()).last();
         last(&self.errors).or_else(|| last(&self.output)).unwrap_or_default()
@@ -35,14 +36,14 @@ impl Ended {
     }
 }
 
-/// Read a file line by line. Reading it as a whole would raise this process's peak memory, which is the least that is reported for the
-/// programs started next.
+/// Read a file line by line. Reading it as a whole would raise the peak memory of this process, which is the lower limit of what
+/// is reported for programs that are started later.
 fn lines(file: &Path) -> impl Iterator<Item = String> {
     let lines = File::open(file).ok().map(|file| BufReader::new(file).lines());
     lines.into_iter().flatten().map_while(Result::ok)
 }
 
-/// Run a program to its end. Its output goes to files in the given directory, so the program never waits for a reader.
+/// Run a program to its end. Its output is written to files in `directory`, so that the program never waits for a reader.
 pub(crate) fn run(command: &mut Command, directory: &Path) -> anyhow::Result<Ended> {
     let (output, errors) = (directory.join("stdout"), directory.join("stderr"));
     command

@@ -1,4 +1,4 @@
-//! The results of the measurements, and whether they are within their budgets.
+//! The results of the measurements, and whether these are within the budgets.
 
 use std::io::Write as _;
 
@@ -23,7 +23,7 @@ pub(crate) struct Row {
     #[serde(rename = "MiB", skip_serializing_if = "Option::is_none")]
     pub(crate) mib: Option<f64>,
     pub(crate) budget: Budget,
-    /// The budgets that were exceeded.
+    /// The names of the budgets that were exceeded.
     pub(crate) over: Vec<&'static str>,
     /// The reason why there is no result.
     #[serde(skip_serializing_if = "Option::is_none")]

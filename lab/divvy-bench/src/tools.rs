@@ -1,4 +1,4 @@
-//! The API server of a measurement, the yardstick, and the tools.
+//! Starts the API server for a measurement. Measures the yardstick, which is a download of the lists with curl, and the tools.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ pub(crate) const OURS: [&str; 8] = [
     "simulate",
     "extender",
 ];
-/// The number of measurements of the yardstick, of which the median counts.
+/// The number of downloads with curl. Their median is the yardstick for the tools' times.
 const YARDSTICK: usize = 3;
 const TOOL_MIB: f64 = 150.0;
 const TIMES_CURL: f64 = 3.0;
@@ -34,11 +34,11 @@ const TIMES_CURL: f64 = 3.0;
 struct Tool {
     name: &'static str,
     arguments: Vec<String>,
-    /// The exit statuses that are allowed.
+    /// The allowed exit statuses.
     statuses: &'static [i32],
     /// A text that the tool prints if it has read the cluster.
     proof: String,
-    /// Whether the tool spends most of its time after reading the lists, so that it has no time budget.
+    /// Whether the tool spends most of its time on computation after reading the lists. Such a tool has no time budget.
     computes: bool,
 }
 
@@ -101,7 +101,7 @@ fn tools(cluster: &Cluster) -> Vec<Tool> {
     ]
 }
 
-/// Format a number as audit does: `50,000`.
+/// Format a number as `divvy audit` does: `50,000`.
 fn grouped(number: usize) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
@@ -165,7 +165,7 @@ impl Bench {
         })
     }
 
-    /// Measure the programs one after the other.
+    /// Measure the programs, one after the other.
     pub(crate) fn run(mut self, wanted: &dyn Fn(&str) -> bool, others: &[&Other], report: &mut Report) -> anyhow::Result<()> {
         say("curl");
         let yardstick = self.yardstick()?;
@@ -224,7 +224,7 @@ impl Bench {
         extender.measure(&self.cluster, self.directory.path(), &mut self.part.rows);
     }
 
-    /// Measure the time in which both lists are downloaded.
+    /// Measure the time that the download of both lists takes.
     fn yardstick(&mut self) -> anyhow::Result<f64> {
         let urls = ["nodes", "pods"].map(|plural| format!("http://{}/api/v1/{plural}", self.address));
         let has_curl = Command::new("curl").arg("--version").stdout(Stdio::null()).status().is_ok();
@@ -256,7 +256,7 @@ impl Bench {
         Ok(run.seconds)
     }
 
-    /// Return a command that sees this cluster and nothing of the caller's environment.
+    /// Return a command that uses this cluster, and gets none of the caller's environment variables that could affect it.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
@@ -295,7 +295,8 @@ current-context: bench
     )
 }
 
-/// Judge a run. A tool that fails is fast, so it must end with an allowed status and show that it has read the cluster.
+/// Judge a run. A tool that fails is fast, so the run counts only if its exit status is allowed and its output shows that it has
+/// read the cluster.
 fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &str, budget: Budget) -> Row {
     let ended = match ended {
         Ok(ended) => ended,
@@ -313,7 +314,7 @@ fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &st
     row
 }
 
-/// Download as curl does, for machines without it.
+/// Download the URLs as curl would, for machines without curl.
 pub(crate) fn download(urls: &[String]) -> anyhow::Result<ExitCode> {
     let mut buffer = vec![0; 256 << 10];
     for url in urls {

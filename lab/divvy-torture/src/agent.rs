@@ -1,4 +1,4 @@
-//! The agent's shell: the real decisions, with a disk in memory.
+//! The agent's shell in the simulation: the real decisions, with a disk in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
 use crate::api::{Api, Listing, PodWatch, Seen};
 use crate::story::{Story, ensure};
 
-/// The agent's files and the kernel's state: everything that outlives the agent's process.
+/// The agent's files and the kernel's state, which is everything that survives the end of the agent's process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Disk {
     pub records: BTreeMap<Key, GrantRecord>,
@@ -50,32 +50,33 @@ pub struct Sight<'a> {
     pub gpus: &'a [Gpu],
     /// The kubelet's checkpoint.
     pub handouts: &'a [Handout],
-    /// The UIDs of pods with processes; `None` if the kubelet creates no cgroups for pods.
+    /// The UIDs of the pods that have processes. `None` if the kubelet creates no cgroups for pods.
     pub populated: Option<&'a BTreeSet<String>>,
 }
 
-/// One life of an agent process.
+/// One run of the agent's process, from its start to its end.
 #[derive(Debug, Clone)]
 pub struct Agent {
     pub core: Core,
     settings: Settings,
     pub pods: PodWatch,
     pub synced: bool,
-    /// Whether the watch has had its first list.
+    /// Whether the watch has received its first list.
     followed: bool,
-    /// A list on its way, because the watch was cut.
+    /// A list that is on its way, because the watch was cut.
     pub listing: Option<Listing>,
-    /// Whether a list outside the watch has arrived and the watch has not caught up since: the agent's knowledge of pods mixes several moments.
+    /// Whether a list outside the watch has arrived and the watch has not caught up since. If so, the agent's knowledge of pods
+    /// is a mixture of several moments.
     muddled: bool,
     /// The number of actions until the process is killed.
     pub dies_after: Option<u8>,
-    /// The state that was visible when reconciling was last compared.
+    /// The visible state at the last comparison of reconciling with that of a restarted agent.
     compared: Option<Compared>,
 }
 
 type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMap<String, Pod>);
 
-/// The process is gone, so requests to it get no response.
+/// The reason why the agent's work stopped: its process was killed, so requests to it get no response, or an invariant is broken.
 #[derive(Debug)]
 pub enum Stop {
     Killed,
@@ -88,7 +89,7 @@ impl From<String> for Stop {
     }
 }
 
-/// A list of pods outside the watch, as the core knows it.
+/// A list of pods outside the watch, in the core's representation.
 pub type Begun = divvy_agent_core::Listing;
 
 /// The result of PreStartContainer.
@@ -98,12 +99,12 @@ pub enum Start {
     Granted(Key),
     /// The start is refused for this reason.
     Refused(Reason),
-    /// Something is unknown, so the agent lists the pods.
+    /// Something is unknown, so the agent lists the pods before it decides.
     Lists(Begun),
 }
 
 impl Agent {
-    /// Create a process whose whole knowledge comes from the disk.
+    /// Start a process that knows only what is on the disk and what the node shows.
     pub fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
         let settings = Settings {
             unit: MemoryUnit::GIB,
@@ -127,7 +128,7 @@ impl Agent {
         }
     }
 
-    /// Return the core of a new process that has read the disk and the same events.
+    /// Return the core of a new process that has read the disk and received the same events.
     pub fn rebuilt(&self, disk: &Disk, sight: Sight<'_>) -> Core {
         let mut core = new_core(&self.settings, disk, sight);
         if self.synced {
@@ -136,7 +137,7 @@ impl Agent {
         core
     }
 
-    /// Return the memory of a GPU that is shared now.
+    /// Return how much memory of a GPU the agent currently shares.
     pub fn capacity(&self, uuid: &str) -> MiB {
         let units = self
             .core
@@ -147,18 +148,18 @@ impl Agent {
         self.settings.unit.memory(units).unwrap()
     }
 
-    /// Read the current pods of this node.
+    /// List the pods of this node, and deliver the list immediately.
     pub fn list(&mut self, api: &Api, disk: &mut Disk) -> Result<(), Stop> {
         self.listing = Some(self.pods.ask(api));
         self.list_arrives(disk)
     }
 
-    /// The watch was cut: the API server takes a list.
+    /// Cut the watch. The API server takes a list, which arrives later.
     pub fn ask(&mut self, api: &Api) {
         self.listing = Some(self.pods.ask(api));
     }
 
-    /// Deliver the watch's list.
+    /// Deliver the list of the watch.
     pub fn list_arrives(&mut self, disk: &mut Disk) -> Result<(), Stop> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
@@ -171,7 +172,8 @@ impl Agent {
         self.perform(&actions, disk)
     }
 
-    /// Deliver up to `events` events, or the list that comes first.
+    /// Deliver up to `events` events. A list that is on its way is delivered first. If the watch has received no list yet, only
+    /// list the pods.
     pub fn watch(&mut self, api: &Api, disk: &mut Disk, events: usize) -> Result<(), Stop> {
         if self.listing.is_some() {
             self.list_arrives(disk)?;
@@ -207,7 +209,7 @@ impl Agent {
         }
     }
 
-    /// Perform actions in order. Each takes effect only once it is done.
+    /// Perform actions in order. An action takes effect only once it is complete.
     fn perform(&mut self, actions: &[Action], disk: &mut Disk) -> Result<(), Stop> {
         for action in actions {
             if let Some(left) = &mut self.dies_after {
@@ -222,8 +224,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Handle PreStartContainer. If something is unknown, it is read again once. `events` events arrive between the reading of the node and the
-    /// decision.
+    /// Handle PreStartContainer. If something is unknown, begin a list of the pods. `events` events arrive after the agent has
+    /// read the node and before it decides.
     pub fn pre_start(
         &mut self,
         ids: &[String],
@@ -251,7 +253,7 @@ impl Agent {
         self.answer(answer, disk, story)
     }
 
-    /// Deliver the list for which PreStartContainer waits. The watch may be before or after it.
+    /// Deliver the list for which PreStartContainer waits. The watch may be ahead of this list or behind it.
     #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     pub fn pre_start_listed(
         &mut self,
@@ -308,7 +310,7 @@ impl Agent {
         self.core.preferred(ResourceSpec::MEMORY, available, must, size)
     }
 
-    /// Handle Allocate. Return the grant's name.
+    /// Handle Allocate. Return the name of the grant's CDI device.
     pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
         let names = self.core.allocate(ResourceSpec::MEMORY, ids)?;
         let [name] = names.as_slice() else {
@@ -317,7 +319,7 @@ impl Agent {
         Ok(cdi::grant_name(name).unwrap().to_owned())
     }
 
-    /// Reconcile once. `events` events arrive between the reading of the node and the decision.
+    /// Reconcile once. `events` events arrive after the agent has read the node and before it decides.
     pub fn reconcile(&mut self, api: &Api, disk: &mut Disk, sight: Sight<'_>, events: usize) -> Result<Reconciled, Stop> {
         let facts = self.facts(disk, sight, false);
         if self.followed && self.listing.is_none() {
@@ -329,7 +331,7 @@ impl Agent {
         Ok(found)
     }
 
-    /// Check that this agent's knowledge equals that of an agent that starts now (invariant 6).
+    /// Check that this agent knows the same as an agent that starts now (invariant 6).
     pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
         let rebuilt = self.rebuilt(disk, sight);
         ensure!(
@@ -388,15 +390,16 @@ impl Agent {
         Ok(())
     }
 
-    /// Report whether a pod with gpushare's annotations is here while a GPU was replaced, so that its index now means another GPU than at its
-    /// start. A running agent goes by the index; an agent that starts goes by its records.
+    /// Report whether a GPU was replaced while a pod with gpushare's annotations is on the node. The index in these annotations
+    /// may now mean another GPU than when the pod started. A running agent uses the index, whereas an agent that starts uses its
+    /// records.
     fn is_moved(&self, sight: Sight<'_>) -> bool {
         let lost = sight.gpus.iter().any(|gpu| gpu.health == Health::Lost);
         lost && self.pods.view.values().any(|pod| matches!(pod.held, Held::Legacy(_)))
     }
 
-    /// Return the number of ids of healthy GPUs, plus on failed GPUs as many as pods hold there, which kube-scheduler subtracts. Return `None` if
-    /// there are pods that no extender placed.
+    /// Return the expected number of ids that are healthy: all ids of healthy GPUs, and as many ids of failed GPUs as pods hold
+    /// there, because kube-scheduler subtracts those. Return `None` if there are pods that no extender placed.
     fn expected_healthy(&self) -> Option<usize> {
         let foreign = |pod: &Pod| match &pod.held {
             Held::Allocation(allocation) => {
@@ -435,7 +438,7 @@ fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
     core
 }
 
-/// Tell the core of these GPUs, completed with what the agent offers of them.
+/// Pass these GPUs to the core, with what the agent offers of each.
 pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     let settings = core.settings();
     let complete = |gpu: &Gpu| {
@@ -463,7 +466,8 @@ fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {
     actions.iter().filter(|action| !matches!(action, Action::Event { .. }))
 }
 
-/// Return the part of a response that must not depend on the agent's age. Events are excluded because they are sent only once.
+/// Return the part of a response that must not depend on how long the agent has been running. Events are excluded, because each
+/// is sent only once.
 fn outcome(answer: &PreStart) -> String {
     match answer {
         PreStart::Granted { actions, key, .. } => format!("{key:?} {:?}", files(actions).collect::<Vec<_>>()),

@@ -6,7 +6,7 @@ use divvy_extender::core::BindingRequest;
 use divvy_extender::election::Record;
 use divvy_model::{Allocation, Gpu, Health, Held, Inventory, MiB, Node, Phase, Pod, PodKey, PodRequest};
 
-/// The MiB in one unit of every node.
+/// The number of MiB in one unit on every node.
 pub const GIB: u64 = 1024;
 
 /// The longest time for which an API server may hold a request.
@@ -19,17 +19,17 @@ pub enum PodEvent {
     Deleted(Pod),
 }
 
-/// The content of a pod's Binding, which is kept when the pod is gone.
+/// The content of a pod's Binding, which is kept even after the pod is gone.
 #[derive(Debug, Clone)]
 pub struct Bound {
     pub node: String,
     pub held: Held,
-    /// Whether the extender sent the Binding; otherwise the pod's owner wrote `spec.nodeName` and the annotations.
+    /// Whether the extender sent the Binding. If not, the pod's owner wrote `spec.nodeName` and the annotations.
     pub ours: bool,
 }
 
 impl Bound {
-    /// Return the allocation if the extender made one.
+    /// Return the allocation, if the extender made it.
     pub fn allocation(&self) -> Option<&Allocation> {
         match &self.held {
             Held::Allocation(allocation) if self.ours => Some(allocation),
@@ -38,29 +38,30 @@ impl Bound {
     }
 }
 
-/// A Binding without a response, which may still be carried out.
+/// A Binding that has received no response, and may still be carried out.
 #[derive(Debug, Clone)]
 pub struct Late {
     pub binding: BindingRequest,
     pub since_ns: u64,
-    /// The process that sent the Binding.
+    /// The number of the process that sent the Binding.
     pub life: u32,
 }
 
 /// The current objects and their history.
 #[derive(Debug, Default)]
 pub struct Api {
-    /// The monotonic time, which is the same on all machines.
+    /// The monotonic time, which is the same for all machines.
     pub now_ns: u64,
     /// The Lease with its version.
     pub lease: Option<(Record, u64)>,
     pub late: Vec<Late>,
-    /// The extender process that last listed the pods in order to bind.
+    /// The number of the extender process that most recently listed the pods in order to bind.
     pub writer: u32,
-    /// Whether a Binding of an earlier writer was carried out after the current writer's list. For the rest of the history, the ledger may
-    /// promise too much.
+    /// Whether a Binding of an earlier process was carried out after the list of the current `writer`. For the rest of the
+    /// history, the ledger may then allocate more memory than there is.
     pub two_writers: bool,
-    /// Whether an extender was told that an existing pod is gone. Until it checks again, it does not count the pod and may promise too much.
+    /// Whether an extender was told that an existing pod is gone. Until the extender checks again, it does not count this pod,
+    /// and may allocate too much memory.
     pub misled: bool,
     lives: u32,
     pub pods: BTreeMap<PodKey, Pod>,
@@ -69,7 +70,7 @@ pub struct Api {
     pub node_log: Vec<Node>,
     /// The Bindings by pod UID.
     pub bound: BTreeMap<String, Bound>,
-    /// The most that each GPU was ever reported to share.
+    /// For each GPU, the largest amount of memory that was ever reported as shareable.
     pub most: BTreeMap<String, MiB>,
     created: u32,
 }
@@ -83,20 +84,21 @@ pub enum Verdict {
 }
 
 impl Api {
-    /// Let time pass. Requests that the API server has held too long are dropped.
+    /// Let time pass. Requests that the API server has held for too long are dropped.
     pub fn tick(&mut self, ns: u64) {
         self.now_ns += ns;
         let now = self.now_ns;
         self.late.retain(|late| now - late.since_ns < REQUEST_TIMEOUT_NS);
     }
 
-    /// Return the number of a new process.
+    /// Return the number for a new process.
     pub fn new_life(&mut self) -> u32 {
         self.lives += 1;
         self.lives
     }
 
-    /// Replace the Lease if it has this version, or create it. As with any update, a write that changes nothing creates no new version.
+    /// Create the Lease, or replace it if its current version is `version`. As with any update, a write that changes nothing
+    /// creates no new version.
     pub fn write_lease(&mut self, record: &Record, version: Option<&str>) -> Option<String> {
         let now = self.lease.as_ref().map(|(_, version)| version.to_string());
         if now.as_deref() != version {
@@ -118,7 +120,7 @@ impl Api {
         })
     }
 
-    /// Create a pod with a node and allocation from its owner, in a cluster that does not prevent this.
+    /// Create a pod whose owner has already written a node and an allocation, in a cluster that does not prevent this.
     pub fn forge(&mut self, name: &str, request: PodRequest, node: &str, held: Held) -> Option<String> {
         let uid = self.create_as(name, |pod| {
             pod.request = request;
@@ -168,7 +170,7 @@ impl Api {
         }
     }
 
-    /// Request a deletion as `kubectl delete` does. A pod that no kubelet has is removed at once.
+    /// Request a deletion as `kubectl delete` does. A pod that is not bound to a node is removed immediately.
     pub fn delete(&mut self, uid: &str) {
         match self.pod(uid) {
             Some(pod) if pod.node.is_none() => self.remove(uid),
@@ -182,12 +184,12 @@ impl Api {
         self.update(uid, |pod| pod.nominated = node.map(Box::from));
     }
 
-    /// Return the pods that wait for a node to which they were nominated when others were evicted.
+    /// Return the unbound pods that were nominated to a node because other pods were evicted there for them.
     pub fn nominated(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values().filter(|pod| pod.nominated.is_some() && pod.node.is_none())
     }
 
-    /// Remove the object.
+    /// Remove a pod's object.
     pub fn remove(&mut self, uid: &str) {
         let key = self.pod(uid).map(Pod::key);
         if let Some(pod) = key.and_then(|key| self.pods.remove(&key)) {
@@ -195,7 +197,8 @@ impl Api {
         }
     }
 
-    /// `BindingREST.Create` (registry/core/pod/storage): write node and annotations in one transaction. `life` is the process that sent it.
+    /// Carry out a Binding as `BindingREST.Create` (registry/core/pod/storage) does: write node and annotations in one
+    /// transaction. `life` is the number of the process that sent the Binding.
     pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, String> {
         let key = PodKey {
             namespace: binding.namespace.clone(),
@@ -237,7 +240,7 @@ impl Api {
         Ok(Verdict::Created)
     }
 
-    /// Write a kubelet's status; refused if the object is gone or has another UID.
+    /// Write the status of a pod, as its kubelet does. Nothing happens if no object with this UID exists.
     pub fn status(&mut self, uid: &str, phase: Phase, container_running: bool) {
         self.update(uid, |pod| {
             // Terminal phases are final.
@@ -268,7 +271,7 @@ impl Api {
         }
     }
 
-    /// Apply the agent's patch, through its text form.
+    /// Apply the agent's patch of the inventory annotation. The inventory is converted to text and back.
     pub fn publish(&mut self, node: &str, inventory: &Inventory) {
         let same = self
             .nodes
@@ -279,17 +282,17 @@ impl Api {
         }
     }
 
-    /// Return the GPUs that a node publishes.
+    /// Return the GPUs in the inventory of a node.
     pub fn gpus(&self, node: &str) -> &[Gpu] {
         gpus(self.nodes.get(node))
     }
 
-    /// Return the memory of a GPU that pods that have not ended hold.
+    /// Return how much memory of a GPU is held by pods that have not ended.
     pub fn ledger(&self, uuid: &str) -> MiB {
         self.sum(uuid, |_| true)
     }
 
-    /// Return the memory of a GPU that the extender has allocated to pods that have not ended.
+    /// Return how much memory of a GPU the extender has allocated to pods that have not ended.
     pub fn promised(&self, uuid: &str) -> MiB {
         self.sum(uuid, |pod| self.bound.get(&pod.uid).is_some_and(|bound| bound.ours))
     }
@@ -301,7 +304,7 @@ impl Api {
     }
 }
 
-/// Return the GPUs that a node object shows.
+/// Return the GPUs in the inventory of a node object.
 pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     match node.and_then(|node| node.inventory.as_ref()) {
         Some(Ok(inventory)) => &inventory.gpus,
@@ -309,8 +312,8 @@ pub fn gpus(node: Option<&Node>) -> &[Gpu] {
     }
 }
 
-/// Return [`gpus`] with the units that a scheduler may allocate. While the kubelet lags behind the inventory, that is the smaller of the
-/// inventory's units and the node's capacity divided by the number of GPUs.
+/// Return [`gpus`] with the numbers of units that a scheduler may allocate. While the kubelet lags behind the inventory, this is
+/// the smaller of two numbers: the units in the inventory, and the node's capacity divided by the number of GPUs.
 pub fn offered(node: &Node) -> Vec<Gpu> {
     let mut offered = gpus(Some(node)).to_vec();
     let (units, count) = (node.capacity_units, node.capacity_gpus);
@@ -330,8 +333,8 @@ pub fn key(name: &str) -> PodKey {
     }
 }
 
-/// Count one pod naively on a GPU of its node, whose GPUs are `gpus`: it counts if it has a node and has not ended, with the memory of its
-/// annotations and at least what the kubelet gives it.
+/// Compute in a simple way how much memory one pod takes of a GPU of its node. `gpus` are the GPUs of that node. A pod that has
+/// no node or has ended takes nothing. Otherwise it takes the memory in its annotations, but at least what the kubelet gives it.
 pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     if pod.node.is_none() || pod.ended() {
         return MiB::ZERO;
@@ -361,14 +364,14 @@ pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     }
 }
 
-/// Return the GPU that an index in gpushare's annotations means; of two GPUs, the one that is present.
+/// Return the GPU that an index in gpushare's annotations means. If two GPUs have this index, return the one that is present.
 pub fn at_index(gpus: &[Gpu], index: u32) -> Option<&str> {
     let here = gpus.iter().filter(|gpu| gpu.index == index);
     here.min_by_key(|gpu| (gpu.health == Health::Lost, &gpu.uuid))
         .map(|gpu| gpu.uuid.as_str())
 }
 
-/// Return what an allocation of the extender assigns of a GPU.
+/// Return how much memory of a GPU the extender's allocation assigns to the pod.
 pub fn share(held: &Held, uuid: &str) -> Option<MiB> {
     match held {
         Held::Allocation(allocation) => allocation.share(uuid).map(|share| share.memory),
@@ -377,7 +380,7 @@ pub fn share(held: &Held, uuid: &str) -> Option<MiB> {
     }
 }
 
-/// A watch of pods: its position in the history, and what it has shown so far.
+/// A watch of pods: its position in the history, and the pods that it has shown so far.
 #[derive(Debug, Clone, Default)]
 pub struct PodWatch {
     node: Option<String>,
@@ -385,7 +388,7 @@ pub struct PodWatch {
     pub view: BTreeMap<String, Pod>,
 }
 
-/// An event for a watcher.
+/// An event as a watcher receives it.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Seen {
@@ -394,7 +397,7 @@ pub enum Seen {
 }
 
 impl PodWatch {
-    /// Create a watch of all pods, or of one node's pods (field selector `spec.nodeName`).
+    /// Create a watch of all pods, or of the pods on one node (field selector `spec.nodeName`).
     pub fn new(node: Option<&str>) -> PodWatch {
         PodWatch {
             node: node.map(str::to_owned),
@@ -406,7 +409,7 @@ impl PodWatch {
         self.node.is_none() || pod.node == self.node
     }
 
-    /// Return the next event that concerns this watch.
+    /// Return the next event that is relevant for this watch.
     pub fn next(&mut self, api: &Api) -> Option<Seen> {
         while let Some(event) = api.pod_log.get(self.at) {
             self.at += 1;
@@ -422,7 +425,7 @@ impl PodWatch {
         None
     }
 
-    /// Let the API server take a list, which arrives later.
+    /// Make the API server take a list, which arrives later.
     pub fn ask(&self, api: &Api) -> Listing {
         Listing {
             pods: api.pods.values().filter(|pod| self.selects(pod)).cloned().collect(),
@@ -430,7 +433,7 @@ impl PodWatch {
         }
     }
 
-    /// Deliver a list. The watch continues from the moment at which the list was taken.
+    /// Deliver a list. The watch continues from the moment at which the API server took the list.
     pub fn arrive(&mut self, listing: Listing) -> Vec<Pod> {
         self.at = listing.at;
         self.view = listing.pods.iter().map(|pod| (pod.uid.clone(), pod.clone())).collect();
@@ -442,7 +445,7 @@ impl PodWatch {
         self.at
     }
 
-    /// Report whether the watch has shown everything.
+    /// Report whether the watch has shown all events so far.
     pub fn is_current(&self, api: &Api) -> bool {
         self.at == api.pod_log.len()
     }
@@ -452,6 +455,6 @@ impl PodWatch {
 #[derive(Debug, Clone)]
 pub struct Listing {
     pub pods: Vec<Pod>,
-    /// The length of the history at that moment.
+    /// The length of the history when the list was taken.
     pub at: usize,
 }

@@ -1,11 +1,12 @@
-//! Chance by number: the same luck and the same text yield the same outcome, whatever happened before.
+//! Random numbers that are determined by a step: the same `luck` and the same text yield the same outcome, whatever happened
+//! before.
 
 /// A SplitMix64 generator (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// Create a generator from a step's luck and its subject.
+    /// Create a generator from a step's `luck` and from the text that identifies its subject.
     pub fn new(luck: u8, about: &str) -> Chance {
         // FNV-1a, so that the number depends only on the text.
         let hash = about.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -16,12 +17,13 @@ impl Chance {
 
     /// Create a generator from a history's number.
     ///
-    /// Adjacent numbers yield unlike sequences: SplitMix64 adds a constant per draw, so the number is mixed first.
+    /// Adjacent numbers yield dissimilar sequences. The number is mixed first, because SplitMix64 only adds a constant for each
+    /// draw.
     pub fn from_seed(seed: u64) -> Chance {
         Chance(Chance(seed).number())
     }
 
-    /// Return a number.
+    /// Return a random number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -30,7 +32,7 @@ impl Chance {
         z ^ (z >> 31)
     }
 
-    /// Return a number below `bound`, or 0 if `bound` is 0.
+    /// Return a random number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let number = self.number();
         if bound == 0 {

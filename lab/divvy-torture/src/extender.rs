@@ -1,4 +1,4 @@
-//! The extender's shell: the real core, and API calls that take time.
+//! The extender's shell in the simulation: the real core, with API calls that take time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,7 +13,7 @@ use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
 use crate::story::{Story, ensure};
 
-/// The time after which the extender no longer waits for the response to a write of the Lease (`lease.rs`, `ANSWER`).
+/// The time limit for the response to a write of the Lease, after which the extender stops waiting (`lease.rs`, `ANSWER`).
 const LEASE_ANSWER_NS: u64 = 3_000_000_000;
 
 /// An API call in progress.
@@ -21,9 +21,9 @@ const LEASE_ANSWER_NS: u64 = 3_000_000_000;
 pub struct Call {
     what: What,
     since_ns: u64,
-    /// The earliest time at which the call is sent, for calls after a pause.
+    /// The earliest time at which the call is sent. It is in the future if the call follows a pause.
     not_before_ns: u64,
-    /// The server's response, once the server has carried out the call.
+    /// The server's response. It exists once the server has carried out the call.
     answer: Option<Reply>,
 }
 
@@ -45,36 +45,37 @@ enum Reply {
 pub struct Member {
     election: Election,
     held_until_ns: u64,
-    /// A write of the Lease that was carried out and whose response is on its way: the record, its version, and the time of sending.
+    /// A write of the Lease that was carried out, but whose response is still on its way: the record, its version, and the time
+    /// of sending.
     answer: Option<(Record, String, u64)>,
 }
 
-/// One life of an extender process.
+/// One run of an extender process, from its start to its end.
 #[derive(Debug)]
 pub struct Extender {
     pub core: Core,
     pub pods: PodWatch,
-    /// A list of pods on its way, because the watch was cut or this replica was elected.
+    /// A list of pods that is on its way, because the watch was cut or this replica was elected.
     pub listing: Option<Listing>,
     nodes_at: usize,
     pub nodes: BTreeMap<String, Node>,
     pub calls: Vec<Call>,
-    /// The reservations before the current call of the core, as UID and node.
+    /// The reservations that existed before the current call of the core, as pairs of UID and node.
     reserved: BTreeSet<(String, String)>,
     /// The binds that wait for their response.
     waiting: BTreeMap<Ticket, BindArgs>,
-    /// The election state; `None` if this is the only replica.
+    /// The state of the election. `None` if this is the only replica.
     pub member: Option<Member>,
     /// Whether the process does nothing, because it was stopped or its machine sleeps.
     pub frozen: bool,
     life: u32,
     started_ns: u64,
-    /// The seconds by which the machine's wall clock is ahead.
+    /// The number of seconds by which the wall clock of the machine is ahead.
     pub wall_s: i64,
 }
 
 impl Extender {
-    /// Create a process that has listed the cluster. If there are several replicas, none leads yet.
+    /// Start a process that has listed the cluster. If there are several replicas, none is the leader yet.
     pub fn new(api: &mut Api, alone: bool) -> Extender {
         let life = api.new_life();
         let member = (!alone).then(|| Member {
@@ -112,7 +113,7 @@ impl Extender {
         extender
     }
 
-    /// Return the core of a new process that has read the same events.
+    /// Return the core of a new process that has received the same events.
     pub fn rebuilt(&self) -> Core {
         let mut core = Core::new(MemoryUnit::GIB, Timing::default());
         core.index_mut().reset_pods(self.pods.view.values().cloned().collect());
@@ -132,17 +133,17 @@ impl Extender {
         i64::try_from(api.now_ns / 1_000).unwrap() + self.wall_s * 1_000_000
     }
 
-    /// Report whether this replica may bind, according to the clock.
+    /// Report whether this replica may bind according to the clock.
     pub fn leads(&self, api: &Api) -> bool {
         self.member.as_ref().is_none_or(|member| api.now_ns < member.held_until_ns)
     }
 
-    /// Return the replica's name if it takes part in an election.
+    /// Return the replica's name in the election.
     pub fn identity(&self) -> String {
         format!("replica-{}", self.life)
     }
 
-    /// Return the leader that this replica knows.
+    /// Return the replica that this replica believes to be the leader.
     pub fn holder(&self) -> Option<&str> {
         self.member.as_ref()?.election.holder()
     }
@@ -155,7 +156,8 @@ impl Extender {
         self.core.node_change(Change::Reset(nodes), now);
     }
 
-    /// The watch of pods was cut: the API server takes a list. The watch of nodes was cut as well and continues at once.
+    /// Cut the watch of pods. The API server takes a list, which arrives later. The watch of nodes is cut as well, but continues
+    /// immediately.
     pub fn ask(&mut self, api: &Api) {
         let now = self.now(api);
         self.core.pod_change(Change::Interrupted("the watch was cut".to_owned()), now);
@@ -174,7 +176,7 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// Deliver up to this many events of each watch.
+    /// Deliver up to `pods` events of the watch of pods, and up to `nodes` events of the watch of nodes.
     pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), String> {
         self.note_reserved();
         let now = self.now(api);
@@ -201,7 +203,7 @@ impl Extender {
         Ok(())
     }
 
-    /// Deliver everything that is outstanding.
+    /// Deliver the outstanding list and all outstanding events.
     pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
         self.list_arrives(api, story)?;
         self.watch(api, usize::MAX, usize::MAX, story)
@@ -218,7 +220,7 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// Read the Lease and do what follows, as in `lease.rs`.
+    /// Read the Lease and act on it, as `lease.rs` does.
     pub fn check_lease(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
         let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
         let Some(member) = &mut self.member else { return Ok(()) };
@@ -264,7 +266,8 @@ impl Extender {
         Ok(())
     }
 
-    /// Take over the Lease. A replica that did not have it lists the pods before it binds. Lists requested earlier do not count.
+    /// Become the leader. A replica that was not the leader before lists the pods before it binds. Lists that were requested
+    /// earlier do not count.
     fn is_elected(&mut self, api: &mut Api, story: &mut Story) {
         let Some(member) = &mut self.member else { return };
         member.held_until_ns = member.election.held_until_ns();
@@ -276,7 +279,8 @@ impl Extender {
         }
     }
 
-    /// End in good order: give the Lease back unless its state is in doubt.
+    /// Give the Lease back, so that the process can stop gracefully. Do nothing and return false if a call is in progress or the
+    /// outcome of a Binding is unknown.
     pub fn retire(&mut self, api: &mut Api) -> bool {
         let Some(member) = &mut self.member else { return false };
         if self.core.in_doubt() || !self.calls.is_empty() {
@@ -349,7 +353,8 @@ impl Extender {
         Ok(())
     }
 
-    /// Check that a new choice is on a GPU that is healthy as far as the extender knows. A choice that is sent again need not be.
+    /// Check that a new choice is on a GPU that is healthy as far as the extender knows. This is not required of a choice that is
+    /// only sent again.
     fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
@@ -374,8 +379,9 @@ impl Extender {
         if api.misled { Ok(()) } else { self.check_kept(binding) }
     }
 
-    /// Check that a pod nominated to the node with equal or higher priority still finds room there, if it did before and the extender has seen
-    /// everything (kube-scheduler's rule for its sums: `RunFilterPluginsWithNominatedPods`).
+    /// Check that the bind leaves room for other pods: each pod of equal or higher priority that is nominated to the node must
+    /// still fit there if it fitted without the pod being bound. (This is kube-scheduler's rule for its sums:
+    /// `RunFilterPluginsWithNominatedPods`.)
     fn check_kept(&self, binding: &BindingRequest) -> Result<(), String> {
         let Some(pod) = self.pods.view.get(&binding.uid) else {
             return Ok(());
@@ -405,8 +411,8 @@ impl Extender {
         Ok(())
     }
 
-    /// Count naively whether a pod has room on a node without another pod, once its victims have ended: pods of lower priority that are being
-    /// deleted, and deleted pods whose containers still run.
+    /// Report, by a simple count, whether a pod fits on a node if the pod `without` is ignored and the victims have ended. The
+    /// victims are the pods of lower priority that are being deleted, including those whose containers still run.
     fn has_room(&self, pod: &Pod, node: &str, without: &str) -> bool {
         let all = self.nodes.get(node).map(offered).unwrap_or_default();
         let here = self.pods.view.values().filter(|other| other.node.as_deref() == Some(node));
@@ -521,7 +527,7 @@ impl Extender {
         self.perform(api, actions, story)
     }
 
-    /// Kill and start the process, which loses its memory. `leftover` says what happens to Bindings in progress.
+    /// Kill the process and start it again, without its memory. `leftover` says what happens to Bindings in progress.
     pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), String> {
         let calls: Vec<Call> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
         for call in calls {
@@ -545,7 +551,7 @@ impl Extender {
         Ok(())
     }
 
-    /// Check that nothing is in progress: no call, no bind, no reservation.
+    /// Check that nothing is in progress: there is no call, no bind, and no reservation.
     pub fn check_at_rest(&self) -> Result<(), String> {
         ensure!(self.calls.is_empty(), "calls are in progress at quiet: {:?}", self.calls);
         ensure!(
@@ -559,7 +565,7 @@ impl Extender {
     }
 }
 
-/// Return the memory that a pod requests of each GPU, and the number of GPUs.
+/// Return how much memory a pod requests on each GPU, and the number of GPUs.
 pub fn wants(pod: &Pod) -> (MiB, usize) {
     let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
     let spread = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1));
@@ -574,7 +580,7 @@ fn key_of(binding: &BindingRequest) -> PodKey {
     }
 }
 
-/// Carry out a Binding that no process waits for.
+/// Carry out a Binding for whose response no process waits.
 pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), String> {
     let late = api.late.remove(index);
     let verdict = api.bind(&late.binding, late.life)?;

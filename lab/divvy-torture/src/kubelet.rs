@@ -1,4 +1,5 @@
-//! A kubelet's books: the ids that it considers free, and the ids of each container (`pkg/kubelet/cm/devicemanager/manager.go`).
+//! The state of a kubelet's device manager: which ids it considers free, and which ids each container has
+//! (`pkg/kubelet/cm/devicemanager/manager.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +13,10 @@ use crate::chance::Chance;
 /// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It waits to be started.
+    /// The container waits to be started.
     Waiting,
     Running,
-    /// It has ended for good.
+    /// The container has ended permanently.
     Done,
 }
 
@@ -26,11 +27,11 @@ pub struct Local {
     pub admitted: bool,
     /// Whether deletion was requested.
     pub terminating: bool,
-    /// Whether the object is gone (forced deletion). The kubelet takes the ids back and ends the containers later.
+    /// Whether the object is gone (forced deletion). The kubelet takes the ids back, and ends the containers later.
     pub removed: bool,
-    /// Whether the pod failed while its containers run.
+    /// Whether the pod was failed while its containers run.
     pub evicted: bool,
-    /// Whether the pod is in a terminal phase and nothing of it runs.
+    /// Whether the pod is in a terminal phase and none of its containers runs.
     pub finished: bool,
     pub states: BTreeMap<String, State>,
 }
@@ -69,7 +70,7 @@ impl Local {
         }
     }
 
-    /// Return the containers that may be started now: init containers one by one, then the app containers in any order.
+    /// Return the containers that may be started now: the init containers one by one, then the app containers in any order.
     pub fn startable(&self) -> Vec<ContainerRequest> {
         let mut startable = Vec::new();
         for container in &self.pod.request.containers {
@@ -87,7 +88,7 @@ impl Local {
         startable
     }
 
-    /// Report whether every app container has ended for good.
+    /// Report whether every app container has ended permanently.
     pub fn apps_done(&self) -> bool {
         self.pod
             .request
@@ -98,16 +99,16 @@ impl Local {
     }
 }
 
-/// The books of a kubelet.
+/// The state of a kubelet.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
     pub watch: PodWatch,
     pub pods: BTreeMap<String, Local>,
-    /// The checkpoint.
+    /// The allocations in the checkpoint.
     pub handouts: Vec<Handout>,
-    /// The ids that the kubelet considers taken. Because of B1, they may be fewer than in the checkpoint.
+    /// The ids that the kubelet considers allocated. Because of bug B1, some ids in the checkpoint may be missing here.
     allocated: BTreeSet<String>,
-    /// The ids of the last ListAndWatch message; empty when the stream has ended.
+    /// The ids in the last ListAndWatch message. Empty once the stream has ended.
     pub healthy: BTreeSet<String>,
     pub capacity: u64,
 }
@@ -135,18 +136,18 @@ impl Kubelet {
             .collect();
     }
 
-    /// Note that the stream ended: all ids are unhealthy at once, but the capacity stays.
+    /// Note that the stream ended. All ids become unhealthy immediately, but the capacity stays.
     pub fn stream_ended(&mut self) {
         self.healthy.clear();
     }
 
-    /// Start a new process, whose books are the checkpoint.
+    /// Start a new process, which only knows the checkpoint.
     pub fn restart(&mut self) {
         self.stream_ended();
         self.allocated = self.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
     }
 
-    /// `UpdateAllocatedDevices`: pods that are gone or have ended return their ids.
+    /// Free the ids of pods that are gone or have ended, as `UpdateAllocatedDevices` does.
     fn collect_garbage(&mut self) {
         let pods = &self.pods;
         let active = |uid: &str| pods.get(uid).is_some_and(|local| !local.removed && !local.finished);
@@ -157,15 +158,15 @@ impl Kubelet {
         }
     }
 
-    /// Note a pod. A pod that only needs to be ended is not admitted.
+    /// Note that a pod exists. A pod that only needs to be ended is noted, but not admitted.
     pub fn know(&mut self, pod: &Pod) {
         self.pods.entry(pod.uid.clone()).or_insert_with(|| Local::new(pod.clone()));
     }
 
-    /// Admit a pod. The error is final (`UnexpectedAdmissionError`).
+    /// Admit a pod. An error is final (`UnexpectedAdmissionError`).
     ///
-    /// With `b1`, another pod ends and a client lists podresources during the calls, so that the kubelet forgets the ids that it is handing out
-    /// (kubernetes#137534).
+    /// With `b1`, another pod ends and a client lists the pod resources during the calls, so that the kubelet forgets the ids
+    /// that it is currently allocating (kubernetes#137534).
     pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
         self.know(pod);
         let mut agent = agent;
@@ -208,7 +209,8 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Choose ids: those of the pod's init containers first, then those that the plugin prefers or, as any kubelet may do, others.
+    /// Choose ids: first the ids of the pod's init containers, then the ids that the plugin prefers. Sometimes other ids are
+    /// chosen instead, as any kubelet may do.
     fn choose(
         &self,
         want: usize,

@@ -1,12 +1,12 @@
-//! Random histories against the real decisions of the extender and the agent (`divvy_extender::core`, `divvy_agent_core`), in one process.
-//! Every delay, loss, and crash in the simulated world is a separate step. After each step the invariants are checked, with the simulation's
-//! own sums. At the end, the world is brought to rest.
+//! Random histories against the real decisions of the extender and the agent (`divvy_extender::core`, `divvy_agent_core`), in one
+//! process. Every delay, loss, and crash in the simulated world is a separate step. After each step, the invariants are checked
+//! by means of the simulation's own sums. At the end, everything in progress is completed, and all pods end.
 //!
-//! The simulation consists of the API server with its watches, lists, and Lease (`api`), kube-scheduler and controllers (`world::scheduler`),
-//! proxies (`proxy`), the kubelet's device manager (`kubelet`), and a node with its GPUs, cgroups, and disk (`node`). Everything that is
-//! written and read again passes through its text form.
+//! The simulation consists of the API server with its watches, lists, and Lease (`api`), kube-scheduler and controllers
+//! (`world::scheduler`), proxies (`proxy`), the kubelet's device manager (`kubelet`), and nodes with their GPUs, cgroups, and
+//! disks (`node`). Everything that real programs write and read again is converted to text and back.
 //!
-//! `cargo xtask torture` plays new histories for some minutes; the tests play the same 2,000 histories each time.
+//! `cargo xtask torture` plays new histories for some minutes. The tests play the same 2,000 histories each time.
 #![allow(clippy::unwrap_used, reason = "a panic of the world fails its history like anything else")]
 
 pub mod agent;
@@ -26,11 +26,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ops::History;
 use world::World;
 
-/// The violation of an invariant, and the events before it.
+/// The violation of an invariant, and the events that led to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
     pub what: String,
-    /// The story; empty if it was not requested.
+    /// The story of the history. It is empty if it was not requested.
     pub story: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl std::fmt::Display for Broken {
     }
 }
 
-/// Play a history, and return its story if `told`. A panic of a core is a failure like any other.
+/// Play a history, and return its story if `told`. A panic of a core counts as a failure.
 pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     let broken = |what: String, story: &[String]| Broken {
         what,
@@ -68,7 +68,8 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     }
 }
 
-/// Return the part of the violation's text that does not depend on the history: its first words that contain no digit.
+/// Return the first words of a violation's text that contain no digit. They identify the broken invariant independently of the
+/// history.
 fn kind(what: &str) -> Vec<&str> {
     let words = what
         .split_whitespace()
@@ -76,8 +77,8 @@ fn kind(what: &str) -> Vec<&str> {
     words.take(6).collect()
 }
 
-/// Return the shortest history that still breaks the same invariant. Steps are left out, first in halves, at last singly, until none can be
-/// left out.
+/// Return the shortest history that still breaks the same invariant. Steps are removed, first half of them at a time and in the
+/// end one at a time, until no step can be removed.
 pub fn shrink(history: &History) -> History {
     let breaks = |history: &History| play(history, false).err().map(|broken| broken.what);
     let Some(what) = breaks(history) else {
@@ -107,7 +108,7 @@ pub fn shrink(history: &History) -> History {
     least
 }
 
-/// Play a history. If it fails, play its shortest form again and return its story and its steps.
+/// Play a history. If it fails, shorten it, play the shortened history, and return its story and its steps.
 pub fn holds(history: &History) -> Result<(), String> {
     if play(history, false).is_ok() {
         return Ok(());

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error is the number of a history that breaks an invariant.
+/// Play histories. An error is the number of a history that breaks an invariant.
 fn run(first: u64, time: Duration) -> Result<(), u64> {
     let began = Instant::now();
     let cores = match time.is_zero() {

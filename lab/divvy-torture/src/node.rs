@@ -13,18 +13,18 @@ use crate::kubelet::{Kubelet, Local, State};
 use crate::ops::Ending;
 use crate::story::{Story, ensure};
 
-/// The processes of a pod: its sandbox, and its containers with the GPUs that the runtime gave them.
+/// The processes of a pod: its sandbox, and its containers, each with the GPUs that the runtime gave it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cgroup {
     pub running: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// A PreStartContainer call without a response yet.
+/// A PreStartContainer call that has received no response yet.
 #[derive(Debug)]
 pub struct Waiting {
     container: ContainerRequest,
     ids: Vec<String>,
-    /// The agent's list, and the API server's response once it exists.
+    /// The list of pods that the agent has begun. `listing` is the API server's response, once it exists.
     begun: Begun,
     listing: Option<Listing>,
 }
@@ -42,22 +42,24 @@ pub struct SimNode {
     pub kubelet: Kubelet,
     pub reserve: MiB,
     boot: u32,
-    /// (UID, container) → the CDI name in the runtime's create call in progress. The call continues even if the kubelet forgets the pod.
+    /// For each (UID, container) with a create call of the runtime in progress: the CDI name in that call. The call continues
+    /// even if the kubelet forgets the pod.
     pub creating: BTreeMap<(String, String), String>,
-    /// UID → the PreStartContainer call that waits for the agent's list of pods.
+    /// For each UID: the PreStartContainer call that waits for the agent's list of pods.
     pub waiting: BTreeMap<String, Waiting>,
-    /// (UID, GPU) → the memory that the pod has had since its grant: that of its allocation, and at least what the kubelet gave it.
+    /// For each (UID, GPU): the memory that the pod has had since its grant, which is that of its allocation, but at least what
+    /// the kubelet gave it.
     holds: BTreeMap<(String, String), MiB>,
     /// Whether the kubelet creates no cgroups for pods (`cgroupsPerQOS: false`).
     pub no_pod_cgroups: bool,
-    /// The number of GPUs that were put in as replacements.
+    /// The number of GPUs that were installed as replacements.
     replaced: u32,
-    /// (UID, GPU) → the memory that the GPU had to share when the pod was last granted something.
+    /// For each (UID, GPU): the memory that the GPU had to share at the most recent grant for the pod.
     granted_under: BTreeMap<(String, String), MiB>,
 }
 
 impl SimNode {
-    /// Create a node with GPUs of these sizes in units, and with a running agent.
+    /// Create a node with a running agent, and with GPUs of these sizes in units.
     pub fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
         let gpus = (0..)
             .zip(units)
@@ -93,12 +95,12 @@ impl SimNode {
         }
     }
 
-    /// Report whether the kubelet has a call in progress for a container of the pod.
+    /// Report whether a call for a container of the pod is in progress.
     fn is_busy(&self, uid: &str) -> bool {
         self.waiting.contains_key(uid) || self.creating.keys().any(|(of, _)| of == uid)
     }
 
-    /// Let the agent work with its disk. If it is killed, it is gone, and its stream with it.
+    /// Let the agent do something with its disk. If the agent is killed, its process and its ListAndWatch stream are gone.
     fn with_agent<T>(
         &mut self,
         story: &mut Story,
@@ -124,7 +126,7 @@ impl SimNode {
         }
     }
 
-    /// Send a message of ListAndWatch.
+    /// Send a ListAndWatch message to the kubelet.
     fn stream(&mut self) {
         if let Some(agent) = &self.agent {
             self.kubelet.devices(agent);
@@ -141,7 +143,7 @@ impl SimNode {
         self.waiting.clear();
     }
 
-    /// Start the agent, whether or not an earlier process of it is running: list, reconcile, publish, register.
+    /// Start the agent: list, reconcile, publish, register. If an earlier agent process is running, it is replaced.
     pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
         self.reserve = reserve;
         self.waiting.clear();
@@ -193,21 +195,22 @@ impl SimNode {
         Ok(())
     }
 
-    /// Cut the agent's watch, so that it lists again.
+    /// Cut the agent's watch, so that the agent lists again.
     pub fn relist_agent(&mut self, api: &Api) {
         if let Some(agent) = &mut self.agent {
             agent.ask(api);
         }
     }
 
-    /// Deliver the list of the agent's watch.
+    /// Deliver the list of the agent's watch, if one is on its way.
     pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), String> {
         self.with_agent(story, |agent, disk, _, _| agent.list_arrives(disk))?;
         self.stream();
         Ok(())
     }
 
-    /// Replace a GPU while the node runs. The new GPU gets the old one's index and minor number; the agent keeps the old GPU as lost.
+    /// Replace a GPU while the node runs. The new GPU gets the old GPU's index and minor number. The agent keeps the old GPU as
+    /// lost.
     pub fn replace_card(&mut self, gpu: usize) -> bool {
         let old = self.gpus[gpu].clone();
         if old.health == Health::Lost || !self.creating.is_empty() {
@@ -231,12 +234,12 @@ impl SimNode {
         true
     }
 
-    /// Forget lost GPUs, as the agent does when it starts again.
+    /// Forget lost GPUs, as an agent does when it restarts.
     pub fn forget_lost(&mut self) {
         self.gpus.retain(|gpu| gpu.health != Health::Lost);
     }
 
-    /// Read the hardware as `hardware.rs` does: a lost GPU keeps its index, even if another GPU has it now.
+    /// Read the hardware as `hardware.rs` does. A lost GPU keeps its index, even if another GPU now has the same index.
     fn see_hardware(&mut self) {
         let order = |gpu: &Gpu| (gpu.index, gpu.health == Health::Lost, gpu.uuid.clone());
         self.gpus.sort_by_key(order);
@@ -343,7 +346,7 @@ impl SimNode {
         }
     }
 
-    /// Fail a pod whose containers run. Pod workers are serial, so a create in progress is completed first.
+    /// Make a pod fail while its containers run. Pod workers are serial, so a create call in progress is completed first.
     pub fn evict(&mut self, api: &mut Api, uid: &str) {
         if self.is_busy(uid) {
             return;
@@ -355,14 +358,14 @@ impl SimNode {
         }
     }
 
-    /// Let the kubelet abandon a call.
+    /// Let the kubelet abandon a pod's PreStartContainer call.
     fn hang_up(&mut self, uid: &str) {
         if let (Some(waiting), Some(agent)) = (self.waiting.remove(uid), &mut self.agent) {
             agent.core.list_failed(waiting.begun);
         }
     }
 
-    /// Deliver the lists for which starts wait.
+    /// Deliver the lists for which container starts wait.
     pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
         while let Some(uid) = self.waiting.keys().next().cloned() {
             self.work(api, &uid, 1, story)?;
@@ -370,7 +373,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Take a pod worker's next step.
+    /// Let a pod's worker take its next step.
     pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
         let creating = self
             .creating
@@ -470,7 +473,7 @@ impl SimNode {
         self.answered(api, uid, container, ids, at_once, answer, story)
     }
 
-    /// Check that no start is refused for the memory of ended pods without a request to the API server.
+    /// Check that no start is refused because of memory of ended pods, unless the API server was queried.
     fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
         // If the running pods are unknown, every pod with a grant counts as running.
         if self.no_pod_cgroups {
@@ -575,7 +578,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Let the runtime resolve the name that the kubelet recorded, then run the container with the contents of the spec.
+    /// Let the runtime resolve the CDI name that the kubelet recorded, and run the container with what the spec contains.
     fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
         let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
@@ -645,13 +648,14 @@ impl SimNode {
         }
     }
 
-    /// Return the UIDs of pods for which `end` has an effect.
+    /// Return the UIDs of pods for which [`SimNode::end`] has an effect.
     pub fn endable(&self) -> BTreeSet<String> {
         let terminating = self.kubelet.pods.iter().filter(|(_, local)| local.terminating);
         self.cgroups.keys().chain(terminating.map(|(uid, _)| uid)).cloned().collect()
     }
 
-    /// End a container. When nothing of an ended pod runs, remove its sandbox, then its object if it is being deleted.
+    /// End a container. If no container of an ended pod runs any more, remove its sandbox, and, if it is being deleted, its
+    /// object.
     pub fn end(&mut self, api: &mut Api, uid: &str, container: usize, how: Ending, story: &mut Story) {
         let leaves = self.kubelet.pods.get(uid).is_none_or(|local| !local.is_live());
         if let Some(cgroup) = self.cgroups.get_mut(uid) {
@@ -690,8 +694,8 @@ impl SimNode {
         self.finish(uid);
     }
 
-    /// End the sidecars with the last app container, and the pod with them. Pod workers are serial: a create in progress is completed first, and
-    /// every status that is written includes its result.
+    /// If the last app container has ended, end the sidecars and the pod. Pod workers are serial: a create call in progress is
+    /// completed first, and every status that is written includes the call's result.
     fn finish(&mut self, uid: &str) {
         if self.is_busy(uid) {
             return;
@@ -705,7 +709,7 @@ impl SimNode {
         }
     }
 
-    /// Handle a pod of which nothing is left on the node.
+    /// Handle a pod that has nothing left on the node.
     fn left(&mut self, api: &mut Api, uid: &str) {
         let Some(local) = self.kubelet.pods.get_mut(uid) else { return };
         if local.removed {
@@ -719,7 +723,7 @@ impl SimNode {
         }
     }
 
-    /// Start a new kubelet process. It leaves running pods alone and admits other pods again.
+    /// Start a new kubelet process. It leaves running pods alone, and admits all other pods again.
     pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.kubelet.restart();
         self.creating.clear();
@@ -760,7 +764,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Reboot: no process and no spec is left, but records and the checkpoint are. Minor numbers may have changed.
+    /// Reboot the node. All processes and specs disappear, but the records and the checkpoint stay. Minor numbers may change.
     pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
         self.boot += 1;
         self.agent = None;
@@ -796,7 +800,7 @@ impl SimNode {
             .collect()
     }
 
-    /// Report whether another pod that has not ended has exactly the ids of this one, which may then have to wait.
+    /// Report whether another pod that has not ended has exactly the same ids. If so, this pod may have to wait.
     pub fn shares_its_ids(&self, uid: &str) -> bool {
         let names = self.kubelet.handouts.iter().map(|handout| (&handout.key.uid, &handout.grant));
         let recorded = self.disk.records.values().map(|record| (&record.uid, &record.cdi));
@@ -807,7 +811,7 @@ impl SimNode {
             .any(|(of, name)| of != uid && ours.contains(name) && live(of))
     }
 
-    /// Check what holds on a node after every step.
+    /// Check the invariants that must hold on a node after every step.
     pub fn check(&self) -> Result<(), String> {
         for gpu in &self.gpus {
             let live = self.on_gpu(&gpu.uuid);
@@ -830,7 +834,7 @@ impl SimNode {
         Ok(())
     }
 
-    /// Check invariant 6.
+    /// Check invariant 6: a restarted agent knows the same as the running one.
     pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), String> {
         if let Some(agent) = &mut self.agent {
             let sight = Sight {

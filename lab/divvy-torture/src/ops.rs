@@ -1,8 +1,9 @@
 //! The steps of a history.
 //!
-//! Numbers pick among the objects that exist at that moment (modulo their count), so every step is valid in every world, and a shorter
-//! sequence is still valid. `luck` decides what Kubernetes leaves to chance, combined with the pod's UID and not with earlier events, so that
-//! removing a step does not change all later chances.
+//! The numbers in a step select among the objects that exist at that moment (modulo their count). Every step is therefore valid
+//! in every world, and a sequence from which steps were removed is still valid. `luck` decides what Kubernetes leaves to chance.
+//! It is combined with the pod's UID, and not with earlier events, so that removing a step does not change all later random
+//! choices.
 
 use crate::chance::Chance;
 use crate::proxy::Page;
@@ -14,15 +15,15 @@ pub enum Fate {
     Taken,
     /// The server's response arrives. If the call was not carried out yet, it is carried out first.
     Answered,
-    /// No response arrives. A Binding that was not carried out may be carried out later.
+    /// No response arrives. A Binding that was not carried out yet may be carried out later.
     Lost,
     /// The client repeats the Binding automatically, and the second response arrives.
     Repeated,
-    /// A proxy answers instead ([`crate::proxy::Page::number`]).
+    /// A proxy answers instead of the API server ([`crate::proxy::Page::number`]).
     Page(u8),
 }
 
-/// The result of reading the Lease and of the write that follows.
+/// The result of reading the Lease, and of the write that follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseFate {
     Answered,
@@ -36,22 +37,22 @@ pub enum LeaseFate {
     AnswerLate,
 }
 
-/// The forged annotations of a pod whose owner wrote `spec.nodeName`.
+/// The annotations that the owner of a pod forged together with `spec.nodeName`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgery {
     /// `memMiB: 0`
     Zero,
     /// The pod's share is correct, but a container's share is 0.
     ZeroContainer,
-    /// Less memory than the pod asks for.
+    /// Less memory than the pod requests.
     Less,
-    /// The memory that the pod asks for, on a GPU that was not checked.
+    /// The memory that the pod requests, on a GPU whose free memory was not checked.
     Exact,
     /// gpushare's annotations with `ALIYUN_COM_GPU_MEM_POD: 0`.
     LegacyZero,
-    /// gpushare's annotations with less memory than the pod asks for.
+    /// gpushare's annotations with less memory than the pod requests.
     LegacyLess,
-    /// gpushare's annotations with the memory that the pod asks for.
+    /// gpushare's annotations with the memory that the pod requests.
     LegacyExact,
     /// No annotations.
     Nothing,
@@ -76,20 +77,20 @@ impl Forgery {
 /// What happens to Bindings in progress when the extender is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leftover {
-    /// They are carried out before the next process lists.
+    /// They are carried out before the next process lists the pods.
     Done,
     /// They are never carried out.
     Dropped,
-    /// They may be carried out after the next process has listed: for a while there are two writers.
+    /// They may be carried out after the next process has listed the pods, so that there are two writers for a while.
     Late,
 }
 
-/// How a container ends.
+/// The way in which a container ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It ends for good.
+    /// The container ends permanently.
     Well,
-    /// It will be started again.
+    /// The container will be started again.
     Crash,
 }
 
@@ -98,7 +99,7 @@ pub enum Ending {
 pub enum Op {
     /// A pod of this shape and priority is created under this name, unless the name is taken.
     Create { name: u8, shape: u8, priority: u8 },
-    /// A pod is created with `spec.nodeName` and annotations from its owner, as if it were on this GPU of the node.
+    /// A pod is created for which the owner wrote `spec.nodeName` and annotations, as if the pod were on this GPU of the node.
     Forge {
         name: u8,
         shape: u8,
@@ -108,19 +109,20 @@ pub enum Op {
     },
     /// The graceful deletion of a pod is requested.
     Delete { pod: u8 },
-    /// A pod's object is removed at once, even while its containers run.
+    /// A pod's object is removed immediately, even while its containers run.
     ForceDelete { pod: u8 },
-    /// A pod is force-deleted and created again under the same name (StatefulSet).
+    /// A pod is force-deleted, and created again under the same name (as in a StatefulSet).
     Recreate { pod: u8 },
     /// The kubelet fails a pod while its containers still run.
     Evict { pod: u8 },
-    /// kube-scheduler filters, then binds to one of the nodes that passed, or preempts. The Binding may be lost at once. It calls this replica.
+    /// kube-scheduler calls this replica to filter. It then binds to one of the nodes that passed, or preempts. The Binding may
+    /// be lost immediately.
     Schedule { pod: u8, node: u8, lost: bool, replica: u8 },
-    /// A bind without filter: a repetition, or one that was decided long ago.
+    /// kube-scheduler binds without a filter call: it repeats a bind, or carries out a decision that was made long ago.
     Bind { pod: u8, node: u8, replica: u8 },
-    /// An API call of the extender advances.
+    /// An API call of the extender makes progress.
     Call { call: u8, fate: Fate },
-    /// A Binding without a response is carried out after all.
+    /// A Binding that received no response is carried out after all.
     LateWrite { call: u8 },
     /// The extender checks its reservations.
     Sweep { replica: u8 },
@@ -132,29 +134,30 @@ pub enum Op {
     ToAgent { node: u8, events: u8 },
     /// Events reach a kubelet, which admits new pods.
     ToKubelet { node: u8, events: u8, luck: u8 },
-    /// A watch was cut: the extender lists again. The list is taken now and arrives later.
+    /// The extender's watch is cut, so it lists again. The API server takes the list now, and the list arrives later.
     RelistExtender { replica: u8 },
     /// The extender's list arrives.
     ListArrives { replica: u8 },
-    /// A watch was cut: the agent lists again.
+    /// The agent's watch is cut, so it lists again.
     RelistAgent { node: u8 },
     /// The list of the agent's watch arrives.
     AgentListArrives { node: u8 },
     /// A pod worker takes its next step: sandbox, PreStartContainer, or the runtime's create.
     Work { pod: u8, luck: u8 },
-    /// A container ends, or the remains of an ended pod are removed.
+    /// A container ends, or what is left of an ended pod is removed.
     End { pod: u8, container: u8, how: Ending },
     /// The kubelet writes the pods' status.
     Report { node: u8 },
     /// The kubelet writes the node's status.
     Heartbeat { node: u8 },
-    /// The agent's ten-second interval has passed. This many events arrive between its reading of the node and its decision.
+    /// The agent reconciles, because its interval of ten seconds has passed. `events` events arrive after it has read the node
+    /// and before it decides.
     Reconcile { node: u8, events: u8 },
     /// The agent's patch of the node's annotation arrives.
     Publish { node: u8 },
-    /// The extender is killed and started.
+    /// The extender is killed and started again.
     RestartExtender { replica: u8, leftover: Leftover },
-    /// A replica ends in good order and gives the Lease back, and another one starts.
+    /// A replica stops gracefully and gives the Lease back, and another replica starts.
     Retire { replica: u8 },
     /// A replica reads the Lease.
     Lease { replica: u8, fate: LeaseFate },
@@ -162,17 +165,17 @@ pub enum Op {
     Freeze { replica: u8 },
     /// A frozen replica continues.
     Thaw { replica: u8 },
-    /// The wall clock of a replica's machine is set; no other clock changes.
+    /// The wall clock of a replica's machine is set. No other clock changes.
     Clock { replica: u8, seconds: i16 },
     /// The agent is killed.
     KillAgent { node: u8 },
-    /// The agent will be killed between two of its actions.
+    /// The agent is marked to be killed after this number of further actions.
     KillAgentAfter { node: u8, actions: u8 },
-    /// The agent starts (again), with this many units of each GPU reserved.
+    /// The agent starts or restarts. It reserves this number of units of each GPU.
     StartAgent { node: u8, reserve: u8, listed: bool },
-    /// The kubelet starts again, before or after the agent has registered.
+    /// The kubelet restarts, before or after the agent has registered.
     RestartKubelet { node: u8, registered: bool },
-    /// Everything on the node starts again.
+    /// The node reboots.
     Reboot { node: u8, registered: bool },
     /// A GPU is replaced by another one while the node runs.
     ReplaceCard { gpu: u8 },
@@ -180,20 +183,20 @@ pub enum Op {
     Fail { gpu: u8 },
     /// A failed GPU recovers.
     Recover { gpu: u8 },
-    /// A pod takes the direct path: bind, admission, then this many steps of its worker.
+    /// A pod passes through these stages without other events in between: bind, admission, and `steps` steps of its worker.
     Hurry { pod: u8, steps: u8, luck: u8 },
     /// Everything in progress arrives.
     Calm,
 }
 
-/// The emphasis of a history.
+/// The kind of events that a history emphasizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
-    /// Everything that can happen with one extender.
+    /// All events that are possible with one extender.
     Everything,
-    /// Binds: calls without responses, late writes, restarts of the extender.
+    /// Binds: calls without responses, late writes, and restarts of the extender.
     Binds,
-    /// Starts of containers: lists that are slow and overtaken.
+    /// Starts of containers: lists that are slow, or overtaken by the watch.
     Starts,
     /// Pods of different priorities.
     Preemption,
@@ -240,7 +243,7 @@ impl History {
 }
 
 impl Mix {
-    /// Return the ranges of the table from which two of three steps come.
+    /// Return the ranges of the table of steps from which two thirds of the steps are drawn.
     fn focus(self) -> &'static [(u16, u16)] {
         match self {
             Mix::Everything => &[],

@@ -1,4 +1,4 @@
-//! The programs that answer instead of the API server: load balancers, ingress controllers, an API server that is starting.
+//! Programs that answer instead of the API server: load balancers, ingress controllers, and an API server that is starting.
 
 use divvy_model::PodKey;
 
@@ -22,8 +22,9 @@ pub struct Page {
     /// The body, in which `{pod}` stands for the pod's name.
     body: &'static str,
     pub passed: Passed,
-    /// Whether an API server of another cluster answers, because a load balancer has backends of two clusters or one was restored from an old
-    /// backup. Its response cannot be distinguished from a correct one.
+    /// Whether the response comes from the API server of another cluster, because the load balancer has backends of two clusters,
+    /// or because one of the clusters was restored from an old backup. Such a response cannot be distinguished from a correct
+    /// one.
     pub misleads: bool,
 }
 
@@ -71,7 +72,7 @@ const PAGES: [Page; 12] = [
 ];
 
 impl Page {
-    /// The number of the misleading page.
+    /// The number of the page that comes from another cluster.
     pub const MISLEADING: u8 = 11;
 
     pub fn number(n: u8) -> Page {

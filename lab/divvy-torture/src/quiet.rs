@@ -1,4 +1,5 @@
-//! The end of every history: pods are placed where possible, everything ends, nothing is left behind, and every GPU can be used again.
+//! The end of every history: pods are placed where possible, everything ends, nothing is left behind, and every GPU can be used
+//! again.
 
 use divvy_model::{ContainerKind, Health, MiB, Phase, Pod};
 
@@ -8,7 +9,7 @@ use crate::story::ensure;
 use crate::world::{World, request};
 
 impl World {
-    /// Deliver everything, place and start the waiting pods, end everything, and use every GPU as a whole once more.
+    /// Deliver everything in progress, place and start the waiting pods, end everything, and use every GPU as a whole once more.
     pub fn quiet(&mut self) -> Result<(), String> {
         self.story.tell(|| "at quiet: everything in progress arrives".to_owned());
         self.calm()?;
@@ -69,8 +70,9 @@ impl World {
         self.nothing_is_left()
     }
 
-    /// Schedule the important ones among the waiting pods until they are bound or no pod is left that could be evicted for them. Replacements of
-    /// evicted pods are scheduled before them each time. With all events delivered and no GPU failing, one eviction per pod suffices.
+    /// Schedule each waiting pod with a priority above 0, in the order of priority, until it is bound or no pod is left that
+    /// could be evicted for it. Replacements of evicted pods are also scheduled in between. Because all events have been
+    /// delivered and no GPU fails, one round of evictions per pod must suffice.
     fn preempt_all(&mut self) -> Result<(), String> {
         self.story.tell(|| "at quiet: the important pods evict others".to_owned());
         let mut waiting: Vec<Pod> = self.pending().into_iter().filter(|pod| pod.priority > 0).collect();
@@ -111,8 +113,9 @@ impl World {
         self.calm()
     }
 
-    /// Report whether a pod that may be evicted for this one is on an unhealthy GPU. Its ids are healthy while it is there and disappear with
-    /// it: by the sums, its eviction makes room, but in fact it does not.
+    /// Report whether a pod of lower priority is on an unhealthy GPU. The ids of this GPU that the pod holds count as healthy
+    /// while the pod is there, and disappear with it. According to the sums, its eviction would make room, but in fact it does
+    /// not.
     fn frees_nothing(&self, pod: &Pod) -> bool {
         let mut lower = self.api.pods.values().filter(|other| other.priority < pod.priority);
         lower.any(|other| {
@@ -143,7 +146,7 @@ impl World {
         Ok(())
     }
 
-    /// Let kubelets start all pods that can start; init containers succeed.
+    /// Let kubelets start all pods that can start. Init containers succeed.
     fn run_all(&mut self) -> Result<(), String> {
         for node in &mut self.nodes {
             let (api, story) = (&mut self.api, &mut self.story);
@@ -173,7 +176,7 @@ impl World {
         self.calm()
     }
 
-    /// Check that every admitted pod runs, unless its GPU failed or its memory or ids still belong to others.
+    /// Check that every admitted pod runs, unless its GPU failed, or its memory or ids are still held by other pods.
     fn check_started(&self) -> Result<(), String> {
         for node in &self.nodes {
             for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
@@ -217,7 +220,7 @@ impl World {
         self.calm()
     }
 
-    /// Check invariant 3.
+    /// Check invariant 3: nothing is left behind.
     fn nothing_is_left(&self) -> Result<(), String> {
         ensure!(self.api.pods.is_empty(), "pods are not removed: {:?}", self.api.pods);
         for extender in &self.extenders {

@@ -1,4 +1,4 @@
-//! The story of a history in words, recorded only if a reader wants it.
+//! The story of a history in words. It is recorded only if a reader wants it.
 
 /// The lines of a story.
 #[derive(Debug, Default)]

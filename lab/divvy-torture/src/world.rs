@@ -1,4 +1,4 @@
-//! The world: an API server, an extender, nodes with a kubelet and an agent each, and the steps that change it.
+//! The simulated world: an API server, extenders, nodes with a kubelet and an agent each, and the steps that change them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,13 +21,13 @@ mod scheduler;
 
 use scheduler::Scheduler;
 
-/// The pods' names; few, so that they are used again.
+/// The names of pods. There are only a few, so that names are reused.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// `spec.priority`
+/// The values of `spec.priority` for new pods.
 const PRIORITIES: [i32; 4] = [0, 10, 20, 0];
 
-/// The nodes by name, with their GPUs in units.
+/// The nodes by name, each with the sizes of its GPUs in units.
 type Nodes = &'static [(&'static str, &'static [u64])];
 
 fn nodes(mix: Mix) -> Nodes {
@@ -37,7 +37,7 @@ fn nodes(mix: Mix) -> Nodes {
     }
 }
 
-/// A pod's containers with their requests, and the number of GPUs over which they are spread.
+/// The number of GPUs over which the requests are spread, and the pod's containers with their requests.
 type Shape = (u32, &'static [(&'static str, ContainerKind, u64)]);
 
 fn shapes() -> [Shape; 10] {
@@ -70,29 +70,29 @@ pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
     }
 }
 
-/// The world.
+/// The simulated world.
 #[derive(Debug)]
 pub struct World {
     pub api: Api,
-    /// A single extender, or replicas of which one leads.
+    /// A single extender, or several replicas, one of which is the leader.
     pub extenders: Vec<Extender>,
     pub scheduler: Scheduler,
     pub nodes: Vec<SimNode>,
     pub story: Story,
-    /// The nodes that this step changed.
+    /// The nodes that the current step has changed.
     touched: BTreeSet<usize>,
-    /// The position in the pods' history up to which the ledger was checked.
+    /// The position in the history of pods up to which the ledger has been checked.
     checked: usize,
 }
 
-/// Return the `n`th item, modulo their number.
+/// Return the `n`th item. `n` is taken modulo the number of items.
 fn pick<T: Clone>(items: impl IntoIterator<Item = T>, n: u8) -> Option<T> {
     let items: Vec<T> = items.into_iter().collect();
     items.get(usize::from(n) % items.len().max(1)).cloned()
 }
 
 impl World {
-    /// Create nodes whose agents run, and extenders that know them.
+    /// Create nodes with running agents, and extenders that know these nodes.
     pub fn new(mix: Mix, told: bool) -> Result<World, String> {
         let mut api = Api::default();
         // Clocks that are set back do not go before 1970.
@@ -149,7 +149,7 @@ impl World {
         extender.check_lease(&mut self.api, fate, &mut self.story)
     }
 
-    /// Let time pass until a replica leads and knows the pods. It is the first one that is not frozen.
+    /// Let time pass until a replica that is not frozen is the leader. Lists that are on their way are delivered.
     pub fn lead(&mut self) -> Result<(), String> {
         for _ in 0..20 {
             for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
@@ -163,7 +163,7 @@ impl World {
         Err("no replica leads".to_owned())
     }
 
-    /// Return the replica that leads, if it is not frozen.
+    /// Return the replica that is the leader and is not frozen.
     pub fn leader(&self) -> Option<usize> {
         let leads = |extender: &Extender| !extender.frozen && extender.leads(&self.api);
         self.extenders.iter().position(leads)
@@ -341,7 +341,7 @@ impl World {
         Ok(())
     }
 
-    /// Return the calls that can advance in this way. A frozen replica receives no response.
+    /// Return the calls that can make progress with this result. A frozen replica receives no response.
     fn calls(&self, fate: Fate) -> Vec<(usize, usize)> {
         let replicas = self.extenders.iter().enumerate();
         replicas
@@ -522,7 +522,7 @@ impl World {
         }
     }
 
-    /// Create a pod with a node and annotations from its owner. The annotations pass through their text form.
+    /// Create a pod for which the owner wrote a node and annotations. The annotations are converted to text and back.
     fn forge(&mut self, name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) {
         let Some((name, request)) = self.new_pod(name, shape).filter(|(_, request)| request.rules.is_none()) else {
             return;
@@ -587,13 +587,13 @@ impl World {
         }
     }
 
-    /// Return the nodes that filter passes.
+    /// Return the nodes that the extender's filter accepts for a pod.
     pub fn filter(&self, replica: usize, pod: &Pod) -> Result<Vec<usize>, String> {
         let names = self.nodes.iter().map(|node| node.name.as_str());
         Ok(self.extenders[replica].core.filter(pod, names)?.passed)
     }
 
-    /// Schedule one of the waiting pods; if there is none, create one.
+    /// Schedule one of the waiting pods. If there is none, create a pod.
     fn schedule_one(&mut self, pod: u8, node: u8, lost: bool, replica: u8) -> Result<(), String> {
         let Some(waiting) = pick(self.pending(), pod) else {
             self.create(pod, node, 0);
@@ -612,7 +612,8 @@ impl World {
         Ok(())
     }
 
-    /// Send kube-scheduler's bind to this replica. A replica that does not lead forwards it to the one that it takes for the leader.
+    /// Send kube-scheduler's bind request to this replica. If the replica is not the leader, it forwards the request to the
+    /// replica that it believes to be the leader.
     pub fn bind(&mut self, replica: usize, pod: &Pod, node: usize) -> Result<(), String> {
         let args = BindArgs {
             pod_name: pod.name.clone(),
@@ -637,7 +638,7 @@ impl World {
         self.extenders[replica].bind(&self.api, args, &mut self.story)
     }
 
-    /// Schedule, bind, admit, and start a pod, as far as possible.
+    /// Schedule, bind, admit, and start a pod, as far as this is possible.
     fn hurry(&mut self, uid: &str, steps: u8, luck: u8) -> Result<(), String> {
         self.story.tell(|| format!("{uid} hurries"));
         if let Some(pod) = self.api.pod(uid).filter(|pod| pod.node.is_none() && !pod.deleting).cloned() {
@@ -674,7 +675,7 @@ impl World {
         Ok(())
     }
 
-    /// Carry out and answer every call of the extenders that are not frozen, in order.
+    /// Carry out and answer all calls of the extenders that are not frozen, in order.
     pub fn answer_all(&mut self) -> Result<(), String> {
         for _ in 0..1_000 {
             let Some((replica, call)) = self.calls(Fate::Answered).first().copied() else {
@@ -688,14 +689,14 @@ impl World {
         Err("the extender does not stop calling the API server".to_owned())
     }
 
-    /// Return counters that show whether anything happened.
+    /// Return counters, which differ whenever something has happened.
     fn history(&self) -> (usize, usize, usize) {
         let ledgers = self.extenders.iter().map(|extender| extender.core.index().ledger());
         let reserved = ledgers.map(|ledger| ledger.reservations().count()).sum();
         (self.api.pod_log.len(), self.api.node_log.len(), reserved)
     }
 
-    /// Deliver everything in progress until nothing changes. Containers keep running, even those of pods that are gone.
+    /// Deliver everything in progress until nothing changes any more. Containers keep running, even those of pods that are gone.
     pub fn calm(&mut self) -> Result<(), String> {
         self.touched = (0..self.nodes.len()).collect();
         for extender in &mut self.extenders {
@@ -751,7 +752,7 @@ impl World {
         pending.cloned().collect()
     }
 
-    /// At rest: bind a pod if it fits somewhere and no other pod has precedence.
+    /// Bind a pod if it fits on some node and no other pod has precedence. Nothing may be in progress.
     pub fn place(&mut self, key: &PodKey) -> Result<bool, String> {
         let Some(pod) = self.api.pods.get(key).filter(|pod| pod.node.is_none()).cloned() else {
             return Ok(false);

@@ -8,7 +8,7 @@ use divvy_cdi::{Found, Severity as Strength};
 use crate::check::{Repair, Verdict, count, problem, repaired_by, skip};
 use crate::facts::Facts;
 
-/// The CDI kinds that `divvy cdi generate` writes, with the value of its `--vendor`.
+/// The CDI kinds that `divvy cdi generate` writes, each with the value of `--vendor` that selects it.
 const OURS: [(&str, &str); 3] = [
     ("nvidia.com/gpu", "nvidia"),
     ("amd.com/gpu", "amd"),

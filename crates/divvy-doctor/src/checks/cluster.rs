@@ -12,7 +12,7 @@ use crate::facts::cluster::{Cluster, DaemonSet, Node, PodSpec, Taint, Texts, Tol
 use crate::facts::{Facts, version_at_least};
 use crate::gpu_resource::is_gpu;
 
-/// Parts of the image names of device plugins for GPUs.
+/// Substrings by which the images of GPU device plugins are recognized.
 const PLUGINS: [&str; 7] = [
     "k8s-device-plugin",
     "gpushare-device-plugin",
@@ -27,7 +27,7 @@ fn amount(resources: &Texts, name: &str) -> u64 {
     resources.get(name).and_then(parse_quantity).unwrap_or(0)
 }
 
-/// Report whether a node has any of a resource, even if no more is allocatable now.
+/// Report whether a node has a resource, even if nothing of it is allocatable now.
 pub(super) fn offers(node: &Node, resource: &str) -> bool {
     amount(&node.status.capacity, resource) > 0 || amount(&node.status.allocatable, resource) > 0
 }
@@ -109,7 +109,7 @@ fn full_name(set: &DaemonSet) -> String {
     format!("{}/{}", set.metadata.namespace, set.metadata.name)
 }
 
-/// Return the commands that remove the foreign device plugins.
+/// Return the commands that remove the device plugins that are not Divvy's.
 fn without(foreign: &[&DaemonSet]) -> String {
     let commands: Vec<String> = foreign
         .iter()
@@ -254,8 +254,8 @@ fn written(selector: &Texts) -> String {
     labels.join(",")
 }
 
-/// Return the evidence that a node has had an agent: a resource of shared memory (0 once the agent is gone), an inventory, or a pod with
-/// an allocation.
+/// Return the evidence that the node once had an agent: a resource of shared memory (its amount is 0 once the agent is gone), an
+/// inventory, or a pod with an allocation.
 fn had_an_agent(node: &Node, with_allocations: &BTreeSet<&str>) -> Option<String> {
     let capacity = &node.status.capacity;
     let resource = [GPU_MEM, GPU_COUNT]
@@ -447,8 +447,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     key && value && (toleration.effect.is_empty() || toleration.effect == taint.effect)
 }
 
-/// Return the first taint that keeps such a pod off a node. The taints of the node controller (`node.kubernetes.io/…`) are ignored, because
-/// they are temporary.
+/// Return the first taint of a node that a pod with this spec does not tolerate. Taints of the node controller
+/// (`node.kubernetes.io/…`) are ignored, because they are temporary.
 fn in_the_way<'n>(node: &'n Node, spec: &PodSpec) -> Option<&'n Taint> {
     node.spec.taints.iter().find(|taint| {
         taint.effect != "PreferNoSchedule"
@@ -471,8 +471,8 @@ fn toleration(taint: &Taint) -> String {
     )
 }
 
-/// Report whether a DaemonSet is meant for a node. A DaemonSet that selects every node is not meant for control planes, so it needs no
-/// toleration for them.
+/// Report whether a DaemonSet is intended to run on a node. If it selects every node, it is not intended for control planes, and
+/// therefore needs no toleration for them.
 fn is_meant(set: &DaemonSet, node: &Node) -> bool {
     let selector = &set.spec.template.spec.node_selector;
     let is_chosen = selector.keys().any(|key| !key.starts_with("kubernetes.io/"));

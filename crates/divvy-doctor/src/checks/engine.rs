@@ -16,11 +16,11 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
     Ok((engine, configuration))
 }
 
-/// Report whether CDI is on in this engine.
+/// Report whether this engine has CDI enabled.
 ///
 /// # Errors
-/// Returns [`Stop::Blind`] if the answer is unknown: containerd 2 has CDI on by default and containerd 1.7 has it off by default, but the
-/// configuration does not set it and the version is unknown.
+/// Returns [`Stop::Blind`] if this is unknown: CDI is enabled by default in containerd 2 and disabled by default in containerd
+/// 1.7, but the configuration does not set it, and the version is unknown.
 fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
         Kind::Crio => return Ok(true),
@@ -255,8 +255,8 @@ pub(super) fn default(facts: &Facts<'_>) -> Verdict {
         Kind::Crio => "crun",
         Kind::Containerd | Kind::Docker => "runc",
     });
-    // The runtimes that an engine has without any configuration. A dumped configuration of containerd lists its runtimes, so nothing is
-    // assumed there.
+    // The runtimes that an engine has without any configuration. For containerd there are none if its dumped configuration is
+    // known, because that lists all runtimes.
     let asked = engine.kind == Kind::Containerd && facts.containerd.answer().is_some();
     let built_in = match engine.kind {
         Kind::Crio => ["crun", "runc"].contains(&default),

@@ -13,17 +13,18 @@ use crate::gpu_resource::is_gpu;
 
 /// The largest ListAndWatch message that a kubelet accepts, in bytes (gRPC's default).
 const LARGEST_MESSAGE: u64 = 4 * 1024 * 1024;
-/// The size of one device id in that message, in tenths of a byte, for ids like gpushare's. Two user reports agree on the value.
+/// The size of one device id in that message, in tenths of a byte, for ids that look like gpushare's. Two reports from users
+/// agree on this value.
 const TENTHS_PER_ID: u64 = 609;
 
 fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
     facts.kubelet().ok_or_else(|| Stop::Skip("no kubelet here".to_owned()))
 }
 
-/// The suffix for a socket that exists but was not tried.
+/// The suffix for a socket that exists, but to which no connection was tried.
 const UNTRIED: &str = " (not tried whether a process listens)";
 
-/// Return whether a process listens on a socket, or the system's error; `None` if the socket was not tried.
+/// Return whether a process listens on a socket, or the system's error. `None` if no connection was tried.
 fn listens(facts: &Facts<'_>, path: &str) -> Option<Result<(), String>> {
     let sockets = facts.sockets.answer()?;
     Some(sockets.iter().find(|socket| socket.path == path)?.answers.clone())
@@ -126,7 +127,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
     Ok(offered.join(", "))
 }
 
-/// Judge K03 by the capacities in the Node objects.
+/// Judge check K03 by the capacities in the Node objects.
 fn offered(cluster: &Cluster) -> Verdict {
     let mut good = Vec::new();
     let (mut none, mut ill) = (Vec::new(), Vec::new());

@@ -45,7 +45,8 @@ fn install(facts: &Facts<'_>) -> String {
     format!("{install}, then: modprobe nvidia && nvidia-modprobe -c 0 -u")
 }
 
-/// The device numbers come from `/proc/devices`. Major 195 is registered for NVIDIA's GPUs and is the default.
+/// Return the device nodes that should exist. Their numbers come from `/proc/devices`. Major number 195 is registered for
+/// NVIDIA's GPUs, and is the default.
 fn expected(facts: &Facts<'_>) -> Vec<Expected> {
     let majors = majors(facts);
     let frontend = ["nvidia", "nvidia-frontend"]
@@ -78,7 +79,7 @@ fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
     })
 }
 
-/// Return the majors of the character devices in `/proc/devices`, by name.
+/// Return the major numbers of the character devices in `/proc/devices`, by name.
 fn majors(facts: &Facts<'_>) -> BTreeMap<String, u32> {
     let text = facts.root.text("/proc/devices").unwrap_or_default();
     let lines = text.lines().take_while(|line| !line.starts_with("Block"));
@@ -209,8 +210,8 @@ fn fatal(xids: &[String]) -> Verdict {
     )
 }
 
-/// Return the XIDs in the kernel log that are not caused by programs, each GPU and number once. A log line looks like
-/// `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`.
+/// Return the XIDs in the kernel log that were not caused by programs. Each combination of GPU and XID is returned once. A log
+/// line looks like this: `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`.
 fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
     let mut found = Vec::new();
     for line in facts.kernel_log.answer().into_iter().flat_map(|log| log.lines()) {
@@ -342,7 +343,7 @@ fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], Stop> {
     }
 }
 
-/// Return the suffix that names the GPUs for which the driver does not report the value, empty if there are none.
+/// Return a suffix that names the GPUs for which the driver does not report the value. It is empty if there are none.
 fn left_out<'g>(gpus: impl Iterator<Item = &'g ProbedGpu>) -> String {
     let names: Vec<String> = gpus.map(|gpu| format!("GPU {}", gpu.index)).collect();
     match names.is_empty() {

@@ -1,4 +1,4 @@
-//! The objects of the cluster that a check needs, and how their names are shown.
+//! Access to the objects of the cluster that a check needs, and lists of their names for the report.
 
 use crate::check::{Stop, blind, skip};
 use crate::facts::cluster::{Cluster, Pod};
@@ -19,7 +19,8 @@ pub(super) fn listed<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<&'f C
     Ok(cluster)
 }
 
-/// Return the cluster if all of these lists could be read, or `None` if not and this machine's files can answer instead.
+/// Return the cluster if all of these lists could be read. Return `None` if a list could not be read, but this machine's files
+/// can answer instead.
 pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str]) -> Result<Option<&'f Cluster>, Stop> {
     match listed(facts, plurals) {
         Ok(cluster) => Ok(Some(cluster)),
@@ -28,7 +29,7 @@ pub(super) fn listed_or_this_machine<'f>(facts: &'f Facts<'_>, plurals: &[&str])
     }
 }
 
-/// Return the first five names, and the number of the others.
+/// Return at most the first five names, and how many more there are.
 pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
     let shown: Vec<&str> = names.iter().take(5).map(AsRef::as_ref).collect();
     match names.len() {
@@ -37,7 +38,7 @@ pub(super) fn some<S: AsRef<str>>(names: &[S]) -> String {
     }
 }
 
-/// Return the first five lines, and the number of the others, one per line.
+/// Return at most the first five lines, and a line that says how many more there are.
 pub(super) fn some_lines(lines: &[&str]) -> String {
     let mut shown: Vec<String> = lines.iter().take(5).map(|line| (*line).to_owned()).collect();
     if lines.len() > shown.len() {

@@ -12,7 +12,7 @@ use crate::facts::Facts;
 use crate::facts::cluster::{Container, Pod};
 use crate::gpu_resource::is_gpu;
 
-/// Parts of image names that show that the image runs GPU code.
+/// Substrings of image names that indicate that an image runs GPU code.
 const IMAGES: [&str; 8] = [
     "nvidia/cuda",
     "nvcr.io/",
@@ -23,7 +23,7 @@ const IMAGES: [&str; 8] = [
     "tritonserver",
     "tensorflow-gpu",
 ];
-/// Namespaces of the components that manage GPUs. Their pods must see all GPUs.
+/// The namespaces of components that manage GPUs. The pods in them must see all GPUs.
 const CARETAKERS: [&str; 5] = [
     "kube-system",
     "gpu-operator",
@@ -34,7 +34,7 @@ const CARETAKERS: [&str; 5] = [
 
 pub(super) use requests::requests;
 
-/// The largest number of failed pods in the command that deletes them.
+/// The largest number of failed pods that the suggested delete command names.
 const MOST_DELETED: usize = 30;
 
 fn asks_for(container: &Container, resource: &str) -> bool {
@@ -63,7 +63,7 @@ impl LeftOut {
         }
     }
 
-    /// Return the suffix that names these objects, empty if there are none.
+    /// Return a suffix that names these objects. It is empty if there are none.
     fn text(&self) -> String {
         match self.0.as_slice() {
             [] => String::new(),

@@ -11,7 +11,7 @@ fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
     })
 }
 
-/// API versions of the configuration, with the Kubernetes version that removed each.
+/// Versions of the configuration's API, each with the Kubernetes version that removed it.
 const GONE: [(&str, [u32; 2]); 4] = [
     ("kubescheduler.config.k8s.io/v1alpha1", [1, 22]),
     ("kubescheduler.config.k8s.io/v1beta1", [1, 25]),

@@ -1,4 +1,4 @@
-//! Checks of the operating system, and of the toolkit that puts drivers into containers.
+//! Checks of the operating system, and of the toolkit that makes drivers available in containers.
 
 use crate::check::{Severity, Verdict, milder, problem, skip};
 use crate::facts::{Facts, version_at_least};

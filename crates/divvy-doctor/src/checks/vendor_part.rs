@@ -1,20 +1,20 @@
-//! What each vendor contributes to the checks that concern all of them.
+//! What each vendor contributes to the checks that concern all vendors.
 
 use crate::check::Stop;
 use crate::facts::{Facts, PciGpu};
 
-/// A vendor's part.
+/// A vendor's part of the checks that concern all vendors.
 pub(super) struct VendorChecks {
-    /// Return the loaded kernel modules for the vendor's GPUs, or the problem that a GPU has none.
+    /// Returns the loaded kernel modules for the vendor's GPUs, or a problem if a GPU has none.
     pub(super) modules: fn(&Facts<'_>) -> Result<Vec<String>, Stop>,
-    /// Return the device nodes that should exist; `None` if the vendor's driver is not loaded.
+    /// Returns the device nodes that should exist, or `None` if the vendor's driver is not loaded.
     pub(super) nodes: fn(&Facts<'_>) -> Option<DeviceNodes>,
 }
 
 /// The device nodes of a vendor's GPUs.
 pub(super) struct DeviceNodes {
     pub(super) expected: Vec<Expected>,
-    /// The command that creates missing ones.
+    /// The command that creates missing device nodes.
     pub(super) create: &'static str,
 }
 

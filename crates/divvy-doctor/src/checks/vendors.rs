@@ -1,4 +1,5 @@
-//! The table of vendors: their parts of the checks that concern all of them. A vendor's own checks are in the module named after it.
+//! The table of vendors, with what each contributes to the checks that concern all vendors. Checks that concern only one vendor
+//! are in the module named after it.
 
 use super::vendor_part::VendorChecks;
 use super::{amd, intel, nvidia};

@@ -1,5 +1,5 @@
-//! The table of error texts. They come from issues that users have filed with NVIDIA's, AMD's, Intel's, and gpushare's projects, and from
-//! the sources of these projects.
+//! The table of error texts. They come from issues that users have filed with the projects of NVIDIA, AMD, Intel, and gpushare,
+//! and from the sources of these projects.
 
 mod programs;
 
@@ -22,7 +22,7 @@ const fn without_check(texts: &'static [&'static str], means: &'static str, fix:
     }
 }
 
-/// All explanations. More specific texts come first, because the first match explains a line.
+/// All explanations. More specific texts come first, because the first matching explanation is used.
 pub const ALL: &[Explanation] = &[
     programs::OUT_OF_MEMORY,
     programs::NO_GPUS,

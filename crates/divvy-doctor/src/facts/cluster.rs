@@ -1,4 +1,5 @@
-//! Objects of the API server, with only the fields that checks use. They are untrusted input: a missing or null field is read as empty.
+//! Objects of the API server, with only the fields that checks use. They are untrusted input. A missing or null field is read as
+//! an empty value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,7 @@ pub struct Cluster {
     pub daemon_sets: Vec<DaemonSet>,
     /// The RuntimeClasses (`/apis/node.k8s.io/v1/runtimeclasses`).
     pub runtime_classes: Vec<RuntimeClass>,
-    /// The lists that could not be read (`nodes`, `pods`, `daemonsets`, `runtimeclasses`), with the reason and what to type.
+    /// The lists that could not be read (`nodes`, `pods`, `daemonsets`, `runtimeclasses`), each with the reason and what to type.
     pub refused: BTreeMap<String, String>,
 }
 
@@ -35,8 +36,8 @@ impl Cluster {
     }
 }
 
-/// Labels, annotations, or resources: texts by name, sorted by name. A sorted vector saves memory: a `BTreeMap` takes half a kilobyte for a
-/// single entry, and a large cluster has hundreds of thousands of these maps with one or two entries.
+/// Labels, annotations, or resources: texts by name, sorted by name. A sorted vector saves memory. A `BTreeMap` takes half a
+/// kilobyte even for a single entry, and a large cluster has hundreds of thousands of these maps, most with one or two entries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Texts(Vec<(Box<str>, Box<str>)>);
 
@@ -134,7 +135,7 @@ pub struct Page<T> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PageMeta {
-    /// The `continue` token for the next page, empty on the last page.
+    /// The `continue` token for the next page. It is empty on the last page.
     #[serde(rename = "continue")]
     pub next: String,
 }
@@ -261,7 +262,7 @@ impl Pod {
     }
 }
 
-/// The label with the name of the application that an object belongs to.
+/// The label with the name of the application to which an object belongs.
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 
 impl Node {
@@ -280,7 +281,7 @@ impl Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// The node that the pod is bound to.
+    /// The node to which the pod is bound.
     pub node_name: Option<String>,
     /// The name of the RuntimeClass.
     pub runtime_class_name: Option<String>,
@@ -299,7 +300,7 @@ pub struct PodSpec {
 }
 
 impl PodSpec {
-    /// Return all containers, the init containers first.
+    /// Return all containers. Init containers come first.
     pub(crate) fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers)
     }
@@ -326,7 +327,7 @@ pub struct Container {
     pub env: Vec<Variable>,
     /// The requests and limits.
     pub resources: Resources,
-    /// The ports that the container listens on.
+    /// The ports on which the container listens.
     #[serde(deserialize_with = "or_default")]
     pub ports: Vec<Port>,
 }
@@ -347,7 +348,7 @@ pub struct Variable {
     pub name: String,
     /// The value, if the pod contains it literally.
     pub value: Option<String>,
-    /// Whether the value comes from a ConfigMap, a Secret, or a field, so that the pod does not contain it.
+    /// Whether the value comes from a ConfigMap, a Secret, or a field. In this case, the pod's object does not contain the value.
     #[serde(rename = "valueFrom", deserialize_with = "is_there")]
     pub from_elsewhere: bool,
 }
@@ -368,13 +369,13 @@ pub struct Resources {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Toleration {
-    /// The taint's key. Empty with `Exists`: every taint.
+    /// The taint's key. If it is empty and the operator is `Exists`, the toleration matches every taint.
     pub key: String,
     /// `Exists` or `Equal`. Empty means `Equal`.
     pub operator: String,
-    /// The taint's value, compared with `Equal`.
+    /// The taint's value, for the operator `Equal`.
     pub value: String,
-    /// The taint's effect. Empty: every effect.
+    /// The taint's effect. Empty means every effect.
     pub effect: String,
 }
 
@@ -396,7 +397,7 @@ pub struct DaemonSet {
     pub metadata: Meta,
     /// The template of the DaemonSet's pods.
     pub spec: DaemonSetSpec,
-    /// How many pods the DaemonSet should have.
+    /// The status, which contains the number of pods that the DaemonSet should have.
     pub status: DaemonSetStatus,
 }
 
@@ -445,7 +446,7 @@ fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserial
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Report whether the value is anything but `null`.
+/// Report whether the value is not `null`.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(deserializer)?.is_some())
 }

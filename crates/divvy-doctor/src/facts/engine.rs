@@ -8,7 +8,7 @@ use divvy_engines::{self as engines, Configuration, Runtime, containerd, crio, d
 use super::{Asked, Facts};
 use crate::check::Stop;
 
-/// The kinds of engines, by the format of their configuration.
+/// The kinds of engines, which differ in the format of their configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// containerd, either separate or part of a Kubernetes distribution.
@@ -26,7 +26,7 @@ pub struct Engine {
     pub kind: Kind,
     /// The name for `divvy configure`. `k3s` stands for the containerd that k3s contains.
     pub name: &'static str,
-    /// The systemd unit to restart after a change of the configuration.
+    /// The systemd unit that must be restarted after a change of the configuration.
     pub service: &'static str,
     /// The path of the configuration file.
     pub file: String,
@@ -40,7 +40,8 @@ impl Engine {
     }
 }
 
-/// The engines, each with its configuration file (distributions write it at each start) and a part of the path of its socket.
+/// The engines, each with its configuration file and with a part of its socket's path. Kubernetes distributions write their
+/// configuration file again at each start.
 const KNOWN: [(engines::Engine, &str, &str); 7] = [
     (
         engines::Engine::K3s,
@@ -89,7 +90,8 @@ impl Facts<'_> {
             .collect()
     }
 
-    /// Return the engine that runs pods: the one at the kubelet's endpoint, otherwise the first one that is configured or running.
+    /// Return the engine that runs pods: the engine at the kubelet's endpoint, or otherwise the first engine that is configured
+    /// or running.
     pub fn engine(&self) -> Result<Engine, Stop> {
         let endpoint = self.kubelet().and_then(|kubelet| kubelet.endpoint);
         let mut engines = self.engines();
@@ -113,7 +115,7 @@ impl Facts<'_> {
         }
     }
 
-    /// Return the PID of an engine. The containerd that Docker starts with its own configuration file does not count.
+    /// Return the PID of an engine. The containerd that Docker starts with its own configuration file is ignored.
     pub fn process_of(&self, engine: &Engine) -> Option<u32> {
         if engine.kind != Kind::Containerd {
             let name = if engine.kind == Kind::Crio { "crio" } else { "dockerd" };
@@ -137,9 +139,9 @@ impl Facts<'_> {
         own.next().map(|(number, _)| number)
     }
 
-    /// Return the major and minor version of the containerd that runs pods. Sources, in this order: the dumped configuration, the package, and
-    /// the Node objects. It is unknown which Node object is this machine, so these count only if all nodes have containerd before 2.0, or all
-    /// have 2.0 or later.
+    /// Return the major and minor version of the containerd that runs pods. The sources are, in this order: the dumped
+    /// configuration, the package, and the Node objects. Which of the Node objects is this machine is unknown. They are therefore
+    /// used only if all nodes have containerd before 2.0, or all nodes have containerd 2.0 or later.
     pub(crate) fn containerd_version(&self, engine: &Engine) -> Option<(u32, u32)> {
         if let Asked::Answer(dump) = &self.containerd
             && let Ok(table) = dump.parse::<toml::Table>()
@@ -167,7 +169,8 @@ impl Facts<'_> {
             .then_some(first)
     }
 
-    /// Return the configuration of the engine: the configuration that the running engine prints, if available, otherwise its files.
+    /// Return the configuration of the engine: what the running engine prints, if available, and otherwise the content of its
+    /// files.
     pub(crate) fn configuration(&self, engine: &Engine) -> Result<Configuration, Stop> {
         let read = match (engine.kind, &self.containerd) {
             (Kind::Containerd, Asked::Answer(dump)) => {
@@ -187,7 +190,7 @@ impl Facts<'_> {
     }
 }
 
-/// Report whether a runtime gives GPUs to containers, by its program, or by its name if it has no program.
+/// Report whether a runtime gives GPUs to containers. This is decided by its program, or, if it has none, by its name.
 pub(crate) fn is_for_gpus(name: &str, runtime: &Runtime) -> bool {
     match &runtime.path {
         Some(path) => {

@@ -9,14 +9,15 @@ use crate::check::Stop;
 
 /// The mount point of a driver container's root directory (NVIDIA GPU Operator).
 pub const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
-/// The directory of PCI devices.
+/// The directory in which the kernel lists PCI devices.
 const PCI: &str = "/sys/bus/pci/devices";
 /// The largest CDI spec that is read, in bytes. Specs may name hundreds of libraries.
 const LARGEST_SPEC: usize = 4 * 1024 * 1024;
 /// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
-/// A vendor of GPUs that doctor checks. These are more than [`divvy_model::Vendor`]: doctor also helps where Divvy offers no GPUs yet.
+/// A GPU vendor that doctor supports. There are more of them than in [`divvy_model::Vendor`], because doctor also helps with GPUs
+/// that Divvy does not offer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     Nvidia,
@@ -28,7 +29,7 @@ impl Vendor {
     /// All vendors.
     pub const ALL: [Vendor; 3] = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel];
 
-    /// Return the PCI vendor id, and the PCI classes of GPUs: 03 is a display controller, 12 a processing accelerator.
+    /// Return the vendor's PCI id, and the PCI classes of GPUs: 03 is a display controller, and 12 a processing accelerator.
     fn on_pci(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Vendor::Nvidia => ("0x10de", &["03"]),
@@ -58,7 +59,7 @@ pub struct PciGpu {
     pub driver: Option<String>,
 }
 
-/// The kubelet's settings, from its command line and its file.
+/// The kubelet's settings, from its command line and its configuration file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kubelet {
     /// The configuration file, if one was found.
@@ -72,7 +73,7 @@ pub struct Kubelet {
 }
 
 impl Facts<'_> {
-    /// Return the text of a file without trailing whitespace, `None` if the file cannot be read.
+    /// Return the text of a file without trailing whitespace. `None` if the file cannot be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.root.read(path, LARGEST_FILE)?;
         Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
@@ -112,18 +113,18 @@ impl Facts<'_> {
         gpus
     }
 
-    /// Report whether this is WSL 2 with a GPU, which has no PCI bus and no kernel module.
+    /// Report whether this machine is WSL 2 with a GPU. It has no PCI bus and no kernel module.
     pub(crate) fn wsl(&self) -> bool {
         wsl::is_there(self.tree)
     }
 
-    /// Return [`Stop::Skip`] if this machine has neither an NVIDIA GPU nor a driver for one.
+    /// Return [`Stop::Skip`] if this machine has neither an NVIDIA GPU nor an NVIDIA driver.
     pub(crate) fn nvidia(&self) -> Result<(), Stop> {
         let there = !self.gpus_of(Vendor::Nvidia).is_empty() || self.loaded().is_some() || self.wsl();
         there.then_some(()).ok_or_else(|| Stop::Skip("no NVIDIA GPU here".to_owned()))
     }
 
-    /// Return the version of NVIDIA's loaded kernel module, or [`Stop::Skip`] without one.
+    /// Return the version of NVIDIA's loaded kernel module, or [`Stop::Skip`] if none is loaded.
     pub(crate) fn nvidia_driver(&self) -> Result<String, Stop> {
         self.nvidia()?;
         if self.wsl() {
@@ -139,7 +140,7 @@ impl Facts<'_> {
         there.then_some(()).ok_or_else(|| Stop::Skip("no GPU here".to_owned()))
     }
 
-    /// Return the version of NVIDIA's loaded kernel module.
+    /// Return the version of NVIDIA's loaded kernel module. `None` if none is loaded.
     pub(crate) fn loaded(&self) -> Option<String> {
         divvy_cdi::driver_version::loaded_driver(self.tree)
     }
@@ -149,7 +150,7 @@ impl Facts<'_> {
         nvidia::installed(self.tree, &self.driver_root)
     }
 
-    /// Return a driver container's root if only that one has driver libraries, otherwise `/`.
+    /// Return the driver container's root directory if only that directory contains driver libraries. Otherwise return `/`.
     pub(super) fn usual_driver_root(&self) -> String {
         let has = |root: &str| nvidia::installed(self.tree, root).is_some();
         match !has("/") && has(DRIVER_CONTAINER) {
@@ -177,7 +178,8 @@ impl Facts<'_> {
         format!("divvy cdi generate{vendor}{root} -o {path}")
     }
 
-    /// Return the directory of the device nodes: that of the driver container if it has any, otherwise the machine's `/dev`.
+    /// Return the directory that contains the device nodes: the driver container's directory if it contains any, and otherwise
+    /// the machine's `/dev`.
     pub(crate) fn dev(&self) -> String {
         let own = self.of_driver("/dev");
         match self.exists(&format!("{own}/nvidiactl")) {
@@ -212,7 +214,7 @@ impl Facts<'_> {
             .any(|spec| spec.kind.starts_with(vendor) && spec.kind.ends_with("/gpu"))
     }
 
-    /// Report whether the distribution's `ID` or `ID_LIKE` names this family.
+    /// Report whether the distribution's `ID` or `ID_LIKE` contains the name of this family.
     pub(crate) fn is_like(&self, family: &str) -> bool {
         let release = self.text("/etc/os-release").or_else(|| self.text("/usr/lib/os-release"));
         release.unwrap_or_default().lines().any(|line| {
@@ -222,7 +224,7 @@ impl Facts<'_> {
         })
     }
 
-    /// Return the version of an installed dpkg package. Red Hat's package database is binary and is not read.
+    /// Return the version of an installed dpkg package. Red Hat's package database is not read, because it is binary.
     pub(crate) fn package(&self, name: &str) -> Option<String> {
         let status = self.root.read("/var/lib/dpkg/status", 64 * 1024 * 1024)?;
         let status = String::from_utf8_lossy(&status);
@@ -235,7 +237,7 @@ impl Facts<'_> {
         Some(version.to_owned())
     }
 
-    /// Return the PIDs and arguments of the processes with this name.
+    /// Return the PID and the arguments of each process with this name.
     pub fn processes(&self, name: &str) -> Vec<(u32, Vec<String>)> {
         let all = self.process_names.get_or_init(|| {
             let numbers = self.root.names("/proc").into_iter().filter_map(|entry| entry.parse().ok());
@@ -257,7 +259,8 @@ impl Facts<'_> {
         found
     }
 
-    /// Return the start time of a process in seconds since 1970 (`proc(5)`: field 22 of `stat`, in ticks of 10 ms since `btime`).
+    /// Return the start time of a process in seconds since 1970. It is field 22 of `stat` (`proc(5)`), in ticks of 10 ms since
+    /// `btime`.
     pub fn started(&self, process: u32) -> Option<i64> {
         let boot = self.root.text("/proc/stat")?;
         let boot: i64 = boot
@@ -272,7 +275,8 @@ impl Facts<'_> {
         boot.checked_add(ticks / 100)
     }
 
-    /// Return the kubelet's settings; its command line has precedence over its file. `None` if there is no sign of a kubelet.
+    /// Return the kubelet's settings. Its command line has precedence over its configuration file. `None` if there is no sign of
+    /// a kubelet.
     pub fn kubelet(&self) -> Option<Kubelet> {
         const FILES: [&str; 3] = [
             "/var/lib/kubelet/config.yaml",
@@ -319,7 +323,7 @@ impl Facts<'_> {
         })
     }
 
-    /// Report whether a path is a file, after following links.
+    /// Report whether a path leads to a file. Links are followed.
     pub(crate) fn is_program(&self, path: &str) -> bool {
         self.root.resolve(path).is_some_and(|(_, entry)| entry.kind == Kind::File)
     }
@@ -341,7 +345,8 @@ impl Facts<'_> {
     }
 }
 
-/// Report whether a version (`550.54.15`, `v1.30.2+k3s1`, `1.17.8-1`) is at least this one. The first part that is not a number ends the version.
+/// Report whether a version (`550.54.15`, `v1.30.2+k3s1`, `1.17.8-1`) is `least` or later. Only the parts before the first part
+/// that is not a number are compared.
 pub fn version_at_least(version: &str, least: &[u32]) -> bool {
     let version = version.trim_start_matches('v');
     let numbers: Vec<u32> = version

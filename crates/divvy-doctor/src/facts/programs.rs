@@ -6,7 +6,7 @@ use divvy_model::Vendor;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// The part of the output of `divvy-probe --once` that checks use: what NVIDIA's driver says.
+/// What NVIDIA's driver reports: the part of the output of `divvy-probe --once` that checks use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Output")]
 pub struct Probed {
@@ -18,7 +18,7 @@ pub struct Probed {
     pub unreadable: Vec<Unreadable>,
 }
 
-/// The output of `divvy-probe --once`, which is about the GPUs of all vendors.
+/// The output of `divvy-probe --once`, which covers the GPUs of all vendors.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Output {
@@ -32,7 +32,7 @@ struct Driver {
     version: String,
 }
 
-/// A value that is about a GPU of this vendor.
+/// A value about a GPU, with the GPU's vendor.
 #[derive(Debug, Deserialize)]
 struct Of<T> {
     #[serde(default)]
@@ -66,7 +66,7 @@ pub struct ProbedGpu {
     pub index: u32,
     /// The product name.
     pub model: String,
-    /// The compute capability, such as `8.0`, empty if unknown.
+    /// The compute capability, such as `8.0`. It is empty if it is unknown.
     pub cc: String,
     /// Whether the driver reports "GPU is lost".
     pub lost: bool,
@@ -74,9 +74,9 @@ pub struct ProbedGpu {
     pub error: Option<String>,
     /// The compute mode: `default`, `exclusive-process`, `prohibited`, or `exclusive-thread`. `None` if the driver does not report it.
     pub compute_mode: Option<String>,
-    /// Whether the driver stays initialized without clients. `None` if the driver does not report it.
+    /// Whether the driver stays initialized while no client uses it (persistence mode). `None` if the driver does not report it.
     pub persistence: Option<bool>,
-    /// Whether MIG is on now, and after the next reset. `None` if the GPU does not support MIG.
+    /// Whether MIG is enabled now, and whether it will be enabled after the next reset. `None` if the GPU does not support MIG.
     pub mig: Option<(bool, bool)>,
 }
 
@@ -102,10 +102,10 @@ pub struct Docker {
 }
 
 impl Docker {
-    /// Parse the two JSON answers.
+    /// Parse the JSON texts of the two answers.
     ///
     /// # Errors
-    /// Returns the parser's error if one of the answers is not the expected JSON.
+    /// Returns the parser's error if a text is not the expected JSON.
     pub fn parse(version: &str, info: &str) -> Result<Docker, String> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
@@ -130,16 +130,16 @@ impl Docker {
     }
 }
 
-/// A Unix socket, and the result of connecting to it.
+/// A Unix socket, and the result of a connection to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
     /// The path of the socket.
     pub path: String,
-    /// The result of connecting, with the system's error if no process listens.
+    /// The result of a connection: the system's error if no process listens.
     pub answers: Result<(), String>,
 }
 
-/// The result of a test: `divvy-runtime` prepares a container that requests all GPUs.
+/// The result of a test in which `divvy-runtime` prepares a container that requests all GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeTest {
     /// The path of divvy-runtime.
@@ -148,23 +148,23 @@ pub struct RuntimeTest {
     pub outcome: Result<Vec<String>, String>,
 }
 
-/// The answers of the scheduler extender.
+/// The answers of the scheduler extender to the queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extender {
     /// The URL that was queried.
     pub url: String,
-    /// The extender's version, or the error.
+    /// The extender's version, or the error of the query.
     pub version: Result<String, String>,
-    /// The number of filter calls since the extender's start, `None` if the extender does not report it.
+    /// The number of filter calls since the extender's start. `None` if the extender does not report it.
     pub filter_calls: Option<u64>,
-    /// The replicas that were not queried, with the reason.
+    /// The replicas that were not queried, each with the reason.
     pub left_out: Vec<String>,
 }
 
 /// The extender's metric that counts filter calls.
 const CALLS: &str = "divvy_extender_request_duration_seconds_count{verb=\"filter\"}";
 
-/// Return the number of filter calls in the extender's metrics, 0 if the metric is missing.
+/// Return the number of filter calls in the extender's metrics. It is 0 if the metric is missing.
 pub fn filter_calls(metrics: &str) -> u64 {
     let line = metrics.lines().find_map(|line| line.strip_prefix(CALLS));
     line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)

@@ -4,19 +4,19 @@ use serde_json::Value;
 
 use super::Facts;
 
-/// The path of kube-scheduler's static pod in clusters set up by kubeadm and similar tools.
+/// The path of the static pod's manifest for kube-scheduler in clusters that kubeadm and similar tools set up.
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-scheduler.yaml";
 
-/// How kube-scheduler is started on this machine.
+/// The way in which kube-scheduler is started on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scheduler {
     /// The version from the image tag, such as `v1.31.2`.
     pub version: Option<String>,
-    /// The path in `--config`, inside the pod.
+    /// The path that `--config` names, as seen inside the pod.
     pub config: Option<String>,
-    /// The path of the same file on the machine, `None` if no hostPath volume contains it.
+    /// The path of the same file on the machine. `None` if no hostPath volume contains the file.
     pub on_host: Option<String>,
-    /// The type of that volume, such as `FileOrCreate`.
+    /// The type of the hostPath volume, such as `FileOrCreate`.
     pub volume_type: Option<String>,
     /// Whether a `--policy-config…` flag is given. Kubernetes 1.23 removed these flags.
     pub policy_flag: bool,
@@ -29,12 +29,12 @@ pub struct Extending {
     pub url: String,
     /// `managedResources[].name`.
     pub resources: Vec<String>,
-    /// `ignorable`: kube-scheduler schedules pods without this extender while it does not answer.
+    /// `ignorable`: whether kube-scheduler schedules pods without this extender while the extender does not answer.
     pub ignorable: bool,
 }
 
 impl Facts<'_> {
-    /// Return how kube-scheduler is started, or `None` if this machine has no static pod of it.
+    /// Return how kube-scheduler is started, or `None` if this machine has no static pod for it.
     pub(crate) fn scheduler(&self) -> Option<Scheduler> {
         let pod: Value = serde_saphyr::from_str(&self.text(MANIFEST)?).ok()?;
         let spec = &pod["spec"];

@@ -12,21 +12,22 @@ use crate::checks;
 
 /// The indentation of the three lines of a finding.
 const INDENT: &str = "       ";
-/// The indentation of wrapped lines below `found`, `why`, and `fix`.
+/// The indentation of wrapped lines, which start below the texts of `found`, `why`, and `fix`.
 const HANGING: &str = "              ";
-/// The smallest terminal width, in columns, at which lines are wrapped. Below it, wrapped text is harder to read than a long line.
+/// The smallest width of a terminal, in columns, at which lines are wrapped. On a narrower terminal, wrapped text would be harder
+/// to read than long lines.
 const NARROWEST: usize = 40;
-/// The longest wrapped line, in columns. Longer lines are hard to read, even on a wider terminal.
+/// The length of the longest wrapped line, in columns. Longer lines are hard to read, even on a wider terminal.
 const WIDEST: usize = 120;
 
 /// Options for printing a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Print ANSI colors.
+    /// Whether to print ANSI colors.
     pub coloured: bool,
-    /// Also print the checks that do not apply.
+    /// Whether to also print the checks that do not apply.
     pub verbose: bool,
-    /// The width of the terminal in columns. `None`: print each text on one line, for programs such as grep.
+    /// The width of the terminal in columns. With `None`, each text is printed on one line, which suits programs such as grep.
     pub width: Option<usize>,
 }
 
@@ -39,7 +40,8 @@ impl Report {
         })
     }
 
-    /// Return the report as text: passes and findings under the headings of the chain, then the checks that could not run, then the totals.
+    /// Return the report as text: the passes and findings under the headings of the chain, then the checks whose facts could not
+    /// be read, then the totals.
     pub fn print(&self, style: Style) -> String {
         let mut text = String::new();
         let mut group = None;
@@ -63,7 +65,7 @@ impl Report {
         text
     }
 
-    /// Print the checks whose facts could not be read. Each reason is printed once, below its checks.
+    /// Print the checks whose facts could not be read. Each reason is printed once, below the checks that it concerns.
     fn print_blind(&self, text: &mut String, style: Style) {
         let blind: Vec<&Line> = self.checks.iter().filter(|line| line.could_not_look()).collect();
         let mut reasons: Vec<&str> = Vec::new();
@@ -84,7 +86,7 @@ impl Report {
         }
     }
 
-    /// Return the totals, and what did not run.
+    /// Return the totals, and the number of checks that did not run.
     fn summary(&self, style: Style) -> String {
         let number = |status: Status| self.checks.iter().filter(|line| line.status == status).count();
         let skipped = |why: Skipped| self.checks.iter().filter(|line| line.skipped == Some(why)).count();
@@ -114,7 +116,8 @@ impl Report {
     }
 }
 
-/// The sources of checks that did not run (true: the cluster), with a name and the flag that selects the source.
+/// For the checks that did not run: the source that they need (true for the cluster, false for the machine), their name, and the
+/// flag that selects the source.
 const ELSEWHERE: [(bool, &str, &str); 2] = [
     (true, "cluster check", "add --cluster"),
     (false, "machine check", "add --node on the machine"),
@@ -191,7 +194,8 @@ fn shown(text: &str) -> Cow<'_, str> {
     plain(text)
 }
 
-/// Wrap a text. The first line starts with `first`, further lines with `hanging`. Words are never broken: they may be parts of a command.
+/// Wrap a text. The first line starts with `first`, and further lines start with `hanging`. Words are never broken, because they
+/// may be parts of a command.
 pub(crate) fn wrapped(text: &str, first: &str, hanging: &str, width: Option<usize>) -> String {
     let mut lines: Vec<String> = Vec::new();
     for line in text.split('\n') {

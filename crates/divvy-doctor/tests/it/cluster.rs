@@ -1,11 +1,11 @@
-//! Results of the cluster checks on clusters with a fault.
+//! The results of the cluster checks on clusters with one fault each.
 
 use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
 use divvy_doctor::{Asked, Line, Status};
 
 use crate::host::{cluster, debian, facts, map, one, plugin, pod};
 
-/// Return the result of one check for the healthy cluster with a change. The objects are reduced as in production.
+/// Apply a change to the healthy cluster, and return the result of one check on it. The objects are reduced as in production.
 fn said(id: &str, change: impl FnOnce(&mut Cluster)) -> Line {
     let host = debian();
     let mut facts = facts(&host);
@@ -24,7 +24,7 @@ fn asking(name: &str, resource: &str, amount: &str) -> Pod {
     pod
 }
 
-/// Return a pending pod without a node that requests this resource.
+/// Return a pending pod that has no node and requests this resource.
 fn waiting(name: &str, resource: &str, amount: &str) -> Pod {
     let mut pod = asking(name, resource, amount);
     pod.spec.node_name = None;
@@ -250,7 +250,7 @@ fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
     assert_eq!(line.found, "2 nodes, 2 with GPUs; 3 pods wait for a GPU");
 }
 
-/// For example the only node of a kubeadm cluster: its taint also keeps off an agent that is meant to run there.
+/// An example is the only node of a kubeadm cluster. Its taint also keeps off an agent that is intended to run there.
 #[test]
 fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
     let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");

@@ -1,10 +1,10 @@
-//! Results for engines whose configuration files do not set everything.
+//! The results for engines whose configuration files leave some settings open.
 
 use divvy_doctor::{Asked, Facts, Line, Status};
 
 use crate::host::{Host, debian, facts, one};
 
-/// Return a host with a CDI spec, whose pods run on a containerd without a configuration file.
+/// Return a host that has a CDI spec, and whose pods run on a containerd without a configuration file.
 fn without_configuration() -> Host {
     let mut host = debian();
     host.files.remove("/etc/containerd/config.toml");
@@ -48,7 +48,7 @@ fn containerd_1_without_a_configuration_does_none() {
     }
 }
 
-/// containerd 1 and containerd 2 both read files of version 2. containerd 2 has CDI on even if the file does not set it.
+/// Both containerd 1 and containerd 2 read files of version 2. In containerd 2, CDI is enabled even if the file does not set it.
 #[test]
 fn a_file_that_says_nothing_of_cdi_means_what_the_containerd_that_reads_it_does() {
     let mut host = without_configuration();
@@ -131,7 +131,7 @@ fn what_a_check_of_the_machine_leaves_out_is_named() {
     }
 }
 
-/// Without divvy-probe the driver's answer is unknown: the check neither fails nor passes.
+/// Without divvy-probe, the driver's answer is unknown, so the check neither fails nor passes.
 #[test]
 fn without_the_probe_it_is_not_known_whether_gpus_answer() {
     let host = debian();

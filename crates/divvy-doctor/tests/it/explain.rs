@@ -3,7 +3,7 @@
 use divvy_doctor::checks;
 use divvy_doctor::explain::{self, Log};
 
-/// Error texts from issues that users have filed, and the check that each belongs to.
+/// Error texts from issues that users have filed, each with the check to which it belongs.
 const FILED: &[(&str, &str)] = &[
     ("2024/01/02 03:04:05 No devices found. Waiting indefinitely.", "D01"),
     (
@@ -121,8 +121,8 @@ const FILED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Error texts of CUDA programs in pods, from issues that users have filed with PyTorch, TensorFlow, vLLM, NCCL, and others, and the check
-/// that each belongs to. The id is empty if no check can detect the cause.
+/// Error texts of CUDA programs in pods, from issues that users have filed with PyTorch, TensorFlow, vLLM, NCCL, and others. Each
+/// has the check to which it belongs, or an empty id if no check can detect the cause.
 const OF_PROGRAMS: &[(&str, &str)] = &[
     (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 31.47 GiB of which 12.73 GiB is free.",
@@ -257,7 +257,7 @@ fn what_programs_say_in_a_pod_is_explained() {
     assert!(unknown.is_empty(), "{}", unknown.join("\n"));
 }
 
-/// An explanation names every usual cause, the most likely first.
+/// An explanation names all usual causes, starting with the most likely one.
 #[test]
 fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
     for (text, first, second) in [
@@ -285,7 +285,7 @@ fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
     }
 }
 
-/// An XID that a program causes does not need a reset of the GPU, which other pods share.
+/// An XID that a program caused does not require a reset of the GPU, which would also affect the other pods on it.
 #[test]
 fn a_program_that_the_driver_ended_is_not_a_lost_gpu() {
     let lost = explain::line("NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.");
@@ -294,7 +294,7 @@ fn a_program_that_the_driver_ended_is_not_a_lost_gpu() {
     assert!(ended.is_some_and(|found| !found.fix.contains("reset")), "{ended:?}");
 }
 
-/// Unedited logs of healthy programs, from their start.
+/// Unedited logs of healthy programs, beginning at their start.
 const HEALTHY: &[(&str, &str)] = &[
     ("NVIDIA's device plugin", include_str!("healthy/nvidia-device-plugin.log")),
     ("gpu-feature-discovery", include_str!("healthy/gpu-feature-discovery.log")),
@@ -379,7 +379,7 @@ fn a_log_without_a_known_text_is_said_to_have_none() {
     }
 }
 
-/// A check that cannot detect the cause would mislead the reader.
+/// Naming a check that cannot detect the cause would mislead the reader.
 #[test]
 fn no_check_is_named_where_none_can_tell_the_cause() {
     let mut log = Log::default();

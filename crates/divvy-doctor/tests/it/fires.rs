@@ -10,13 +10,13 @@ use divvy_doctor::{Facts, Severity, Status, checks};
 
 use crate::host::{Host, debian, facts, none, one};
 
-/// One case: a check, a machine on which it passes, and a change to files or answers that makes it fail.
+/// A case: a check, a machine on which the check passes, and a change to files or answers that makes the check report a finding.
 struct Case {
     id: &'static str,
     base: fn() -> Host,
     files: fn(&mut Host),
     answers: fn(&mut Facts<'_>),
-    /// A part of the finding's text after the change.
+    /// A substring of the finding's text after the change.
     found: &'static str,
     status: Status,
 }

@@ -41,13 +41,13 @@ impl Host {
         self
     }
 
-    /// Make a file unreadable, as for a user without permission.
+    /// Make a file unreadable, as it would be for a user without permission.
     pub(crate) fn unreadable(&mut self, path: &str) -> &mut Host {
         self.unreadable.push(path.to_owned());
         self
     }
 
-    /// Add a kubelet on containerd 2 with NVIDIA's runtime, as kubeadm and the toolkit set them up.
+    /// Add a kubelet that uses containerd 2 with NVIDIA's runtime, as kubeadm and NVIDIA's toolkit set them up.
     fn kubernetes(&mut self) -> &mut Host {
         self.files
             .file("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
@@ -200,7 +200,7 @@ pub(crate) fn debian() -> Host {
     host
 }
 
-/// Return a host with two MI300X.
+/// Return a host with two MI300X GPUs.
 pub(crate) fn amd() -> Host {
     let mut host = Host::of(kinds::mi300());
     host.files.file("/sys/module/amdgpu/drivers/pci:amdgpu/bind", "");
@@ -223,14 +223,14 @@ pub(crate) fn intel() -> Host {
     host
 }
 
-/// Return a host without a GPU, but with a network card.
+/// Return a host with a network card, but without a GPU.
 pub(crate) fn none() -> Host {
     let mut host = Host::of(kinds::none());
     host.pci("0000:01:00.0", "0x8086", "0x020000", "ixgbe");
     host
 }
 
-/// Return the driver's answers on the host of [`debian`].
+/// Return what the driver reports on the host of [`debian`].
 pub(crate) fn probed() -> Probed {
     let gpu = |index: u32| ProbedGpu {
         uuid: format!("GPU-{index:08x}-11c1-52b8-0517-92f30e7fac88"),
@@ -353,7 +353,7 @@ pub(crate) fn pod(name: &str, image: &str) -> Pod {
     }
 }
 
-/// Return a DaemonSet on the nodes with GPUs.
+/// Return a DaemonSet that runs on the nodes with GPUs.
 pub(crate) fn plugin(name: &str, image: &str) -> DaemonSet {
     let mut set = DaemonSet {
         metadata: Meta {

@@ -1,4 +1,4 @@
-//! Complete reports for machines of each kind.
+//! Complete reports, one for each kind of machine.
 
 use divvy_doctor::{Facts, Report, Style, checks};
 

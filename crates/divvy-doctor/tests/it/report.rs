@@ -74,7 +74,7 @@ fn a_boot_at_the_end_of_time_is_none() {
     }
 }
 
-/// With `--cluster` only, the files of the machine that runs the command say nothing about the cluster.
+/// With only `--cluster`, the files of the machine on which the command runs say nothing about the cluster.
 #[test]
 fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
     let host = debian();
@@ -107,7 +107,7 @@ fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
     insta::assert_snapshot!(report.text(false));
 }
 
-/// A program that reads the JSON report can distinguish the two kinds of SKIP.
+/// A program that reads the JSON report can tell the two kinds of SKIP apart.
 #[test]
 fn json_tells_what_does_not_apply_from_what_could_not_be_looked_at() {
     let host = none();
@@ -154,7 +154,7 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
     assert_eq!(text.lines().count(), coloured.lines().count(), "color codes have no width");
 }
 
-/// The extender counts calls from its own start. Pods with an allocation show that it was called before.
+/// The extender counts calls since its own start. Pods with an allocation prove that it was called before that.
 #[test]
 fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
     let host = debian();

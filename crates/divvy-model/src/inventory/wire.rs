@@ -1,7 +1,8 @@
 //! The two versions of the inventory's JSON (`docs/design/formats.md`).
 //!
-//! Version 1 describes NVIDIA's GPUs, all of them shared. Version 2 adds the vendor, partitions, and GPUs that are only offered as a
-//! whole. A reader of version 1 would take such a GPU for one whose memory it may share, so it must refuse the whole inventory.
+//! Version 1 describes NVIDIA GPUs, all of which are shared. Version 2 adds the vendor, partitions, and GPUs that are offered
+//! only as a whole. A reader of version 1 would take a GPU that is offered only as a whole for a shared one, so it must refuse
+//! the whole inventory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use super::{Gpu, Health, Inventory, Link, Partition};
 use crate::{Error, MemoryUnit, MiB, Vendor, nvidia};
 
-/// The fields of both versions; `None` and defaults are omitted from the JSON.
+/// The fields of both versions. `None` and default values are omitted from the JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Wire {
     v: u32,
     agent: String,
-    /// Version 1: the version of NVIDIA's driver.
+    /// Only in version 1: the version of NVIDIA's driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     driver: Option<String>,
-    /// Version 2: driver versions by vendor.
+    /// Only in version 2: driver versions by vendor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     drivers: Option<BTreeMap<String, String>>,
     #[serde(rename = "unitMiB")]
@@ -36,18 +37,18 @@ pub(super) struct Wire {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WireGpu {
-    /// Version 2.
+    /// Only in version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     vendor: Option<String>,
     uuid: String,
     index: u32,
-    /// Version 1: the minor number of `/dev/nvidia<minor>`.
+    /// Only in version 1: the minor number of `/dev/nvidia<minor>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     minor: Option<u32>,
-    /// Version 2.
+    /// Only in version 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     nodes: Vec<String>,
-    /// Version 2.
+    /// Only in version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     partition: Option<Partition>,
     #[serde(default)]
@@ -67,7 +68,7 @@ struct WireGpu {
     #[serde(default, rename = "reserveMiB")]
     reserve: MiB,
     units: u64,
-    /// Version 2.
+    /// Only in version 2.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     whole: bool,
     #[serde(default, rename = "heldMiB")]
@@ -87,8 +88,8 @@ fn is_zero(number: &u32) -> bool {
 }
 
 impl Wire {
-    /// Choose the version and fill in its fields. Version 1 is written as long as it can describe the node, so that an extender
-    /// of an older release keeps reading the nodes whose agents were upgraded first.
+    /// Choose the version and fill in its fields. Version 1 is used whenever it can describe the node, so that an extender of an
+    /// older release can still read the nodes whose agents were upgraded first.
     pub(super) fn of(inventory: &Inventory) -> Wire {
         let first = first_version(inventory);
         let drivers = inventory.drivers.iter();
@@ -122,8 +123,8 @@ impl Wire {
         }
     }
 
-    /// Convert a text of either version. GPUs of a vendor that this release does not know are left out, because nothing can be
-    /// placed on them.
+    /// Convert a text of either version to an inventory. GPUs of a vendor that this release does not know are omitted, because
+    /// nothing can be placed on them.
     pub(super) fn into_inventory(self, what: &'static str) -> Result<Inventory, Error> {
         let missing = |field: &str| Error::invalid(what, format!("the field {field} is missing"));
         let drivers = match (self.v, self.driver, self.drivers) {
@@ -209,7 +210,7 @@ impl WireGpu {
     }
 }
 
-/// Return the minor number of each GPU if version 1 can describe all of them.
+/// Return the minor number of each GPU if version 1 can describe all GPUs, else `None`.
 fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
     if inventory.drivers.keys().any(|vendor| *vendor != ONLY) {
         return None;
@@ -222,5 +223,5 @@ fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
         .collect()
 }
 
-/// The only vendor of version 1.
+/// The only vendor whose GPUs version 1 can describe.
 const ONLY: Vendor = Vendor::Nvidia;

@@ -68,7 +68,7 @@ struct Any {
     message: Option<String>,
 }
 
-/// The fields that are read of a pod's or a node's spec.
+/// The fields of a pod's or a node's `spec` that an audit reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {
@@ -96,7 +96,7 @@ struct StatusFields {
     addresses: Vec<Address>,
 }
 
-/// The `status` of a pod or node. In a Kubernetes `Status` object, this field is a text, which is ignored.
+/// The `status` of a pod or node. In a Kubernetes `Status` object, this field is a string, which is ignored.
 #[derive(Debug, Default)]
 struct Status(StatusFields);
 
@@ -126,19 +126,19 @@ impl<'de> Deserialize<'de> for Status {
     }
 }
 
-/// Why a document cannot be used.
+/// The reason why a document cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// A newer Divvy wrote the watch log.
     #[error("this watch log has version {0}; this Divvy reads version 1 (use the divvy that recorded it, or a newer one)")]
     Version(u64),
-    /// The output of `kubectl get -w` without event types.
+    /// The document is output of `kubectl get -w` without event types.
     #[error(
         "these are objects without event types (kubectl get -w -o json?), so a deletion cannot be told from a change; add \
          --output-watch-events, or record with: divvy audit record FILE"
     )]
     NoEventTypes,
-    /// There is a second stream of events of one kind.
+    /// The input contains a second stream of watch events of the same kind.
     #[error(
         "there are two streams of watch events of {0}, and it is unknown what happened between them; pass only one of them, or record with: \
          divvy audit record FILE"
@@ -152,28 +152,28 @@ pub enum Unusable {
 /// Converts documents, in their order, into facts.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// Kinds with kubectl watch events in the files that have been read.
+    /// The kinds with kubectl watch events in the previous files.
     streamed: BTreeMap<Kind, u64>,
-    /// Kinds with kubectl watch events in the present file.
+    /// The kinds with kubectl watch events in the current file.
     streaming: BTreeMap<Kind, u64>,
-    /// UIDs of the objects that were not in a list or an event.
+    /// The UIDs of objects that the input contains outside of lists and watch events.
     bare: HashMap<String, ()>,
     logged: bool,
-    /// Number of recordings that have begun, in all files.
+    /// The number of recordings that have begun, in all files.
     recordings: u64,
-    /// The time of the last line of a log. kubectl's output has no times.
+    /// The time of the last line of a watch log. `None` for kubectl's output, which has no times.
     at_ms: Option<i64>,
 }
 
 impl Reader {
-    /// Take in that another file begins.
+    /// Start the next file. The state that concerns only the current file is reset.
     pub fn next_file(&mut self) {
         self.streamed.append(&mut self.streaming);
         self.logged = false;
         self.at_ms = None;
     }
 
-    /// Return when a recording began, if the document is the first line of a watch log; else `None`.
+    /// Return the start time of the recording if the document is the first line of a watch log, else `None`.
     pub fn started(document: &Document) -> Option<&str> {
         document.divvy_audit.and(document.started.as_deref())
     }
@@ -186,7 +186,7 @@ impl Reader {
         matches!(kind, Some("Node" | "NodeList")) || document.items.as_ref().is_some_and(all)
     }
 
-    /// Return the time of the last line of the watch log, in Unix milliseconds.
+    /// Return the time of the last line that was read from the watch log, in Unix milliseconds.
     pub fn at_ms(&self) -> Option<i64> {
         self.at_ms
     }
@@ -261,7 +261,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Take in a list: the output of `kubectl get pods,nodes -o json`, or an API server's own list of one kind.
+    /// Process a list: the output of `kubectl get pods,nodes -o json`, or an API server's own list of one kind.
     fn list(&self, list: Option<&str>, items: Vec<Any>, facts: &mut Vec<(Moment, Result<Fact, What>)>) -> Result<(), Unusable> {
         let own = list
             .and_then(|kind| kind.strip_suffix("List"))
@@ -416,7 +416,7 @@ pub struct Recorder {
 
 #[derive(Debug, Default)]
 struct Feed {
-    /// By UID: a hash of the last written state, and the number of the list in which the object was last seen.
+    /// For each UID: a hash of the last state written to the log, and the number of the list in which the object was last seen.
     known: HashMap<String, (u64, u32)>,
     list: u32,
     listing: bool,
@@ -434,13 +434,13 @@ pub fn header(divvy: &str, cluster: &str, started: &str) -> String {
     line(&header)
 }
 
-/// Return the last line of a log whose recorder was stopped by the user.
+/// Return the last line of a log, which says that the user stopped the recorder.
 pub fn stopped(at_ms: i64) -> String {
     stream_event(at_ms, "STOPPED", None, None)
 }
 
 impl Recorder {
-    /// Return the line for a message of the watch of pods; `None` if nothing that is recorded has changed.
+    /// Return the log line for a message of the pod watch. `None` if no recorded field has changed.
     pub fn pod(&mut self, at_ms: i64, seen: Seen<PodObject>) -> Option<String> {
         self.pods.line(at_ms, "Pod", seen, |pod, known| {
             let containers = || pod.spec.init_containers.iter().chain(&pod.spec.containers);
@@ -473,7 +473,7 @@ impl Recorder {
         })
     }
 
-    /// Return the line for a message of the watch of nodes; `None` if nothing that is recorded has changed.
+    /// Return the log line for a message of the node watch. `None` if no recorded field has changed.
     pub fn node(&mut self, at_ms: i64, seen: Seen<NodeObject>) -> Option<String> {
         self.nodes.line(at_ms, "Node", seen, |node, _| {
             if let Some(status) = &mut node.status {

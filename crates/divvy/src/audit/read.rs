@@ -67,7 +67,7 @@ struct Lines {
 
 /// The kind of the line in the buffer.
 enum Line {
-    /// A line. `whole` is false for a last line without a newline.
+    /// A line with text. `whole` is false for a last line without a newline.
     Text {
         whole: bool,
     },
@@ -120,7 +120,7 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn BufRead>, u64)> {
 
 type Documents = serde_json::StreamDeserializer<'static, IoRead<Box<dyn BufRead>>, Document>;
 
-/// An opened file whose kind has been recognized by its beginning.
+/// An open input file of the format that its first line indicates.
 struct Source {
     name: String,
     length: u64,
@@ -130,7 +130,8 @@ struct Source {
 enum Content {
     /// A watch log, and the time when its recording started.
     Log { started: String, input: Box<dyn BufRead> },
-    /// kubectl's output: a sequence of JSON values, independent of line breaks. `nodes`: whether it starts with nodes.
+    /// kubectl's output: a sequence of JSON values, independent of line breaks. `nodes` says whether the first value is about
+    /// nodes.
     Stream {
         nodes: bool,
         first: Option<Box<serde_json::Result<Document>>>,
@@ -211,7 +212,7 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    /// Read a watch log. An incomplete line, which a killed recorder leaves, loses only that line.
+    /// Read a watch log. A killed recorder may leave an incomplete line, and then only that line is lost.
     fn log(&mut self, reader: &mut Reader, name: &str, input: Box<dyn BufRead>) -> anyhow::Result<()> {
         let begun = self.progress.read;
         let mut lines = Lines::new(input);
@@ -349,7 +350,7 @@ impl Reports {
         Ok(Reports { files })
     }
 
-    /// Return the next report up to that time, or the next of all reports for `None`.
+    /// Return the next report that is not later than `now_ms`. With `None`, return the next report of any time.
     fn next_until(&mut self, now_ms: Option<i64>) -> anyhow::Result<Option<(i64, Report)>> {
         let due = |file: &&mut ReportFile| match (&file.next, now_ms) {
             (Some((at_ms, _)), Some(now)) => *at_ms <= now,

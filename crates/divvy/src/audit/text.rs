@@ -13,7 +13,7 @@ use crate::printer::paint;
 pub struct Scope {
     /// True: the current state of the cluster. False: a recorded history.
     pub live: bool,
-    /// Whether containers' reports were given.
+    /// Whether reports of containers (`--reports`) were given.
     pub reports: bool,
 }
 
@@ -27,12 +27,12 @@ pub enum Verdict {
     Faults,
     /// No fault, but parts of the history could not be checked.
     Unclear,
-    /// There was no GPU memory, and no pod with an allocation.
+    /// The input contains no GPU memory and no pod with an allocation.
     #[serde(rename = "nothing-seen")]
     NothingSeen,
 }
 
-/// Return the verdict on an outcome, which is that of its worst finding.
+/// Return the verdict on an outcome: that of its most severe finding.
 pub fn verdict(outcome: &Outcome) -> Verdict {
     match outcome.worst() {
         Some(Level::Fault) => Verdict::Faults,
@@ -69,7 +69,7 @@ fn question(what: &What) -> Option<Question> {
     })
 }
 
-/// Return one sentence why the audit has no clear result. `None` if the result is clear.
+/// Return one sentence that says why the result of the audit is not clear. `None` if it is clear.
 pub fn unclear(outcome: &Outcome, scope: Scope) -> Option<String> {
     let Summary { nodes_seen, pods, .. } = outcome.summary;
     match verdict(outcome) {
@@ -93,7 +93,7 @@ pub fn unclear(outcome: &Outcome, scope: Scope) -> Option<String> {
     }
 }
 
-/// Return the whole result as text. Empty for [`Verdict::NothingSeen`].
+/// Return the whole result as text, which is empty for [`Verdict::NothingSeen`].
 pub fn text(outcome: &Outcome, scope: Scope) -> String {
     if verdict(outcome) == Verdict::NothingSeen {
         return String::new();
@@ -151,7 +151,7 @@ fn same_day(a: Moment, b: Moment) -> bool {
     day(a) == day(b)
 }
 
-/// Format a moment, such as `2026-01-02 03:04:05.678Z, revision 71`; with `short`, without the date.
+/// Format a moment, such as `2026-01-02 03:04:05.678Z, revision 71`. With `short`, omit the date.
 fn moment(at: Moment, short: bool) -> String {
     let format = if short { "%H:%M:%S%.3fZ" } else { "%Y-%m-%d %H:%M:%S%.3fZ" };
     let time = at.at_ms.and_then(timestamp).map(|time| time.strftime(format).to_string());
@@ -277,7 +277,7 @@ fn lines(outcome: &Outcome, scope: Scope) -> String {
 pub struct Answer {
     verdict: Verdict,
     findings: Vec<FindingView>,
-    /// The number of findings that are not listed, by id.
+    /// The number of omitted findings of each id.
     omitted: std::collections::BTreeMap<&'static str, u64>,
     summary: SummaryView,
 }
@@ -337,7 +337,7 @@ fn moment_view(at: Moment) -> MomentView {
     }
 }
 
-/// Convert an outcome to the result for `-o json`.
+/// Convert an outcome to the output of `-o json`.
 pub fn answer(outcome: &Outcome) -> Answer {
     let summary = &outcome.summary;
     let findings = outcome.findings.iter().map(|finding| {

@@ -79,7 +79,7 @@ fn how_far(progress: Progress) -> String {
     format!("{percent}{} changes", progress.facts)
 }
 
-/// Feed the current state of the cluster to the audit. Return the time of the state in Unix milliseconds.
+/// Pass the current state of the cluster to the audit. Return the time of that state in Unix milliseconds.
 async fn audit_once(args: &AuditArgs, audit: &mut Audit) -> anyhow::Result<i64> {
     let connection = client::connect(&choice(&args.cluster)).await?;
     let client = &connection.client;

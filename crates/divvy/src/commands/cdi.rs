@@ -18,7 +18,7 @@ use crate::cli::cdi::CdiCommand;
 /// The largest accepted spec in bytes; a spec may name hundreds of libraries.
 const LARGEST_SPEC: u64 = 4 * 1024 * 1024;
 
-/// Run a subcommand of `divvy cdi`. `Ok(false)`: the existing specs have problems.
+/// Run a subcommand of `divvy cdi`. Return `Ok(false)` if the existing specs have problems.
 pub async fn run(command: CdiCommand) -> anyhow::Result<bool> {
     match command {
         CdiCommand::Generate(args) => generate::run(*args).await.map(|()| true),
@@ -50,7 +50,7 @@ fn read_directory_below(sys_root: &Path, directory: &str, priority: usize) -> st
     listed(&real, directory, priority, |name| here(&format!("{directory}/{name}")))
 }
 
-/// Read the directory `path`, whose name on the machine is `shown`. `real` returns the path to open for a file name.
+/// Read the specs of the directory `path`, whose name on the machine is `shown`. `real` maps a file name to the path to open.
 fn listed(
     path: &Path,
     shown: &str,
@@ -87,7 +87,7 @@ fn standard_input() -> anyhow::Result<String> {
     bounded(std::io::stdin(), LARGEST_SPEC).context("standard input cannot be read")
 }
 
-/// Return the warning about a file that engines do not read.
+/// Return the warning about a file that looks like a spec, but that engines do not read.
 fn ignored(path: &str) -> Problem {
     Problem {
         severity: Severity::Warning,

@@ -1,4 +1,4 @@
-//! `divvy completions`, and the answers when a user presses Tab after `divvy ...` or `kubectl divvy ...`.
+//! `divvy completions`, and the completions that appear when a user presses Tab after `divvy ...` or `kubectl divvy ...`.
 
 pub mod cluster;
 
@@ -37,11 +37,11 @@ pub fn run(args: &CompletionsArgs) -> anyhow::Result<()> {
     Ok(printer::print(&String::from_utf8(script)?)?)
 }
 
-/// Print completions if this program was called by a shell's script, or as `kubectl_complete-divvy` or `kubectl_complete-inspect-gpushare`.
-/// Return whether it was.
+/// Print completions if this program was called by a shell's script, or as `kubectl_complete-divvy` or
+/// `kubectl_complete-inspect-gpushare`. Return whether it was called in this way.
 ///
 /// # Errors
-/// The answer could not be written.
+/// Fails if the completions could not be written.
 pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
     if let Some(answer) = for_kubectl(given) {
         printer::print(&answer?)?;
@@ -61,7 +61,7 @@ pub fn answered(given: &[OsString]) -> anyhow::Result<bool> {
         .try_complete(given.iter().cloned(), here.as_deref())?)
 }
 
-/// Return the answer to kubectl, if kubectl called. The last argument is the word that is being typed.
+/// Return the completions for kubectl, or `None` if kubectl did not call. The last argument is the word that is being typed.
 fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     let (called, words) = given.split_first()?;
     let name = Path::new(called).file_name()?.to_string_lossy().into_owned();
@@ -78,7 +78,8 @@ fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     Some(complete(line))
 }
 
-/// Return the cluster and the namespace that the flags among the words select. The last flag may lack its value, if that is the word being typed.
+/// Return the cluster and the namespace that the flags on the command line select. The last flag may lack its value, because that
+/// is the word being typed.
 fn selected(words: &[OsString]) -> Selected {
     let parsed = (0..2).find_map(|less| {
         let words = words.get(..words.len().checked_sub(less)?)?;
@@ -98,7 +99,8 @@ fn is_flag(word: &OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
-/// Return the command-line grammar. If the word is not a flag, hide the flags, so that they are offered only if nothing else is, as kubectl does.
+/// Return the command-line grammar. Unless the current word is a flag (`flags`), flags are hidden, so that they are offered only
+/// if nothing else is. kubectl does the same.
 fn grammar(flags: bool) -> clap::Command {
     fn without(command: clap::Command) -> clap::Command {
         let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });
@@ -113,7 +115,7 @@ fn grammar(flags: bool) -> clap::Command {
     without(command)
 }
 
-/// Return one candidate per line, with a tab and its description, and cobra's directive in the last line.
+/// Return one line for each candidate (its text, a tab, and its description), and a last line with cobra's directive.
 fn complete(line: Vec<OsString>) -> std::io::Result<String> {
     let at = line.len() - 1;
     let before = line[..at].to_vec();

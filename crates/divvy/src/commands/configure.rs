@@ -1,4 +1,4 @@
-//! `divvy configure`: reads an engine's files, computes the change, and shows it or makes it.
+//! `divvy configure`: reads an engine's files, computes the change, and shows or applies it.
 
 mod apply;
 mod oci_hook;
@@ -17,12 +17,12 @@ use super::say;
 use crate::cli::configure::{CgroupDriver, ConfigureArgs, ConfigureOutput};
 use crate::printer;
 
-/// The usual path of divvy-runtime, if it is not in this program's directory.
+/// The path of divvy-runtime that is used if this program's directory does not contain it.
 const RUNTIME: &str = "/usr/local/bin/divvy-runtime";
 
-/// The program that dockerd looks for when it starts, and without which it refuses `--gpus` (up to Docker 28).
+/// The program that dockerd (up to Docker 28) looks for at its start. Without it, dockerd refuses `--gpus`.
 const HOOK: &str = "nvidia-container-runtime-hook";
-/// The PATH of dockerd as a service.
+/// The PATH of dockerd when it runs as a service.
 const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Configure one engine, or with `--detect` all engines of the machine.
@@ -208,7 +208,7 @@ async fn restarted(
     Ok(())
 }
 
-/// Read the record of the files' previous content, if there is one.
+/// Read the record of the files' previous content. `None` if there is no record.
 fn record(root: &Root<'_>, path: &str) -> anyhow::Result<Option<Record>> {
     let text = engines::Files::text(root, path).map_err(|why| anyhow::anyhow!("{path} cannot be read: {why}"))?;
     Ok(text.map(|text| Record::parse(path, &text)).transpose()?)
@@ -249,7 +249,7 @@ fn settings(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -
     })
 }
 
-/// Return the path of the divvy-runtime in this program's directory, or the usual path.
+/// Return the path of the divvy-runtime in this program's directory, or the default path.
 fn own_runtime(here: bool) -> String {
     let beside = || {
         let beside = std::env::current_exe()
@@ -266,7 +266,7 @@ fn own_runtime(here: bool) -> String {
     }
 }
 
-/// Return notes about requirements that the changed files do not show.
+/// Return notes about requirements that are not visible in the changed files.
 fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
     if settings.path.starts_with('/') && root.file(&settings.path).is_none() {

@@ -12,7 +12,7 @@ use divvy_testbed::story::{Listener, TimedEvent};
 use crate::cli::{DemoArgs, DemoOutput};
 use crate::printer;
 
-/// Start a cluster, play the scenario on it, and stop the cluster. `Ok(false)`: a step did not end as the scenario says.
+/// Start a cluster, play the scenario on it, and stop the cluster. Return `Ok(false)` if a step did not end as the scenario says.
 pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
     let stopped = divvy_program::until_stopped(false)?;
     let scenario = chosen(&args)?;

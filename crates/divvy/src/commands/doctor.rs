@@ -69,7 +69,8 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
     Ok(report.exit_status())
 }
 
-/// Explain the error texts of a log. The log is read line by line, because it may be long. Return status 1 if no error text is known.
+/// Explain the known error texts in a log. The log is read line by line, because it may be long. Return status 1 if the log
+/// contains no known error text.
 fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     let unreadable = |error: std::io::Error| {
         Unclear(format!(
@@ -114,8 +115,8 @@ fn next_line(reader: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Collect the facts, then run the checks. Reading a file of a hung driver can block a thread indefinitely, and a thread cannot be cancelled, so
-/// this work runs in threads that only the end of the program ends.
+/// Collect the facts, then run the checks. Reading a file of a hung driver can block a thread indefinitely, and a thread cannot
+/// be cancelled. This work therefore runs in threads that may still be blocked when the program exits.
 async fn examine(args: &DoctorArgs, checks: &[Check]) -> anyhow::Result<Report> {
     let files: &'static Files = Box::leak(Box::new(Files::below(&args.root)));
     let limit = args.timeout;

@@ -1,4 +1,4 @@
-//! `nvidia-ctk hook`, which CDI specs from NVIDIA's toolkit before 1.17 call. `divvy-hook` implements it.
+//! `nvidia-ctk hook`, which CDI specs call if NVIDIA's toolkit before 1.17 generated them. `divvy-hook` implements it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -8,11 +8,11 @@ use anyhow::Context as _;
 
 use super::say;
 
-/// Replace this process by the `divvy-hook` in this program's directory. The environment is cleared: it may come from an image, and must not
-/// influence a program that runs on the host.
+/// Replace this process by the `divvy-hook` in this program's directory. The environment is cleared, because it may come from an
+/// image, which must not influence a program that runs on the host.
 ///
 /// # Errors
-/// `divvy-hook` cannot be started.
+/// Fails if `divvy-hook` cannot be started.
 pub fn run(words: &[OsString]) -> anyhow::Result<()> {
     if words.is_empty() {
         // As with NVIDIA's tool, the container starts anyway.

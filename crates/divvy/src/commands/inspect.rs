@@ -100,7 +100,7 @@ pub(super) fn choice(args: &ClusterArgs) -> client::Choice {
     }
 }
 
-/// Convert kubectl's connection flags for a command that has no `--cluster` of kubectl's.
+/// Convert kubectl's connection flags, for a command that does not have kubectl's `--cluster`.
 pub(super) fn access(args: &AccessArgs) -> client::Choice {
     client::Choice {
         kubeconfig: args.context.kubeconfig.clone(),
@@ -115,7 +115,7 @@ pub(super) fn access(args: &AccessArgs) -> client::Choice {
     }
 }
 
-/// Log the objects that could not be read and are therefore missing from the output.
+/// Log which objects could not be read and are therefore missing from the output.
 pub(super) fn warn_left_out(kind: &str, left_out: &LeftOut) {
     for (name, why) in &left_out.named {
         tracing::warn!("{kind} {name} is left out: {why}");

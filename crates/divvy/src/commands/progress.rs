@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A progress line on standard error, printed only if that is a terminal.
+/// A progress line on standard error. It is printed only if standard error is a terminal.
 pub(super) struct Bar {
     terminal: bool,
     shown: Cell<Option<Instant>>,
@@ -18,7 +18,7 @@ impl Bar {
         }
     }
 
-    /// Show a text, at most ten times a second.
+    /// Show a text, but update it at most ten times a second.
     pub(super) fn show(&self, text: impl FnOnce() -> String) {
         let often = self
             .shown
@@ -56,7 +56,7 @@ impl Arrived {
         self.pods.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Wait for lists, and show the progress if they take longer than half a second.
+    /// Wait for the lists, and show the progress if they take longer than half a second.
     pub(super) async fn shown<T>(&self, lists: impl Future<Output = T>) -> T {
         let bar = Bar::new();
         tokio::pin!(lists);

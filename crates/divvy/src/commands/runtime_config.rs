@@ -11,7 +11,7 @@ use super::{read_bounded, say, write_whole};
 use crate::cli::runtime_config::RuntimeConfigArgs;
 use crate::printer;
 
-/// The largest accepted file in bytes, as in divvy-runtime.
+/// The largest accepted file in bytes. divvy-runtime has the same limit.
 const LARGEST: u64 = 16 * 1024 * 1024;
 
 /// Print the settings, or write them to a file.

@@ -28,10 +28,10 @@ use divvy_program::Unclear;
 const LARGEST_FILE: u64 = 1 << 20;
 /// The time limit for one request to the API server.
 const ANSWER: Duration = Duration::from_secs(15);
-/// The pause between two reads of the check's pod.
+/// The pause between two reads of the pod that the check creates.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Print, merge, or check. `Ok(false)`: the check found that the scheduler does not call the extender.
+/// Print, merge, or check. Return `Ok(false)` if the check found that the scheduler does not call the extender.
 pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
     if args.check {
         return match check(&args).await {
@@ -131,8 +131,8 @@ fn second_namespace(args: &SchedulerConfigArgs) -> &str {
     args.namespace.as_deref().unwrap_or("kube-system")
 }
 
-/// Return the mutation that assigns pods to the second scheduler. For a webhook, the CA comes from the same place as the scheduler's
-/// certificates.
+/// Return the mutation that assigns pods to the second scheduler. If it is a webhook, its CA comes from the same source as the
+/// scheduler's certificates.
 async fn mutation(
     args: &SchedulerConfigArgs,
     version: Version,
@@ -335,8 +335,8 @@ fn read(file: &Path) -> anyhow::Result<(String, String)> {
     Ok((text, origin))
 }
 
-/// Replace the file atomically. Keep the permissions of an existing file, because the scheduler may run as another user. A file with a private
-/// key is never readable by others.
+/// Replace the file atomically. Keep the permissions of an existing file, because the scheduler may run as another user. A file
+/// with a private key is never readable by other users.
 fn write(file: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let new = if secret { 0o600 } else { 0o644 };
@@ -418,7 +418,7 @@ async fn check(args: &SchedulerConfigArgs) -> anyhow::Result<bool> {
     }
 }
 
-/// Limit the time of a request, so that an unreachable API server cannot delay the end of the command.
+/// Set a time limit for a request, so that an unreachable API server cannot delay the exit of the command.
 async fn answer<T>(request: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     match tokio::time::timeout(ANSWER, request).await {
         Ok(answer) => answer,
@@ -492,7 +492,7 @@ async fn watch(api: &Api<DynamicObject>, name: &str, nonce: &str, began: Instant
     }
 }
 
-/// Delete the pod without a grace period: no container of it needs to shut down.
+/// Delete the pod without a grace period, because it has no container that needs to shut down.
 async fn delete(api: &Api<DynamicObject>, name: &str) -> anyhow::Result<()> {
     let params = DeleteParams::default().grace_period(0);
     match api.delete(name, &params).await {

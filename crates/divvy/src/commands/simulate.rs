@@ -23,7 +23,7 @@ use crate::simulate::{plots, text};
 /// The largest accepted input file in bytes.
 const LARGEST: u64 = 1 << 30;
 
-/// The default seeds: those of the published runs, whose orders are known.
+/// The default seeds: those of the published runs, whose orders of pods are known.
 const SEEDS: std::ops::RangeInclusive<u64> = 42..=46;
 
 /// Replay a trace, or place a cluster's pods again.
@@ -69,7 +69,7 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Derive how pods arrive and end from the flags. Refuse flags that contradict each other.
+/// Derive from the flags how pods arrive and end. Fails if flags contradict each other.
 fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
     let seeds = || args.seeds.as_ref().map_or_else(|| SEEDS.collect(), |seeds| seeds.0.clone());
     let ends = match (args.arrivals, args.lifetimes, args.load.is_empty()) {
@@ -116,7 +116,7 @@ fn flow(args: &SimulateArgs, trace: &Trace) -> anyhow::Result<Flow> {
     })
 }
 
-/// Return the flow of pods that never end, in orders from files or from seeds.
+/// Return the flow in which pods never end. The orders of arrival come from files or from seeds.
 fn fill(args: &SimulateArgs, trace: &Trace, seeds: Vec<u64>) -> anyhow::Result<Flow> {
     let read = |name: &str| {
         let order = Order::read(&bytes(Path::new(name))?, trace).with_context(|| format!("{name} cannot be used"))?;
@@ -211,7 +211,7 @@ fn report(study: &Study, runs: &[Run], directory: &Path) -> anyhow::Result<()> {
     Ok(say(&format!("wrote the report to {}", page.display()))?)
 }
 
-/// Return the command line so that a user can repeat it, without `--jobs`, which does not affect the result.
+/// Return the command line with which a user can repeat the runs. `--jobs` is omitted, because it does not affect the result.
 fn command(given: impl Iterator<Item = String>) -> String {
     let mut words = vec!["divvy".to_owned()];
     let mut given = given.skip(1);

@@ -1,7 +1,8 @@
 //! `nvidia-ctk system`: creates NVIDIA's control device nodes, and links in `/dev/char` to NVIDIA's device nodes.
 //!
-//! With the systemd cgroup driver, runc looks for `/dev/char/MAJOR:MINOR` of each device that a container may use. NVIDIA's kernel module does not create these
-//! links. Without them, a container loses its GPU when systemd reloads (NVIDIA/nvidia-container-toolkit#48).
+//! With the systemd cgroup driver, runc looks for `/dev/char/MAJOR:MINOR` of each device that a container may use. NVIDIA's
+//! kernel module does not create these links. Without them, a container loses its GPU when systemd reloads
+//! (NVIDIA/nvidia-container-toolkit#48).
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use super::say;
 use crate::cli::system::{DevCharLinksArgs, DeviceNodesArgs, SystemCommand};
 
-/// The names of the GPUs' major number in `/proc/devices`; drivers before 550.40 use the second.
+/// The names in `/proc/devices` of the major number of NVIDIA's GPUs. Drivers before 550.40 use the second name.
 const GPU: [&str; 2] = ["nvidia", "nvidia-frontend"];
 const UVM: &str = "nvidia-uvm";
 const CAPABILITIES: &str = "nvidia-caps";
@@ -129,8 +130,8 @@ fn existing(machine: &Root<'_>) -> Vec<Node> {
     found
 }
 
-/// Return the device nodes that the driver may create: the control nodes, those of the GPUs, whose minor numbers count up from 0, and those of
-/// the capabilities of their MIG devices.
+/// Return the device nodes that the driver may create: the control nodes, the nodes of the GPUs, whose minor numbers start at 0,
+/// and the nodes of the capabilities of MIG devices.
 fn possible(machine: &Root<'_>) -> anyhow::Result<Vec<Node>> {
     let majors = Majors::read(machine)?;
     let minors = machine.text("/proc/driver/nvidia-caps/mig-minors");
@@ -202,7 +203,7 @@ fn nodes(args: &DeviceNodesArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Open `dev` below a root directory, such that no symbolic link leads outside of the root.
+/// Open `dev` below a root directory. No symbolic link can lead outside of the root.
 fn dev_of(root: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = openat(CWD, root, flags, Mode::empty())?;

@@ -21,9 +21,10 @@ use crate::uninstall::{self, Directories, Found, KINDS, Kind, LEASE, NodeLeft, O
 const PAGE: u32 = 500;
 /// The pause between two reads of the remaining objects.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long no kubelet may have restored the resources. A kubelet that still has them writes its status every 10 s.
+/// How long Divvy's resources must stay removed before they count as gone. A kubelet that still has a resource writes it to the
+/// node's status again within 10 s.
 const QUIET: Duration = Duration::from_secs(25);
-/// The time limit for the end of Divvy's pods.
+/// The time limit for Divvy's pods to end.
 const PODS_GONE: Duration = Duration::from_secs(60);
 
 /// Print what would be removed; with `--yes`, remove it.
@@ -61,7 +62,8 @@ fn resource(kind: Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(kind.group, kind.version, kind.kind), kind.plural)
 }
 
-/// Return the API for a kind, in one namespace, or for all namespaces and for kinds without a namespace.
+/// Return the API for a kind in one namespace. With `None`, return the API for all namespaces, or for a kind that is not
+/// namespaced.
 fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
@@ -74,7 +76,7 @@ fn nodes_api(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &kind)
 }
 
-/// Make an error from a failed request; if permission is missing, add the command that checks it.
+/// Convert a failed request to an error. If permission is missing, the error contains the command that checks the permission.
 fn refused(what: &str, right: &str, error: &kube::Error) -> anyhow::Error {
     let text = format!("{what}: {}", in_words(error));
     match error {
@@ -85,7 +87,7 @@ fn refused(what: &str, right: &str, error: &kube::Error) -> anyhow::Error {
     }
 }
 
-/// Call `take` for every object of a list, which is read page by page.
+/// Read a list page by page, and call `take` for each object.
 async fn each(api: &Api<DynamicObject>, selector: Option<&str>, mut take: impl FnMut(DynamicObject)) -> kube::Result<()> {
     let mut params = ListParams::default().limit(PAGE);
     params.label_selector = selector.map(str::to_owned);
@@ -173,7 +175,7 @@ async fn find(client: &Client, release: &Release) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Return the plural with the API group, as `kubectl auth can-i` takes it: `daemonsets.apps`.
+/// Return the plural of a kind with its API group, in the form that `kubectl auth can-i` takes: `daemonsets.apps`.
 fn full(kind: Kind) -> String {
     match kind.group {
         "" => kind.plural.to_owned(),
@@ -198,7 +200,7 @@ fn whole(object: &DynamicObject) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-/// Remove everything. First a dry run of all requests, so that missing permissions show before anything is removed.
+/// Remove everything. All requests are first sent as a dry run, which shows missing permissions before anything is removed.
 async fn remove(client: &Client, release: &Release, found: &Found, args: &UninstallArgs) -> anyhow::Result<()> {
     let objects = || found.objects.iter().filter_map(|object| Some((object, object.of()?)));
     for (object, kind) in objects() {
@@ -244,7 +246,7 @@ async fn delete(client: &Client, object: &Object, kind: Kind, dry_run: bool) -> 
     }
 }
 
-/// Remove Divvy's annotations and resources from a node, and with `labels` its label.
+/// Remove Divvy's annotations and resources from a node; with `labels`, also remove the label `gpushare=true`.
 async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) -> anyhow::Result<()> {
     let api = nodes_api(client);
     let params = PatchParams {
@@ -288,7 +290,7 @@ async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) ->
     Ok(())
 }
 
-/// Wait until none of Divvy's pods exists: a running agent would write its inventory again.
+/// Wait until none of Divvy's pods exists, because an agent that still runs would write its inventory again.
 async fn pods_gone(client: &Client, release: &Release) -> anyhow::Result<()> {
     let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods");
     let pods: Api<DynamicObject> = Api::namespaced_with(client.clone(), &release.namespace, &kind);

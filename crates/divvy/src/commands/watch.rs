@@ -9,15 +9,16 @@ use super::say;
 
 /// The shortest pause between two reads, however often the cluster changes.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// The longest pause after the shortest one, if no change is reported.
+/// The longest additional pause after [`AT_MOST_EVERY`], if no change is reported.
 const EVERY: Duration = Duration::from_secs(5);
 /// The pause is at least this many times as long as the last read took, because reading a large cluster is expensive for the API server.
 const SHARE: u32 = 5;
 
-/// Call `look` immediately, after each change, and every few seconds, until it returns false. If a later call fails, print a note and try again.
+/// Call `look` immediately, after each change, and every few seconds, until it returns false. If a later call fails, print a note
+/// and try again.
 ///
 /// # Errors
-/// The first call failed, or the output could not be printed.
+/// Fails if the first call fails, or if the output cannot be printed.
 pub(super) async fn again(
     changes: impl Stream<Item = ()>,
     mut look: impl AsyncFnMut() -> anyhow::Result<bool>,
@@ -52,7 +53,7 @@ pub(super) async fn again(
     }
 }
 
-/// Return the line with the current time that precedes repeated output.
+/// Return the line with the current time that is printed before each repetition of the output.
 pub(super) fn time() -> String {
     format!("--- {}\n", jiff::Zoned::now().strftime("%H:%M:%S"))
 }

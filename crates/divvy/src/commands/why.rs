@@ -29,7 +29,8 @@ use crate::cli::{WhyArgs, WhyOutput};
 use crate::why::{Name, Style};
 use crate::{printer, why};
 
-/// The largest number of answers that are printed in full; of more answers only the first sentence and the best suggestion are printed.
+/// The largest number of answers that are printed in full. If there are more, only the first sentence and the best suggestion of
+/// each answer are printed.
 const IN_FULL: usize = 3;
 
 /// Read nodes and pods, and explain the chosen pods once, or with `--watch` after each change.
@@ -76,7 +77,7 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Print the answers again when they change, until the named pods are gone.
+/// Print the answers, and print them again when they change, until the named pods are gone.
 async fn watched(connection: &Connection, args: WhyArgs, namespace: &str) -> anyhow::Result<()> {
     let client = &connection.client;
     let mut names = args.names.clone();
@@ -181,7 +182,7 @@ async fn read_cluster(client: &kube::Client, args: &WhyArgs, namespace: &str) ->
     }
 }
 
-/// Return the waiting pods, or the pods that `--selector` selects.
+/// Return the pods that `--selector` selects, or, without `--selector`, the waiting pods.
 async fn unnamed(client: &kube::Client, args: &WhyArgs, namespace: &str, waiting: Vec<Wants>) -> anyhow::Result<Vec<Wants>> {
     match &args.selector {
         None => Ok(waiting
@@ -211,7 +212,7 @@ fn is_gone(error: &anyhow::Error) -> bool {
         .is_some_and(divvy_kube::Error::is_not_found)
 }
 
-/// Format a value (an answer, several answers, or a placement) as `-o` requests. `pods`: the names of its pods, for `-o name`.
+/// Format a value (an answer, several answers, or a placement) as `-o` requests. `pods` are the names to print for `-o name`.
 fn formatted<'a, T: Serialize>(
     output: &Output<WhyOutput>,
     value: &T,
@@ -230,7 +231,7 @@ fn pods_of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> impl Iterator<I
     pods.map(|pod| pod.name.as_str())
 }
 
-/// Compute the answers in the order of the pods; equal pods of one controller share an answer.
+/// Compute the answers in the order of the pods. Equal pods of one controller share an answer.
 fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
     let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
     // Only pods of the same controller can be equal, so each pod is compared with few others.
@@ -262,7 +263,7 @@ fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer>
     kinds.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Report whether the answer says nothing but where the pod runs.
+/// Report whether the answer only says where the pod runs.
 fn runs_well(wants: &Wants, answer: &Answer) -> bool {
     answer.state == State::Bound
         && wants.phase == "Running"
@@ -271,8 +272,8 @@ fn runs_well(wants: &Wants, answer: &Answer) -> bool {
         && answer.notes.is_empty()
 }
 
-/// Replace the answers by those of the explainer, which sees the whole cluster. If that fails, add notes with the reason and with the
-/// permission that would show more.
+/// Replace the answers by the explainer's answers, which consider the whole cluster. If that fails, add notes with the reason, and with the
+/// permission with which the user would see more.
 async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
     let mut explainer = match answers.is_empty() {
         true => return,
@@ -314,7 +315,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
     }
 }
 
-/// Add the warnings and quotas that a user of a namespace may read about a pod.
+/// Add the warnings and quotas about the pods that a user with access to a namespace may read.
 async fn add_readable_facts(client: &kube::Client, answers: &mut [Answer]) {
     for answer in answers {
         let Some(pod) = answer.subject.pods.first().cloned() else {
@@ -391,7 +392,7 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
     text
 }
 
-/// Return the named pods without duplicates. An error for each name that does not exist is added to `missing`.
+/// Return the named pods without duplicates. For each name that does not exist, an error is added to `missing`.
 async fn named(
     client: &kube::Client,
     namespace: &str,
@@ -454,7 +455,8 @@ async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Resu
     }
 }
 
-/// Return the pods that controllers failed to create, according to their events. Empty if the user may not read events.
+/// Return the pods that controllers failed to create, according to their events. The list is empty if the user may not read
+/// events.
 async fn not_made(client: &kube::Client, namespace: Option<&str>) -> Vec<NotMade> {
     match list::not_made(client, namespace).await {
         Ok(found) => found,

@@ -13,13 +13,13 @@ use crate::jsonpath::Path;
 pub enum SortBy {
     /// The node's name.
     Name,
-    /// The units allocated to pods.
+    /// The number of units that are allocated to pods.
     Allocated,
-    /// The units that are not allocated.
+    /// The number of units that are not allocated.
     Free,
-    /// The total of the node's units.
+    /// The total number of units.
     Total,
-    /// The first value that a path selects in a node of `-o json`, and the text of the path.
+    /// The first value that a path selects in the JSON of a node as printed by `-o json`, and the text of the path.
     Path(Path, String),
 }
 
@@ -43,10 +43,10 @@ impl FromStr for SortBy {
 }
 
 impl View {
-    /// Sort the nodes; on a tie, by name.
+    /// Sort the nodes. On a tie, sort by name.
     ///
     /// # Errors
-    /// The path selects nothing in any node.
+    /// Fails if the path selects nothing in any node.
     pub fn sort(&mut self, by: &SortBy) -> Result<(), String> {
         self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
         match by {

@@ -68,7 +68,7 @@ pub fn summary(view: &View, headers: bool) -> String {
     plain(&text).into_owned()
 }
 
-/// Return a line for each resource of whole GPUs: `amd.com/gpu 3/8`.
+/// Return a line for each resource that offers whole GPUs, such as `amd.com/gpu 3/8`.
 fn whole(view: &View) -> String {
     let sums = view.whole.iter();
     sums.map(|(resource, sum)| format!("{resource} {}/{}\n", sum.allocated, sum.total))
@@ -256,10 +256,10 @@ fn without_headers(raw: &str) -> String {
     plain(&columns(rows)).into_owned()
 }
 
-/// The largest number of driver troubles that `-o wide` shows.
+/// The largest number of driver problems that `-o wide` shows.
 const TROUBLES: usize = 3;
 
-/// Return the text of a unit after a number: `16 GiB`, but `64 x 256MiB`.
+/// Return the text that follows a number of units: `GiB` as in `16 GiB`, and `x 256MiB` as in `64 x 256MiB`.
 fn times(unit: &str) -> String {
     match unit.starts_with(|first: char| first.is_ascii_digit()) {
         true => format!("x {unit}"),

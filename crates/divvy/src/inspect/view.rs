@@ -9,7 +9,7 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty without GPU nodes.
+    /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty if no node has GPUs.
     pub unit: String,
     /// The nodes with GPUs that Divvy offers, sorted by name.
     pub nodes: Vec<NodeView>,
@@ -17,17 +17,17 @@ pub struct View {
     pub allocated: u64,
     /// The units of all nodes together.
     pub total: u64,
-    /// The whole GPUs of all nodes together, by resource (`amd.com/gpu`); omitted without such GPUs.
+    /// The whole GPUs of all nodes together, by resource (such as `amd.com/gpu`). Omitted if there are no such GPUs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub whole: BTreeMap<&'static str, WholeSum>,
 }
 
-/// The number of whole GPUs that one resource offers.
+/// The numbers of GPUs that one resource offers as a whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct WholeSum {
-    /// The GPUs that pods have.
+    /// The number of GPUs that are allocated to pods.
     pub allocated: u64,
-    /// All GPUs, including failed ones.
+    /// The number of all GPUs, including failed ones.
     pub total: u64,
 }
 
@@ -39,18 +39,20 @@ pub struct NodeView {
     pub name: String,
     /// The node's first InternalIP, else `unknown`.
     pub address: String,
-    /// The units allocated to pods, including pending pods.
+    /// The number of units that are allocated to pods, including pending pods.
     pub allocated: u64,
-    /// The units of all the node's GPUs.
+    /// The number of units of all the node's GPUs.
     pub total: u64,
     /// The node's GPUs, sorted by vendor and index.
     pub gpus: Vec<GpuView>,
     /// The pods on the node whose annotations name none of its GPUs.
     pub pending: Vec<PodView>,
-    /// The pods on the node that have whole GPUs without an allocation: the kubelet chose them. Omitted if there are none.
+    /// The pods on the node that have whole GPUs but no allocation, because the kubelet chose the GPUs. Omitted if there are
+    /// none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unnamed: Vec<UnnamedView>,
-    /// From the inventory: why containers get no driver libraries on this node, or wrong ones, and what to type.
+    /// The reason, from the inventory, why containers get no driver libraries on this node, or wrong ones, and the command that
+    /// helps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_trouble: Option<String>,
 }
@@ -62,7 +64,7 @@ pub struct GpuView {
     /// The GPU's vendor. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor: Option<Vendor>,
-    /// The GPU is offered as a whole, through its vendor's resource. If it has units too, it is offered in both ways.
+    /// Whether the GPU is offered as a whole, through its vendor's resource. A GPU that also has units is offered in both ways.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
     /// The GPU's index among the node's GPUs of its vendor.
@@ -76,7 +78,7 @@ pub struct GpuView {
     /// The GPU's health. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Health>,
-    /// Why the GPU is not healthy, such as `XID 79`.
+    /// The reason why the GPU is not healthy, such as `XID 79`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Whether the node's kubelet offers the GPU's units.
@@ -84,12 +86,12 @@ pub struct GpuView {
     /// What is wrong with the GPU, as text for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The memory in MiB that containers of departed pods hold.
+    /// The memory in MiB that containers of departed pods still hold.
     #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
     pub held_mib: u64,
-    /// The units allocated to pods.
+    /// The number of units that are allocated to pods.
     pub allocated: u64,
-    /// The GPU's units.
+    /// The number of the GPU's units.
     pub total: u64,
     /// The pods on the GPU, sorted by namespace and name.
     pub pods: Vec<PodView>,
@@ -112,7 +114,7 @@ pub struct PodView {
     pub requested: Option<Requested>,
 }
 
-/// A pod that has whole GPUs of which only the kubelet knows which they are.
+/// A pod that has whole GPUs, if only the kubelet knows which GPUs these are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnnamedView {
     /// The pod's name.
@@ -125,7 +127,7 @@ pub struct UnnamedView {
     pub gpus: u64,
 }
 
-/// A request in a unit other than the node's.
+/// A pod's request in a unit that differs from the node's unit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Requested {
     /// The number of units.
@@ -144,12 +146,12 @@ impl NodeView {
         self.gpus.iter().filter(|gpu| gpu.is_shared())
     }
 
-    /// Return the units that are not allocated.
+    /// Return the number of units that are not allocated.
     pub fn free(&self) -> u64 {
         self.total.saturating_sub(self.allocated)
     }
 
-    /// Return the units of the pending pods.
+    /// Return the number of units of the pending pods.
     pub fn pending_units(&self) -> u64 {
         self.pending.iter().fold(0, |sum, pod| sum.saturating_add(pod.units))
     }
@@ -221,8 +223,9 @@ fn whole(nodes: &[NodeView]) -> BTreeMap<&'static str, WholeSum> {
     sums
 }
 
-/// Return the name of a node's unit. Without an inventory, guess from the size of a GPU: none has 1,000 GiB, and none has less than 1,000 MiB.
-/// (gpushare's tool draws the line at 100, and so shows the 140 GiB of an H200 as MiB.)
+/// Return the name of a node's unit. Without an inventory, guess it from the number of units of a GPU: no GPU has 1,000 GiB or
+/// more, and none has less than 1,000 MiB. (gpushare's tool uses a limit of 100, and therefore shows the 140 GiB of an H200 as
+/// MiB.)
 fn unit_label(node: &Node) -> String {
     match &node.inventory {
         Some(Ok(inventory)) => inventory.unit.to_string(),
@@ -337,7 +340,8 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
         .collect()
 }
 
-/// Add a pod to the whole GPUs that its allocation names, or to those of which only the number is known.
+/// Add a pod to the whole GPUs that its allocation names. If no allocation names them, add it to `unnamed` with the number of its
+/// GPUs.
 fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) {
     let mut named = 0;
     let asked = pod.request.whole.as_deref();
@@ -406,7 +410,7 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
     }
 }
 
-/// Return a pod's request, if the pod was bound in one of the node's former units.
+/// Return a pod's request in its own unit, if the pod was bound while the node had another unit.
 fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
     let Held::Allocation(allocation) = &pod.held else {
         return None;
@@ -419,7 +423,8 @@ fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
     })
 }
 
-/// Return the units per GPU index of one of Divvy's allocations. A GPU that is not in the inventory has the key `None`.
+/// Return the number of units for each GPU index in one of Divvy's allocations. A GPU that is not in the inventory has the key
+/// `None`.
 fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTreeMap<Option<u32>, u64> {
     let mut shares = BTreeMap::new();
     for share in &allocation.gpus {

@@ -1,5 +1,5 @@
-//! The check whether the running scheduler calls the extender. It creates a pod that the extender always refuses, with a random nonce in the
-//! message, and looks for that message on the pod. The pod never runs, because the extender never binds it.
+//! The check whether the running scheduler calls the extender. It creates a pod that the extender always refuses with a message
+//! that contains a random nonce, and looks for that message on the pod. The pod never runs, because the extender never binds it.
 
 use divvy_host::plain_line;
 use divvy_model::{Node, Pod, names};
@@ -10,7 +10,8 @@ use crate::node_sums::sums;
 /// The state of the check's pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The pod has the extender's message with the nonce. Only the scheduler can have copied it from the extender's answer.
+    /// The pod has the extender's message with the nonce. Only the scheduler can have copied the message from the extender's
+    /// answer.
     Called {
         /// The pod's `spec.schedulerName`.
         scheduler: String,
@@ -21,7 +22,7 @@ pub enum Verdict {
         scheduler: String,
         /// The node to which the pod was bound.
         node: String,
-        /// Whether the extender bound the pod; then the scheduler called bind, but not filter.
+        /// Whether the extender bound the pod. If so, the scheduler called the extender for bind, but not for filter.
         by_extender: bool,
     },
     /// The pod is neither refused by the extender nor bound.
@@ -33,7 +34,7 @@ pub enum Verdict {
     },
 }
 
-/// Return the manifest of the check's pod. `nonce`: letters and digits.
+/// Return the manifest of the check's pod. `nonce` consists of letters and digits.
 pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) -> Value {
     let mut pod = json!({
         "apiVersion": "v1",
@@ -65,14 +66,14 @@ pub fn pod(name: &str, namespace: &str, nonce: &str, scheduler: Option<&str>) ->
     pod
 }
 
-/// Report whether a node has a free unit for the check's pod. Otherwise the pod must not be created: the scheduler would not call the
-/// extender, but might preempt pods of lower priority for it. (A pod cannot prevent that itself, because the API server takes
-/// `preemptionPolicy` only from the PriorityClass.)
+/// Report whether a node has a free unit for the check's pod. If not, the pod must not be created: the scheduler would not call
+/// the extender, and might preempt pods of lower priority for this pod. (The pod itself cannot prevent preemption, because the
+/// API server takes `preemptionPolicy` only from the PriorityClass.)
 pub fn has_room(nodes: &[Node], pods: &[Pod]) -> bool {
     sums(nodes, pods).values().any(|sum| sum.free() > 0)
 }
 
-/// Return the text for a cluster without room for the check's pod, see [`has_room`].
+/// Return the text for a cluster that has no room for the check's pod, see [`has_room`].
 pub fn no_room() -> String {
     format!("No node has a free unit of {}. {}", names::GPU_MEM, free_one())
 }
@@ -137,7 +138,7 @@ pub fn not_called(scheduler: &str, node: &str, by_extender: bool) -> String {
     )
 }
 
-/// Return the text for the user if the state of the pod proved nothing in time.
+/// Return the text for the user if the state of the pod proved nothing within the time limit.
 pub fn unclear(scheduler: &str, said: Option<&(String, String)>, waited: &str) -> String {
     // The scheduler's texts come from the cluster, so make control characters harmless.
     let said = said.map(|(reason, message)| (plain_line(reason.chars()), plain_line(message.chars())));

@@ -1,5 +1,5 @@
-//! Conversion of older files to v1: fields that are renamed, removed, or have no equivalent. The sources are "Scheduler configuration
-//! migrations" in the Kubernetes documentation, and the validation of Kubernetes 1.36.
+//! Converts older files to v1, in which some fields are renamed, are removed, or have no equivalent. The sources are "Scheduler
+//! configuration migrations" in the Kubernetes documentation, and the validation of Kubernetes 1.36.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::{API_VERSION, Error, KIND};
 
 const GROUP: &str = "kubescheduler.config.k8s.io/";
 
-/// A configuration in v1, and one line for each change.
+/// A configuration in v1, and one line of text for each change.
 #[derive(Debug)]
 pub(super) struct Converted {
     pub(super) config: Map<String, Value>,
@@ -17,7 +17,7 @@ pub(super) struct Converted {
 /// The older versions, each with the first Kubernetes version that no longer reads it.
 const VERSIONS: [(&str, &str); 2] = [("v1beta2", "1.28"), ("v1beta3", "1.29")];
 
-/// Removed plugins whose function another plugin has by default.
+/// Removed plugins whose function is now part of another plugin that is enabled by default.
 const REPLACED: [(&str, &str); 5] = [
     (
         "SelectorSpread",
@@ -41,7 +41,7 @@ const REPLACED: [(&str, &str); 5] = [
     ),
 ];
 
-/// Removed plugins that a user chose on purpose, and what to write instead.
+/// Removed plugins that a user enables on purpose, each with what to write instead.
 const CHOSEN: [(&str, &str); 6] = [
     (
         "NodeResourcesMostAllocated",
@@ -66,7 +66,7 @@ const CHOSEN: [(&str, &str); 6] = [
     ),
 ];
 
-/// Convert a configuration to v1. `origin`: the file's name, for error messages.
+/// Convert a configuration to v1. `origin` is the file's name, for error messages.
 pub(super) fn to_v1(input: Value, origin: &str) -> Result<Converted, Error> {
     let Value::Object(mut file) = input else {
         return Err(other(
@@ -135,8 +135,8 @@ fn of_another_kind(origin: &str, kind: &str) -> Error {
     other(origin, &found, instead)
 }
 
-/// Convert a Policy (`--policy-config-file`), as old tutorials use it. Its extenders are kept; its predicates and priorities are not possible
-/// in v1.
+/// Convert a Policy (`--policy-config-file`), which old tutorials use. Its extenders are kept. Its predicates and priorities have
+/// no equivalent in v1.
 fn policy(mut file: Map<String, Value>, origin: &str) -> Result<Converted, Error> {
     let mut notes = vec![format!(
         "changed: kind Policy to {KIND} {API_VERSION}: Kubernetes 1.23 removed --policy-config-file and --policy-configmap; remove that flag \
@@ -319,7 +319,7 @@ fn plugin_configs(configs: &mut Vec<Value>, path: &str, origin: &str, notes: &mu
     Ok(())
 }
 
-/// Return the note if the plugin must be removed. The error: removing it would change the placement of pods.
+/// Return a note if the plugin must be removed. Fails if its removal would change the placement of pods.
 fn gone(name: Option<&str>, place: &str, matters: bool, origin: &str) -> Result<Option<String>, Error> {
     let Some(name) = name else { return Ok(None) };
     if let Some((_, why)) = REPLACED.iter().find(|(plugin, _)| *plugin == name) {

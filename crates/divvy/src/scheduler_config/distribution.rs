@@ -1,5 +1,5 @@
-//! The steps to install the configuration on each distribution. Each text is complete: lines that start with `#`
-//! explain, and the user types or pastes the others.
+//! The steps to install the configuration on each distribution. Each text is complete: lines that start with `#` explain, and the
+//! user types or pastes the other lines.
 //!
 //! Sources: kubeadm's `phases/controlplane/manifests.go`; k3s' `pkg/daemons/control/server.go` and k3s#5354; rke2's
 //! `pkg/podexecutor/staticpod.go` and its flag `kube-scheduler-extra-mount`; k0s' `pkg/component/controller/scheduler.go`;
@@ -47,7 +47,7 @@ impl Distribution {
         }
     }
 
-    /// Return the steps. `flags`: the flags that the printed `divvy scheduler-config` command must repeat.
+    /// Return the steps. `flags` are those that the printed `divvy scheduler-config` command must repeat.
     pub fn steps(self, kubeconfig: &str, flags: &str, stanza: &Stanza) -> String {
         let url = stanza.url();
         let file = self.file();

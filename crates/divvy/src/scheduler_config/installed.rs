@@ -15,8 +15,8 @@ pub fn secret_name(service: &str) -> String {
     format!("{service}-tls")
 }
 
-/// Return the extender's URL and its certificates, which must be valid at `now_s` (Unix time in seconds). `server_name`: the name in the
-/// extender's certificate, if it is not the Service's name. The error says what is missing, and what to do.
+/// Return the extender's URL and its certificates, which must be valid at `now_s` (Unix time in seconds). `server_name` is the
+/// name in the extender's certificate, if it differs from the Service's name. An error says what is missing, and what to do.
 pub fn installed(
     service: &Service,
     secret: Option<&Secret>,
@@ -93,7 +93,7 @@ pub fn authority(secret: &Secret) -> Result<String, String> {
     base64(ca)
 }
 
-/// Encode bytes in base64, as a Secret does, and as kube-scheduler and the API server expect.
+/// Encode bytes in base64, the encoding that Secrets use, and that kube-scheduler and the API server expect.
 fn base64(bytes: &ByteString) -> Result<String, String> {
     match serde_json::to_value(bytes) {
         Ok(serde_json::Value::String(text)) => Ok(text),

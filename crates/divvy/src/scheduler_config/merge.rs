@@ -1,4 +1,4 @@
-//! Adds Divvy's entry to an existing configuration. Everything else in the file stays, except what v1 does not have.
+//! Adds Divvy's entry to an existing configuration. Everything else in the file stays, except for fields that v1 does not have.
 
 use serde_json::{Map, Value, json};
 
@@ -23,11 +23,11 @@ pub struct Wanted {
 /// The source of the extender's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Address {
-    /// `--extender-url`.
+    /// The address comes from `--extender-url`.
     Flag,
-    /// The installed extender (`--from-cluster`).
+    /// The address is that of the installed extender (`--from-cluster`).
     Cluster,
-    /// The default. If the file already has an entry of Divvy, the address of that entry stays.
+    /// The address is the default. If the file already has an entry of Divvy, the address of that entry stays.
     Default,
 }
 
@@ -74,7 +74,7 @@ const EXTENDER_FIELDS: [&str; 13] = [
     "enableHttps",
 ];
 
-/// Merge the wanted settings into a configuration. `origin`: the file's name, for error messages.
+/// Merge the wanted settings into a configuration. `origin` is the file's name, for error messages.
 pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error> {
     let value: Value = serde_saphyr::from_str(input).map_err(|error| Error::NotYaml {
         origin: origin.to_owned(),
@@ -125,7 +125,7 @@ fn ours_text(line: &str) -> bool {
 
 static OWN: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
 
-/// Return the comment lines of all configurations that this program prints.
+/// Return the comment lines of all configurations that this program can print.
 fn own_comments() -> Vec<String> {
     let tls = Tls {
         ca: Some("/".to_owned()),
@@ -423,7 +423,7 @@ fn explain_replaced(extender: &Value, stanza: &Stanza, address: Address, path: &
     }
 }
 
-/// Hide certificates and keys in the list of changes.
+/// Replace certificates and keys, so that the list of changes does not show them.
 fn without_keys(value: &Value) -> Value {
     let mut value = value.clone();
     for (name, inner) in value.as_object_mut().into_iter().flatten() {

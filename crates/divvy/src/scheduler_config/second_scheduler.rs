@@ -1,5 +1,6 @@
-//! The manifests of a second kube-scheduler, for clusters with a closed control plane (EKS, GKE, AKS): Kubernetes' own program under another
-//! name, with Divvy's configuration, and an object that assigns it the pods that request GPU memory, so that no manifest changes ([`mutation`]).
+//! The manifests of a second kube-scheduler, for clusters whose control plane cannot be changed (EKS, GKE, AKS). It is
+//! Kubernetes' own program under another name, with Divvy's configuration. A further object assigns the pods that request GPU
+//! memory to it, so that no manifest of a pod changes ([`mutation`]).
 
 pub mod mutation;
 
@@ -8,7 +9,7 @@ use mutation::Mutation;
 
 /// The default `schedulerName` of the second scheduler.
 pub const NAME: &str = "divvy-scheduler";
-/// The default version. A kube-scheduler may be one minor version older than the API server, and never newer.
+/// The default version. A kube-scheduler may be one minor version older than the API server, but not newer.
 pub const DEFAULT_VERSION: Version = Version {
     major: 1,
     minor: 36,
@@ -61,24 +62,25 @@ impl std::str::FromStr for Version {
 /// The parameters of the manifests.
 #[derive(Debug, Clone)]
 pub struct Second<'a> {
-    /// Divvy's entry, with the extender's address as a pod reaches it.
+    /// Divvy's entry. Its address is the one by which a pod reaches the extender.
     pub stanza: &'a Stanza,
     /// The namespace of the scheduler.
     pub namespace: &'a str,
-    /// The name of the scheduler's objects, and the `schedulerName` of its pods.
+    /// The name of the scheduler's objects, and the `schedulerName` of the pods that it schedules.
     pub name: &'a str,
     /// The cluster's version.
     pub version: Version,
-    /// The name of the Secret with `ca.crt` (and `tls.crt`, `tls.key`), for an extender behind https.
+    /// The name of the Secret with `ca.crt` (and `tls.crt`, `tls.key`), for an extender that uses HTTPS.
     pub tls_secret: Option<&'a str>,
-    /// The content of that Secret. `None`: the Secret exists already, and the manifests do not contain it.
+    /// The content of that Secret. With `None`, the Secret exists already, and the manifests do not contain it.
     pub certificates: Option<&'a Inline>,
     /// The object that assigns pods to the scheduler.
     pub mutation: &'a Mutation,
 }
 
 impl Second<'_> {
-    /// Return the manifests, for `kubectl apply -f -`. The error: the mutation is not possible on this version, or with this scheduler name.
+    /// Return the manifests, for `kubectl apply -f -`. Fails if the mutation is not possible on this version, or with this
+    /// scheduler name.
     pub fn text(&self) -> Result<String, Error> {
         let mutation = self.mutation.text(self.version, self.name)?;
         let configuration = Whole {

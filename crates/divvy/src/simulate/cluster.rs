@@ -1,4 +1,4 @@
-//! The changes in a cluster under other policies, units, or nodes, as a value and as text.
+//! The changes in a cluster under other policies, units, or nodes: the values and their text.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ pub struct Answer {
 /// The use of a cluster's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Used {
-    /// The number of pods on nodes that request GPU memory.
+    /// The number of pods that request GPU memory and are on a node.
     pub placed: u64,
     /// The number of nodes with usable GPUs.
     pub nodes: u64,
@@ -50,15 +50,16 @@ pub struct Then {
     pub used: Used,
     /// The number of pods that the simulation placed again.
     pub replayed: u64,
-    /// The number of those pods that are on another node than now.
+    /// The number of those pods that are on a different node than now.
     pub moved: u64,
-    /// The number of pods that stayed on their nodes, because a scheduler would not place them again.
+    /// The number of pods that the simulation left on their nodes, because they are being deleted, or because their node takes no
+    /// new pods or offers no GPU.
     pub stayed: u64,
-    /// The pods that wait now and would be placed, as `namespace/name`.
+    /// The pods that wait now but would be placed, as `namespace/name`.
     pub would_fit: Vec<String>,
     /// The pods that wait now and would still wait.
     pub would_wait: Vec<String>,
-    /// The pods that are on a node now and would fit on none.
+    /// The pods that are on a node now but would fit on none.
     pub would_not_fit: Vec<String>,
 }
 

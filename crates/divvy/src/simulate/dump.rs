@@ -18,7 +18,7 @@ pub struct Dump {
     pub left_out: LeftOut,
 }
 
-/// Why a text is not a dump.
+/// The reason why a text is not a dump.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// The text is not JSON, or is incomplete.
@@ -27,7 +27,7 @@ pub enum Unusable {
     /// The text has no nodes.
     #[error("{found}; create it with: kubectl get nodes,pods -A -o json")]
     Other {
-        /// What was found.
+        /// What the text contains instead.
         found: String,
     },
 }
@@ -42,11 +42,11 @@ struct Document {
 enum Item {
     Node(Box<NodeObject>),
     Pod(Box<PodObject>),
-    /// The name of a node or pod that cannot be read, and why.
+    /// The name of a node or pod that cannot be read, and the reason.
     Unreadable(String, String),
     /// An object of another kind.
     Other(String),
-    /// An object without a kind, which has the list's kind.
+    /// An object that does not state its kind. Its kind follows from the kind of the list.
     Unsaid(serde_json::Value),
 }
 
@@ -85,10 +85,10 @@ impl Item {
     }
 }
 
-/// Parse one or several lists, of nodes, pods, or both.
+/// Parse one or several lists of nodes, pods, or both.
 ///
 /// # Errors
-/// The text is not JSON or contains no nodes.
+/// Fails if the text is not JSON or contains no nodes.
 pub fn read(text: &[u8]) -> Result<Dump, Unusable> {
     let mut dump = Dump::default();
     let mut others: Vec<String> = Vec::new();

@@ -207,7 +207,7 @@ fn failures(policies: &[Policy], runs: &[Run]) -> Plot {
     }
 }
 
-/// Return the page with the table and all plots. `command`: the command line that made the runs.
+/// Return the page with the table and all plots. `command` is the command line that made the runs.
 pub fn page(study: &Study, runs: &[Run], plots: &[Plot], command: &str) -> Page {
     let answer = text::answer(runs, study.trace.capacity_milli());
     let about = format!(

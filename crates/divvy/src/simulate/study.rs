@@ -5,18 +5,18 @@ use divvy_simulator::{
     Choice, Completions, Error, Inflation, Lifetimes, Order, Setting, Trace, Turnover, inflate, replay, turn_over,
 };
 
-/// How pods arrive and end.
+/// The way in which pods arrive and end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flow {
     /// Pods arrive in these orders and never end.
     Fill(Vec<Numbered<Arrival>>),
     /// Pods arrive at random and end.
     TurnOver {
-        /// The loads, in percent of the cluster's GPUs. There is a run for each load and seed.
+        /// The loads, in percent of the cluster's GPUs. There is one run for each combination of a load and a seed.
         loads: Vec<u32>,
         /// How long pods run.
         lifetimes: Lifetimes,
-        /// The number of arrivals before counting starts.
+        /// The number of arrivals before the counted ones.
         warm_up: u64,
         /// The number of arrivals to count.
         counted: u64,
@@ -36,7 +36,7 @@ pub struct Numbered<T> {
     pub of: T,
 }
 
-/// The source of an order of arrival.
+/// The source of an order in which pods arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Arrival {
     /// The order was read from a file.
@@ -57,15 +57,15 @@ pub struct Study {
     pub trace: Trace,
     /// The policies, without duplicates.
     pub policies: Vec<Policy>,
-    /// How pods arrive and end.
+    /// The way in which pods arrive and end.
     pub flow: Flow,
-    /// The ranks of the nodes, if they replace the ranks of the orders.
+    /// The ranks of the nodes. `None` means the ranks that belong to the orders.
     pub ranks: Option<Vec<u64>>,
-    /// The number of arrivals from which a policy may learn. `None` means all.
+    /// The number of arrivals from which a policy may learn the usual requests. `None` means all arrivals.
     pub history: Option<u64>,
     /// Whether to measure fragmentation.
     pub fragments: bool,
-    /// How a node is chosen from a policy's costs.
+    /// The way in which a node is chosen once the policy has computed the costs.
     pub choice: Choice,
 }
 
@@ -101,11 +101,11 @@ pub struct Run {
 }
 
 impl Study {
-    /// Check that runs of this study make sense.
+    /// Check that this study can be run.
     ///
     /// # Errors
     ///
-    /// No node has a GPU, or no pod requests one.
+    /// Fails if no node has a GPU, or if no pod requests a GPU.
     pub fn check(&self) -> Result<(), Error> {
         if self.trace.capacity_milli() == 0 {
             return Err(Error::NoGpuNode);
@@ -144,7 +144,7 @@ impl Study {
     ///
     /// # Errors
     ///
-    /// The trace lacks data that the run needs.
+    /// Fails if the trace lacks data that the run needs.
     pub fn run(&self, job: Job) -> Result<Run, Error> {
         let setting = Setting {
             learn_from: self.history,

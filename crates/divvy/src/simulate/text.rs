@@ -27,11 +27,11 @@ pub struct Filled {
     pub policy: &'static str,
     /// The seed; `null` if the order comes from a file without a seed.
     pub seed: Option<u64>,
-    /// The GPUs in use in percent, when 95 % of the cluster's GPUs had been requested; `null` if it never came to that.
+    /// The GPUs in use in percent, when 95 % of the cluster's GPUs had been requested; `null` if the requests never reached 95 %.
     pub at95: Option<f64>,
-    /// The GPUs in use in percent, when 100 % had been requested.
+    /// The GPUs in use in percent, when 100 % of the cluster's GPUs had been requested.
     pub at100: Option<f64>,
-    /// The GPUs in use in percent, when 130 % had been requested.
+    /// The GPUs in use in percent, when 130 % of the cluster's GPUs had been requested.
     pub at130: Option<f64>,
     /// The GPUs in use at the end, in thousandths of a GPU.
     pub used_milli: u64,
@@ -43,7 +43,7 @@ pub struct Filled {
     pub failed: u64,
     /// The total of the requests when the first pod failed, in percent of the cluster's GPUs; `null` if no pod failed.
     pub first_failure: Option<f64>,
-    /// The pods by size.
+    /// The numbers of pods of each size.
     pub sizes: Vec<OfSize>,
 }
 
@@ -66,11 +66,11 @@ pub struct TurnedOver {
     pub placed: u64,
     /// The number of pods that fitted on no node.
     pub failed: u64,
-    /// The pods by size.
+    /// The numbers of pods of each size.
     pub sizes: Vec<OfSize>,
 }
 
-/// The pods of one size.
+/// The numbers of pods of one size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct OfSize {
     /// The size, such as `part of a GPU` or `1 GPU`.
@@ -289,7 +289,8 @@ fn row(group: &[&Told]) -> Vec<String> {
     cells
 }
 
-/// Format mean and sample standard deviation as `95.01 ± 0.03`. A single value has no deviation, and no values are `-`.
+/// Format mean and sample standard deviation as `95.01 ± 0.03`. A single value is printed without a deviation, and no value as
+/// `-`.
 fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -> String {
     let values: Vec<f64> = values.flatten().collect();
     match mean_and_deviation(&values) {
@@ -299,7 +300,7 @@ fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -
     }
 }
 
-/// Return the mean, and the sample standard deviation if there are two or more values. `None` without values.
+/// Return the mean, and, for two or more values, the sample standard deviation. `None` if there are no values.
 pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     if values.is_empty() {
         return None;

@@ -141,7 +141,7 @@ fn units_that_another_plugin_serves_are_left_alone() {
     );
 }
 
-/// A vendor's own plugin may run in the same cluster, or on other nodes.
+/// The vendor's own device plugin may run in the same cluster, on the same or on other nodes.
 #[test]
 fn whole_gpus_are_divvys_where_the_inventory_says_so() {
     use divvy_testkit::nodes::{amd_node, amd_pod, divvy_node, divvy_pod};

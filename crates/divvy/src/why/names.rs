@@ -80,7 +80,8 @@ impl fmt::Display for Name {
 impl std::str::FromStr for Name {
     type Err = String;
 
-    /// Parse a name. If the part before the slash is a kind that kubectl knows, it is that kind, even if a namespace has the same name.
+    /// Parse a name. If the part before the slash is a kind that kubectl knows, it is taken as a kind, even if a namespace has
+    /// the same name.
     fn from_str(text: &str) -> Result<Name, String> {
         let pod = |namespace: Option<&str>, name: &str| Name::Pod {
             namespace: namespace.map(str::to_owned),

@@ -1,4 +1,4 @@
-//! The ranking of the nodes for a pod under a policy. It uses the same functions as the extender, on the current state of the cluster.
+//! Ranks the nodes for a pod under a policy, with the same functions as the extender, on the current state of the cluster.
 
 use std::fmt::Write as _;
 
@@ -32,7 +32,7 @@ pub struct Placement {
     pub node: Option<String>,
     /// The number of nodes with room for the pod.
     pub nodes: usize,
-    /// The best nodes with room, the best first; at most six.
+    /// The best nodes with room for the pod, at most six, starting with the best.
     pub best: Vec<Candidate>,
 }
 
@@ -73,7 +73,8 @@ pub struct TermAnswer {
     pub milli: i64,
 }
 
-/// Rank the nodes for a pod as if the pod were not placed yet. The policy learns the usual requests from the pods in the ledger.
+/// Rank the nodes for a pod as if the pod were not placed yet. The policy learns which requests are usual from the pods in the
+/// ledger.
 pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     let mut fleet = Fleet::new(policy, Limits::default());
     fleet.learn(ledger);

@@ -75,7 +75,7 @@ fn what_a_pod_asks_for_moves_no_cursor() {
     }
 }
 
-/// The only node has one obstacle. The answer names it, and suggests the change that helps, or none.
+/// The only node has one obstacle. The answer names the obstacle, and suggests only a change that helps, if there is one.
 #[test]
 fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     struct Case {
@@ -533,7 +533,8 @@ fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
     assert!(!told("divvy-scheduler", json!({"conditions": [refused]})));
 }
 
-/// kube-scheduler preempts by node sums, and never for a pod whose priority class forbids it. The answer gives the true reason.
+/// kube-scheduler decides about preemption by sums over whole nodes, and never preempts for a pod whose priority class forbids
+/// it. The answer gives the true reason.
 #[test]
 fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
     let nodes = [node(|node| {

@@ -9,7 +9,7 @@ use crate::printer::paint;
 /// The layout of an answer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Style {
-    /// The width of the terminal in columns. `None`: lines are not wrapped.
+    /// The width of the terminal in columns. With `None`, lines are not wrapped.
     pub width: Option<usize>,
     /// Whether to show every node, every GPU, and every holder.
     pub all_nodes: bool,
@@ -19,13 +19,13 @@ pub struct Style {
     pub coloured: bool,
 }
 
-/// The number of GPUs to show in total without `all_nodes`; on each node those with the most free memory.
+/// The total number of GPUs to show without `all_nodes`. On each node, the GPUs with the most free memory are shown.
 const GPUS: usize = 4;
 /// The number of holders to show for each GPU.
 const HOLDERS: usize = 2;
 /// The number of groups of nodes to show.
 const GROUPS: usize = 6;
-/// The number of names to show of equal pods.
+/// The number of pods to name if several equal pods share an answer.
 const PODS: usize = 3;
 
 /// Return the answer as text, which ends with a newline.
@@ -50,7 +50,7 @@ pub fn text(answer: &Answer, style: Style) -> String {
     }
 }
 
-/// Color the titles, and the first words in a color that shows the pod's state.
+/// Color the titles. The color of the first words shows the pod's state.
 fn coloured(text: &str, answer: &Answer) -> String {
     let colour = match answer.state {
         State::Waiting => "1;33",
@@ -114,7 +114,8 @@ impl Page {
         }
     }
 
-    /// Add a suggestion. If its command does not fit on the last line, it gets its own line, which is not wrapped, so that it can be copied.
+    /// Add a suggestion. If its command does not fit on the current line, put the command on a line of its own, which is not
+    /// wrapped, so that it can be copied.
     fn put_suggestion(&mut self, first: &str, rest: &str, suggestion: &Suggestion) {
         let command = suggestion.command.join(" ");
         self.put(first, rest, &suggestion.message);
@@ -310,7 +311,7 @@ impl Page {
         text
     }
 
-    /// Return the number of an amount without the unit, for `8 of 40 GiB`.
+    /// Return an amount as a number without its unit, as for the 8 in `8 of 40 GiB`.
     fn number(&self, memory: MiB) -> String {
         let text = amount(memory, self.unit);
         text.split(' ').next().unwrap_or_default().to_owned()
@@ -353,8 +354,8 @@ fn lacks_memory(node: &NodeAnswer) -> bool {
         .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }))
 }
 
-/// Report whether the messages of the scheduler and the kubelet add to the answer. For a pod that waits for room, they only count the same nodes
-/// again.
+/// Report whether the messages of the scheduler and the kubelet add anything to the answer. For a pod that waits for room, these
+/// messages only count the nodes that the answer already lists.
 fn tells_more(answer: &Answer) -> bool {
     let fits = answer.closest.iter().any(|node| node.fits);
     answer.state != State::Waiting || fits || !answer.holds.is_empty() || answer.closest.is_empty()

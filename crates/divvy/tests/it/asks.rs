@@ -1,4 +1,4 @@
-//! `divvy why` for a user who may see only one namespace. The explainer reads the cluster with the permissions from the chart.
+//! `divvy why` for a user who may see only one namespace. The explainer runs with the permissions from the chart.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ struct Cluster {
     _explainer: Program,
 }
 
-/// A cluster with Divvy, a waiting pod in `ml`, and pods in `ml` and `other` that hold the memory it waits for.
+/// Make a cluster with Divvy, a waiting pod in `ml`, and pods in `ml` and `other` that hold the memory for which it waits.
 async fn cluster() -> Cluster {
     let api = ApiServer::new(Options::default());
     let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
@@ -188,7 +188,7 @@ async fn a_user_of_a_namespace_gets_the_whole_answer_without_the_names_of_foreig
     insta::assert_snapshot!(cluster.why(&["mine"]).await);
 }
 
-/// The explainer closes a connection after a while, and when a client is slow.
+/// The explainer closes a connection after a while, and also if a client is slow.
 #[tokio::test]
 async fn many_pods_are_asked_about_in_one_command() {
     let cluster = cluster().await;

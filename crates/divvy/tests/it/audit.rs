@@ -1,4 +1,4 @@
-//! `divvy audit` as an operator uses it: exit status, texts, truncated files.
+//! `divvy audit` as an operator uses it: exit status, texts, and truncated files.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -205,7 +205,7 @@ async fn what_was_recorded_to_standard_output_is_no_file_of_that_name() {
     assert!(said.contains("next: divvy audit FILE with the recorded output"), "{said}");
 }
 
-/// A recorder in its own process.
+/// A recorder that runs as a process of its own.
 struct Recorder(tokio::process::Child);
 
 impl Recorder {

@@ -1,4 +1,4 @@
-//! Bad input from other programs and users: Divvy loses nothing, and reports the problem.
+//! Bad input from other programs and from users. Divvy loses nothing, and reports the problem.
 
 use divvy_model::names;
 use divvy_testbed::builders::pod;

@@ -1,5 +1,6 @@
-//! A cluster for tests that play an interleaving. The bed records everything that runs on its nodes from the first moment, and
-//! [`Bed::end`] audits it: the memory that containers really held, the allocations at every commit, and that nothing is left.
+//! A cluster for tests that force a particular interleaving of events. The bed records everything that runs on its nodes from the
+//! first moment. [`Bed::end`] audits the record: which memory containers really held, which allocations existed at every commit,
+//! and that nothing is left.
 
 mod audit;
 
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::cluster::programs;
 
-/// The time limit for an expected event. A test waits that long only if it fails.
+/// The time limit for an expected event. Only a test that fails waits that long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The name of a scheduler that does not run: the test itself binds the pods that name it.
@@ -48,7 +49,7 @@ pub(crate) struct Bed {
     listeners: JoinSet<()>,
 }
 
-/// A fault in which the agent of a node receives no more news of pods. [`CutOff::heal`] ends the fault.
+/// A fault in which the agent of a node receives no more changes of pods. [`CutOff::heal`] ends the fault.
 #[must_use]
 pub(crate) struct CutOff {
     watch: RuleId,
@@ -86,17 +87,17 @@ impl Bed {
         Bed::with(nodes, |_| {}).await
     }
 
-    /// Like [`Bed::new`], with settings of each node changed by `tune`.
+    /// Make a cluster as [`Bed::new`] does. `tune` changes the settings of each node.
     pub(crate) async fn with(nodes: &[&[u64]], tune: impl Fn(&mut NodeSpec)) -> Bed {
         Bed::at(nodes, Clock::system(), tune).await
     }
 
-    /// Like the constructor above, with an API server that takes the time from `clock`.
+    /// Make a cluster as [`Bed::with`] does. Its API server takes the time from `clock`.
     pub(crate) async fn at(nodes: &[&[u64]], clock: Clock, tune: impl Fn(&mut NodeSpec)) -> Bed {
         Bed::of(machines(nodes), nodes.len(), clock, tune).await
     }
 
-    /// Like [`Bed::new`]. The last node also has this many AMD GPUs, which are offered as a whole.
+    /// Make a cluster as [`Bed::new`] does. The last node also has this many AMD GPUs, which are offered as a whole.
     pub(crate) async fn with_amd(nodes: &[&[u64]], amd: usize) -> Bed {
         let gpu = "[[node.amd]]\nmodel = \"AMD Instinct MI210\"\nmemory_mib = 65520\n";
         let text = machines(nodes) + &gpu.repeat(amd);
@@ -166,7 +167,8 @@ impl Bed {
         self.cluster.node(name).expect("the node has joined")
     }
 
-    /// Wait until `look` succeeds. Its error says what it sees instead, for the message of a failed test.
+    /// Wait until `look` succeeds. An error of `look` says what it sees instead. The message of a failed test contains this
+    /// error.
     pub(crate) async fn until<T>(&self, what: &str, mut look: impl AsyncFnMut(&Bed) -> Result<T, String>) -> T {
         let began = Instant::now();
         loop {
@@ -246,7 +248,8 @@ impl Bed {
         pod["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
 
-    /// Bind a pod through the extender, as kube-scheduler does after it has chosen a node. Return the extender's `Error`, empty on success.
+    /// Bind a pod through the extender, as kube-scheduler does after it has chosen a node. Return the `Error` in the extender's
+    /// response, which is empty on success.
     pub(crate) async fn bind(&self, name: &str, uid: &str, node: &str) -> String {
         let args = json!({"PodName": name, "PodNamespace": "default", "PodUID": uid, "Node": node}).to_string();
         let asked = self.cluster.ask_extender("POST", "/gpushare-scheduler/bind", &args);
@@ -256,7 +259,7 @@ impl Bed {
         answer["Error"].as_str().expect("Error").to_owned()
     }
 
-    /// Bind a pod as above, after the extender has received it from its watch.
+    /// Bind a pod as [`Bed::bind`] does, but first wait until the extender's watch has received the pod.
     pub(crate) async fn bind_known(&self, name: &str, uid: &str, node: &str) -> String {
         self.until("the extender to know the pod", async |bed: &Bed| {
             match bed.bind(name, uid, node).await {
@@ -267,7 +270,8 @@ impl Bed {
         .await
     }
 
-    /// Stop the kubelet, and delay the agent's report of that until the returned rule is removed. A pod bound meanwhile was already on its way.
+    /// Stop the kubelet, and delay the agent's report that it has stopped until the returned rule is removed. A pod that is bound
+    /// in the meantime was already on its way.
     pub(crate) async fn kubelet_stops_unsaid(&self, node: &str, hard: bool) -> RuleId {
         let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
         let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
@@ -275,8 +279,8 @@ impl Bed {
         unsaid
     }
 
-    /// Wait until the extender binds without reading the pod first. Just after it has listed the pods it reserves nothing,
-    /// and its answers then describe only that moment.
+    /// Wait until the extender binds without first reading the pod from the API server. Before that, just after it has listed the
+    /// pods, the extender makes no reservations, and its answers describe only one moment.
     pub(crate) async fn settled(&self) {
         let uid = self.create_by_hand(&pod("settled"));
         assert_eq!(self.bind_known("settled", &uid, "n1").await, "");
@@ -326,13 +330,12 @@ impl Bed {
         self.container(uid, name).is_some_and(|view| view.is_running())
     }
 
-    /// Return how many containers of a pod ever ran.
+    /// Return the number of containers of a pod that ever ran. Each restart counts.
     pub(crate) fn ever_ran(&self, uid: &str) -> usize {
         self.record().runs.values().filter(|(_, view)| view.pod_uid == uid).count()
     }
 
-    /// Wait until the pod is bound and all its app containers run, each on the GPU of the pod's allocation, which its
-    /// environment also names. Return the containers in order.
+    /// Wait until the pod and all its app containers run. Return the containers in order.
     pub(crate) async fn running(&self, name: &str) -> Vec<ContainerView> {
         self.until(&format!("pod {name} to run"), async |bed: &Bed| {
             let pod = bed.pod(name);
@@ -351,7 +354,7 @@ impl Bed {
         .await
     }
 
-    /// Wait for an event about a pod.
+    /// Wait for an event of a pod with this reason and with a message that contains `part`.
     pub(crate) async fn event(&self, pod: &str, reason: &str, part: &str) -> String {
         self.until(&format!("event {reason} about {pod} with {part:?}"), async |bed: &Bed| {
             let events = bed.api().list("events", "default").map_err(|error| error.message)?;
@@ -368,7 +371,8 @@ impl Bed {
         .await
     }
 
-    /// Wait until a start of the pod is refused with a message that contains `part`, and return the message.
+    /// Wait until the start of one of the pod's containers is refused with a message that contains `part`, and return the
+    /// message.
     pub(crate) async fn start_refused(&self, pod: &str, part: &str) -> String {
         self.until(&format!("a refused start of {pod} with {part:?}"), async |bed: &Bed| {
             let refused = bed.refused_starts(pod);
@@ -395,7 +399,7 @@ impl Bed {
         self.delete_within(name, None);
     }
 
-    /// `kubectl delete --force --grace-period=0`
+    /// Delete a pod as `kubectl delete --force --grace-period=0` does.
     pub(crate) fn force_delete(&self, name: &str) {
         self.delete_within(name, Some(0));
     }
@@ -451,7 +455,7 @@ impl Bed {
         .await
     }
 
-    /// Return the device ids of gpu-mem that the kubelet has allocated to a pod, by container.
+    /// Return the device ids of `aliyun.com/gpu-mem` that the kubelet has allocated to a pod, by container.
     pub(crate) fn ids(&self, node: &str, uid: &str) -> BTreeMap<String, BTreeSet<String>> {
         let holders = self.node(node).device_manager().holders;
         let of_pod = holders
@@ -460,7 +464,7 @@ impl Bed {
         of_pod.map(|(holder, ids)| (holder.container, ids)).collect()
     }
 
-    /// Wait until the kubelet has allocated devices to this number of a pod's containers.
+    /// Wait until the kubelet has allocated devices to `containers` of the pod's containers.
     pub(crate) async fn admitted(&self, node: &str, uid: &str, containers: usize) {
         self.until(
             &format!("{containers} containers of {uid} to have devices"),
@@ -502,7 +506,7 @@ impl Bed {
         self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
     }
 
-    /// Freeze a node's agent, or let it continue.
+    /// Freeze a node's agent if `frozen`. If not, let it continue.
     pub(crate) fn freeze(&self, node: &str, frozen: bool) {
         let pid = self.cluster.agent_pid(node).and_then(|pid| i32::try_from(pid).ok());
         let pid = pid.and_then(Pid::from_raw).expect("the agent runs");
@@ -517,7 +521,7 @@ impl Bed {
         self.registered(node).await;
     }
 
-    /// Wait until the kubelet has the agent's devices.
+    /// Wait until the kubelet knows the agent's devices.
     pub(crate) async fn registered(&self, node: &str) {
         let units = usize::try_from(self.units(node)).expect("few");
         self.until("the agent to have registered", async |bed: &Bed| {
@@ -530,7 +534,7 @@ impl Bed {
         .await;
     }
 
-    /// Cut a node's agent off from news of pods: its watch breaks, and its lists hang.
+    /// Cut a node's agent off from changes of pods: its watch breaks, and its lists hang.
     pub(crate) async fn cut_off_agent(&self, node: &str) -> CutOff {
         let faults = self.api().faults();
         let of_agent = || Match::any().resource("pods").client(&format!("agent-{node}"));
@@ -614,7 +618,7 @@ impl Bed {
 }
 
 impl CutOff {
-    /// Return how many reads of pods hang, besides the watch.
+    /// Wait until a read of pods, other than the watch, hangs.
     pub(crate) async fn waited_for(&self, bed: &Bed) {
         let reads: Vec<RuleId> = self.rules.iter().copied().filter(|rule| *rule != self.watch).collect();
         bed.until("the agent to ask for pods", async |bed: &Bed| {
@@ -624,7 +628,7 @@ impl CutOff {
         .await;
     }
 
-    /// End the fault, so that the agent receives news of pods again.
+    /// End the fault, so that the agent receives changes of pods again.
     pub(crate) fn heal(self, bed: &Bed) {
         for rule in self.rules {
             bed.api().faults().remove(rule);

@@ -1,4 +1,4 @@
-//! `divvy cdi` on copies of machines, which are directories.
+//! `divvy cdi` on copies of machines. Each copy is a directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;

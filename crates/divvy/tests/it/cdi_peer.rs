@@ -1,5 +1,6 @@
-//! NVIDIA's `nvidia-ctk cdi` and ours, on the same machine with the same arguments: the meaning of the generated specs, and the handling of existing specs.
-//! `DIVVY_NVIDIA_CTK` names the directory of NVIDIA's programs (1.20.0). NVIDIA's program loads the library of the simulated driver.
+//! Compares NVIDIA's `nvidia-ctk cdi` with ours, on the same machine with the same arguments: the meaning of the generated specs,
+//! and the handling of existing specs. `DIVVY_NVIDIA_CTK` names the directory of NVIDIA's programs (1.20.0). NVIDIA's program
+//! loads the library of the simulated driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +22,7 @@ const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
 /// The GPU instance and compute instance of each MIG device of a GPU with MIG enabled.
 type Mig = Option<&'static [(u32, u32)]>;
 
-/// The minor numbers, which are not in the order of the indices.
+/// Return a machine description. The order of the minor numbers differs from the order of the indices.
 fn machine(mig: [Mig; 2]) -> String {
     let gpu = |uuid, minor, pci, mig: Mig| {
         let part = |(gi, ci): &(u32, u32)| format!("{{ gpu_instance = {gi}, compute_instance = {ci} }}");
@@ -41,7 +42,7 @@ fn machine(mig: [Mig; 2]) -> String {
 struct Bed {
     directory: tempfile::TempDir,
     theirs: PathBuf,
-    /// The directory in place of `/proc/driver`, if the GPUs are divided.
+    /// The directory that replaces `/proc/driver`, if the GPUs are divided with MIG.
     proc: Option<PathBuf>,
     _socket: UnixListener,
 }
@@ -204,7 +205,7 @@ impl Bed {
         child.wait_with_output().expect("it ends")
     }
 
-    /// Return the output or the error of NVIDIA's program, then of ours.
+    /// Return the output or the error of NVIDIA's program and of ours, in this order.
     fn both(&self, words: &[&str], input: &str) -> [Result<String, String>; 2] {
         [self.theirs.clone(), self.directory.path().join("nvidia-ctk")].map(|program| {
             let output = self.run(&program, words, input);
@@ -225,7 +226,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Describe each thing that edits add to a container.
+/// Describe each thing that `edits` adds to a container.
 fn edits(edits: &Value, directories_of_libcuda: bool) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for entry in array(&edits["env"]) {
@@ -272,7 +273,7 @@ fn meaning(spec: &Value) -> Spec {
     (text(&spec["kind"]), all)
 }
 
-/// Return what only NVIDIA's spec has, and what only ours has apart from mounts (names of libraries).
+/// Return what only NVIDIA's spec has, and what only ours has. Additional mounts of ours (names of libraries) are ignored.
 fn differences(theirs: &str, ours: &str) -> Vec<String> {
     let read = |text: &str| -> Value { serde_json::from_str(text).expect("JSON") };
     let (theirs, ours) = (read(theirs), read(ours));
@@ -385,7 +386,7 @@ fn what_is_generated_means_what_nvidias_means() {
     generated(&bed, rows);
 }
 
-/// The results of `cdi generate` with more arguments, with the reason for each difference.
+/// The arguments of a run of `cdi generate`. If the two programs are to differ, also the reason for the difference.
 type Row<'r> = (&'r [&'r str], Option<&'r str>);
 
 fn generated(bed: &Bed, rows: &[Row<'_>]) {
@@ -412,8 +413,8 @@ fn generated(bed: &Bed, rows: &[Row<'_>]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Divide the GPUs with MIG: the NVML data, the kernel module's list of capabilities, and their device nodes. The programs see that module's files in a
-/// separate mount namespace.
+/// Divide the GPUs with MIG: write the NVML data, the kernel module's list of capabilities, and the device nodes of the
+/// capabilities. The programs see the files of the kernel module in a separate mount namespace.
 fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     fs::write(bed.at("machine.toml"), machine(mig)).expect("written");
     let proc = PathBuf::from(bed.at("proc"));
@@ -447,7 +448,7 @@ fn divide(bed: &mut Bed, mig: [Mig; 2]) {
     bed.proc = Some(proc);
 }
 
-/// Return the UUID of a MIG device, from the indices of its GPU and of the device.
+/// Return the UUID of a MIG device, given the index of its GPU and the index of the device.
 fn mig_uuid(bed: &Bed, gpu: usize, mig: usize) -> String {
     let text = fs::read_to_string(bed.at("machine.toml")).expect("written");
     let machines = divvy_model::machine::Machines::parse(&text).expect("a machine");
@@ -518,7 +519,7 @@ fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
     }
 }
 
-/// CUDA does not see it as a device.
+/// CUDA does not treat such a GPU as a device.
 #[test]
 fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either() {
     let Some(mut bed) = Bed::new() else { return };
@@ -539,12 +540,12 @@ fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either(
     }
 }
 
-/// Return a spec with one device, with extra lines after its name and after the list.
+/// Return a spec with one device. `more` contains extra lines for after the device's name and after the list of devices.
 fn document(version: &str, kind: &str, device: &str, more: &str) -> String {
     format!("cdiVersion: {version:?}\nkind: {kind}\ndevices:\n- name: {device:?}\n{more}")
 }
 
-/// The files in the spec directories: name and text.
+/// The files in the spec directories, each with its name and text.
 type Files<'f> = Vec<(&'f str, String)>;
 
 #[test]
@@ -727,7 +728,7 @@ fn a_spec_is_moved_as_by_nvidias_program() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Return every path of a spec with its purpose.
+/// Return every path of a spec, and what the spec uses it for.
 fn plain_paths(spec: &divvy_cdi::Spec) -> Vec<String> {
     let mut all = Vec::new();
     let devices = spec.devices.iter().map(|device| &device.container_edits);

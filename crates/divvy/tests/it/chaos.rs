@@ -1,11 +1,12 @@
-//! Random histories with the real programs: agents, probes, and extender as child processes, killed and cut off at random, with
-//! an API server that refuses requests, loses answers, and stops, on nodes whose GPUs, kubelets, and boots fail.
+//! Random histories with the real programs. Agents, probes, and the extender run as child processes, which are killed and cut off
+//! at random. The API server refuses requests, loses answers, and stops. GPUs and kubelets fail, and nodes reboot.
 //!
-//! [`plan`] draws a sequence from its seed, and [`run`] plays it. [`audit`] checks all the time, using only ground truth (the API
-//! server's commits, the containers that ran), that no invariant is violated. [`quiet`] reports what is still wrong after all faults have ended.
+//! [`plan`] draws a sequence from its seed, and [`run`] plays it. [`audit`] checks continuously that no invariant is violated. It
+//! uses only ground truth: the API server's commits, and the containers that ran. [`quiet`] reports what is still wrong after all
+//! faults have ended.
 //!
-//! `DIVVY_CHAOS_SEED=7` plays one sequence again, `DIVVY_CHAOS_RUNS=200` plays more. A failure prints its seed, its plan, and the
-//! steps, and leaves the programs' logs below cargo's `tmp` directory.
+//! `DIVVY_CHAOS_SEED=7` plays one sequence again, and `DIVVY_CHAOS_RUNS=200` plays more sequences. A failed sequence prints its
+//! seed, its plan, and its steps, and leaves the programs' logs below cargo's `tmp` directory.
 
 pub(crate) mod audit;
 mod plan;
@@ -17,7 +18,7 @@ use std::sync::Mutex;
 
 /// The number of sequences in CI.
 const RUNS: u64 = 20;
-/// The number of concurrent sequences; two cores can run about this many clusters.
+/// The number of concurrent sequences. Two cores can run about this many clusters.
 const AT_ONCE: u64 = 4;
 
 fn number(variable: &str) -> Option<u64> {

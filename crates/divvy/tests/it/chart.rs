@@ -1,7 +1,7 @@
-//! The objects of the Helm chart, and what its admission policies refuse.
+//! The objects of the Helm chart, and the requests that its admission policies refuse.
 //!
-//! `deploy/divvy.yaml` holds the objects with default values, as Helm rendered them (`deploy/helm/render.sh --check` in `.ci/run` proves it). Tests
-//! that need other values run Helm through [`with`], and are skipped where there is none.
+//! `deploy/divvy.yaml` contains the objects with default values, as rendered by Helm (`deploy/helm/render.sh --check` in
+//! `.ci/run` checks this). Tests that need other values run Helm through [`with`]. They are skipped if Helm is not installed.
 
 pub(crate) mod admission;
 mod events;
@@ -12,14 +12,14 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// `deploy/divvy.yaml`: the objects with default values.
+/// `deploy/divvy.yaml`, which contains the objects with default values.
 pub(crate) const DEFAULT: &str = include_str!("../../../../deploy/divvy.yaml");
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Parse what Helm rendered, in its order.
+/// Parse the output of Helm, and keep its order.
 pub(crate) fn parse(text: &str) -> Vec<Value> {
     let documents = text.split("---\n# Source: ").skip(1);
     documents
@@ -27,12 +27,13 @@ pub(crate) fn parse(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The objects with default values.
+/// Return the objects with default values.
 pub(crate) fn default_objects() -> Vec<Value> {
     parse(DEFAULT)
 }
 
-/// Return `$HELM`, else `target/helm-v3.19.0/helm`, else `helm` if it is on the PATH. `None`, and the skip is recorded, without any of them.
+/// Return the path of Helm: `$HELM`, else `target/helm-v3.19.0/helm`, else `helm` from the PATH. If there is none, record the
+/// skip and return `None`.
 #[track_caller]
 fn helm() -> Option<PathBuf> {
     let chosen = std::env::var_os("HELM").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -50,8 +51,8 @@ fn helm() -> Option<PathBuf> {
     found
 }
 
-/// Render the chart with these values, of which later ones win, and return the text or Helm's refusal. `None`, and the skip is recorded, where there
-/// is no Helm.
+/// Render the chart with these values, and return the text or Helm's error. Later values override earlier ones. If Helm is not
+/// installed, record the skip and return `None`.
 #[track_caller]
 fn render(chosen: &[Value]) -> Option<Result<String, String>> {
     let helm = helm()?;
@@ -73,13 +74,13 @@ fn render(chosen: &[Value]) -> Option<Result<String, String>> {
     })
 }
 
-/// Render the chart with these values and return the text. `None`, and the skip is recorded, where there is no Helm.
+/// Render the chart with these values, and return the text. If Helm is not installed, record the skip and return `None`.
 #[track_caller]
 pub(crate) fn with(chosen: &[Value]) -> Option<String> {
     render(chosen).map(|rendered| rendered.unwrap_or_else(|error| panic!("{chosen:?}: {error}")))
 }
 
-/// Return why Helm refuses these values. `None`, and the skip is recorded, where there is no Helm.
+/// Return the error with which Helm refuses these values. If Helm is not installed, record the skip and return `None`.
 #[track_caller]
 fn refusal(chosen: &[Value]) -> Option<String> {
     render(chosen).map(|rendered| rendered.map_or_else(|error| error, |_| panic!("{chosen:?} are not refused")))

@@ -22,7 +22,7 @@ pub(crate) fn divvy(args: &[&str], env: &[(&str, &str)]) -> Output {
     command(args, env).output().expect("it runs")
 }
 
-/// Run the program without blocking, because the API server runs in this process.
+/// Run the program without blocking this thread, because the API server runs in this process.
 pub(crate) async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
     tokio::process::Command::from(command(args, env))
         .output()
@@ -88,7 +88,7 @@ fn every_help_teaches_by_example() {
     }
 }
 
-/// Run the program under the name of a plugin, as kubectl does.
+/// Run the program under the name of a kubectl plugin, as kubectl does.
 fn as_plugin(name: &str, args: &[&str]) -> Output {
     let directory = tempfile::tempdir().expect("a directory");
     let link = directory.path().join(name);
@@ -254,7 +254,7 @@ fn what_is_wrong_is_named_with_what_to_type_instead() {
     }
 }
 
-/// Make a cluster as gpushare's own programs leave it, from gpushare's documentation.
+/// Make a cluster in the state in which gpushare's own programs leave it, according to gpushare's documentation.
 async fn gpushares_cluster(directory: &Path) -> (ApiServer, Listening, String) {
     let api = ApiServer::new(Options::default());
     for (name, address, units, gpus) in [("node-a", "10.0.0.1", "32", "2"), ("node-b", "10.0.0.2", "16", "1")] {

@@ -1,4 +1,4 @@
-//! The setup of every test here.
+//! The setup that all tests of this target share.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Play;
 use divvy_testbed::story::{Listener, TimedEvent};
 
-/// Return the built programs; `cargo xtask test` builds them before the tests.
+/// Return the paths of the built programs. `cargo xtask test` builds them before the tests.
 pub(crate) fn programs() -> Programs {
     Programs::beside(Path::new(env!("CARGO_BIN_EXE_divvy")))
         .expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`")
 }
 
-/// Make a cluster of these machines, which have not joined yet.
+/// Make a cluster with these machines, which have not joined it yet.
 pub(crate) async fn cluster(machines: &str) -> Embedded {
     Embedded::start(Settings::new(machines, programs()))
         .await
         .expect("the cluster comes up")
 }
 
-/// A listener that keeps a play's events, for the message of a failed test.
+/// A listener that prints nothing, but keeps a play's events for the message of a failed test.
 #[derive(Debug, Default)]
 pub(crate) struct Quiet(pub(crate) Vec<String>);
 
@@ -32,7 +32,7 @@ impl Listener for Quiet {
     }
 }
 
-/// Make a play on a cluster, for its helpers: create, started, eventually.
+/// Make a play on a cluster, to use its helpers such as `create`, `started`, and `eventually`.
 pub(crate) fn play<'a>(cluster: &'a mut Embedded, quiet: &'a mut Quiet) -> Play<'a, Embedded> {
     Play::new(cluster, quiet, Duration::ZERO)
 }

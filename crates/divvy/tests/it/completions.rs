@@ -1,4 +1,4 @@
-//! Tab completion: it offers names from the cluster that the command line selects.
+//! Tab completion offers names from the cluster that the command line selects.
 
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! `divvy configure` on copies of machines, which are directories, and on real engines, which report their effective configuration.
+//! `divvy configure` on copies of machines (each a directory), and on real engines, which report their effective configuration.
 
 mod beside;
 mod cri;
@@ -43,7 +43,7 @@ impl Machine {
         divvy(&[&["configure"], args, &["--root", &root]].concat(), &[])
     }
 
-    /// Return all files with their texts and modes.
+    /// Return all files, each with its path, text, and mode.
     fn all(&self) -> Vec<(PathBuf, String, u32)> {
         let mut found = Vec::new();
         let mut directories = vec![self.0.path().to_owned()];
@@ -364,7 +364,7 @@ fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
     assert_eq!(machine.read("/other.toml"), assumed);
 }
 
-/// The one setting that lets an image request GPUs is not in a new file, unless it is requested.
+/// A new settings file does not contain the one setting that lets an image request GPUs, unless the user requests it.
 #[test]
 fn a_new_settings_file_gives_no_image_gpus() {
     let machine = Machine::of(&[]);

@@ -1,4 +1,4 @@
-//! kubectl's connection flags, and the errors without a connection.
+//! kubectl's connection flags, and the errors if there is no connection.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ users:
 - {name: berta, user: {token: of-berta}}
 ";
 
-/// Receive one request, refuse it, and return its head.
+/// Receive one request, refuse it, and return the head of the request.
 async fn refused(listener: &TcpListener) -> String {
     let (mut stream, _) = listener.accept().await.expect("a connection");
     let head = head(&mut stream).await;

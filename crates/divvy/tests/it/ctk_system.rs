@@ -1,6 +1,8 @@
-//! NVIDIA's `nvidia-ctk system`, `hook`, and `info` (`DIVVY_NVIDIA_CTK`, 1.20.0) and ours, on the same machine with the same arguments: the resulting files.
+//! Compares NVIDIA's `nvidia-ctk system`, `hook`, and `info` (`DIVVY_NVIDIA_CTK`, 1.20.0) with ours, by the resulting files on
+//! the same machine with the same arguments.
 //!
-//! The machine is a mount namespace with its own `/dev`, `/proc/devices`, `/proc/driver`, and PCI devices. It ends with the command.
+//! The machine is a mount namespace with its own `/dev`, `/proc/devices`, `/proc/driver`, and PCI devices. It disappears when the
+//! command ends.
 
 use std::fs;
 use std::io::Write as _;
@@ -19,7 +21,7 @@ struct Machine {
     mig_minors: &'static str,
     /// The class and vendor of each PCI device.
     pci: &'static [(&'static str, &'static str)],
-    /// Shell commands to run first.
+    /// Shell commands that prepare the machine.
     before: &'static str,
 }
 
@@ -64,7 +66,7 @@ impl Bed {
         })
     }
 
-    /// Return the exit status and the content of `/dev` afterwards, for NVIDIA's program and then for ours.
+    /// Return the exit status, and the content of `/dev` after the command, for NVIDIA's program and for ours, in this order.
     fn both(&self, machine: Machine, words: &str) -> [(Option<i32>, String); 2] {
         let at = |name: &str| self.directory.path().join(name);
         let _ = fs::remove_dir_all(at("machine"));
@@ -277,7 +279,7 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
     }
 }
 
-/// A hook is called in the image's directory and with its environment variables.
+/// A hook is called in a directory of the image, and with the image's environment variables.
 #[test]
 fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
     let directory = tempfile::tempdir().expect("a directory");

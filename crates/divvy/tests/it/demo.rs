@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Return the command lines of running processes that name this directory, as all child processes of a cluster do.
+/// Return the command lines of running processes that contain this directory, which all child processes of a cluster do.
 fn processes_of(base: &Path) -> Vec<String> {
     let needle = base.display().to_string();
     let processes = std::fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
@@ -112,7 +112,7 @@ fn other_machines_come_up_as_their_file_says() {
     assert!(!text(&output).contains("checks"), "nothing was checked: {}", text(&output));
 }
 
-/// Nodes register some time after they were started; with more nodes it takes longer.
+/// Nodes register some time after their start, and the more nodes there are, the longer it takes.
 #[test]
 fn the_table_comes_when_every_node_of_the_file_offers_its_gpus() {
     let base = tempfile::tempdir().expect("a directory");

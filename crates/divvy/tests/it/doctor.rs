@@ -112,7 +112,8 @@ fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
     );
 }
 
-/// Serve an API that forbids listing these kinds, or forbids access to a pod's proxy (`proxy`). Return the path of a kubeconfig for it.
+/// Serve an API that forbids listing these kinds, or, for `proxy`, access to a pod's proxy. Return the path of a kubeconfig for
+/// it.
 async fn serve(directory: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");

@@ -1,4 +1,4 @@
-//! The manifests in `examples/`, which users copy: the chart's policies admit them, and their pods get GPUs.
+//! The manifests in `examples/`, which users copy. The chart's policies admit them, and their pods get GPUs.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::bed::Bed;
 use crate::chart::admission::Policy;
 
-/// Return the objects of all files in `examples/`, by the file's name.
+/// Return the objects of all files in `examples/`, by file name.
 fn examples() -> Vec<(String, Value)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut found = Vec::new();
@@ -26,7 +26,8 @@ fn examples() -> Vec<(String, Value)> {
     found
 }
 
-/// Return the pods that an object stands for. The embedded cluster has a controller for Deployments only, so the pods are made from the templates.
+/// Return the pods that an object creates. They are made from the pod templates, because the only controller of the embedded
+/// cluster is the one for Deployments.
 fn pods(file: &str, object: &Value) -> Vec<Value> {
     let spec = &object["spec"];
     let (count, template) = match object["kind"].as_str() {

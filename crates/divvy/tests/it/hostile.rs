@@ -1,4 +1,5 @@
-//! Files, sockets, and programs that never answer, never end, or lead elsewhere: every command that reads a machine reports them, and ends.
+//! Files, sockets, and programs that never answer, never end, or lead elsewhere. Every command that reads a machine reports them
+//! and terminates.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, symlink};
@@ -10,12 +11,13 @@ use std::time::{Duration, Instant};
 use crate::cli::{command, stderr, stdout};
 use divvy_testkit::machine::{Machine, kinds};
 
-/// The time limit of a command. A command that ends at all ends long before, on any machine.
+/// The time limit of a command. On any machine, a command that terminates at all does so much earlier.
 const END: Duration = Duration::from_secs(30);
-/// The memory limit of a command in KiB: the program, its libraries, and the data that it may read at once.
+/// The memory limit of a command in KiB. It suffices for the program, its libraries, and the data that the program may have in
+/// memory at the same time.
 const MEMORY: &str = "2097152";
 
-/// Run a command with bounded memory. A command that does not end is killed, and the test fails.
+/// Run a command with limited memory. If the command does not terminate, kill it and fail the test.
 fn ends(mut command: Command, what: &str) -> Output {
     let mut bounded = Command::new("timeout");
     bounded.args([
@@ -57,7 +59,7 @@ fn fifo(path: &Path) {
     .expect("a pipe");
 }
 
-/// Make a sparse file, larger than any program may read, which takes no room on the disk.
+/// Make a sparse file that is larger than any program may read. It takes no space on the disk.
 fn sparse(path: &Path) {
     fs::File::create(path)
         .and_then(|file| file.set_len(2 << 30))
@@ -439,7 +441,8 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
     }
 }
 
-/// The machine's settings, its log, Docker's socket, and a runtime that prints without end: on the machine itself, with a private `/etc`.
+/// The machine's settings, its log, Docker's socket, and a runtime that prints without end. The test runs on the machine itself,
+/// with a private `/etc`.
 #[test]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
-//! The invariants (ARCHITECTURE.md, "Invariants"), each tested in a readable scenario. Random
-//! histories are in [`crate::chaos`]. Every test ends with [`Bed::end`], which deletes all pods, waits until nothing is left of them,
-//! and audits every commit of the API server and every container that ran.
+//! The invariants (ARCHITECTURE.md, "Invariants"), each tested in a readable scenario. For random histories, see
+//! [`crate::chaos`]. Every test ends with [`Bed::end`], which deletes all pods, waits until nothing is left of them, and audits
+//! every commit of the API server and every container that ran.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::bed::Bed;
 
-/// A pod that only SIGKILL ends, after this grace period in seconds.
+/// Return a pod that ends only by SIGKILL, after this grace period in seconds.
 fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
     pod(name)
         .gpu_mem(units)
@@ -22,7 +22,7 @@ fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
         .grace_seconds(grace_s)
 }
 
-/// Return the paths of GPUs among a container's devices.
+/// Return the paths of GPUs among the devices of a container.
 fn gpus(view: &ContainerView) -> Vec<&str> {
     let is_gpu = |path: &&str| {
         path.strip_prefix("/dev/nvidia")
@@ -31,7 +31,7 @@ fn gpus(view: &ContainerView) -> Vec<&str> {
     view.devices.iter().map(String::as_str).filter(is_gpu).collect()
 }
 
-/// Concurrent binds, as from several schedulers, or from one that repeats a slow request.
+/// Send concurrent bind requests, as several schedulers do, or one scheduler that repeats a slow request.
 async fn bind_all(bed: &Bed, pods: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let binds = pods
         .iter()
@@ -285,8 +285,9 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
             }
         }
         bed.until("both old containers to end", async |bed: &Bed| {
-            // Check in this order: if the memory is allocated and the old container runs after that, the allocation was too early. After a forced
-            // deletion, a new extender may not know of the container at first; then the new pod must not start.
+            // This order matters: if the memory is already allocated when the check sees the old container running, the
+            // allocation was too early. After a forced deletion, a new extender may at first not know the container; then the new
+            // pod must not start.
             let known = way == "deleted" || way.contains("says late");
             let early = bed.runs(&new, "main") || (known && bed.is_bound("new"));
             match bed.runs(&old, "main") {
@@ -493,7 +494,8 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
     bed.end().await;
 }
 
-/// Divvy cannot prevent everything (a privileged pod, a program that uses more memory than requested), but it reports it in an event of the pod.
+/// Divvy cannot prevent all misuse (such as a privileged pod, or a program that uses more memory than requested), but reports it
+/// in an event of the pod.
 #[tokio::test]
 async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_pod() {
     let mut bed = Bed::new(&[&[8, 8]]).await;

@@ -1,5 +1,5 @@
-//! The calls of a kubelet to a device plugin over a node's life, with the real agent on the emulated kubelet: cases K09 to K17,
-//! K20, K24, and K26 of docs/compatibility/kubelet.md. The other cases are tested in divvy-kubelet and divvy-agent.
+//! The calls that a kubelet makes to a device plugin over the life of a node, with the real agent on the emulated kubelet: cases
+//! K09 to K17, K20, K24, and K26 of docs/compatibility/kubelet.md. The other cases are tested in divvy-kubelet and divvy-agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 
 use crate::bed::Bed;
 
-/// A kubelet that waits for plugins after its start, as far as these tests need it.
+/// How long a kubelet waits before it handles pods after its start, so that plugins can register first.
 const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
-/// The properties that must be the same at every start of a container.
+/// Return the properties of a container that must be the same at every start.
 fn hardware(view: &ContainerView) -> (Vec<String>, BTreeMap<String, String>, Vec<String>) {
     (view.devices.clone(), view.env.clone(), view.cdi_devices.clone())
 }
 
-/// Wait until a container has been started this number of times.
+/// Wait until a container has been started `attempt` times.
 async fn started(bed: &Bed, uid: &str, container: &str, attempt: u32) -> ContainerView {
     bed.until(&format!("start {attempt} of {container}"), async |bed: &Bed| {
         let view = bed.container(uid, container).ok_or("it never ran")?;
@@ -91,7 +91,7 @@ async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_i
 }
 
 /// Bug B3 (kubernetes#124345): a restarted kubelet believes that the ended init container "needs" devices that no plugin offers
-/// yet, and kills the running pod. The pod's phase is Failed at once, but its container still runs for a while.
+/// yet, and kills the running pod. The pod's phase becomes Failed immediately, but its container still runs for a while.
 #[tokio::test]
 async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until_its_container_has_ended() {
     let bed = Bed::with(&[&[4]], |spec| spec.bugs.ended_init_container_kills = true).await;
@@ -260,8 +260,8 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
     bed.end().await;
 }
 
-/// Seen on a real kubelet: if the waiting pod is bound in the milliseconds before the agent reports the hold, the kubelet permanently refuses it when
-/// the kubelet is back, because the old pod's device ids are not free yet.
+/// This was seen on a real kubelet: the waiting pod was bound in the milliseconds before the agent reported the hold. When the
+/// kubelet was back, it refused the pod permanently, because the old pod's device ids were not free yet.
 #[tokio::test]
 async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted_while_the_kubelet_is_down() {
     let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
@@ -301,8 +301,8 @@ async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted
     bed.end().await;
 }
 
-/// Measured on a real kubelet: the sidecar silently gets one of the init container's device ids, and the
-/// other id must be among those of the next container.
+/// This was measured on a real kubelet: the sidecar is given one of the init container's device ids without a further call. The
+/// other id must be among the ids of the next container.
 #[tokio::test]
 async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_pods_gpu() {
     let bed = Bed::new(&[&[8, 8]]).await;
@@ -385,7 +385,7 @@ async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_ca
     bed.end().await;
 }
 
-/// The kubelet checks its own sums after Allocate, and does not roll back.
+/// The kubelet checks its own sums after Allocate. If the check fails, it does not undo the allocation.
 #[tokio::test]
 async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
     let bed = Bed::new(&[&[4]]).await;

@@ -1,4 +1,4 @@
-//! Faults outside of Divvy: each leads to a sentence that a user can act on, in an event or in `divvy why`.
+//! Faults outside of Divvy. Each leads to a sentence that a user can act on, in an event or in `divvy why`.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn why(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     say("why", objects, args).await
 }
 
-/// Run a command on a cluster of these objects. Return its exit status and output.
+/// Run a command on a cluster that contains these objects. Return its exit status and output.
 async fn say(command: &str, objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());
@@ -72,7 +72,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     );
 }
 
-/// The node status after a plugin has stopped: the capacity remains, and the allocatable amount is 0.
+/// This is the node's status after a plugin has stopped: the capacity remains, and the allocatable amount is 0.
 #[tokio::test]
 async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {
     let (resource, mut away) = node(2, "containerd://2.1.0", 0);
@@ -305,7 +305,7 @@ async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
     says(&text, &["pod default/train could not be read", "exceeded quota: gpus"]);
 }
 
-/// An API server whose user may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
+/// Run a command as a user who may list the pods of one namespace, but neither nodes nor the pods of all namespaces.
 async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (i32, String) {
     let directory = tempfile::tempdir().expect("a directory");
     let api = ApiServer::new(Options::default());

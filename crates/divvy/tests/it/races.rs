@@ -1,5 +1,5 @@
-//! The races with which other systems grant the wrong GPU, or allocate a GPU's memory twice (docs/compatibility/races.md),
-//! each played with the real programs. [`Bed::end`](crate::bed::Bed::end) audits every test.
+//! The races that make other systems grant the wrong GPU, or allocate a GPU's memory twice (docs/compatibility/races.md). Each is
+//! played with the real programs, and [`Bed::end`](crate::bed::Bed::end) audits every test.
 
 mod admission;
 mod binding;

@@ -1,4 +1,4 @@
-//! Two extenders as processes, one of them the leader: killed, stopped, and frozen while pods are bound.
+//! Two extenders as processes, one of them the leader. They are killed, stopped, and frozen while pods are bound.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ const NODES: [&str; 2] = ["n1", "n2"];
 const GPUS: u64 = 2;
 const UNITS: u64 = 16;
 
-/// An extender with its own address, over several restarts.
+/// An extender with its own address, which stays the same when it restarts.
 struct Replica {
     name: &'static str,
     address: SocketAddr,
@@ -50,7 +50,8 @@ impl Replica {
         kill_process(Pid::from_raw(pid.cast_signed()).expect("a pid"), signal).expect("a signal");
     }
 
-    /// Send a bind request, and return the answer's `Error`. `None`: no answer, as kube-scheduler may see.
+    /// Send a bind request, and return the `Error` of the response. `None` if there is no response, which can also happen to
+    /// kube-scheduler.
     async fn bind(&self, pod: &Value, node: &str) -> Option<String> {
         let meta = &pod["metadata"];
         let body = json!({"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": node}).to_string();

@@ -31,7 +31,7 @@ fn run(args: &[&str]) -> Output {
     command(args).output().expect("it runs")
 }
 
-/// Run the check without blocking, because the API server runs in this process.
+/// Run the check without blocking this thread, because the API server runs in this process.
 async fn check(kubeconfig: &Path, args: &[&str]) -> Output {
     let mut command = command(&["--check", "--kubeconfig"]);
     command.arg(kubeconfig).args(args);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{beside, divvy, stderr, stdout};
 
-/// A directory with a list of nodes and a list of pods, and commands on them.
+/// A directory with a list of nodes and a list of pods, on which commands are run.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -278,7 +278,7 @@ fn what_is_wrong_is_said_so_that_it_can_be_mended() {
     assert!(found.contains("pod a has no times"), "{found}");
 }
 
-/// Nodes and pods of a small gpushare cluster: two half-full GPUs, and one pod that waits for a whole GPU.
+/// Return the nodes and pods of a small gpushare cluster: two half-full GPUs, and one pod that waits for a whole GPU.
 fn cluster() -> Vec<(&'static str, Value)> {
     let node = |name: &str| {
         let has = json!({"aliyun.com/gpu-mem": "16", "aliyun.com/gpu-count": "1", "cpu": "8", "memory": "32Gi", "pods": "110"});
@@ -321,7 +321,7 @@ async fn served(objects: &[(&'static str, Value)], directory: &std::path::Path) 
     (api, listening, path.display().to_string())
 }
 
-/// The pods with UIDs, as an API server sets them.
+/// Return the objects as `kubectl get -o json` prints them. The pods have UIDs, as an API server sets them.
 fn dump(objects: &[(&'static str, Value)]) -> String {
     let items = objects.iter().enumerate().map(|(number, (_, object))| {
         let mut object = object.clone();

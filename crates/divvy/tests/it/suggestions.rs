@@ -1,5 +1,5 @@
-//! The answers of `divvy why` are true: in random clusters, its obstacles are those that kube-scheduler's filters and the extender report, and
-//! each suggestion makes the pod schedulable.
+//! The answers of `divvy why` are true. In random clusters, the obstacles that it names are those that kube-scheduler's filters
+//! and the extender report, and each suggestion makes the pod schedulable.
 
 mod world;
 
@@ -57,7 +57,8 @@ fn ledger(world: &World) -> Ledger {
     ledger
 }
 
-/// Return for each node the reasons of kube-scheduler's and the extender's filters against the pod. Empty if both accept the pod.
+/// Return for each node the reasons with which kube-scheduler's and the extender's filters refuse the pod. A node that accepts
+/// the pod has no reasons.
 fn refusals(world: &World) -> BTreeMap<String, Vec<String>> {
     let nodes: Vec<_> = world.nodes.iter().map(parsed).collect();
     let pods: Vec<_> = world.pods.iter().map(parsed).collect();
@@ -77,7 +78,7 @@ fn refusals(world: &World) -> BTreeMap<String, Vec<String>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// The filters have two independent implementations: here, and in the embedded scheduler.
+    /// The filters have two independent implementations: one here, and one in the embedded scheduler.
     #[test]
     fn a_node_has_an_obstacle_exactly_where_the_scheduler_or_the_extender_refuses_it(world in world::any()) {
         let answer = answer(&world);
@@ -110,7 +111,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Check the answer for a user of one namespace, which comes from the explainer, which sees the whole cluster.
+    /// Check the answer for a user of one namespace. The answer comes from the explainer, which sees the whole cluster.
     #[test]
     fn no_pod_is_named_to_a_user_who_may_not_list_it(mut world in world::any()) {
         let own = world.asking["metadata"]["namespace"].as_str().expect("it has one").to_owned();
@@ -159,7 +160,8 @@ fn harmless(change: &Change) -> Result<(), TestCaseError> {
 /// The number of worlds to play on the embedded cluster.
 const PLAYED: usize = 60;
 
-/// The same with the program, the real extender, and the embedded scheduler: the printed suggestion is applied, and the pod gets a node.
+/// The test above with the real program, the real extender, and the embedded scheduler: the printed suggestion is applied, and
+/// the pod gets a node.
 #[tokio::test]
 async fn what_why_prints_lets_the_pod_start_on_a_cluster() {
     let settings = Settings::new(
@@ -217,7 +219,7 @@ async fn play(cluster: &mut Embedded, world: &World, number: usize, expected: &C
     }
 }
 
-/// Return the kind of a change, without the choice on a tie.
+/// Return the kind of a change without the parts that may differ between equally good choices.
 fn kind(change: &Change) -> Value {
     json!(change)["kind"].clone()
 }

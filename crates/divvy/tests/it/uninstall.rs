@@ -18,7 +18,8 @@ fn resource(kind: Kind) -> String {
     }
 }
 
-/// Create the chart's objects, with a RuntimeClass, on the API server. Its kinds that this API server does not have are left out.
+/// Create the chart's objects, with a RuntimeClass, on the API server. Objects of kinds that this API server does not have are
+/// left out.
 fn install(api: &ApiServer) -> usize {
     api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
         .expect("a namespace");

@@ -1,4 +1,4 @@
-//! Unreadable objects, for every command that lists a cluster.
+//! Objects that cannot be read, for every command that lists the objects of a cluster.
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::{beside, stderr, stdout};
 
-/// Serve an API that returns each list as a whole, whatever `limit` says. Return the path of its kubeconfig.
+/// Serve an API that returns each list as a whole and ignores `limit`. Return the path of a kubeconfig for it.
 async fn serve(directory: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");

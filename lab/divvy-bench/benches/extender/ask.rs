@@ -7,7 +7,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::Outcome;
 
-/// The extender's address, and with TLS a client's certificates.
+/// The extender's address, and, for TLS, the certificates of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct Door {
     pub(crate) address: String,

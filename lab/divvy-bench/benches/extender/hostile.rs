@@ -1,4 +1,5 @@
-//! Measures the longest time for which one call holds the core's lock, whatever pods request, nodes publish, and happened before.
+//! Measures the longest time for which one call holds the core's lock, for the worst requests of pods, inventories of nodes, and
+//! earlier events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,9 +16,9 @@ use crate::Outcome;
 
 const BUDGET: Duration = Duration::from_millis(10);
 const GPUS: usize = 8;
-/// MiB of an ordinary GPU. The unit is one MiB, so that sizes can differ as much as possible.
+/// The memory of an ordinary GPU in MiB. The unit is 1 MiB, so that sizes can differ as much as possible.
 const SIZE: u64 = 40_960;
-/// kube-scheduler searches for victims on a tenth of the nodes.
+/// kube-scheduler searches for victims on one in this many nodes.
 const PREEMPTED: usize = 10;
 
 fn at(ms: u64) -> Now {
@@ -27,7 +28,7 @@ fn at(ms: u64) -> Now {
     }
 }
 
-/// The CPU time of this thread, which does not depend on the machine's other load.
+/// Return the CPU time of this thread, which does not depend on other load of the machine.
 fn worked() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(
@@ -47,7 +48,7 @@ fn name(node: usize) -> String {
     format!("gpu-node-{node:05}")
 }
 
-/// A node with this many GPUs, each made by a function.
+/// Return a node with this number of GPUs. `each` changes each GPU.
 fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
     let gpu = |at: usize| {
         let mut gpu = Gpu {
@@ -122,7 +123,7 @@ fn bound(number: usize, node: usize, gpu: usize, units: u64) -> Outcome<ReadPod>
     Ok(ReadPod::from(object))
 }
 
-/// A pod that has room on the first node if all others go.
+/// Return a pod that would have room on the first node if all other pods were gone.
 fn nominated(number: usize) -> Outcome<ReadPod> {
     let object: PodObject = serde_json::from_value(json!({
         "metadata": {"name": format!("n-{number}"), "namespace": "team-a", "uid": format!("uid-n-{number}"),
@@ -134,7 +135,7 @@ fn nominated(number: usize) -> Outcome<ReadPod> {
     Ok(ReadPod::from(object))
 }
 
-/// A deterministic pseudo-random number generator (splitmix64).
+/// Return a number that looks random but is always the same for `n` (splitmix64).
 fn scattered(n: usize) -> u64 {
     let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -142,14 +143,15 @@ fn scattered(n: usize) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Patterns that are as long, as many, and as hard to match as the limits allow.
+/// Return a value of `divvy.dev/gpu-model` with as many patterns as the limits allow. Each is as long and as hard to match as
+/// possible.
 fn worst_rule(sign: &str) -> String {
     let each = RULE_BYTES / RULE_PATTERNS - 1 - sign.len();
     let pattern = "n*".repeat(each / 2);
     vec![format!("{sign}{}q", &pattern[..each - 1]); RULE_PATTERNS].join(",")
 }
 
-/// The most expensive pods: their requests and rules.
+/// Return the most expensive pods: their names, requests, and rules.
 fn pods() -> Vec<(&'static str, u64, Value)> {
     let uuids = vec!["GPU-00000001-0001-4000-8000-00000000000f"; RULE_UUIDS].join(",");
     vec![
@@ -194,7 +196,7 @@ struct Holds {
     node: Duration,
 }
 
-/// Call all verbs for each of the pods: the first call of each verb after a change, and some more.
+/// Call all verbs for each of the pods. For each verb, measure the first call after a change, and some further calls.
 fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Holds) -> Outcome<()> {
     for (number, (what, units, annotations)) in pods().into_iter().enumerate() {
         let name = format!("ask-{number}");
@@ -240,17 +242,17 @@ fn ask(core: &mut Core, names: &[String], proposed: &[Eviction], holds: &mut Hol
 
 struct Scene {
     what: &'static str,
-    /// Node by number.
+    /// Makes the node with this number.
     node: Box<dyn Fn(usize) -> Node>,
-    /// Pods that have come and gone.
+    /// The number of pods that were created and deleted before.
     history: usize,
-    /// Bound pods of a node.
+    /// The number of pods that are bound to each node.
     pods: usize,
-    /// How often one node changes what it publishes.
+    /// The number of times that one node changes its inventory.
     changes: usize,
-    /// Further pods that are bound to the first node.
+    /// The number of further pods that are bound to the first node.
     crowd: usize,
-    /// Pods that are nominated to the first node.
+    /// The number of pods that are nominated to the first node.
     nominated: usize,
 }
 
@@ -345,7 +347,7 @@ fn resident_mib() -> f64 {
         / 1024.0
 }
 
-/// Print the longest hold of each verb in each scene. `only` selects the scenes whose names contain it.
+/// Print the longest time for which each verb holds the lock in each scene. `only` selects the scenes whose names contain it.
 pub(crate) fn measure(nodes: usize, only: Option<&str>) -> Outcome<()> {
     println!(
         "{nodes} nodes with 8 GPUs; the longest hold of the core's lock in ms on a processor, of each pod and verb (budget {} ms)",

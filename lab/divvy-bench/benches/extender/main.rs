@@ -7,9 +7,9 @@
 //! cargo bench -p divvy-bench --bench extender -- hostile
 //! ```
 //!
-//! There are three processes, so that each is measured separately. This one sends the requests. The second is the API server, whose
-//! objects have about the size of real ones; it answers a Binding after 2 ms and sends the watch event. The third is the extender as the
-//! program runs it. On a machine with other load, only the p50 is meaningful.
+//! There are three processes, so that each is measured separately. This process sends the requests. The second is the API server,
+//! whose objects have about the size of real ones. It answers a Binding after 2 ms, and sends the watch event. The third is the
+//! extender in the form in which it runs in production. If the machine has other load, only the p50 is meaningful.
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 #![allow(clippy::unwrap_used, reason = "what does not work here ends the measurement")]
@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// How long filter waits before a refusal on all nodes (`second_look`).
+/// How long a filter call waits before it refuses a pod on all nodes (`second_look`).
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 
 fn main() -> Outcome<()> {
@@ -76,7 +76,7 @@ async fn serve(cluster: Cluster) -> Outcome<()> {
     Ok(api.serve(listener).await?)
 }
 
-/// The extender as the program runs it: on one thread, with a client over TCP.
+/// Run the extender as in production: on one thread, with a client over TCP.
 async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
     let client = kube::Client::try_from(kube::Config::new(api.parse()?))?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
@@ -101,7 +101,8 @@ async fn extend(api: &str, certificates: Option<&String>) -> Outcome<()> {
 /// The name in the extender's certificate.
 const NAME: &str = "divvy-extender.divvy-system.svc";
 
-/// Make certificates as the extender does, as files in this directory. Return those of a scheduler.
+/// Make certificates as the extender does, and write them to files in this directory. Return the TLS configuration of a
+/// scheduler.
 fn certificates(directory: &Path) -> Outcome<rustls::ClientConfig> {
     let now_s = i64::try_from(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs())?;
     let none = Data::new();
@@ -128,13 +129,13 @@ impl Role {
         Ok((Role(child), address.trim().to_owned()))
     }
 
-    /// The CPU time of its only thread, which does not depend on the machine's other load.
+    /// Return the CPU time of the process's only thread, which does not depend on other load of the machine.
     fn worked(&self) -> Outcome<Duration> {
         let text = std::fs::read_to_string(format!("/proc/{}/schedstat", self.0.id()))?;
         Ok(Duration::from_nanos(text.split(' ').next().ok_or("no time")?.parse()?))
     }
 
-    /// Resident memory now and its peak, in MiB.
+    /// Return the current and the peak resident memory in MiB.
     fn resident(&self) -> Outcome<(f64, f64)> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
         let mib = |key: &str| -> Option<f64> {
@@ -283,7 +284,7 @@ fn timed(times: usize, mut what: impl FnMut() -> Outcome<()>) -> Outcome<Vec<Dur
         .collect()
 }
 
-/// The decision without HTTP and JSON, with a core that has received a watch's changes.
+/// Measure the decisions alone, without HTTP and JSON, with a core that has received changes from a watch.
 fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()> {
     let at = |ms: u64| Now {
         monotonic_ns: ms * 1_000_000,
@@ -334,7 +335,7 @@ fn decisions(cluster: &Cluster, requests: usize, names: &[String]) -> Outcome<()
     Ok(())
 }
 
-/// The number of binds that kube-scheduler has under way in a burst.
+/// The number of binds that kube-scheduler has in progress at the same time in a burst.
 const AT_ONCE: usize = 32;
 
 fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {

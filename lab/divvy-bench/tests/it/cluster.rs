@@ -14,7 +14,7 @@ fn cluster(form: Form) -> Cluster {
     }
 }
 
-/// The sizes of a real cluster's objects: 3.9 KB for a pod and 8 KB for a node.
+/// In a real cluster, a pod has 3.9 KB, and a node has 8 KB.
 #[test]
 fn objects_are_as_large_as_those_of_a_real_cluster() {
     let cluster = cluster(Form::Gpushare);

@@ -22,7 +22,7 @@ impl World {
         Ok(())
     }
 
-    /// Check what does not depend on where something happened.
+    /// Check the invariants that concern the whole world, and not only the nodes that the step changed.
     pub fn check_all(&mut self) -> Result<(), String> {
         for node in &self.nodes {
             node.check().map_err(|text| format!("node {}: {text}", node.name))?;
@@ -31,8 +31,9 @@ impl World {
         self.check_recount()
     }
 
-    /// Check invariant 1 for promised memory: at every change of the pods, no GPU is promised beyond the most that it was ever reported to have.
-    /// This requires a single extender; with two, only the agents' arbiters protect the memory.
+    /// Check invariant 1 for allocated memory: after every change of pods, the memory allocated on a GPU is at most the largest
+    /// amount that was ever reported as shareable. This holds only with a single writer. With two writers, only the agents'
+    /// arbiters protect the memory.
     fn check_ledger(&mut self) -> Result<(), String> {
         if self.checked == self.api.pod_log.len() || self.api.two_writers || self.api.misled {
             return Ok(());
@@ -48,7 +49,7 @@ impl World {
         Ok(())
     }
 
-    /// Check that each extender's ledger equals a naive count of what the extender has seen and reserved.
+    /// Check that each extender's ledger equals a simple count of what the extender has received and reserved.
     fn check_recount(&self) -> Result<(), String> {
         for extender in &self.extenders {
             let ledger = extender.core.index().ledger();
@@ -60,8 +61,8 @@ impl World {
                     .view
                     .values()
                     .filter(|pod| pod.node.as_deref() == Some(view.name()));
-                // A pod that the API server reported as gone does not count, even while its last event is on its way. The same holds for a pod
-                // about which this report was wrong, until the extender has checked it.
+                // A pod that the API server has reported as gone does not count, even while the watch has not shown its deletion
+                // yet. The same is true of a pod that was reported as gone by mistake, until the extender has checked it again.
                 let is_gone = |pod: &Pod| self.api.pod(&pod.uid).is_none() || self.api.misled && ledger.is_buried(&pod.uid);
                 let gone = |pod: &&Pod| ledger.pod(&pod.uid).is_none() && is_gone(pod);
                 let seen: Vec<&Pod> = seen.filter(|pod| !gone(pod)).collect();
@@ -87,7 +88,7 @@ impl World {
         Ok(())
     }
 
-    /// Check what holds when nothing is in progress: the extenders' knowledge matches the world.
+    /// Check what must hold when nothing is in progress: the extenders' knowledge matches the world.
     pub(super) fn check_calm(&self) -> Result<(), String> {
         for replica in 0..self.extenders.len() {
             self.check_known(replica)?;
@@ -152,13 +153,14 @@ impl World {
         Ok(())
     }
 
-    /// Report whether another waiting pod of equal or higher priority is nominated.
+    /// Report whether another waiting pod of equal or higher priority is nominated to a node.
     pub fn is_outranked(&self, pod: &Pod) -> bool {
         let mut others = self.api.nominated().filter(|other| other.uid != pod.uid);
         others.any(|other| other.priority >= pod.priority)
     }
 
-    /// Return the memory of a GPU that granted pods without a live object have, as long as they have processes.
+    /// Return how much memory of a GPU is held by pods that have a grant and running processes, but whose object is gone or has
+    /// ended.
     pub fn ghosts(&self, node: &SimNode, uuid: &str) -> MiB {
         let granted: BTreeMap<&String, MiB> = node
             .disk
@@ -172,7 +174,7 @@ impl World {
             .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
     }
 
-    /// Count naively whether some healthy GPU of the node has room, or as many GPUs as the pod asks for.
+    /// Report, by a simple count, whether the node has enough healthy GPUs with room for the pod.
     pub fn fits(&self, pod: &Pod, node: usize) -> bool {
         let node = &self.nodes[node];
         let (wanted, spread) = wants(pod);

@@ -1,5 +1,5 @@
-//! kube-scheduler, as far as it decides between pods: sums, nominations, preemption (`pkg/scheduler/framework/preemption`,
-//! `plugins/defaultpreemption`, `RunFilterPluginsWithNominatedPods`), and controllers that replace evicted pods.
+//! The parts of kube-scheduler that decide between pods: sums, nominations, and preemption (`pkg/scheduler/framework/preemption`,
+//! `plugins/defaultpreemption`, `RunFilterPluginsWithNominatedPods`). Also the controllers that replace evicted pods.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use divvy_model::{Phase, Pod, PodRequest};
 use super::World;
 use crate::story::ensure;
 
-/// The most evictions for one pod. More evictions are an error.
+/// The maximum number of rounds of evictions for one pod. More rounds are an error.
 const MOST_EVICTIONS: u32 = 8;
 
-/// The memory of the scheduler and the controllers.
+/// What the scheduler and the controllers remember.
 #[derive(Debug, Default)]
 pub struct Scheduler {
-    /// UID → how many times pods were evicted for it.
+    /// For each UID: how many times other pods were evicted for this pod.
     pub rounds: BTreeMap<String, u32>,
-    /// The evicted pods whose controllers create replacements once they are gone.
+    /// The evicted pods for which controllers create replacements once the pods are gone.
     evicted: Vec<Evicted>,
 }
 
@@ -34,7 +34,7 @@ fn units(pod: &Pod) -> u64 {
 }
 
 impl World {
-    /// Filter, then bind, or preempt if the pod fits nowhere.
+    /// Filter and then bind a pod, or preempt other pods if it fits nowhere.
     pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), String> {
         if self.extenders[replica].frozen {
             self.story.tell(|| format!("no extender answers for {}", pod.uid));
@@ -56,8 +56,8 @@ impl World {
         }
     }
 
-    /// NodeResourcesFit: the healthy ids minus the requests of pods that are not in a terminal phase, and of nominated pods of equal or higher
-    /// priority.
+    /// Report whether a pod passes NodeResourcesFit on a node: the number of healthy ids, minus the requests of pods that are not
+    /// in a terminal phase and of nominated pods of equal or higher priority, must suffice.
     fn resources_fit(&self, pod: &Pod, node: usize) -> bool {
         self.sum_left(pod, node, &[]) >= Some(units(pod))
     }
@@ -85,7 +85,7 @@ impl World {
             && without.iter().all(|gone| gone.uid != pod.uid)
     }
 
-    /// PostFilter. No pod is evicted while earlier victims for this pod are still ending.
+    /// Evict pods, as PostFilter does. No pod is evicted while earlier victims for this pod are still ending.
     fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), String> {
         let ends = |other: &&Pod| other.deleting && other.priority < pod.priority && other.node.is_some();
         let mut ending = self.api.pods.values().filter(ends);
@@ -164,12 +164,13 @@ impl World {
         Ok(())
     }
 
-    /// Preemption does not help: clear the pod's nomination.
+    /// Clear the pod's nomination, because preemption does not help.
     fn forget(&mut self, pod: &Pod) {
         self.api.nominate(&pod.uid, None);
     }
 
-    /// Return the pods of lower priority that must leave by the sums, the least important first; `None` if that does not help or none must leave.
+    /// Return the pods of lower priority that must leave according to the sums, starting with the least important. `None` if
+    /// their leaving does not help, or if no pod must leave.
     fn victims(&self, pod: &Pod, node: usize) -> Option<Vec<String>> {
         let name = &self.nodes[node].name;
         let here = self.api.pods.values().filter(|other| self.counts(other, name, &[]));
@@ -202,7 +203,7 @@ impl World {
         }
     }
 
-    /// At quiet: let controllers create no more replacements.
+    /// Drop all pending replacements, so that controllers create no more pods. Used at the end of a history.
     pub fn replace_nobody(&mut self) {
         self.scheduler.evicted.clear();
     }

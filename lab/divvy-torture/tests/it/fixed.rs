@@ -1,4 +1,4 @@
-//! The same 2,000 histories each time. `cargo xtask torture` plays others.
+//! The same 2,000 histories on each run. `cargo xtask torture` plays other histories.
 
 use divvy_torture::ops::History;
 use divvy_torture::{holds, play};

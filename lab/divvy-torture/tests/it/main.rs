@@ -1,4 +1,4 @@
-//! Integration tests of the torture, in one binary.
+//! Integration tests of the crate, in one binary.
 #![allow(clippy::unwrap_used)]
 
 mod fixed;

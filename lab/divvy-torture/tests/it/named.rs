@@ -1,4 +1,4 @@
-//! Interleavings that are too rare for chance, or that once broke something.
+//! Interleavings that random histories reach too rarely, or that once revealed a bug.
 
 use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
@@ -9,7 +9,7 @@ use divvy_torture::ops::{Ending, Fate, Forgery, History, Mix, Op};
 use divvy_torture::proxy::Page;
 use divvy_torture::world::{World, request};
 
-/// The node with two GPUs.
+/// The position of the node that has two GPUs.
 const NODE: usize = 1;
 
 fn hurry(pod: u8, steps: u8, luck: u8) -> Op {
@@ -70,8 +70,8 @@ fn told(story: impl FnOnce(&mut World) -> Result<(), String>) {
     }
 }
 
-/// Between PreStartContainer and the runtime's reading of the spec, the pod is force-deleted, and the kubelet hands its ids to a pod on
-/// another GPU.
+/// Between PreStartContainer and the moment at which the runtime reads the spec, the pod is force-deleted, and the kubelet gives
+/// its ids to a pod on another GPU.
 #[test]
 fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_another_gpu() {
     told(|world| {
@@ -94,8 +94,8 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
     });
 }
 
-/// An ended sidecar is being started again when the last app container ends. The pod's worker writes its status after that start, when the
-/// sidecar has ended as well.
+/// A sidecar that has ended is being started again when the last app container ends. The pod's worker writes the pod's status
+/// only after this start, when the sidecar has ended as well.
 #[test]
 fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     told(|world| {
@@ -128,8 +128,8 @@ fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     });
 }
 
-/// The response to a Binding is lost, a check finds the pod unbound, another pod wants the GPU, and only then does the API server carry out
-/// the Binding.
+/// The response to a Binding is lost, a check finds that the pod is not bound, and another pod wants the GPU. Only then does the
+/// API server carry out the Binding.
 #[test]
 fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
     told(|world| {
@@ -163,7 +163,8 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
     });
 }
 
-/// A Binding is in doubt when its GPU fails, and another one is sent for another GPU. Either may be carried out, so both count.
+/// The outcome of a Binding is unknown when its GPU fails, and a second Binding is sent for another GPU. Either may be carried
+/// out, so both count.
 #[test]
 fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
     told(|world| {
@@ -257,8 +258,8 @@ fn a_list_that_the_watch_overtook_removes_no_pod() {
     );
 }
 
-/// A start lists the pods. Before the list arrives, the pod's object is removed, and the watch, which had not shown the pod yet, begins
-/// again without it. No event will ever remove the pod.
+/// A start lists the pods. Before the list arrives, the pod's object is removed. The watch had not shown the pod yet, and starts
+/// again without it, so no event will ever remove the pod.
 #[test]
 fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
     for luck in [1, 2, 3, 5] {
@@ -283,8 +284,8 @@ fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
     }
 }
 
-/// A start lists the pods and is granted. Then the lagging watch shows the earlier pod, which has ended, in its running state. The next
-/// start must check again.
+/// A start lists the pods and is granted. Then the watch, which lags behind, shows an earlier pod as running, although it has
+/// ended. The next start must check again.
 #[test]
 fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
     let create = |name, shape| Op::Create {
@@ -339,7 +340,8 @@ fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
     }
 }
 
-/// A replacement of lower priority, for which the sums leave room, would take the memory that the victims have left.
+/// According to the sums, there is room for a replacement of lower priority, but it would take the memory that the victims have
+/// left.
 #[test]
 fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
     hold(
@@ -407,7 +409,8 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
     }
 }
 
-/// The ids of a lost GPU disappear with the pod that has it, so evicting this pod makes no room. Another pod must be evicted.
+/// The ids of a lost GPU disappear together with the pod that holds them, so evicting that pod makes no room. Another pod must be
+/// evicted.
 #[test]
 fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     hold(
@@ -453,7 +456,7 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     );
 }
 
-/// The Binding is carried out, but a proxy answers instead of the API server that it finds no page.
+/// The Binding is carried out, but a proxy answers instead of the API server, for example that it finds no page.
 #[test]
 fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     for page in 0..12 {
@@ -494,7 +497,8 @@ fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     }
 }
 
-/// The API server of another cluster answers that it does not have the pod. Then another replica leads and binds it.
+/// The API server of another cluster answers that it does not have the pod. Then another replica becomes the leader and binds the
+/// pod.
 #[test]
 fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_it() {
     let to_extender = |replica| Op::ToExtender {
@@ -537,7 +541,8 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
     }
 }
 
-/// As above, but an earlier Binding without a response is carried out late. The watch shows it before an older answer about the pod arrives.
+/// The same as in the test above, except that an earlier Binding without a response is carried out late. The watch shows this
+/// before an older answer about the pod arrives.
 #[test]
 fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_back() {
     hold(
@@ -580,7 +585,8 @@ fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_
     );
 }
 
-/// If two GPUs have the same index, either UUID may sort first. Here the UUID of the second replacement sorts last.
+/// Two GPUs have the same index, and the UUID of either may sort first. In this test, the UUID of the second replacement sorts
+/// last.
 #[test]
 fn gpushares_index_means_the_card_that_is_there() {
     for gpu in 0..3 {
@@ -607,7 +613,7 @@ fn gpushares_index_means_the_card_that_is_there() {
     }
 }
 
-/// gpushare's own sum omits init containers, so a grant may book more than the annotations say.
+/// gpushare's own sum omits init containers, so more memory may count as used for a grant than the annotations say.
 #[test]
 fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of_the_agent() {
     hold(
@@ -634,7 +640,7 @@ fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of
     );
 }
 
-/// A kubelet with `cgroupsPerQOS: false`.
+/// The kubelet runs with `cgroupsPerQOS: false`.
 #[test]
 fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
     hold(
@@ -657,8 +663,8 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
     );
 }
 
-/// As above, but no container has been granted anything. A pod is force-deleted while the kubelet requests the start of its container, and
-/// the pod shares its ids with another (kubernetes#137534).
+/// The same as in the test above, except that no container has a grant. A pod is force-deleted while the kubelet requests the
+/// start of its container, and the pod shares its ids with another pod (kubernetes#137534).
 #[test]
 fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
     let create = |name, shape| Op::Create {
@@ -688,8 +694,8 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
     );
 }
 
-/// Two pods are nominated to a node, each with memory on two GPUs. By best fit, the first one would take the only two GPUs on which the
-/// second fits.
+/// Two pods are nominated to a node, each with memory on two GPUs. By best fit, the first pod would take the only two GPUs on
+/// which the second pod fits.
 #[test]
 fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
     let create = |name, shape, priority| Op::Create { name, shape, priority };

@@ -14,7 +14,7 @@ use crate::facts::Facts;
 use crate::facts::cluster::{Cluster, Pod};
 use crate::gpu_resource::is_gpu;
 
-/// The units of `aliyun.com/gpu-mem` in MiB that the agents publish: one value in a consistent cluster.
+/// The unit sizes of `aliyun.com/gpu-mem`, in MiB, that the agents publish. A consistent cluster has only one.
 struct Unit(BTreeSet<u64>);
 
 impl Unit {
@@ -31,7 +31,7 @@ impl Unit {
         )
     }
 
-    /// Return the unit of the cluster, or the default of 1 GiB if the agents publish none or different ones.
+    /// Return the unit of the cluster. If the agents publish no unit, or different units, return the default of 1 GiB.
     fn one(&self) -> MemoryUnit {
         match self.0.len() {
             1 => self.0.first().copied().and_then(MemoryUnit::new).unwrap_or_default(),
@@ -39,7 +39,7 @@ impl Unit {
         }
     }
 
-    /// Return the note about the unit that follows a number of units.
+    /// Return a note about the size of the unit, to be appended to a number of units.
     fn text(&self) -> String {
         let one = self.one();
         match self.0.len() {
@@ -59,19 +59,20 @@ impl Unit {
 /// A mistake in a pod's GPU request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Wrong {
-    /// An amount of bytes in place of a number of units, with the number to write instead.
+    /// An amount in bytes where a number of units is expected, with the number to write instead.
     Bytes { resource: String, amount: String, units: u64 },
     /// A resource that no node offers.
     NotOffered { resource: String },
-    /// Only a number of GPUs, without GPU memory.
+    /// A number of GPUs (`aliyun.com/gpu-count`) without GPU memory.
     CountAlone,
-    /// A request that differs from the limit.
+    /// A request that differs from the limit of the same resource.
     OtherRequest { resource: String, request: String },
     /// An amount that is not a whole number.
     Fraction { resource: String, amount: String },
 }
 
-/// Report whether an amount has a suffix of bytes. `k` is not one: the API server shortens large plain numbers with it (4000 becomes 4k).
+/// Report whether an amount has a suffix for bytes. `k` does not count as one, because the API server shortens large plain
+/// numbers with it (4000 becomes 4k).
 fn is_of_bytes(amount: &str) -> bool {
     amount.ends_with(['i', 'M', 'G', 'T', 'P', 'E'])
 }

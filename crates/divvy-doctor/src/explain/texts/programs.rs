@@ -1,5 +1,6 @@
-//! Error texts of programs that use CUDA in a pod: PyTorch, TensorFlow, JAX, vLLM, NCCL, and clients of NVML. Users have filed these texts
-//! with those projects. The explanations assume a pod that shares its GPU: it sees the memory of the whole card, and its use is not limited.
+//! Error texts of programs that use CUDA in a pod: PyTorch, TensorFlow, JAX, vLLM, NCCL, and clients of NVML. The texts come from
+//! issues that users have filed with these projects. The explanations assume a pod that shares its GPU. Such a pod sees the
+//! memory of the whole card, and nothing limits how much of it the pod uses.
 
 use super::super::Explanation;
 use super::{of, without_check};

@@ -7,8 +7,8 @@ use divvy_doctor::{Asked, Facts, Status};
 use super::{Case, answers, files, with};
 use crate::host::{cluster, debian, map, plugin, pod};
 
-/// Set the facts to the healthy cluster with a change.
-/// The objects are reduced with [`Pod::slim`] and [`Node::slim`], so the cases also show that no finding needs a dropped field.
+/// Set the cluster in the facts to the healthy cluster with a change applied. The objects are reduced with [`Pod::slim`] and
+/// [`Node::slim`], so the cases also show that no finding needs a dropped field.
 fn change(facts: &mut Facts<'_>, change: impl FnOnce(&mut Cluster)) {
     let mut cluster = cluster();
     change(&mut cluster);

@@ -347,7 +347,7 @@ fn engine_version(facts: &mut Facts<'_>, version: &str) {
     });
 }
 
-/// Remove the table of the runtime for GPUs, and everything after it.
+/// Remove the table of the GPU runtime, and everything after it, from the configuration.
 fn without_runtime(host: &mut Host) {
     let path = "/etc/containerd/config.toml";
     let text = String::from_utf8(host.read(path, usize::MAX).expect("a file")).expect("text");

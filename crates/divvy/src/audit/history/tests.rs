@@ -32,7 +32,7 @@ fn node_object(value: Value) -> NodeObject {
     serde_json::from_value(value).expect("a node")
 }
 
-/// Return the outcome of these documents; each list is a file.
+/// Replay these files, each a list of documents, and return the outcome.
 fn replay(files: &[Vec<Value>]) -> Result<Outcome, Unusable> {
     let mut reader = Reader::default();
     let mut audit = Audit::new(Limits::default());

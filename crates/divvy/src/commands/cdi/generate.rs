@@ -1,4 +1,4 @@
-//! `divvy cdi generate`: finds the machine's GPUs, and writes a spec of them.
+//! `divvy cdi generate`: finds the machine's GPUs, and writes a CDI spec for them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::{read_directory, say, warn_about_files, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
 use crate::printer;
 
-/// The time limit for the probe; initializing a driver starts each of its GPUs.
+/// The time limit for the probe. It is long because the initialization of a driver also initializes each of its GPUs.
 const PATIENCE: Duration = Duration::from_secs(75);
 
 /// Generate the spec, and print it or write it to a file.
@@ -150,7 +150,7 @@ fn part(mode: CdiMode) -> Option<Part> {
     })
 }
 
-/// Return the path of divvy-hook, if the spec is to contain the hook.
+/// Return the path of divvy-hook, if the spec is to contain hooks.
 fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
     let path = match (args.hooks, &args.hook_program) {
         (CdiHooks::None, None) => return Ok(None),
@@ -182,7 +182,7 @@ fn hook(args: &CdiGenerateArgs) -> anyhow::Result<Option<String>> {
     })
 }
 
-/// Return the first vendor whose driver is present, and print a note if there are others.
+/// Return the first vendor with a driver on this machine, and print a note if there are more such vendors.
 fn detect(args: &CdiGenerateArgs, tree: &dyn Tree) -> anyhow::Result<CdiVendor> {
     let has_nvidia = divvy_cdi::driver_version::loaded_driver(tree).is_some()
         || wsl::is_there(tree)
@@ -299,8 +299,8 @@ async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
     })
 }
 
-/// Return a root directory as an absolute path, as specs need it. A relative path is below the current directory, or, for a copy of another
-/// machine, below `--sys-root`.
+/// Return a root directory as an absolute path, which specs need. A relative path is relative to the current directory, or to
+/// `--sys-root` if that is a copy of another machine.
 fn whole(sys_root: &Path, root: &str) -> String {
     let relative = !root.is_empty() && !root.starts_with('/');
     match relative {
@@ -327,7 +327,7 @@ fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
     }
 }
 
-/// Refuse to write if another file of the directory defines one of these devices, because engines would then use neither file's device.
+/// Fail if another file of the directory defines one of these devices: engines would then use neither definition.
 fn refuse_conflict(output: &Path, names: &[String]) -> anyhow::Result<()> {
     let directory = output
         .parent()

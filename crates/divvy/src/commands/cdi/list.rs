@@ -45,7 +45,7 @@ struct File {
     problems: Vec<String>,
 }
 
-/// Print the list. `Ok(false)`: with `--strict`, there are problems.
+/// Print the list. Return `Ok(false)` if `--strict` is set and there are problems.
 pub(super) fn run(args: &CdiListArgs) -> anyhow::Result<bool> {
     let (mut found, mut not_read) = (Vec::new(), Vec::new());
     for (priority, shown) in args.spec_dir.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `divvy cdi transform`: moves the paths of a spec below another root.
+//! `divvy cdi transform`: changes the root directory of the paths in a spec.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{LARGEST_SPEC, read_bounded, say, standard_input, write_whole};
 use crate::cli::cdi::{CdiSide, CdiTransformArgs};
 use crate::printer;
 
-/// Read a spec, move its paths, and write it.
+/// Read a spec, change the root directory of its paths, and write the result.
 pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     for (flag, path) in [("--from", &args.from), ("--to", &args.to)] {
         anyhow::ensure!(

@@ -35,7 +35,7 @@ struct Finding {
     text: String,
 }
 
-/// Check the files, and print the findings. `Ok(false)`: there are errors, or with `--strict` warnings.
+/// Check the files, and print the findings. Return `Ok(false)` if there are errors, or, with `--strict`, warnings.
 pub(super) fn run(args: &CdiValidateArgs) -> anyhow::Result<bool> {
     let machine = Files::below(&args.sys_root);
     let mut verdicts = Vec::new();

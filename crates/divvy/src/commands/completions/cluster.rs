@@ -1,4 +1,5 @@
-//! Names of the cluster's objects, for the word that is being typed. If the cluster does not answer in time, there are no names and no error.
+//! Finds the names of objects in the cluster that complete the word being typed. If the cluster does not answer in time, there
+//! are no names and no error.
 
 use std::ffi::OsStr;
 use std::sync::{OnceLock, mpsc};
@@ -10,7 +11,7 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
 
-/// The time limit for the names; the user waits for them.
+/// The time limit for the query, for which the user waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The largest number of names to offer; no user reads more.
 const MOST: usize = 300;
@@ -24,16 +25,17 @@ pub(super) struct Selected {
     pub(super) namespace: Option<String>,
 }
 
-/// Finds out what the flags before the word select. The grammar calls this module for the names, so this module cannot parse the flags itself.
+/// The function that finds out what the flags before the word select. This module cannot parse these flags itself, because the
+/// grammar depends on this module for the names.
 static SELECTED: OnceLock<Box<dyn Fn() -> Selected + Send + Sync>> = OnceLock::new();
 
-/// Set how to find out what the flags before the word select. This happens only if the names of objects are needed.
+/// Set the function that finds out what the flags before the word select. It is called only if names of objects are needed.
 pub(super) fn select_with(selected: impl Fn() -> Selected + Send + Sync + 'static) {
     // A process completes one word; only a test calls this more often.
     let _ = SELECTED.set(Box::new(selected));
 }
 
-/// The kind of the objects whose names to offer.
+/// The kind of the objects whose names are offered.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Pod,

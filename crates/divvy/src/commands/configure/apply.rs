@@ -1,4 +1,4 @@
-//! Writes the planned files: each file atomically, and all of them or none.
+//! Writes the planned files: each file atomically, and either all files or none.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,8 @@ pub(super) struct Place<'p> {
 }
 
 impl Place<'_> {
-    /// Return the local path of a path on the machine, with symbolic links resolved, so that a write replaces a link's target and not the link.
+    /// Return the local path for a path on the machine. Symbolic links are resolved, so that a write replaces the target of a
+    /// link and not the link.
     fn real(&self, path: &str) -> PathBuf {
         let below = |path: &str| self.directory.join(path.trim_start_matches('/'));
         if let Some((real, _)) = self.root.resolve(path) {

@@ -1,4 +1,5 @@
-//! The OCI hook file (`oci-hooks(5)`) with which engines that cannot configure runtimes, above all old Podman, run a program for all containers.
+//! The OCI hook file (`oci-hooks(5)`). It makes an engine run a program for each container, and serves engines in which no OCI
+//! runtime can be configured, above all old Podman.
 
 use std::path::Path;
 

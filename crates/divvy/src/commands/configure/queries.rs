@@ -7,17 +7,17 @@ use anyhow::Context as _;
 use divvy_engines::Engine;
 use tokio::process::Command;
 
-/// The time limit to print a version.
+/// The time limit for an engine to print its version.
 const VERSION: Duration = Duration::from_secs(5);
-/// The time limit to print a configuration, which the engine merges from several files.
+/// The time limit for an engine to print its configuration, which it merges from several files.
 const CONFIGURATION: Duration = Duration::from_secs(30);
 
-/// Return the output of `containerd --version`. `None` if it cannot be run.
+/// Return the output of `containerd --version`. `None` if containerd cannot be run.
 pub(super) async fn containerd_version(program: Option<&str>) -> Option<String> {
     output_of(program.unwrap_or("containerd"), &["--version"], VERSION).await.ok()
 }
 
-/// Return an engine's dumped configuration, as TOML.
+/// Return the configuration that an engine prints, as TOML.
 pub(super) async fn configuration(engine: Engine, program: Option<&str>) -> anyhow::Result<String> {
     if engine != Engine::Crio {
         return output_of(program.unwrap_or("containerd"), &["config", "dump"], CONFIGURATION).await;

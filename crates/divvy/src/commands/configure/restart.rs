@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 /// The time limit for `systemctl is-active`.
 const ASKED: Duration = Duration::from_secs(5);
 
-/// The systemctl command that makes the engine reload its files.
+/// The systemctl command that makes an engine reload its files.
 pub(super) struct Step {
     verb: &'static str,
     unit: &'static str,
@@ -51,7 +51,7 @@ impl Step {
         format!("systemctl {} {}", self.verb, self.unit)
     }
 
-    /// Return the effect on running containers.
+    /// Return a text about the effect of the command on running containers.
     pub(super) fn why(&self) -> &'static str {
         self.why
     }
@@ -80,7 +80,7 @@ impl Step {
     }
 }
 
-/// Return `features.cdi` of a `daemon.json`, if it is set.
+/// Return the value of `features.cdi` in a `daemon.json`. `None` if it is not set.
 fn cdi(text: Option<&str>) -> Option<bool> {
     let value: serde_json::Value = serde_json::from_str(text?).ok()?;
     value.get("features")?.get("cdi")?.as_bool()

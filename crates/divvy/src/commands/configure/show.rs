@@ -1,4 +1,4 @@
-//! The output about changes, as text for people and as JSON for programs.
+//! Shows the changes, as text for people and as JSON for programs.
 
 use divvy_engines::{Edit, Engine, Files, Plan, Target};
 use divvy_host::Root;

@@ -25,7 +25,7 @@ use crate::commands::progress::Arrived;
 
 /// A list must make progress within `--timeout`, and must be complete within this many times `--timeout`.
 const PATIENCE: u32 = 20;
-/// The number of characters to show of a refusal's message.
+/// The number of characters to show of the API server's message when it refuses a request.
 const LONGEST_WORDS: usize = 500;
 /// The largest number of replicas to query.
 const MOST_REPLICAS: usize = 5;
@@ -40,7 +40,7 @@ const RIGHTS: [(&str, &str); 4] = [
     ("runtimeclasses", "list runtimeclasses.node.k8s.io"),
 ];
 
-/// Why a list could not be read.
+/// The reason why a list could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Unlisted {
     reason: String,
@@ -48,7 +48,7 @@ struct Unlisted {
     forbidden: bool,
 }
 
-/// Return the `kubectl` command with the same connection flags, to print in advice. The token is not shown.
+/// Return the `kubectl` command with the user's connection flags, for use in advice. The token is not shown.
 fn kubectl(args: &AccessArgs) -> String {
     let mut words = vec!["kubectl".to_owned()];
     let mut flag = |name: &str, value: Option<String>| words.extend(value.map(|value| format!("--{name} {value}")));
@@ -67,7 +67,7 @@ fn kubectl(args: &AccessArgs) -> String {
     words.join(" ")
 }
 
-/// Read nodes, pods, DaemonSets, and RuntimeClasses, as far as the user may.
+/// Read nodes, pods, DaemonSets, and RuntimeClasses, as far as the user's permissions allow.
 pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluster>, Option<kube::Client>) {
     // A kubeconfig may be a pipe, and its credentials may come from a program. Both can block, so they are read in a separate thread.
     let (choice, runtime) = (access(args), Handle::current());
@@ -123,8 +123,8 @@ fn take<T>(
     }
 }
 
-/// Return the reason for each kind that could not be listed. The error: no kind could be listed, and not for lack of permission, so the API
-/// server itself cannot be reached.
+/// Return the reason for each kind that could not be listed. Fails if no kind could be listed for another reason than missing
+/// permissions: then the API server itself cannot be reached.
 fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, String> {
     if let Some((_, first)) = unlisted.first()
         && unlisted.len() == RIGHTS.len()
@@ -219,7 +219,8 @@ async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Op
     Err((Some(status), format!("{status}: {words}")))
 }
 
-/// Query the extender for its version, at the address from `--extender` or kube-scheduler's configuration, else through the API server.
+/// Query the extender for its version, at the address from `--extender` or from kube-scheduler's configuration. If there is no
+/// such address, query it through the API server.
 pub(super) async fn extender(
     args: &DoctorArgs,
     known: Option<String>,
@@ -265,8 +266,8 @@ fn shown(pod: &Pod) -> String {
     format!("pod {}/{}", pod.metadata.namespace, pod.metadata.name)
 }
 
-/// Return the running replicas of the chart's extender, and a description of each other replica. The error: no replica runs, with what that
-/// means.
+/// Return the running replicas of the chart's extender, and a description of each replica that does not run. If no replica runs,
+/// the error says what this means.
 fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extender>> {
     let is = |labels: &Texts, key: &str, value: &str| labels.get(&format!("app.kubernetes.io/{key}")) == Some(value);
     let all: Vec<&Pod> = cluster
@@ -307,7 +308,7 @@ fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extende
     })
 }
 
-/// Combine the answers of the replicas: each must answer, and their filter calls are added up.
+/// Combine the answers of the replicas. Every replica must answer. Their numbers of filter calls are added.
 fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> Asked<Extender> {
     let mut all: Option<Extender> = None;
     for answer in answers {
@@ -368,8 +369,8 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     )
 }
 
-/// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does; the API server accepts any certificate of the pod. The
-/// error: the user may not use the proxy.
+/// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does. The API server accepts any certificate of
+/// the pod. Fails if the user may not use the proxy.
 async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Result<Extender, String> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);

@@ -15,7 +15,7 @@ use super::output::{output, too_long};
 
 const DOCKER: &str = "/var/run/docker.sock";
 
-/// Query Docker for its version, and for the runtimes that it currently has.
+/// Query Docker for its version and for the runtimes of its current configuration.
 pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
     if !Path::new(DOCKER).exists() {
         return Asked::Absent("no Docker runs here".to_owned());
@@ -28,7 +28,7 @@ pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
     }
 }
 
-/// Let `divvy-runtime` prepare a container that requests all GPUs. `/bin/true` takes the place of runc, so no container is created.
+/// Let `divvy-runtime` prepare a container that requests all GPUs. `/bin/true` replaces runc, so no container is created.
 pub(super) async fn runtime_test(
     installed: &Option<String>,
     settings: &Result<Option<String>, String>,
@@ -83,7 +83,8 @@ async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Result<Vec
         .collect()))
 }
 
-/// Return the machine's own settings with two changes that the test needs: another OCI runtime, and GPU requests by environment variable allowed.
+/// Return the machine's own settings with two changes that the test needs: another OCI runtime, and permission to request GPUs by
+/// environment variable.
 fn test_settings(of_machine: &str) -> anyhow::Result<String> {
     let nothing = ["/bin/true", "/usr/bin/true"]
         .into_iter()

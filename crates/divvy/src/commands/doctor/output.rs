@@ -1,4 +1,4 @@
-//! What programs print, within limits on time and size.
+//! Runs programs and reads their output, within limits on time and size.
 
 use std::io::ErrorKind;
 use std::path::Path;

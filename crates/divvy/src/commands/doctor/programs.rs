@@ -24,8 +24,8 @@ use crate::cli::doctor::DoctorArgs;
 /// The largest kernel log in bytes; the kernel keeps at most a few MiB.
 const LARGEST_LOG: usize = 16 * 1024 * 1024;
 
-/// The programs to query, found by the machine's files. The files are read beforehand, because reading can block, and all queries share one
-/// thread.
+/// The programs to query, as found in the machine's files. These files are read before the queries start: all queries share one
+/// thread, and reading a file can block it.
 #[derive(Debug)]
 pub(super) struct Places {
     /// Whether an NVIDIA driver is loaded.
@@ -36,11 +36,11 @@ pub(super) struct Places {
     sockets: Option<Vec<String>>,
     /// The path of `divvy-runtime`, if it is installed.
     runtime: Option<String>,
-    /// The text of the runtime's settings file, or why it cannot be read. `None` if the file does not exist.
+    /// The text of the runtime's settings file, or the reason why it cannot be read. `None` if the file does not exist.
     settings: Result<Option<String>, String>,
     /// The URL of the extender from kube-scheduler's configuration.
     extender: Option<String>,
-    /// The kernel log in the log files of a copied machine.
+    /// The kernel log from the log files, if the machine is a copy.
     log: Asked<String>,
 }
 
@@ -128,8 +128,8 @@ pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: P
     }
 }
 
-/// Run `containerd config dump` with the running program's own executable and configuration file. The machine may have several containerds with
-/// different configurations.
+/// Run `containerd config dump` with the executable and the configuration file of the containerd that is running, because the
+/// machine may have several containerds with different configurations.
 async fn containerd(places: &Places, limit: Duration) -> Asked<String> {
     match &places.containerd {
         Ok((process, file)) => {
@@ -200,7 +200,7 @@ async fn probe(args: &DoctorArgs, facts: &Facts<'_>, places: &Places, limit: Dur
     }
 }
 
-/// Read the kernel log of a copied machine from its log files.
+/// Read the kernel log from the log files of a copied machine.
 fn log_files(root: &Root<'_>) -> Asked<String> {
     let files = ["/var/log/kern.log", "/var/log/dmesg", "/var/log/messages"];
     match files.iter().find_map(|file| root.read(file, LARGEST_LOG)) {
@@ -209,7 +209,8 @@ fn log_files(root: &Root<'_>) -> Asked<String> {
     }
 }
 
-/// Read the kernel log from `/dev/kmsg`. Each read returns one record, such as `6,1234,56789,-;text`, until there are no more.
+/// Read the kernel log from `/dev/kmsg`. Each read returns one record, such as `6,1234,56789,-;text`, until there are no more
+/// records.
 fn kernel_log() -> Asked<String> {
     let path = "/dev/kmsg";
     let file = OpenOptions::new()

@@ -10,8 +10,8 @@ use super::{repairable, say};
 use crate::cli::cdi::CdiCommand;
 use crate::cli::{Cli, Command};
 
-/// Make all repairs that the report offers, and report each on standard error. A repair that fails does not stop the others. Return whether
-/// there was anything to repair.
+/// Make all repairs that the report offers, and report each repair on standard error. A repair that fails does not stop the
+/// others. Return whether the report offered any repair.
 pub(super) async fn all(report: &Report) -> anyhow::Result<bool> {
     let mut any = false;
     for line in repairable(report) {

@@ -1,4 +1,4 @@
-//! Reading of the cluster's state for `divvy why`, as far as the user's permissions allow.
+//! Reads the state of the cluster for `divvy why`, as far as the user's permissions allow.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ pub(super) struct ClusterState {
     pub(super) waiting: Vec<Wants>,
 }
 
-/// Read all nodes and pods. `unit`: the size of a unit in clusters whose agents do not publish it.
+/// Read all nodes and pods. `unit` is the size of a unit in clusters whose agents do not publish it.
 pub(super) async fn read(client: &kube::Client, unit: MemoryUnit) -> Result<ClusterState, divvy_kube::Error> {
     let (arrived, waiting) = (Arrived::default(), Mutex::new(Vec::new()));
     let look = read_cluster::read_cluster(client, unit, |arrival| match arrival {
@@ -37,8 +37,8 @@ pub(super) async fn read(client: &kube::Client, unit: MemoryUnit) -> Result<Clus
     })
 }
 
-/// Read only the pods of one namespace, for a user who may not list the nodes or the pods of all namespaces. `error`: the API server's refusal
-/// of those lists.
+/// Read only the pods of one namespace, for a user who may not list the nodes or the pods of all namespaces. `error` is the API
+/// server's refusal of these lists.
 pub(super) async fn of_namespace(
     client: &kube::Client,
     unit: MemoryUnit,

@@ -1,5 +1,5 @@
-//! The client of Divvy's explainer, for a user who may not list nodes and pods. The connection goes through the API server's service proxy,
-//! with end-to-end TLS inside, and the user's own token authenticates the request.
+//! The client of Divvy's explainer, for a user who may not list nodes and pods. The connection goes through the API server's
+//! service proxy and is encrypted with TLS from this client to the explainer. The user's own token authenticates the request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 const REACHED: Duration = Duration::from_secs(10);
 /// The time limit for an answer. The explainer reads the cluster for at most 20 s, and may first have to finish another request.
 const ANSWERED: Duration = Duration::from_secs(50);
-/// The largest accepted answer in bytes; the explainer sends no larger ones.
+/// The largest accepted answer in bytes. The explainer sends no larger answers.
 const LARGEST_ANSWER: usize = 32 << 20;
 
 /// The explainer, and a connection to it.
@@ -33,7 +33,7 @@ pub(super) struct Explainer<'a> {
 }
 
 impl<'a> Explainer<'a> {
-    /// Find the explainer and connect to it. The error is a sentence for the user.
+    /// Find the explainer and connect to it. An error is a sentence for the user.
     pub(super) async fn reach(connection: &'a Connection) -> Result<Explainer<'a>, String> {
         let token = connection.token().await.map_err(|error| error.to_string())?;
         let token = token.header().ok_or("your token cannot be sent in a header")?;
@@ -54,7 +54,7 @@ impl<'a> Explainer<'a> {
         })
     }
 
-    /// Request the explainer's answer about a pod. The error is a sentence for the user.
+    /// Request the explainer's answer about a pod. An error is a sentence for the user.
     pub(super) async fn ask(&mut self, pod: &PodName, all_nodes: bool) -> Result<Answer, String> {
         // The explainer closes connections after a while, and when they are idle.
         if self.sender.ready().await.is_err() {
@@ -100,7 +100,7 @@ impl<'a> Explainer<'a> {
     }
 }
 
-/// Why there is no answer, as a sentence for the user.
+/// The reason why there is no answer, as a sentence for the user.
 enum Failure {
     /// The connection ended.
     Broken(String),
@@ -138,7 +138,7 @@ async fn connected(client: &kube::Client, endpoint: &Endpoint) -> Result<SendReq
     }
 }
 
-/// Return a sentence for a failed TLS handshake, which means that no token has been sent.
+/// Return a sentence about a failed TLS handshake. After such a failure, no token has been sent.
 fn not_it(error: std::io::Error) -> String {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     match cause {

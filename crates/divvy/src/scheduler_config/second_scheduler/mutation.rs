@@ -1,5 +1,6 @@
-//! The object that assigns pods to the second scheduler, so that no manifest changes: a policy that the API server evaluates itself, or, on
-//! versions without such policies, a webhook that the extender answers ([`divvy_extender::admission`]). Both use the same conditions.
+//! The object that assigns pods to the second scheduler, so that no manifest of a pod changes. It is a policy that the API server
+//! evaluates itself, or, on versions without such policies, a webhook that the extender answers ([`divvy_extender::admission`]).
+//! Both use the same conditions.
 
 use divvy_extender::admission::{DEFAULT_SCHEDULER, check_scheduler_name, path};
 
@@ -20,7 +21,7 @@ pub enum MutateWith {
 }
 
 impl MutateWith {
-    /// Return the default for a version: the choice that needs no flags of the API server.
+    /// Return the default for a version, which is the choice that needs no flags of the API server.
     pub fn of(version: Version) -> MutateWith {
         if version.minor >= POLICY_GA {
             MutateWith::Policy
@@ -58,8 +59,9 @@ pub struct Webhook {
 }
 
 impl Webhook {
-    /// Check that the API server can call the extender at `url`. `ca` is the CA of its certificate, as base64 of PEM. The API server always expects
-    /// the name of the Service in the certificate, so a different `server_name` (which kube-scheduler expects) is an error.
+    /// Check that the API server can call the extender at `url`. `ca` is the CA of the extender's certificate, as base64 of PEM.
+    /// The API server always expects the name of the Service in the certificate. A different `server_name`, which kube-scheduler
+    /// would expect, is therefore an error.
     pub fn new(url: &str, server_name: Option<&str>, ca: &str) -> Result<Webhook, Error> {
         let wrong = |why: String| {
             Error::Webhook(format!(
@@ -169,7 +171,8 @@ impl Webhook {
     }
 }
 
-/// Return the name and the CEL expression of each condition. Together they are the rule of [`divvy_extender::admission`].
+/// Return the name and the CEL expression of each condition. Together, the conditions express the rule of
+/// [`divvy_extender::admission`].
 fn rules() -> [(&'static str, String); 3] {
     let wants: Vec<String> = assigned().map(|name| format!("'{name}' in m")).collect();
     [

@@ -1,5 +1,6 @@
-//! The audit of `divvy audit` over the whole history: every commit of the API server, and every container that ran, with the GPUs and the
-//! environment variables that it really had. First, the agents' inventories are compared with the machine description.
+//! Runs the audit of `divvy audit` on the whole history: every commit of the API server, and every container that ran, with the
+//! GPUs and the environment variables that it really had. Before that, compares the agents' inventories with the machine
+//! description.
 
 use divvy_audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
 use divvy_kube::convert;
@@ -9,7 +10,7 @@ use divvy_model::machine::Machines;
 use divvy_testbed::api::{Event, EventKind};
 use divvy_testbed::node::ContainerView;
 
-/// Return the findings of the audit of a history and of the containers that ran.
+/// Audit a history and the containers that ran, and return the findings.
 pub(super) fn audit<'a>(
     history: &[Event],
     runs: impl Iterator<Item = &'a (String, ContainerView)>,
@@ -58,7 +59,7 @@ pub(super) fn audit<'a>(
     outcome
 }
 
-/// Panic if a node's inventory has a GPU that is larger than the real one, or that does not exist.
+/// Panic if a node's inventory contains a GPU that does not exist, or that is larger than the real GPU.
 fn published(node: &divvy_model::Node, machines: &Machines) {
     let Some(Ok(inventory)) = &node.inventory else {
         return;
@@ -89,7 +90,8 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     }
 }
 
-/// Return starts and ends in chronological order. At the same instant, an end precedes a start, so that a handed-over GPU counts once.
+/// Return the starts and ends of containers in chronological order. At the same instant, an end precedes a start, so that a GPU
+/// that passes from one container to another counts only once.
 fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(i64, Report)> {
     let mut all = Vec::new();
     for (node, view) in runs {
@@ -124,7 +126,8 @@ fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(
     all.into_iter().map(|(at, report)| (at.as_millisecond(), report)).collect()
 }
 
-/// Return the minor number in `/dev/nvidia0`. `None` for other nodes such as `/dev/nvidiactl`.
+/// Return the minor number of a GPU's device node, such as 0 for `/dev/nvidia0`. `None` for other device nodes, such as
+/// `/dev/nvidiactl`.
 fn minor(path: &str) -> Option<u32> {
     path.strip_prefix("/dev/nvidia")?.parse().ok()
 }

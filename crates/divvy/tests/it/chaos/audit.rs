@@ -1,4 +1,5 @@
-//! Checks of the invariants on ground truth: every commit of the API server, and every container that ran. Nothing here queries Divvy.
+//! Checks the invariants on ground truth: every commit of the API server, and every container that ran. Nothing here queries
+//! Divvy.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +31,7 @@ struct PodFacts {
     /// The allocation annotation in the commit that bound the pod.
     text: Option<String>,
     allocation: Option<Allocation>,
-    /// The units by container.
+    /// The number of units that each container requests.
     containers: BTreeMap<String, u64>,
     /// Whether the object exists and its containers have not all ended.
     live: bool,
@@ -41,7 +42,7 @@ struct PodFacts {
 struct Run {
     view: ContainerView,
     gpu: String,
-    /// The effective total of its pod, in units.
+    /// The effective number of units of the container's pod.
     units: u64,
 }
 
@@ -80,7 +81,8 @@ pub(crate) fn follow(audit: &Shared, node: &Node) {
     });
 }
 
-/// Return a pod's effective units, computed as the Kubernetes documentation describes it and not with our formula: the containers that can run at the same time.
+/// Return a pod's effective number of units: the largest sum over containers that can run at the same time. It is computed as the
+/// Kubernetes documentation describes it, and not with our formula.
 pub(crate) fn effective_units(pod: &Value) -> u64 {
     let units = |container: &Value| -> u64 {
         let amount = &container["resources"]["limits"][names::GPU_MEM];
@@ -154,7 +156,7 @@ impl Audit {
         }
     }
 
-    /// Process the commits since the last call. After each commit, the allocations must fit.
+    /// Process the commits since the last call. Check after each commit that the allocations fit on their GPUs.
     pub(crate) fn catch_up(&mut self) {
         if self.api.revision() == self.seen {
             return;
@@ -331,7 +333,8 @@ impl Audit {
         self.runs.insert(id, Run { view, gpu, units });
     }
 
-    /// Check the containers that run on a node now, according to its runtime: their pods together must fit on each GPU.
+    /// Check the containers that run on a node now, according to its runtime. The allocations of their pods must together fit on
+    /// each GPU.
     pub(crate) fn check_running(&mut self, containers: &[ContainerView]) {
         let mut by_gpu: BTreeMap<String, BTreeMap<String, u64>> = BTreeMap::new();
         for view in containers.iter().filter(|view| view.is_running()) {
@@ -353,7 +356,8 @@ impl Audit {
         }
     }
 
-    /// Check all containers that ever ran: at each start, the pods with a running container must have fitted on the GPU.
+    /// Check all containers that ever ran: at each start, the pods with a running container on the GPU must have fitted on it
+    /// together.
     pub(crate) fn check_lives(&mut self) {
         let mut found = Vec::new();
         for run in self.runs.values() {

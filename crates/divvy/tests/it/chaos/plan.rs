@@ -1,14 +1,14 @@
-//! A sequence, drawn from its seed: the machines, and the steps. The same seed gives the same plan; the outcome also
-//! depends on how the processes' steps interleave.
+//! The plan of a sequence, which is drawn from a seed: the machines and the steps. The same seed gives the same plan. The outcome
+//! also depends on how the processes interleave.
 
 use std::collections::BTreeMap;
 
 use divvy_testbed::builders::{PodBuilder, pod};
 
-/// The number of steps in a sequence, without the steps that restart stopped programs.
+/// The number of steps in a sequence, not counting the steps that restart stopped programs.
 const STEPS: usize = 44;
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// A random number generator: SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
 pub(super) struct Dice(u64);
 
@@ -138,7 +138,7 @@ pub(super) enum Op {
     ForceDelete {
         name: String,
     },
-    /// A new pod reuses the name, at once after a forced deletion, or as soon as the name is free.
+    /// Creates a new pod with the same name, either immediately after a forced deletion, or as soon as the name is free.
     Replace {
         name: String,
         shape: Shape,
@@ -200,7 +200,7 @@ pub(super) enum Op {
         node: usize,
     },
     CutWatches,
-    /// Cuts watches such that they cannot resume, and must list again.
+    /// Cuts watches in such a way that they cannot resume, so that the clients must list again.
     Compact,
     /// Delays watches, so that caches become stale.
     HoldWatches {

@@ -15,10 +15,10 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The units by (node, index of the GPU), and the pods there.
+/// For each node and index of a GPU: the number of units, and the pods that hold them.
 pub(crate) type Count = BTreeMap<(String, u64), (u64, BTreeSet<String>)>;
 
-/// Return the held memory according to the API's objects: all allocations of bound pods that have not ended.
+/// Return the held memory according to the objects in the API server: the allocations of all bound pods that have not ended.
 pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
     let mut count: Count = audit
         .gpus()
@@ -115,7 +115,7 @@ fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
     Ok(())
 }
 
-/// Return the files of grants on a node: records as (pod UID, container), and names of CDI specs.
+/// Return the files of grants on a node: the records as pairs of pod UID and container, and the names of the CDI specs.
 pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
     let names = |directory: PathBuf| -> Vec<String> {
         let entries = std::fs::read_dir(&directory).into_iter().flatten();
@@ -137,7 +137,8 @@ pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(Strin
     (records.collect(), specs.collect())
 }
 
-/// Check that pods that never end run, and that waiting pods fit on no GPU. `failing`: the pods that fail again and again on purpose.
+/// Check that the pods that never end are running, and that waiting pods fit on no GPU. `failing` are the pods that fail again
+/// and again on purpose.
 fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) -> Result<(), String> {
     let taken = audit.allocated();
     let free: BTreeMap<&String, u64> = audit
@@ -201,7 +202,7 @@ fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) 
     Ok(())
 }
 
-/// Return the first problem while pods exist.
+/// Return an error with the first problem that is found while pods exist.
 pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, failing: &BTreeSet<String>) -> Result<(), String> {
     let recount = {
         let mut audit = super::audit::lock(audit);
@@ -218,7 +219,7 @@ pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, fail
     Ok(())
 }
 
-/// Return what is left after all pods were deleted.
+/// Return an error with what is left after all pods were deleted.
 pub(crate) async fn left_behind(cluster: &Embedded, audit: &super::audit::Shared) -> Result<(), String> {
     let pods = cluster.api().list("pods", "").expect("pods are a resource");
     if let Some(pod) = pods.first() {

@@ -16,11 +16,12 @@ use super::quiet;
 
 /// The time limit for the recovery after the last fault.
 const QUIET: Duration = Duration::from_secs(15);
-/// The time limit for other waits. On a busy machine a process may be slow to start, and these waits are not what is tested.
+/// The time limit for other waits. It is long because a process may start slowly on a busy machine, and slow starts are not what
+/// is tested.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The number of containers that a sequence must have started to be meaningful.
 const LEAST_STARTED: u64 = 5;
-/// The number of faults that each sequence must have had.
+/// The number of faults that a sequence must have had to be meaningful.
 const LEAST_FAULTS: u64 = 6;
 
 /// The events that must have happened at least once in all sequences together.
@@ -63,7 +64,7 @@ struct Chaos {
     wanted: Vec<(String, Value)>,
     failing: BTreeSet<String>,
     extender_up: bool,
-    /// For each node, the time since which its agent runs.
+    /// For each node, the time at which its agent started. `None` if the agent is not running.
     agents_up: Vec<Option<Instant>>,
     lost: BTreeSet<(usize, usize)>,
 }
@@ -72,7 +73,7 @@ fn node_name(position: usize) -> String {
     format!("n{position}")
 }
 
-/// Play the sequence of a seed. Return the number of each kind of event, or a report of the failure.
+/// Play the sequence of a seed. Return how often each kind of event happened, or a report of the failure.
 pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, String> {
     let plan = Plan::draw(seed);
     let mut chaos = match Chaos::start(seed, plan).await {
@@ -282,7 +283,7 @@ impl Chaos {
         }
     }
 
-    /// Delete an ended pod to free its name, as a controller does.
+    /// Create a pod. If an ended pod has the name, delete that pod first, as a controller does.
     fn create(&mut self, name: &str, shape: Shape) {
         if self
             .pods()
@@ -306,7 +307,7 @@ impl Chaos {
         }
     }
 
-    /// Return whether the pod existed.
+    /// Delete a pod, and return whether it existed.
     fn delete(&mut self, name: &str, grace_period_s: Option<i64>) -> bool {
         let options = DeleteOptions {
             grace_period_s,
@@ -503,7 +504,7 @@ impl Chaos {
         Ok(())
     }
 
-    /// Start the program without waiting: it cannot become ready while the API server is down.
+    /// Start the extender without waiting until it is ready, because it cannot become ready while the API server is down.
     async fn start_extender(&mut self) -> std::io::Result<()> {
         if !self.extender_up {
             if let Ok(Err(error)) = tokio::time::timeout(Duration::from_millis(300), self.cluster.start_extender()).await {
@@ -514,7 +515,8 @@ impl Chaos {
         Ok(())
     }
 
-    /// Return whether the node's simulated driver accepted the change. Without a running probe, nothing listens.
+    /// Send a request to the node's simulated driver, and return whether the driver accepted the change. Without a running probe,
+    /// nothing listens.
     async fn driver(&self, node: usize, request: Value) -> bool {
         let name = node_name(node);
         let sent = self.cluster.driver(&name, request);

@@ -1,4 +1,4 @@
-//! What the chart's admission policies say of pods and nodes, by running their expressions.
+//! Evaluates the expressions of the chart's admission policies for pods and nodes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use super::{default_objects, parse, with};
 
-/// An admission policy: its variables in their order, and for each validation its expression, its `messageExpression` if any, and its `message`.
+/// An admission policy: its variables in order, and for each validation its expression, its `messageExpression` (if it has one),
+/// and its `message`.
 pub(crate) struct Policy {
     env: Arc<cel::Env>,
     variables: Vec<(String, cel::Program)>,
@@ -17,7 +18,7 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Return a policy of the chart's default values.
+    /// Return a policy of the chart with default values.
     pub(crate) fn of_chart(name: &str) -> Policy {
         Policy::of(&default_objects(), name)
     }
@@ -55,8 +56,8 @@ impl Policy {
         }
     }
 
-    /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by it. Empty: the policy allows the
-    /// request.
+    /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by `object`. An
+    /// empty list means that the policy allows the request.
     pub(crate) fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
         let mut context = cel::Context::with_env(self.env.clone());
         let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
@@ -107,8 +108,8 @@ fn pod(annotations: &Value, units: Option<u64>) -> Value {
     json!({"metadata": {"name": "p", "annotations": annotations}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}})
 }
 
-/// For Kubernetes, `3Gi` is 3,221,225,472 units. A user who writes `3Gi` means 3 units, and the message says so. The status of a pod that exists
-/// already may still change.
+/// For Kubernetes, `3Gi` is 3,221,225,472 units, but a user who writes `3Gi` means 3 units. The message says so. Updates of the
+/// status of an existing pod are still allowed.
 #[test]
 fn an_amount_of_bytes_is_refused_with_the_number_to_write() {
     for (unit, cases) in [
@@ -157,7 +158,7 @@ fn rules(annotations: &Value) -> Result<Option<GpuRules>, divvy_model::Error> {
     GpuRules::from_annotations(&annotations)
 }
 
-/// Report whether the extender can read the rules of the same pod.
+/// Report whether the extender can read the rules in these annotations of a pod.
 fn is_read(annotations: &Value, units: u64) -> bool {
     let container = ContainerRequest {
         name: "main".to_owned(),
@@ -235,7 +236,8 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
     insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
 }
 
-/// In a cluster with the policies, a user reads the policy's message; in another one, the extender's, in an event or from `kubectl divvy why`.
+/// In a cluster with the policies, a user reads the policy's message. In a cluster without them, the user reads the extender's
+/// message, in an event or from `kubectl divvy why`.
 #[test]
 fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
     let policy = Policy::of_chart("divvy-request");

@@ -1,4 +1,4 @@
-//! The policy that confines the events of agents, as the API server would evaluate it.
+//! Evaluates the policy that restricts the events of agents, as the API server would.
 
 use serde_json::{Map, Value, json};
 
@@ -18,7 +18,7 @@ struct Request {
     old: Value,
 }
 
-/// Return the messages of the validations that do not hold. `None`: the policy does not apply to the request.
+/// Return the messages of the validations that fail. `None` means that the policy does not apply to the request.
 fn judge(policy: &Value, request: &Request) -> Option<Vec<String>> {
     let mut variables = Map::new();
     let evaluate = |expression: &Value, variables: &Map<String, Value>| {
@@ -201,7 +201,7 @@ fn an_agent_writes_events_under_its_own_name_about_pods_and_its_own_node() {
     assert_eq!(writes["operations"], json!(["CREATE", "UPDATE"]), "a patch is an UPDATE");
 }
 
-/// The policy only matches events of `events.k8s.io`, so no role may allow another group.
+/// The policy only matches events of the API group `events.k8s.io`, so no role may allow events of another group.
 #[test]
 fn agents_may_write_events_of_no_other_group() {
     let mut groups = 0;

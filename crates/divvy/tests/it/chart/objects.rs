@@ -1,4 +1,4 @@
-//! What the chart's objects may do, open, and mount; and the names of the chart's values.
+//! The permissions, ports, and mounts of the chart's objects, and the names of the chart's values.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -254,7 +254,7 @@ fn nothing_that_is_not_asked_for_is_served_or_read() {
     );
 }
 
-/// The values of the chart, and their schema.
+/// Return the values of the chart, and their schema.
 fn values() -> (Value, Value) {
     let schema = text_of("deploy/helm/divvy/values.schema.json");
     (
@@ -280,7 +280,7 @@ fn every_value_that_a_template_names_is_in_values_yaml() {
     assert!(named.len() > 50, "{}", named.len());
 }
 
-/// Texts name values as in `(Helm: extender.loopback=true)`.
+/// Texts of the programs name the chart's values in the form `(Helm: extender.loopback=true)`.
 #[test]
 fn every_value_that_a_text_of_a_program_names_is_in_values_yaml() {
     fn sources(directory: &Path, found: &mut Vec<PathBuf>) {

@@ -1,7 +1,8 @@
-//! This program under the name `nvidia-ctk` compared with NVIDIA's own: both get the same arguments, environment variables, and files, each in its own root
-//! directory, and the resulting files are compared by their meaning.
+//! Compares this program under the name `nvidia-ctk` with NVIDIA's own. Both get the same arguments, environment variables, and
+//! files, each in its own root directory. The resulting files are compared by their meaning.
 //!
-//! `DIVVY_NVIDIA_CTK` names the directory with NVIDIA's programs (1.20.0; `.ci/run` builds them). Without it the tests are recorded as skipped.
+//! `DIVVY_NVIDIA_CTK` names the directory with NVIDIA's programs (1.20.0; `.ci/run` builds them). Without this variable, the
+//! tests are recorded as skipped.
 
 mod better;
 mod cases;
@@ -16,15 +17,15 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-/// Files: their paths and texts.
+/// The texts of files, by path.
 pub(super) type Tree = BTreeMap<String, String>;
-/// Files: their paths and the parsed values of their texts.
+/// The parsed contents of files, by path.
 pub(super) type Meanings = BTreeMap<String, Value>;
 
 /// The shell script that mounts what the programs need, and then runs commands.
 const ENTER: &str = "for at in $BIND; do mount --bind /$at $0/$at || exit; done; exec chroot $0 /bin/sh";
 
-/// A machine for one of the two programs: a directory that is the root directory of a shell in its own mount namespace.
+/// A machine for one of the two programs: a directory that serves as the root directory of a shell in its own mount namespace.
 pub(super) struct Root {
     directory: tempfile::TempDir,
     shell: Child,
@@ -59,7 +60,7 @@ pub(super) struct Run {
 }
 
 impl Root {
-    /// Make both machines: theirs, and ours. Return `None` and record the skip if this is not possible.
+    /// Make both machines, NVIDIA's and ours. Return `None` and record the skip if this is not possible.
     pub(super) fn both() -> Option<(Root, Root)> {
         let directory = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         if !divvy_skip::root("change the root directory of a program") {
@@ -187,7 +188,8 @@ impl Root {
     }
 }
 
-/// Parse a file. NVIDIA's tool writes arguments of Docker's runtime under a key that dockerd does not read, so they are ignored.
+/// Parse a file. Arguments of Docker's runtime are ignored, because NVIDIA's tool writes them under a key that dockerd does not
+/// read.
 pub(super) fn meaning(path: &str, text: &str) -> Value {
     if path.ends_with(".json") {
         let mut value: Value = serde_json::from_str(text).unwrap_or_else(|_| text.into());
@@ -226,12 +228,12 @@ impl Run {
         self.words.iter().any(|given| given == word)
     }
 
-    /// The same case with other files.
+    /// Return the same run with other files.
     fn with(&self, files: Tree) -> Run {
         Run { files, ..self.clone() }
     }
 
-    /// The same case with one argument replaced.
+    /// Return the same run with one argument replaced.
     fn instead(&self, word: &str, other: Option<&str>) -> Run {
         let mut run = self.clone();
         run.words = run
@@ -277,7 +279,7 @@ impl Compared {
         })
     }
 
-    /// Run both programs, and ours a second time, which must change nothing.
+    /// Run both programs and compare their results. Run ours a second time, which must change nothing.
     fn compare(&mut self, name: &str, run: &Run, better: Option<(&'static str, Expected)>) {
         for root in [&mut self.theirs, &mut self.ours] {
             root.prepare(run);

@@ -1,5 +1,6 @@
 //! A minimal client of Kubernetes' container runtime interface (CRI), for pods with one container. The field numbers are those of
-//! `k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`. Missing fields are not sent, and are skipped in responses.
+//! `k8s.io/cri-api`, `pkg/apis/runtime/v1/api.proto`. Fields that are not declared here are not sent, and are skipped in
+//! responses.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use prost::Message;
 use tonic::transport::Channel;
 
-/// The time limit of a call, longer than any successful call takes.
+/// The time limit of a call. It is longer than any successful call takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, PartialEq, Message)]
@@ -29,7 +30,7 @@ pub(super) struct Mount {
     pub(super) host_path: String,
 }
 
-/// The namespace mode `NODE` is 2: the machine's own namespace.
+/// The namespace modes of a pod. The mode `NODE` (2) means the machine's own namespace.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct NamespaceOption {
     #[prost(int32, tag = "1")]
@@ -191,14 +192,14 @@ struct StatusRequest {
 pub(super) struct Status {
     #[prost(message, optional, tag = "1")]
     pub(super) status: Option<Conditions>,
-    /// The key `config` has the effective configuration, as JSON.
+    /// The status as key-value pairs. The value of `config` is the effective configuration as JSON.
     #[prost(map = "string, string", tag = "2")]
     pub(super) info: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ContainerStatus {
-    /// The state; `CONTAINER_EXITED` is 2.
+    /// The state of the container. `CONTAINER_EXITED` is 2.
     #[prost(int32, tag = "3")]
     pub(super) state: i32,
     #[prost(int32, tag = "7")]
@@ -222,7 +223,7 @@ pub(super) struct Cri {
 }
 
 impl Cri {
-    /// Connect. `None` if the engine does not listen yet.
+    /// Connect to the engine. `None` if the engine does not listen yet.
     pub(super) fn connect(socket: &Path) -> Option<Cri> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -1,4 +1,4 @@
-//! `docker run --gpus`, with a dockerd that finds our program under the name of NVIDIA's hook.
+//! `docker run --gpus` with a dockerd that finds our program under the name of NVIDIA's hook.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
@@ -8,13 +8,13 @@ use super::real::{Docker, built, divvy_runtime};
 use super::went_well;
 use crate::cli::{divvy, stderr, stdout};
 
-/// GPU 0 has the minor number 1.
+/// The machine description. GPU 0 has the minor number 1.
 const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"550.54.15\"\n\
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-a\"\nminor = 1\n\
     [[node.gpu]]\nmodel = \"NVIDIA T4\"\nmemory_mib = 15360\nuuid = \"GPU-b\"\nminor = 0\n";
 
-/// Make the root of a simulated driver, its probe, settings with only these paths, and the directory that is first in dockerd's `PATH`.
-/// Return false if device nodes cannot be created.
+/// Make the root directory of a simulated driver, its probe, settings that contain only these paths, and the directory that is
+/// first in dockerd's `PATH`. Return false if device nodes cannot be created.
 fn machine(directory: &Path) -> bool {
     let at = |name: &str| directory.join(name).display().to_string();
     let write = |name: &str, text: &str, mode: u32| {

@@ -1,7 +1,7 @@
 //! Pods on the installed containerds, created as a kubelet does, with GPUs through divvy-runtime and through containerd's own CDI support.
 //!
-//! An engine runs in its own directory, and in its own mount and PID namespaces. They end with the test, however it ends, and so does everything
-//! in them.
+//! An engine runs in its own directory, and in its own mount and PID namespaces. However the test ends, the namespaces and all
+//! processes in them end with it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -20,8 +20,9 @@ use super::real::{containerds, divvy_runtime, eventually};
 use super::went_well;
 use crate::cli::divvy;
 
-/// The configuration of a Kubernetes node, except for the snapshotter `native`, which needs no overlay file system, and for our own annotations, which
-/// containerd passes to a runtime only if configured; `divvy configure --cdi` configures this for the CDI annotations.
+/// The configuration of a Kubernetes node, with two exceptions. The snapshotter is `native`, which needs no overlay file system.
+/// Our own annotations are listed, because containerd passes only configured annotations to a runtime; `divvy configure --cdi`
+/// lists the CDI annotations.
 const V2: &str = "version = 2
 root = \"@/root\"
 state = \"@/state\"
@@ -76,8 +77,8 @@ exec \"$0\" --config \"$1\"";
 
 const IMAGE: &str = "divvy.test/image:1";
 
-/// Make an image from scratch in the format of `docker save`: a shell and a few programs of this machine. Without a command it sleeps, as the
-/// container of a sandbox does.
+/// The script that makes an image from scratch in the format of `docker save`. The image contains a shell and a few programs of
+/// this machine. Without a command it sleeps, as the container of a sandbox does.
 const PACK: &str = r#"set -e
 programs="/bin/sh /bin/ls /bin/cat /bin/sleep /usr/bin/tr"
 for file in $programs $(ldd $programs | grep -o '/[^ :]*' | sort -u); do mkdir -p "image$(dirname "$file")"; cp -L "$file" "image$file"; done
@@ -89,7 +90,7 @@ printf '[{"Config":"config.json","RepoTags":["divvy.test/image:1"],"Layers":["la
 tar -C packed -cf image.tar manifest.json config.json layer.tar
 "#;
 
-/// The script with which a container prints what it sees.
+/// The script with which a container prints its environment variables, device nodes, mounts, and the driver library.
 const LOOK: &str =
     "tr '\\0' '\\n' < /proc/self/environ; ls -ln --time-style=+ /dev; cat /proc/self/mountinfo; cat /usr/lib/libcuda.so.1
 for node in nvidia0 nvidiactl; do [ ! -e /dev/$node ] || ! echo x > /dev/$node || echo written to $node; done; true";
@@ -117,7 +118,7 @@ impl Drop for Engine {
     }
 }
 
-/// The ways to request a GPU.
+/// The ways in which a container requests a GPU.
 #[derive(Clone, Copy, Default)]
 struct Ask<'a> {
     privileged: bool,
@@ -158,7 +159,7 @@ impl Engine {
         engine
     }
 
-    /// Report whether the engine supports CDI by default, without a switch.
+    /// Report whether the engine supports CDI without a setting that enables it.
     fn new_enough_for_cdi(&self) -> bool {
         divvy_engines::containerd::release(&self.version) >= Some((2, 0))
     }
@@ -339,8 +340,8 @@ impl Drop for Running {
     }
 }
 
-/// Normalize a log in the CRI format (`TIME STREAM TAG TEXT`): remove what differs between any two containers, such as ids, numbers of mounts and snapshots,
-/// and the width of `ls` columns.
+/// Normalize a log in the CRI format (`TIME STREAM TAG TEXT`): remove what differs between any two containers, such as ids,
+/// numbers of mounts and snapshots, and the width of `ls` columns.
 fn lines(log: &str) -> Vec<String> {
     let said = log.lines().filter_map(|line| {
         let (_time, rest) = line.split_once(' ')?;
@@ -368,7 +369,7 @@ fn lines(log: &str) -> Vec<String> {
     lines
 }
 
-/// Return the lines of `more` that are not in `less`, with multiplicity.
+/// Return the lines of `more` that are not in `less`. Repeated lines are counted.
 fn beyond(more: &[String], less: &[String]) -> Vec<String> {
     let mut left: BTreeMap<&str, usize> = BTreeMap::new();
     for line in less {
@@ -384,7 +385,7 @@ fn beyond(more: &[String], less: &[String]) -> Vec<String> {
     new.cloned().collect()
 }
 
-/// Return the spec of a GPU whose device nodes are `/dev/null` and `/dev/zero`.
+/// Return the CDI spec of a GPU whose device nodes are `/dev/null` and `/dev/zero`.
 fn spec(library: &Path) -> Value {
     json!({
         "cdiVersion": "0.5.0",
@@ -398,7 +399,7 @@ fn spec(library: &Path) -> Value {
     })
 }
 
-/// Return the additional lines of a container with that GPU, sorted, without the file system at the end of the mount's line.
+/// The additional output lines of a container with that GPU, sorted. The line of the mount lacks the file system at its end.
 const GPU: [&str; 7] = [
     "NVIDIA_VISIBLE_DEVICES=void",
     "OF_THE_SPEC=1",
@@ -409,7 +410,7 @@ const GPU: [&str; 7] = [
     "written to nvidiactl",
 ];
 
-/// Return the lines of the GPU, and its mount.
+/// Check that the additional output lines of the container are those of the GPU and of its mount.
 fn has_the_gpu_and_nothing_else(with: &[String], without: &[String], what: &str) {
     let (mounts, other): (Vec<String>, Vec<String>) = beyond(with, without).into_iter().partition(|line| line.contains(" - "));
     assert_eq!(other, GPU, "{what}");
@@ -423,7 +424,7 @@ fn has_the_gpu_and_nothing_else(with: &[String], without: &[String], what: &str)
     assert_eq!(beyond(without, with), Vec::<String>::new(), "{what}: it lost something");
 }
 
-/// Make the wrapper that containerd calls, because containerd does not pass environment variables on.
+/// Make the wrapper that containerd calls. It sets environment variables, because containerd does not pass its own on.
 fn write_runtime(engine: &Engine) {
     let script = format!(
         "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH={} exec {} \"$@\"\n",
@@ -440,7 +441,7 @@ fn write_runtime(engine: &Engine) {
     std::fs::set_permissions(engine.at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// Return NVIDIA's settings file, with other first lines and another mode.
+/// Write NVIDIA's settings file, with other first lines and another mode.
 fn settings(engine: &Engine, low_level: &str, first: &str, mode: &str, cdi: &str) {
     let text = format!(
         "{first}\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\n\
@@ -524,7 +525,8 @@ fn says_that_it_has_the_runtime(engine: &Engine) {
     );
 }
 
-/// Check the configured engine with this OCI runtime. `without`: the output of a container without a GPU before the configuration.
+/// Check the configured engine with this OCI runtime. `without` is the output that a container without a GPU had before the
+/// configuration.
 fn pods(engine: &Engine, low_level: &str, without: &[String]) {
     let run = |handler: &str, ask: Ask<'_>, what: &str| {
         let ran = engine.run(handler, ask);

@@ -1,5 +1,5 @@
-//! Installed engines, started on private directories with the configuration that was written for them. A missing engine is skipped:
-//! containerd from the PATH and from `~/.cache/divvy-cluster`, dockerd from the PATH.
+//! Installed engines, started on private directories with the configuration that was written for them: containerd from the PATH
+//! and from `~/.cache/divvy-cluster`, and dockerd from the PATH. An engine that is not installed is skipped.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{V2, went_well};
 use crate::cli::{divvy, stderr};
 
-/// Return the programs with this name: in the PATH, and in the cache of the end-to-end cluster.
+/// Return the programs with this name in the PATH and in the cache of the end-to-end cluster.
 pub(super) fn programs(name: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&path)
@@ -63,7 +63,7 @@ impl Drop for Running {
     }
 }
 
-/// Wait until the engine answers. The error is its log.
+/// Wait until `what` returns a value. On a timeout, panic with the engine's log.
 pub(super) fn eventually<T>(log: &Path, mut what: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -260,14 +260,14 @@ fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for()
     containers_get_what_they_ask_for(&docker);
 }
 
-/// A private dockerd below a directory, configured by its `daemon.json`; it ends with the test.
+/// A private dockerd below a directory, configured by its `daemon.json`. It ends with the test.
 pub(super) struct Docker {
     directory: PathBuf,
     _running: Running,
 }
 
 impl Docker {
-    /// Start it. Return `None` and record the skip if it does not start.
+    /// Start dockerd. Return `None` and record the skip if it does not start.
     pub(super) fn start(directory: &Path, variables: &[(&str, &str)]) -> Option<Docker> {
         if !divvy_skip::root("start dockerd") {
             return None;
@@ -337,7 +337,8 @@ impl Docker {
         self.asked().expect("it answers")
     }
 
-    /// Make an image from scratch with this machine's shell and `ls`. Return false and record the skip if no container of it runs.
+    /// Make an image from scratch with this machine's shell and `ls`. Return false and record the skip if no container of this
+    /// image runs.
     pub(super) fn image(&self) -> bool {
         if programs("docker").is_empty() {
             divvy_skip::skipped("no container was run: docker is not in the PATH (Debian: docker.io)");
@@ -382,7 +383,7 @@ pub(super) fn divvy_runtime() -> PathBuf {
     built("divvy-runtime", "divvy-runtime")
 }
 
-/// Return a program of another crate, and build it if it does not exist.
+/// Return the path of a program of another crate. Build the program if it does not exist.
 pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name(file);
     if !program.exists() {

@@ -7,14 +7,14 @@ use divvy_testbed::node::AdmissionOrder;
 
 use crate::bed::Bed;
 
-/// Make nodes whose kubelet collects pods for this time, and admits them in random order.
+/// Make nodes whose kubelets collect pods during a time window, and then admit them in random order.
 async fn shuffled(nodes: &[&[u64]], window: u64) -> Bed {
     let window = Duration::from_millis(window);
     Bed::with(nodes, |spec| spec.admission = AdmissionOrder::Shuffled { window }).await
 }
 
-/// Report whether all device ids that the kubelet allocated to a pod are on its GPU. Nothing depends on this, but it shows in which order pods were
-/// admitted.
+/// Report whether all device ids that the kubelet allocated to a pod belong to the pod's GPU. Correctness does not depend on
+/// this, but it shows in which order pods were admitted.
 fn steered_right(bed: &Bed, uid: &str, name: &str) -> bool {
     let gpu = bed.allocation(name).expect("an allocation").gpus[0].uuid.clone();
     let ids = bed.ids("n1", uid);

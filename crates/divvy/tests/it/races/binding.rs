@@ -1,4 +1,4 @@
-//! R8 to R10, R19, and R20 (docs/compatibility/races.md): how a pod gets its allocation, or does not.
+//! R8 to R10, R19, and R20 (docs/compatibility/races.md): how a pod gets its allocation, or why it gets none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};

@@ -1,4 +1,4 @@
-//! R5 to R7 (docs/compatibility/races.md): when memory is free again, and for which pod.
+//! R5 to R7 (docs/compatibility/races.md): when memory becomes free, and which pod may use it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use divvy_testbed::scenario::Cluster as _;
 
 use crate::bed::Bed;
 
-/// A pod that only SIGKILL ends.
+/// Return a pod that ends only by SIGKILL.
 fn stubborn(name: &str, units: u64, grace_seconds: u64) -> PodBuilder {
     pod(name)
         .gpu_mem(units)
@@ -193,7 +193,7 @@ async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_nam
     bed.end().await;
 }
 
-/// A cluster in which only the test causes events, so no unrelated event helps a pod that was refused too early.
+/// In this cluster, only the test causes events, so no unrelated event helps a pod that was refused too early.
 #[tokio::test]
 async fn a_waiting_pod_gets_what_is_freed_though_the_extender_may_hear_of_it_after_the_scheduler() {
     let bed = Bed::new(&[&[4]]).await;

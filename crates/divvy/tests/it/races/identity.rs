@@ -94,7 +94,7 @@ async fn r16_an_agent_killed_between_allocate_and_pre_start_starts_the_pod_when_
     bed.end().await;
 }
 
-/// A kubelet that waits for plugins after its start, as far as these tests need it.
+/// How long a kubelet waits before it handles pods after its start, so that plugins can register first.
 const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
 #[tokio::test]
@@ -154,7 +154,7 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
     bed.end().await;
 }
 
-/// Lists the pod resources, as every monitoring tool does.
+/// List the pod resources from the kubelet, as every monitoring tool does.
 async fn list_pod_resources(bed: &Bed) {
     let socket = bed.node("n1").paths().pod_resources_socket();
     let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5))
@@ -164,7 +164,7 @@ async fn list_pod_resources(bed: &Bed) {
     client.list(ListPodResourcesRequest {}).await.expect("a list");
 }
 
-/// A node whose kubelet has bug B1, and slow calls, which make the bug more likely.
+/// Make a node whose kubelet has bug B1. Its calls are slow, which makes the bug more likely.
 async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     Bed::with(&[gpus], |spec| {
         spec.timings.allocate = Duration::from_millis(700);
@@ -179,8 +179,8 @@ async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     .await
 }
 
-/// Admit `a`, let the kubelet forget the admission in progress, and wait until `a` runs. A short pod that requests `short` units ends in
-/// the middle, and releases its device ids.
+/// Admit the pod `name`, let the kubelet forget the admission in progress, and wait until the pod runs. In between, a short-lived
+/// pod that requests `short` units ends, and releases its device ids.
 async fn admit_and_forget(bed: &Bed, name: &str, short: u64) -> String {
     let ending = format!("short-{name}");
     bed.create(&pod(&ending).gpu_mem(short).once().args(&["sleep", "0.35"]));

@@ -22,7 +22,7 @@ const GIB: u64 = 1024;
 #[derive(Debug, Clone)]
 struct Draft {
     node: Value,
-    /// The GPUs: UUID, free memory in GiB, whether the GPU is healthy.
+    /// The GPUs, each with its UUID, its free memory in GiB, and whether it is healthy.
     gpus: Vec<(String, u64, bool)>,
     tenants: Vec<Tenant>,
 }
@@ -297,7 +297,7 @@ impl World {
         }
     }
 
-    /// Report whether the pod has a scheduling gate, so that no scheduler considers it.
+    /// Report whether the pod has a scheduling gate. Schedulers ignore such a pod.
     pub(super) fn is_gated(&self) -> bool {
         self.asking["spec"]["schedulingGates"]
             .as_array()
@@ -365,7 +365,7 @@ impl World {
         }
     }
 
-    /// Create the objects; the waiting pod is the last.
+    /// Create the objects. The waiting pod is created last.
     pub(super) fn create(&self, api: &ApiServer) {
         for (name, value, policy) in [("five", 5, "Never"), ("ten", 10, "PreemptLowerPriority")] {
             let class = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
@@ -401,7 +401,7 @@ impl World {
         api.create("pods", new(&self.asking)).expect("it is made");
     }
 
-    /// Apply a change on the server. A change of a pod's request creates a new pod.
+    /// Apply a change on the API server. If the change affects a pod's request, create a new pod.
     pub(super) fn carry_out_on(&self, api: &ApiServer, change: &Change) {
         let now = DeleteOptions {
             grace_period_s: Some(0),
@@ -432,7 +432,7 @@ impl World {
         }
     }
 
-    /// Return all created objects that exist, with the resource of each.
+    /// Return all created objects that still exist, each with its resource.
     pub(super) fn objects(&self, api: &ApiServer) -> Vec<(&'static str, Value)> {
         let all = |resource: &'static str| {
             let listed = ["", "default", "other"].map(|namespace| api.list(resource, namespace).unwrap_or_default());

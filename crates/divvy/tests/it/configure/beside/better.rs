@@ -1,4 +1,5 @@
-//! The intended differences from NVIDIA's tool: the reason, and the exact result, derived from what NVIDIA's tool does with other files or arguments.
+//! The intended differences from NVIDIA's tool. Each has a reason and an exact expected result, which is derived from what
+//! NVIDIA's tool does with other files or arguments.
 
 use serde_json::{Map, Value};
 
@@ -26,7 +27,7 @@ fn file(path: &str, text: &str) -> Tree {
     Tree::from([(path.to_owned(), text.to_owned())])
 }
 
-/// Return the drop-in file that is written next to the engine's own file.
+/// Return the content of the drop-in file that is written next to the engine's own file.
 fn drop_in(meanings: &Meanings, run: &Run) -> Value {
     let given = run
         .words
@@ -65,7 +66,7 @@ fn all_in_one(theirs: &mut Root, own: &str, run: &Run, main: &str) -> Meanings {
     files
 }
 
-/// A user's own options of the runtime stay, unless they are written.
+/// Add the runtime options that the user has set to the expected files, unless the run itself writes these options.
 fn own_options(files: &mut Meanings, path: &str, pointer: &str, options: &Value) {
     let Some(runtime) = files.get_mut(path).and_then(|file| file.pointer_mut(pointer)) else {
         return;

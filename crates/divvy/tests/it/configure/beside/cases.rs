@@ -1,4 +1,4 @@
-//! Engines' files as they are found in practice, and the arguments of NVIDIA's tool.
+//! Files of engines as they occur in practice, and the arguments of NVIDIA's tool.
 
 use super::Tree;
 
@@ -6,7 +6,8 @@ pub(super) const DOCKER: &str = "/etc/docker/daemon.json";
 pub(super) const CONTAINERD: &str = "/etc/containerd/config.toml";
 pub(super) const CRIO: &str = "/etc/crio/crio.conf";
 
-/// The initial files of a machine, by name; a text without a path is the engine's own file.
+/// The name of an input, and the initial files of a machine, each with its path and text. A text without a path is the engine's
+/// own file.
 pub(super) type Input = (&'static str, &'static [(&'static str, &'static str)]);
 
 pub(super) const OF_DOCKER: &[Input] = &[
@@ -425,14 +426,14 @@ pub(super) fn tree(own: &str, input: &Input) -> Tree {
     input.1.iter().map(|(at, text)| (path(at), (*text).to_owned())).collect()
 }
 
-/// The arguments for every input.
+/// The arguments with which every input is tried.
 pub(super) const WORDS: &[&str] = &[
     "",
     "--set-as-default --cdi.enabled",
     "--nvidia-runtime-name=gpu --nvidia-runtime-path=/opt/gpu",
 ];
 
-/// More arguments for every input of containerd and CRI-O.
+/// Further arguments with which every input of containerd and CRI-O is tried.
 pub(super) const WITH_DROP_INS: &[&str] = &[
     "--drop-in-config=",
     "--drop-in-config=/etc/other.d/gpu.toml --nvidia-set-as-default",

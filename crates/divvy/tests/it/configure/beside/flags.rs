@@ -1,9 +1,9 @@
-//! Arguments and environment variables: what is accepted, refused, and printed.
+//! Arguments and environment variables: which are accepted or refused, and what the programs print.
 
 use super::cases::{self, CONTAINERD, CRIO, DOCKER, Input, OF_CONTAINERD, OF_CRIO, OF_DOCKER};
 use super::{Compared, Expected, Meanings, Run, Tree, meaning, meanings};
 
-/// Arguments after `runtime configure`, for Docker unless they name another engine. All of them mean the same to both programs.
+/// Arguments after `runtime configure`, for Docker unless they name another engine. Each has the same meaning to both programs.
 const WORDS: &[&str] = &[
     "",
     "--runtime docker",
@@ -91,7 +91,7 @@ const WORDS: &[&str] = &[
     "-q",
 ];
 
-/// Whole command lines that mean the same to both programs, although the output may differ.
+/// Whole command lines that have the same meaning to both programs, although the output may differ.
 const COMMANDS: &[&str] = &[
     "",
     "--help",
@@ -254,7 +254,7 @@ fn a_dry_run_prints_what_would_be_written_as_nvidia_s_tool_does() {
     compared.end();
 }
 
-/// The dumped configuration of containerd 1.6 and 2.x, shortened.
+/// The configurations that containerd 1.6 and 2.x dump, shortened.
 const DUMP_V2: &str = "disabled_plugins = []\nimports = [\"/etc/containerd/config.toml\", \"/etc/containerd/conf.d/99-nvidia.toml\"]\nversion = 2\n\
     [plugins]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_selinux = false\n  sandbox_image = \"dumped:1\"\n  \
     [plugins.\"io.containerd.grpc.v1.cri\".containerd]\n    default_runtime_name = \"nvidia\"\n    \
@@ -269,7 +269,7 @@ const DUMP_V3: &str = "version = 3\nimports = []\n[plugins.'io.containerd.cri.v1
 const STATUS: &str = "[crio]\n  root = \"/r\"\n  [crio.runtime]\n    default_runtime = \"crun\"\n    [crio.runtime.runtimes.crun]\n      \
     runtime_path = \"/usr/bin/crun\"\n      monitor_path = \"/said\"\n";
 
-/// Return a program that prints a text for exactly these arguments.
+/// Return the script of a program that prints `text` if it gets exactly these arguments.
 fn stub(words: &str, text: &str) -> String {
     format!("#!/bin/sh\n[ \"$*\" = '{words}' ] || exit 3\n/usr/bin/cat << 'END'\n{text}END\n")
 }
@@ -331,7 +331,7 @@ fn what_an_engine_says_itself_is_taken_as_by_nvidia_s_tool() {
     compared.end();
 }
 
-/// NVIDIA's text is not enough for containerd 1.x, whose CRI plugin does not start without its default runtime.
+/// What NVIDIA's tool writes is not enough for containerd 1.x, whose CRI plugin does not start without its default runtime.
 #[test]
 fn where_an_old_containerd_reads_it_its_default_runtime_is_written_too() {
     let Some(mut compared) = Compared::new() else { return };

@@ -6,7 +6,7 @@ use super::{Compared, Run, Tree, meaning};
 
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 
-/// Arguments after `config`, with a user's file and without a file.
+/// Arguments after `config`. They are tried with a user's file and without a file.
 const WORDS: &[&str] = &[
     "",
     "--in-place",
@@ -54,7 +54,7 @@ const WORDS: &[&str] = &[
 
 const MINE: &str = "# mine\ndisable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\" # why\nlog-level = \"debug\"\n";
 
-/// Return the settings without empty tables, which mean nothing.
+/// Return the settings without empty tables, which have no meaning.
 fn said(path: &str, text: &str) -> Value {
     fn without_empty(value: &mut Value) {
         if let Some(object) = value.as_object_mut() {
@@ -67,7 +67,7 @@ fn said(path: &str, text: &str) -> Value {
     value
 }
 
-/// Intended differences: our program refuses, or does more than NVIDIA's tool.
+/// Return the intended difference for these arguments: our program refuses them, or does more than NVIDIA's tool.
 fn better(words: &str, theirs: i32) -> Option<(&'static str, bool)> {
     Some(match words {
         "--set supported-driver-capabilities=compute:utility" => {
