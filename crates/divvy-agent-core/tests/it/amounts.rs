@@ -249,7 +249,7 @@ fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_
     assert!(node.records.values().all(|record| record.unit == MemoryUnit::GIB));
 }
 
-/// A pod that claims an earlier, smaller unit would get devices for less than they stand for.
+/// A pod that claims an earlier, smaller unit would get devices for less memory than they stand for.
 #[test]
 fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
     let mut small = settings();

@@ -444,7 +444,8 @@ impl Node {
         self.perform(&actions);
     }
 
-    /// Memory of containers with a grant and processes, per GPU, each pod once. Computed from the test's own records.
+    /// Return the memory per GPU of containers that have a grant and processes, counting each pod once. It is computed
+    /// from the test's own records.
     pub(crate) fn used(&self, totals: &BTreeMap<String, (String, u64)>) -> BTreeMap<String, u64> {
         let mut used: BTreeMap<String, u64> = BTreeMap::new();
         for uid in &self.populated {

@@ -1,5 +1,5 @@
-//! Random pods on a node, with an extender that sees only the API's objects. In every run, running containers never have more of a GPU than it
-//! has, each runs on the GPU of its allocation, and nothing is left at the end.
+//! Random pods on a node, with an extender that sees only the API's objects. In every run, running containers together never have
+//! more memory of a GPU than the GPU has, each container runs on the GPU of its allocation, and nothing is left at the end.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct World {
     node: Node,
-    /// The test's own records: what each pod ever created takes, and where.
+    /// The test's own records: for each pod ever created, its GPU and the amount that it takes.
     totals: BTreeMap<String, (String, u64)>,
     created: usize,
     /// Pods whose container got a grant since the pod's processes last ended.
