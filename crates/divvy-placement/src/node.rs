@@ -38,7 +38,8 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The GPU is offered only as a whole, through its vendor's resource. It has no units, and one pod holds all of its memory.
+    /// Whether the GPU is offered only as a whole, through its vendor's resource. Such a GPU has no units, and one pod holds all
+    /// of its memory.
     pub whole: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
@@ -50,8 +51,8 @@ pub struct GpuState {
     pub units: u64,
     /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered as a whole.
     pub capacity: MiB,
-    /// The most memory that pods may hold together, by the node's inventory, even while the kubelet offers a different amount
-    /// ([`Inventory::capacity`]). If no more than this is promised, every pod can get its memory.
+    /// The maximum memory that all pods together may hold by the node's inventory ([`Inventory::capacity`]), even while the
+    /// kubelet offers a different amount. If no more than this is promised, every pod can get its memory.
     pub most: MiB,
     /// The memory that the GPU has in total; where that is not known, the memory that it offers.
     pub total: MiB,
@@ -59,7 +60,7 @@ pub struct GpuState {
     pub speed: u64,
     /// The memory that containers still hold although their pod object is gone. It must not be granted again yet.
     pub held: MiB,
-    /// Whether work may be placed on it.
+    /// The GPU's health: pods are placed only on a healthy GPU.
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
@@ -67,8 +68,8 @@ pub struct GpuState {
     pub(crate) uuid_hash: u64,
     /// The number of the GPU's product in the ledger; `None` outside a ledger.
     pub(crate) product: Option<Product>,
-    /// The GPU is healthy by its inventory; it counts as failed only because it was named unhealthy
-    /// ([`crate::Ledger::name_unhealthy`]).
+    /// Whether the GPU counts as failed only because it was named unhealthy ([`crate::Ledger::name_unhealthy`]), although its
+    /// inventory says that it is healthy.
     pub(crate) only_named: bool,
 }
 
@@ -128,7 +129,7 @@ pub enum Unusable {
     /// The units of the inventory do not add up to the node's capacity: the kubelet has not caught up yet, or another device
     /// plugin took over the node.
     UnitsDiffer {
-        /// Units of all GPUs of the inventory.
+        /// The number of units of all GPUs in the inventory.
         inventory: u64,
         /// The node's capacity of gpu-mem.
         capacity: u64,
@@ -208,8 +209,8 @@ impl NodeState {
         }
     }
 
-    /// Return why the node's GPUs of one kind are not offered: those of a vendor that are offered as a whole, or the shared ones
-    /// (`None`). Most reasons are about units of gpu-mem, which a whole GPU does not have.
+    /// Return why the node's GPUs of one kind are not offered. The kind is a vendor's whole GPUs, or the shared GPUs if `whole`
+    /// is `None`. Most reasons are about units of gpu-mem, which a whole GPU does not have.
     pub fn unusable(&self, whole: Option<Vendor>) -> Option<&Unusable> {
         match (&self.source, whole) {
             (Source::Inventory | Source::Division, _) => None,
@@ -219,7 +220,8 @@ impl NodeState {
         }
     }
 
-    /// Mark the healthy shared GPUs with these indices as failed, and no others. gpushare knows no other GPUs.
+    /// Mark exactly the healthy shared GPUs with these indices as failed. GPUs that are offered as a whole stay as they are,
+    /// because gpushare does not know them.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
         for gpu in self.gpus.iter_mut().filter(|gpu| !gpu.whole) {
             if gpu.only_named {
@@ -251,7 +253,8 @@ impl NodeState {
         }
     }
 
-    /// Return the unit in which a bound pod was allocated its memory, if the sums show that it is one of the node's other units.
+    /// Return the unit in which a bound pod was allocated its memory, if the amounts show that it was one of the node's other
+    /// units.
     pub fn former_unit(&self, pod: &Pod) -> Option<MemoryUnit> {
         let Held::Allocation(allocation) = &pod.held else {
             return None;

@@ -207,8 +207,8 @@ fn without(all: &[usize], set: &[usize]) -> Vec<usize> {
     all.iter().copied().filter(|at| !set.contains(at)).collect()
 }
 
-/// The most that these are worth when all are divided into sets of `count`, the last one smaller, by trying all orders of taking
-/// sets away.
+/// Return the most that these GPUs are worth when they are divided into sets of `count`, the last one smaller. All orders of
+/// taking sets away are tried.
 fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u32 {
     if rest.is_empty() {
         return 0;

@@ -343,7 +343,8 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever happens, no whole GPU is promised to two pods, and the named and the unnamed ones together are no more than there are.
+    /// Whatever happens, no whole GPU is promised to two pods, and pods with and without an allocation together hold no more GPUs
+    /// than there are.
     #[test]
     fn no_whole_gpu_is_promised_twice(events in proptest::collection::vec(any_event(), 1..50)) {
         const GPUS: usize = 5;
