@@ -215,7 +215,7 @@ impl Faults {
         self.rules().1.remove(&id).map_or(0, |active| active.fired)
     }
 
-    /// Remove all rules, release the watches, and let the server be up.
+    /// Remove all rules, release the held watches, and bring the server up.
     pub fn clear(&self) {
         self.rules().1.clear();
         self.hold_watches(false);
