@@ -170,7 +170,7 @@ pub fn decide(seen: &Observed) -> Verdict {
 pub const NO_LIBRARIES: &str = "NoDriverLibraries";
 
 impl Trouble {
-    /// The reason of the node's event.
+    /// Return the reason of the node's event.
     pub fn reason(&self) -> &'static str {
         match self.stale {
             true => "DriverSpecStale",

@@ -160,7 +160,7 @@ fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
     node.start("p", "b").expect("its second container starts");
 }
 
-/// A pod with this many units of this many MiB on GPU 0, as the extender bound it.
+/// Return a pod on GPU 0 with this many units of this many MiB, as the extender bound it.
 fn in_unit(uid: &str, units: u64, mib: u64) -> Pod {
     edited(simple(uid, 0, units), |allocation| {
         allocation.gpus[0].memory = MiB(units * mib);

@@ -25,7 +25,7 @@ fn basis() -> Basis {
     }
 }
 
-/// A spec of both GPUs in `/etc/cdi`.
+/// Return a spec of both GPUs in `/etc/cdi`.
 fn etc(driver: &str) -> SpecFile {
     SpecFile {
         path: "/etc/cdi/nvidia.yaml".to_owned(),
@@ -36,7 +36,7 @@ fn etc(driver: &str) -> SpecFile {
     }
 }
 
-/// The same spec in the directory of the agent's own spec.
+/// Return the same spec in the directory of the agent's own spec.
 fn beside(driver: &str) -> SpecFile {
     SpecFile {
         path: "/var/run/cdi/nvidia.yaml".to_owned(),

@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// Invariant 1, checked with the test's own records.
+    /// Check invariant 1 (`crates/divvy/tests/it/invariants.rs`) with the test's own records.
     fn check(&self) {
         let started: BTreeMap<String, (String, u64)> = self
             .totals
