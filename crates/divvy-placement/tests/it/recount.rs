@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Departed pods that the agent reports no longer count.
+    /// Forget the departed pods whose memory the agent reports.
     fn hear(&mut self) {
         for (name, node) in &self.nodes {
             let ours = match &node.inventory {
