@@ -237,12 +237,12 @@ impl Faults {
         self.registry.store.write(Inner::compact);
     }
 
-    /// While held, watches deliver nothing, so that clients' caches become stale.
+    /// Hold or release the watches. While held, watches deliver nothing, so that clients' caches become stale.
     pub fn hold_watches(&self, held: bool) {
         self.held.send_replace(held);
     }
 
-    /// While the server is down, watches end and every request's connection breaks.
+    /// Take the server down or bring it up. While it is down, watches end and every request's connection breaks.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
         if down {

@@ -64,7 +64,7 @@ impl Query {
     }
 }
 
-/// The axum handler of every path.
+/// Handle a request of any path (the axum handler).
 pub(crate) async fn handle(State(api): State<ApiServer>, request: Request<Body>) -> Response {
     match answer(&api, request).await {
         Ok(response) => response,

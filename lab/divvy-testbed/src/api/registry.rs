@@ -145,7 +145,7 @@ impl Registry {
         Ok(object)
     }
 
-    /// PUT. The result's boolean is true if the object was created.
+    /// Handle PUT. The result's boolean is true if the object was created.
     pub(crate) fn update(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
@@ -171,7 +171,7 @@ impl Registry {
         })
     }
 
-    /// PATCH. The result's boolean is true if the object was created, which only apply does.
+    /// Handle PATCH. The result's boolean is true if the object was created, which only apply does.
     pub(crate) fn patch(
         &self,
         target: &Target,
@@ -216,7 +216,7 @@ impl Registry {
         })
     }
 
-    /// The common end of PUT and PATCH: preconditions, immutable fields, validation, and the commit.
+    /// Finish a PUT or PATCH: preconditions, immutable fields, validation, and the commit.
     fn replace(
         &self,
         inner: &mut Inner,
@@ -449,7 +449,7 @@ impl Registry {
         })
     }
 
-    /// `POST pods/NAME/binding`: one transaction on the pod (`BindingREST.Create`).
+    /// Handle `POST pods/NAME/binding` in one transaction on the pod (`BindingREST.Create`).
     pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<Arc<Value>, ApiError> {
         let name = binding["metadata"]["name"].as_str().unwrap_or("");
         if name != target.name {
