@@ -76,8 +76,8 @@ impl Usage {
                 continue;
             }
             unknown += 1;
-            // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is no longer there, and
-            // what was on it takes nothing from the others.
+            // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is gone, and its
+            // part takes nothing from the other GPUs.
             if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
                 self.anywhere = self.anywhere.saturating_add(part.memory);
             }

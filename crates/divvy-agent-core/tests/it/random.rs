@@ -221,7 +221,7 @@ impl World {
         // The core always agrees with the disk.
         let known: Vec<_> = self.node.core.records().cloned().collect();
         assert_eq!(known, self.node.records.values().cloned().collect::<Vec<_>>());
-        // Healthy ids are the ones that kube-scheduler may count on: those of good GPUs, and those that pods hold on failed GPUs.
+        // kube-scheduler may count on healthy ids: all ids of good GPUs, and the ids that pods hold on failed GPUs.
         let healthy = self
             .node
             .core

@@ -208,7 +208,7 @@ impl Search {
         self.bound_by_size(set.count_ones()).min(self.partners.of(set) / 2)
     }
 
-    /// Return the first of all sets that are alike to this one.
+    /// Return the first of all sets that are like this one.
     fn kind_of(&self, set: Set) -> Set {
         let mut kind = 0;
         let mut at = 0;
