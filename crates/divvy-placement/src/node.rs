@@ -269,9 +269,9 @@ impl NodeState {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
     }
 
-    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs have the
-    /// same index. Then the one that is present is meant, as in the node's agent. GPUs that are offered as a whole are left out:
-    /// each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
+    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs may have
+    /// the same index. In this case, return the GPU that is present, as the node's agent does. GPUs that are offered as a whole
+    /// are left out: each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
     pub fn by_index(&self, index: u32) -> Option<usize> {
         let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| !gpu.whole);
         let of_index = shared.filter(|(_, gpu)| gpu.index == index);
