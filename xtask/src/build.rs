@@ -92,7 +92,8 @@ pub(crate) fn reference() -> Result<()> {
     Ok(())
 }
 
-/// Play the scenarios of NVIDIA's device plugin and GPU feature discovery to Divvy, and compare with what they did, or with `theirs`.
+/// Play the scenarios for NVIDIA's device plugin and GPU feature discovery to Divvy. Compare the results with the recorded ones
+/// of NVIDIA's programs, or with `theirs`.
 pub(crate) fn compare(theirs: Option<&str>) -> Result<ExitCode> {
     programs()?;
     let built = |name: &str| debug_directory().join(name);

@@ -85,7 +85,7 @@ fn directory() -> PathBuf {
     std::env::var_os("CLUSTER_DIR").map_or_else(|| std::env::temp_dir().join("divvy-cluster"), PathBuf::from)
 }
 
-/// Run the cluster's kubectl. It finds Divvy's plugins as any plugins, by their names in the PATH.
+/// Run the cluster's kubectl. kubectl finds Divvy's plugins like all plugins, by their names in the PATH.
 fn kubectl(args: &[&str]) -> Result<ExitCode> {
     ensure!(
         is_up(),
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    /// If a version changes only in a go.mod file, the cluster would differ from `e2e/versions.env`.
+    /// If a version changed only in a go.mod file, the cluster would differ from `e2e/versions.env`.
     #[test]
     fn versions_are_chosen_in_one_place() {
         let output = Command::new("bash")

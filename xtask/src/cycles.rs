@@ -1,8 +1,9 @@
-//! Import cycles between the source files of one crate. A file that two others in a circle need is a file that is missing: the reader of one of them
-//! has to read all.
+//! Import cycles between the source files of one crate. The reader of one file in a circle has to read all of them. Such a circle
+//! shows that a file is missing: one with what two others need.
 //!
-//! An import is every path in a file's code that resolves to an item of another file of the same crate, after re-exports. A `pub use` alone is not an import:
-//! a parent module that re-exports its children's items does not depend on them. Test modules are not read.
+//! An import is every path in a file's code that resolves to an item of another file of the same crate, once re-exports are
+//! followed. A `pub use` alone is not an import: a parent module that re-exports its children's items does not depend on them.
+//! Test modules are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -183,7 +184,8 @@ impl<'ast> Visit<'ast> for Module {
     }
 }
 
-/// Return the module that defines what a path names; `None` for another crate's item, and for one that no declaration explains.
+/// Return the module that defines what a path names. Return `None` for another crate's item, and for an item whose declaration is
+/// not found.
 fn resolve(modules: &[Module], mut at: usize, path: &[String], depth: usize) -> Option<usize> {
     // A chain of re-exports is short; a glob may lead back to where it came from.
     if depth > 8 {
@@ -218,7 +220,7 @@ fn resolve(modules: &[Module], mut at: usize, path: &[String], depth: usize) -> 
     Some(at)
 }
 
-/// Whether one module contains another.
+/// Report whether one module contains another.
 fn is_ancestor(modules: &[Module], of: usize, mut at: usize) -> bool {
     while let Some(parent) = modules[at].parent {
         at = parent;
@@ -236,7 +238,7 @@ fn root(modules: &[Module], mut at: usize) -> usize {
     at
 }
 
-/// Whether an item is compiled for tests only.
+/// Report whether an item is compiled for tests only.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg")
@@ -275,7 +277,7 @@ fn name_of(item: &Item) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A crate of these files, and the number of its circles.
+    /// Return the number of circles in a crate of these files.
     fn count(files: &[(&str, &str)]) -> usize {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, text) in files {

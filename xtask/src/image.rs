@@ -383,7 +383,7 @@ fn header(size: u64, mode: u32) -> tar::Header {
     header
 }
 
-/// The last part of the name of the image that takes the place of NVIDIA's: `nvcr.io/nvidia/k8s-device-plugin`.
+/// The last part of the name of the image that replaces NVIDIA's `nvcr.io/nvidia/k8s-device-plugin`.
 const PLUGIN_IMAGE: &str = "k8s-device-plugin";
 
 impl Image<'_> {
@@ -411,7 +411,7 @@ struct Image<'n> {
     env: Vec<&'static str>,
 }
 
-/// Return the name of the image that takes the place of NVIDIA's: that of Divvy's image, with another last part.
+/// Return the name of the image that replaces NVIDIA's: the name of Divvy's image, with another last part.
 fn plugin_name(name: &str) -> String {
     let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
     match repository.rsplit_once('/') {

@@ -60,7 +60,8 @@ fn names(manifest: &str, section: &str) -> Result<BTreeSet<String>> {
     Ok(lines.filter_map(|line| Some(name.captures(line)?[1].to_owned())).collect())
 }
 
-/// Append the text of a file, or of all Rust files below a directory; nothing if it does not exist.
+/// Append the text of a file, or of all Rust files below a directory. Append nothing if it does not
+/// exist.
 fn read(path: &Path, text: &mut String) -> Result<()> {
     if path.is_dir() {
         for entry in fs::read_dir(path)? {

@@ -18,8 +18,8 @@ pub(super) struct Booking {
 }
 
 impl Core {
-    /// Return the allocation that counts for a pod that is seen for the first time, and whether its annotation says something else.
-    /// Records are older than anything that this process saw, so existing records fix the pod's GPUs.
+    /// Return the allocation that counts for a pod that this process sees for the first time, and whether the pod's annotation
+    /// differs from it. If the pod has grant records, they decide its GPUs: they are older than anything that this process saw.
     pub(super) fn pin_of(&self, pod: &Pod) -> (Held, bool) {
         let mut records = self.records_of(&pod.uid).peekable();
         let Some(first) = records.peek() else {
@@ -30,8 +30,9 @@ impl Core {
             return (pod.held.clone(), false);
         }
         let gpus = first.gpus.clone();
-        // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU from the
-        // first grant (see `booking`). If another GPU has that index by now, the annotation has not been changed.
+        // The result is the same as for an agent that never restarted: the amount comes from gpushare's annotation, and the GPU
+        // from the first grant (see `booking`). If the granted GPU is gone and another one has its index, the annotation counts
+        // as unchanged.
         if let (Held::Legacy(legacy), [_]) = (&pod.held, gpus.as_slice()) {
             let mut cards = gpus.iter().filter_map(|share| self.gpu(&share.uuid));
             let differs = cards.any(|card| !legacy.gpus.contains_key(&card.index));
@@ -52,7 +53,8 @@ impl Core {
         (Held::Allocation(Allocation { v: 1, gpus, containers }), differs)
     }
 
-    /// The pod's total on each GPU. Empty if there is no readable allocation, or if no GPU has the index that gpushare's annotation names.
+    /// Return the pod's total on each GPU. The list is empty if there is no readable allocation, or if no GPU has the index that
+    /// gpushare's annotation names.
     pub(super) fn shares(&self, held: &Held) -> Vec<GpuShare> {
         match held {
             Held::Allocation(allocation) => allocation.gpus.clone(),
@@ -79,8 +81,8 @@ impl Core {
         of_index.min_by_key(|gpu| gpu.health == Health::Lost)
     }
 
-    /// Return what the container is to be granted. The source is the allocation of a known pod, or the container's own record while the
-    /// pod's object is not known (the API server is unreachable, and the container only restarts).
+    /// Return what the container is to be granted. For a known pod, the source is its allocation. While the pod's object is not
+    /// known (the API server is unreachable, and the container only restarts), the source is the container's own record.
     pub(super) fn booking(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         let Some(known) = self.pods.get(&key.uid) else {
@@ -217,9 +219,9 @@ impl Core {
         }
     }
 
-    /// Return the GPUs for a container whose pod has no allocation: those that its ids name. A GPU that another pod holds is replaced by
-    /// one that is free: the pods on this node hold together as many GPUs as the kubelet handed out ids, but not always the same ones,
-    /// because a pod with an allocation has the GPUs of its allocation, even if its ids name others.
+    /// Return the GPUs for a container whose pod has no allocation: the GPUs that its ids name. A GPU that another pod holds is
+    /// replaced by a free one. Together, the pods on this node hold as many GPUs as the kubelet handed out ids, but not always
+    /// the same GPUs: a pod with an allocation has the GPUs of its allocation, even if its ids name others.
     fn by_ids(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod, facts: &Facts) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
         if let Some(record) = self.records.get(key) {
@@ -282,8 +284,9 @@ impl Core {
         Ok(Booking { gpus, container })
     }
 
-    /// Return the UUIDs of the GPUs that this container may not get: those of other pods that may run, those that allocations promise to
-    /// other pods, and those of the pod's other containers, unless this container has an id of theirs because they run one after the other.
+    /// Return the UUIDs of the GPUs that this container may not get: GPUs of other pods that may run, GPUs that allocations
+    /// promise to other pods, and GPUs of the pod's other containers. The GPUs of another container are allowed if the two have
+    /// an id in common, because they then run one after the other.
     fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> BTreeSet<&str> {
         let key = &handout.key;
         let handouts = facts.handouts.as_deref().unwrap_or_default();
@@ -311,8 +314,9 @@ impl Core {
         taken
     }
 
-    /// Check that the allocation names only GPUs that the resource offers: a share of a whole GPU, or a whole GPU for the price of a few
-    /// units, would be promised to further pods. A GPU that is not there is refused later.
+    /// Check that the allocation names only GPUs that the resource offers. Otherwise a pod could get a share of a GPU that is
+    /// offered as a whole, or a whole GPU for a few units, and the same GPU would be promised to further pods. A GPU that the
+    /// node does not have is refused later.
     fn is_of_the_resource(&self, spec: ResourceSpec, pod: &Pod, booking: &Booking) -> Result<(), (Reason, String)> {
         let mut known = booking.gpus.iter().filter_map(|share| self.gpu(&share.uuid));
         let Some(gpu) = known.find(|gpu| !spec.covers(gpu)) else {
@@ -358,10 +362,11 @@ impl Core {
         Err((Reason::NoAllocation, not_the_extenders(text)))
     }
 
-    /// The unit in which this pod's request is counted, and in which the kubelet counted its devices. An operator may have changed
-    /// `--memory-unit`, so the unit of the pod's first grant counts. A pod that was bound before the change and starts after it has no grant
-    /// yet: if its allocation matches its request in the unit of another grant on this node, that unit counts. A unit smaller than the
-    /// present one is not accepted, because it would make devices cheaper.
+    /// Return the unit in which this pod's request is counted, and in which the kubelet counted its devices. An operator may have
+    /// changed `--memory-unit`, so the unit of the pod's first grant counts. A pod that was bound before the change and starts
+    /// after it has no grant yet: if its allocation matches its request in the unit of another grant on this node, but not in the
+    /// present unit, that other unit counts. A unit smaller than the present one is not accepted, because the pod would then book
+    /// less memory for its devices.
     pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
         if let Some(record) = self.records_of(uid).next() {
             return record.unit;
@@ -377,7 +382,7 @@ impl Core {
         before.filter(|_| !bound_in(now)).unwrap_or(now)
     }
 
-    /// The memory that a share of a GPU stands for: all of the GPU's memory if the pod has the whole GPU.
+    /// Return the memory that a share of a GPU stands for: all of the GPU's memory if the pod has the whole GPU.
     fn worth(&self, booking: &Booking, share: &ContainerShare) -> MiB {
         let whole = booking.gpus.iter().any(|gpu| gpu.uuid == share.uuid && gpu.whole);
         match self.gpu(&share.uuid).filter(|_| whole) {

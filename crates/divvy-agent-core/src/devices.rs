@@ -86,12 +86,13 @@ pub(super) fn check_size(gpus: &[Gpu], settings: &Settings) -> Result<Option<Siz
 impl Core {
     /// Return all ids of a resource, with GPUs in the order of the inventory and slots ascending.
     ///
-    /// Each failed GPU keeps as many healthy ids as pods hold of it, whether or not their containers started. The number of its other ids
-    /// turns unhealthy. As a result, kube-scheduler's `healthy − requested` equals what the other GPUs have free. The kubelet picks any
-    /// free ids, so *which* ids turn unhealthy is chosen in this order: free ids of the failed GPUs, free ids of other GPUs, and only
-    /// then ids that are handed out.
+    /// A failed GPU keeps as many healthy ids as pods hold of it, whether or not their containers have started. For each of its
+    /// remaining ids, one id of the resource becomes unhealthy. As a result, kube-scheduler's `healthy − requested` equals the
+    /// number of free ids of the other GPUs. The kubelet may have handed out ids of any GPU, so the unhealthy ids are chosen in
+    /// this order: free ids of the failed GPUs, free ids of other GPUs, and only then ids that are handed out.
     ///
-    /// The single id that counts a failed GPU turns unhealthy. That resource grants nothing, so nothing depends on its ids.
+    /// For `gpu-count`, the single id of each failed GPU becomes unhealthy. `gpu-count` grants nothing, so no container depends
+    /// on its ids.
     pub fn devices(&self, spec: ResourceSpec) -> Vec<Device> {
         let unhealthy = self.unhealthy_ids(spec);
         let mut devices = Vec::new();
@@ -116,7 +117,8 @@ impl Core {
         }
     }
 
-    /// Units of a GPU that the allocations of this node's non-terminal pods hold. A pod that has the whole GPU has no id of a unit.
+    /// Return how many units of a GPU the allocations of this node's pods hold. Ended pods do not count, nor do pods that have the whole
+    /// GPU, because they have no ids of units.
     fn units_allocated(&self, uuid: &str) -> u64 {
         self.pods
             .values()

@@ -1,5 +1,5 @@
-//! The CDI spec of whole GPUs, from which grants take the driver's libraries: whether it matches the loaded driver, and whether the agent
-//! makes its own.
+//! The CDI spec of whole GPUs, from which grants take the driver's libraries. This module decides whether the spec matches the
+//! loaded driver, and whether the agent makes its own.
 //!
 //! After a driver upgrade, a spec names files that are gone, and no container with a GPU starts until the spec is made again. The agent
 //! writes its own spec to the CDI directory (`/var/run/cdi` by default), which takes precedence over `/etc/cdi`. It never changes a spec that
@@ -15,9 +15,9 @@ pub use divvy_cdi::driver_spec::{Basis, RootState};
 pub struct SpecFile {
     /// The file's path on the machine.
     pub path: String,
-    /// The file lies in the directory in which the agent would write its own.
+    /// Whether the file lies in the directory in which the agent would write its own spec.
     pub same_directory: bool,
-    /// Container runtimes accept the file.
+    /// Whether container runtimes accept the file.
     pub valid: bool,
     /// The driver version that the spec was made for, if the spec says so.
     pub driver: Option<String>,
@@ -27,12 +27,12 @@ pub struct SpecFile {
     pub missing: Vec<String>,
 }
 
-/// The agent's own file.
+/// The agent's own spec file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Own {
     /// The driver version that the spec was made for.
     pub driver: Option<String>,
-    /// The file is unchanged since the last attempt, which made it.
+    /// Whether the file is unchanged since the last attempt wrote it.
     pub as_made: bool,
     /// Files and device nodes that the spec names and that do not exist.
     pub missing: Vec<String>,
@@ -43,14 +43,14 @@ pub struct Own {
 pub struct Attempt {
     /// The driver and GPUs that the spec was to describe.
     pub basis: Basis,
-    /// Why there is no spec, in the case of an error.
+    /// In the case of an error, the reason why no spec was made.
     pub outcome: Result<(), String>,
 }
 
 /// The state of the node for one decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observed {
-    /// The operator chose `--driver-spec auto`.
+    /// Whether the operator chose `--driver-spec auto`.
     pub auto: bool,
     /// The directory in which the probe looked for the driver's files.
     pub searched: String,
@@ -64,7 +64,7 @@ pub struct Observed {
     pub files: Vec<SpecFile>,
     /// The agent's own spec, if it exists.
     pub own: Option<Own>,
-    /// The last attempt of this process.
+    /// The last attempt of this process to make a spec.
     pub last: Option<Attempt>,
 }
 
@@ -91,7 +91,7 @@ pub struct Trouble {
 /// The agent's next step, and the problem that remains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// The step with the agent's own file.
+    /// What the agent does with its own file.
     pub step: Step,
     /// The problem that an operator must solve.
     pub left: Option<Trouble>,
@@ -125,8 +125,8 @@ pub fn decide(seen: &Observed) -> Verdict {
         );
         return verdict(own_goes(), Some(trouble.and(&rest)));
     }
-    // If the agent's own file cannot be made again, it stays. With a wrong spec, a container does not start and says why. Without a spec, it
-    // would start without the libraries.
+    // An own spec that cannot be made again stays. With a wrong spec, a container does not start, and its error says why. Without
+    // a spec, the container would start without the libraries.
     let left = |rest: &str| {
         let trouble = match &seen.own {
             None => trouble.clone(),
@@ -170,7 +170,7 @@ pub fn decide(seen: &Observed) -> Verdict {
 pub const NO_LIBRARIES: &str = "NoDriverLibraries";
 
 impl Trouble {
-    /// The reason of the node's event.
+    /// Return the reason of the node's event.
     pub fn reason(&self) -> &'static str {
         match self.stale {
             true => "DriverSpecStale",
@@ -178,7 +178,7 @@ impl Trouble {
         }
     }
 
-    /// The problem that no spec names the GPU.
+    /// Return the problem that no spec names the GPU.
     pub(super) fn of_none(uuid: &str) -> Trouble {
         Trouble {
             stale: false,
@@ -256,7 +256,7 @@ fn conflict<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(&'s str, &'s st
         })
 }
 
-/// The command that makes the spec.
+/// Return the command that makes the spec.
 fn generate(seen: &Observed, at: Option<&str>) -> String {
     let root = match seen.basis.as_ref().map(|basis| basis.driver_root.as_str()) {
         None | Some("/") => String::new(),

@@ -31,7 +31,8 @@ impl Core {
         }
     }
 
-    /// Set why containers get none of the driver's libraries, or the wrong ones. `None` if containers get the right ones.
+    /// Store the reason why containers get none of the driver's libraries, or the wrong ones. `None` means that they get the
+    /// right ones.
     pub fn set_driver_trouble(&mut self, trouble: Option<Trouble>) {
         self.driver_trouble = trouble;
     }
@@ -42,8 +43,8 @@ impl Core {
         self.leaving = true;
     }
 
-    /// Set whether the kubelet knows the agent's devices. Until it does, which includes the start, the inventory marks the node as
-    /// unschedulable for the same reason.
+    /// Set whether the agent's devices are registered with the kubelet. Until they are, and so at every start, the inventory
+    /// marks the node as unschedulable, for the same reason as in [`Core::leave`].
     pub fn set_registered(&mut self, registered: bool) {
         self.registered = registered;
     }

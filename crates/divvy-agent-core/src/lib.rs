@@ -40,7 +40,7 @@ pub use resource::{Grant, Ids, ResourceSpec};
 pub struct Settings {
     /// The memory of one unit of gpu-mem.
     pub unit: MemoryUnit,
-    /// Memory in MiB that the node does not share, on each GPU.
+    /// The memory of each GPU that the node does not share.
     pub reserve: MiB,
     /// Shared GPUs are offered as a whole as well.
     pub whole: bool,
@@ -52,14 +52,14 @@ pub struct Settings {
     pub boot_id: String,
 }
 
-/// What the agent offers of a GPU.
+/// The part of a GPU that the agent offers to pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// The memory that is kept back.
+    /// The memory that the agent does not offer.
     pub reserve: MiB,
     /// The number of units of shared memory.
     pub units: u64,
-    /// The GPU is offered as a whole.
+    /// Whether the GPU is offered as a whole.
     pub whole: bool,
 }
 
@@ -91,7 +91,7 @@ impl std::fmt::Debug for NodeKey {
     }
 }
 
-/// A container of a pod. A UID is never reused, whereas a pod's name is.
+/// The key of a container: the pod's UID and the container's name. Unlike a pod's name, a UID is never reused.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub uid: String,
@@ -118,16 +118,17 @@ pub struct Facts {
     pub handouts: Option<Vec<Handout>>,
     /// UIDs of pods whose cgroup has processes, including the sandbox's. A cgroup that could not be read counts as populated.
     pub populated: BTreeSet<String>,
-    /// The list of this node's pods was complete at least once, so an unknown pod is gone.
+    /// Whether the list of this node's pods was complete at least once. If so, an unknown pod is gone.
     pub synced: bool,
-    /// The list of pods was read after the kubelet's call arrived, so an unknown pod does not exist and a known pod does.
+    /// Whether the list of pods was read after the kubelet's call arrived. If so, an unknown pod does not exist, and a known pod
+    /// does.
     pub fresh: bool,
     /// The driver's files on the node.
     pub node: NodeFiles,
-    /// The specs of grants in the CDI directory: text by grant name.
+    /// The grants' specs in the CDI directory: the text by grant name.
     pub specs: BTreeMap<String, String>,
-    /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. Zero where the
-    /// driver does not report the amount. `None` if the driver was not queried this time or did not answer.
+    /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. The amount is
+    /// zero where the driver does not report it. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
 }
 
@@ -178,7 +179,7 @@ struct Known {
     pod: Pod,
     /// The allocation that the agent saw first. Later values of the annotation do not count.
     pin: Held,
-    /// The annotation differed from `pin`, and an event said so.
+    /// Whether an event has reported that the annotation differs from `pin`.
     change_reported: bool,
 }
 
@@ -188,7 +189,7 @@ struct InFlight {
     ids: BTreeSet<String>,
     /// The container for which GetPreferredAllocation chose these ids.
     guess: Option<Key>,
-    /// The number of checkpoints that were read since.
+    /// The number of checkpoints that were read since the Allocate call.
     age: u8,
 }
 
@@ -203,8 +204,8 @@ pub struct Core {
     /// Names of this node's pods that request none of our resources, by UID.
     others: BTreeMap<String, PodKey>,
     next_seq: u64,
-    /// The list requests in progress, each with the UIDs of the pods that the watch reported since the request began. `None` once the
-    /// watch itself has started again.
+    /// The list requests in progress, each with the UIDs of the pods that the watch reported since the request began. The UIDs
+    /// are `None` if the watch has started again since then.
     lists: BTreeMap<u64, Option<BTreeSet<String>>>,
     next_list: u64,
     records: BTreeMap<Key, GrantRecord>,
@@ -259,19 +260,20 @@ impl Core {
         Ok(warning)
     }
 
-    /// Copy what is held without an allocation to the GPUs, whose inventory shows it.
+    /// Copy the memory that is held without an allocation to each GPU, so that the inventory shows it.
     fn show_held(&mut self) {
         for gpu in &mut self.gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
         }
     }
 
-    /// The version of a vendor's driver that the probe found. Empty before the first snapshot, and if the driver is not loaded.
+    /// Return the version of a vendor's driver that the probe found. It is empty before the first snapshot, and if the driver is
+    /// not loaded.
     pub fn driver(&self, vendor: Vendor) -> &str {
         self.drivers.get(&vendor).map_or("", String::as_str)
     }
 
-    /// The known GPUs in the order of the inventory.
+    /// Return the known GPUs in the order of the inventory.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
@@ -281,17 +283,18 @@ impl Core {
         self.records = records.into_iter().map(|record| (Key::of(&record), record)).collect();
     }
 
-    /// The records, ordered by pod UID and container.
+    /// Return the records, ordered by pod UID and container.
     pub fn records(&self) -> impl Iterator<Item = &GrantRecord> {
         self.records.values()
     }
 
-    /// Return the known pod with this UID. `None` also if the pod requests none of our resources.
+    /// Return the known pod with this UID. A pod that requests none of our resources counts as unknown.
     pub fn pod(&self, uid: &str) -> Option<&Pod> {
         self.pods.get(uid).map(|known| &known.pod)
     }
 
-    /// Store a pod of this node that was created or changed. The actions report an allocation that was changed afterwards.
+    /// Store a pod of this node that was created or changed. The actions report that its allocation differs from the one that
+    /// counts.
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
         // The pod has its GPUs already, and the agent never reads the rules by which they were chosen.
@@ -342,10 +345,10 @@ impl Core {
         self.others.remove(uid);
     }
 
-    /// Replace the known pods by these: the initial list of a watch that starts or restarts.
+    /// Replace the known pods by the initial list of a watch that starts or restarts.
     pub fn reset_pods(&mut self, pods: Vec<Pod>) -> Vec<Action> {
-        // A pod that came and went between two watches produced no event. Therefore an older list that shows such a pod looks the same as a
-        // newer one.
+        // A pod that came and went between two watches produced no event. Nothing then tells whether a list that shows it is
+        // older or newer than the watch, so the lists in progress do not count.
         self.lists.values_mut().for_each(|told| *told = None);
         self.remove_all_but(&pods, &BTreeSet::new());
         pods.into_iter().flat_map(|pod| self.apply_pod(pod)).collect()
@@ -397,15 +400,15 @@ impl Core {
         !self.records.is_empty() || self.pods.values().any(|known| known.pod.container_running)
     }
 
-    /// UIDs of the pods that count as running when the node does not show what runs: pods with a grant, and pods with device ids from the
-    /// kubelet, which may be about to start their containers.
+    /// Return the UIDs of the pods that count as running when the agent cannot see what runs on the node: pods with a grant, and
+    /// pods with device ids from the kubelet, which may be about to start their containers.
     pub fn all_that_may_run(&self, handouts: Option<&[Handout]>) -> BTreeSet<String> {
         let granted = self.records.keys().map(|key| &key.uid);
         let handed_out = handouts.unwrap_or_default().iter().map(|handout| &handout.key.uid);
         granted.chain(handed_out).cloned().collect()
     }
 
-    /// Store the checkpoint's entries. Ids from an Allocate call stay counted as handed out until two checkpoints in a row lack them,
+    /// Store the checkpoint's entries. Ids from an Allocate call count as handed out until a second checkpoint lacks them,
     /// because the first may have been read while the kubelet was still writing.
     pub fn set_handouts(&mut self, handouts: Vec<Handout>) {
         self.handouts = handouts;
@@ -433,14 +436,14 @@ impl Core {
         self.gpus.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// Units of the grants that were made before `--memory-unit` was changed, smallest first.
+    /// Return the units of grants that were made before `--memory-unit` was changed, smallest first.
     fn other_units(&self) -> impl Iterator<Item = MemoryUnit> + use<> {
         let units = self.records.values().map(|record| record.unit);
         let others: BTreeSet<MemoryUnit> = units.filter(|unit| *unit != self.settings.unit).collect();
         others.into_iter()
     }
 
-    /// Return the handouts of resources that grant GPUs, with their resources.
+    /// Return each handout of a resource that grants GPUs, with the resource.
     fn granting<'a>(&self, handouts: &'a [Handout]) -> impl Iterator<Item = (ResourceSpec, &'a Handout)> + use<'a> {
         handouts.iter().filter_map(|handout| {
             let spec = ResourceSpec::named(&handout.resource)?;
@@ -460,7 +463,7 @@ impl Core {
             .map(|(_, record)| record)
     }
 
-    /// `namespace/name`, or the UID if the name is not known.
+    /// Return `namespace/name`, or the UID if the name is not known.
     fn pod_name(&self, uid: &str) -> String {
         match self.pods.get(uid) {
             Some(known) => known.pod.key().to_string(),

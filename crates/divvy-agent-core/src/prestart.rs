@@ -28,13 +28,14 @@ pub enum PreStart {
         pod: String,
         /// UUIDs of the container's GPUs.
         gpus: Vec<String>,
-        /// The kubelet's ids lie on another GPU than the allocation.
+        /// Whether some ids from the kubelet lie on a GPU other than the allocated ones.
         steered_wrong: bool,
-        /// Other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only counted.
+        /// Whether other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only
+        /// counted.
         shared_ids: bool,
     },
-    /// Something is not known yet but soon will be. The caller reads checkpoint and pods again and repeats the call. After its
-    /// deadline it returns this text as the error.
+    /// The agent lacks a fact that should arrive soon. The caller reads the checkpoint and the pods again and repeats the call.
+    /// At its deadline, the caller returns this text as the error.
     Wait(Reason, String),
     /// The container may not start now, and the kubelet tries again. An event is included if the user has to act.
     Refused {
@@ -137,8 +138,9 @@ impl Core {
                 ),
             ));
         };
-        // The kubelet gives an init container's ids to a later container of the same pod, and the call does not say which one starts.
-        // Containers that share ids run one after the other, so it is the first without a grant, or else a restart of the last.
+        // The kubelet gives an init container's ids to a later container of the same pod, and the call does not say which one
+        // starts. Containers that share ids run one after the other. So the first container without a grant starts now, or else
+        // the last container restarts.
         let mut found = found;
         if let Some(known) = self.pods.get(uid) {
             let place = |handout: &Handout| {
@@ -154,9 +156,9 @@ impl Core {
         }
     }
 
-    /// Return a record of another pod that has the same grant name as this handout but other GPUs. Grant names are reused together with
-    /// device ids. A container of the previous owner may still be starting: its pod was force-deleted, and the container runtime has not
-    /// read the spec yet. Until then the spec must not change to another GPU.
+    /// Return a record of another pod that has the same grant name as this handout but other GPUs. Grant names are reused
+    /// together with device ids. A container of the previous owner may still be starting: its pod was force-deleted, and the
+    /// container runtime has not read the spec yet. Until the runtime has read it, the spec must not change to another GPU.
     pub(super) fn has_the_name<'a>(
         &self,
         mut records: impl Iterator<Item = &'a GrantRecord>,
@@ -237,7 +239,7 @@ impl Core {
         Ok(())
     }
 
-    /// The memory that each other pod with a live grant books on a GPU, by pod UID.
+    /// Return the memory that each other pod with a live grant books on a GPU, by pod UID.
     fn booked_by_others(&self, gpu: &Gpu, uid: &str, facts: &Facts) -> BTreeMap<String, MiB> {
         let mut others: BTreeMap<String, MiB> = BTreeMap::new();
         for record in self.records.values().filter(|record| record.uid != uid) {

@@ -9,15 +9,15 @@ use divvy_model::{GrantRecord, Vendor};
 use super::{Core, NodeFiles, vendor};
 
 impl Core {
-    /// Return the paths of device nodes on the node whose state [`NodeFiles::devices`] has to contain.
+    /// Return the paths of the device nodes that [`NodeFiles::devices`] must describe.
     pub fn device_paths(&self) -> BTreeSet<String> {
         let shared = Vendor::ALL.into_iter().flat_map(|vendor| vendor::of(vendor).shared_devices());
         let own = self.gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
         shared.map(|path| (*path).to_owned()).chain(own).collect()
     }
 
-    /// Return the spec's name and text. `None` if a granted GPU is currently unknown: the record does not contain its device nodes, whose
-    /// numbers may change at a reboot.
+    /// Return the spec's name and text. Return `None` if a granted GPU is currently unknown: its device nodes are not in the
+    /// record, because their numbers may change at a reboot.
     pub(super) fn project(&self, record: &GrantRecord, node: &NodeFiles) -> Option<(String, String)> {
         let name = record.cdi.as_deref()?;
         let gpus = record

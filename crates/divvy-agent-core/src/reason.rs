@@ -18,7 +18,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The value of the metric's label.
+    /// Return the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Reason::Identity => "identity",
@@ -77,7 +77,7 @@ impl Class {
         Class::MemoryExceeded,
     ];
 
-    /// The value of the metric's label.
+    /// Return the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Class::NoAllocation => "no-allocation",
@@ -95,7 +95,7 @@ impl Class {
         }
     }
 
-    /// The event's reason.
+    /// Return the event's reason.
     pub fn event_reason(self) -> &'static str {
         match self {
             Class::NoAllocation => "NoAllocation",

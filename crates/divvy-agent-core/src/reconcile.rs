@@ -49,7 +49,7 @@ impl Core {
         out
     }
 
-    /// A grant ends when the pod has no process left *and* the pod's object is gone or has ended.
+    /// End each grant whose pod has no process left *and* whose pod's object is gone or has ended.
     fn end_grants(&self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         // Until the list of pods was complete once, an unknown pod may be running.
         let ended: Vec<Key> = records.keys().filter(|key| !self.may_run(&key.uid, facts)).cloned().collect();
@@ -157,9 +157,9 @@ impl Core {
         }
     }
 
-    /// Return the record that the spec belongs to, among the records with the same grant name: one whose pod may start a container. Several
-    /// pods share a name while the previous owner of the device ids is still ending. Then the spec belongs to the container in the kubelet's
-    /// checkpoint, or else to the owner that the file names.
+    /// Among the records with the same grant name, return the record that the spec belongs to. Only records of pods that may
+    /// start a container count. Several pods share a name while the previous owner of the device ids is still ending. Then the
+    /// spec belongs to the container in the kubelet's checkpoint, or else to the owner that the file names.
     fn owner_of<'a>(
         &self,
         name: &str,
@@ -196,8 +196,8 @@ impl Core {
             .copied()
     }
 
-    /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation, counting each pod once: of pods
-    /// whose object is gone or has ended, and of pods that got whole GPUs without an allocation.
+    /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation. The holders are pods
+    /// whose object is gone or has ended, and pods that got whole GPUs without an allocation. Each pod counts once.
     fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         if !facts.synced {
             out.held.clone_from(&self.held);
@@ -339,7 +339,7 @@ impl Core {
         }
     }
 
-    /// Pairs of live pods with a device id in common: one pod's UID and the other pod's name.
+    /// Return the pairs of live pods with a device id in common: the UID of one pod and the name of the other.
     fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
         let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
         let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();

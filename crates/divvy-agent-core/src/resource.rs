@@ -29,27 +29,27 @@ pub enum Ids {
     Whole(Vendor),
 }
 
-/// Which GPUs a container with ids of a resource gets.
+/// Which GPUs a container gets for its ids of a resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
-    /// None: the resource is for information.
+    /// The ids grant no GPU: the resource only shows a number.
     Nothing,
-    /// Those of the pod's allocation. A pod without an allocation does not start.
+    /// The GPUs of the pod's allocation. A pod without an allocation does not start.
     Allocation,
-    /// Those of the pod's allocation. A pod that a scheduler without the extender bound has none, and gets the GPUs that its ids name,
-    /// or others if those are taken.
+    /// The GPUs of the pod's allocation. A pod that was bound by a scheduler without the extender has no allocation: it gets the
+    /// GPUs that its ids name, or others if those are taken.
     AllocationOrIds,
 }
 
 impl ResourceSpec {
-    /// Shared memory.
+    /// `gpu-mem`: units of shared GPU memory.
     pub const MEMORY: ResourceSpec = ResourceSpec {
         name: names::GPU_MEM,
         ids: Ids::Units,
         grant: Grant::Allocation,
     };
 
-    /// The number of shared GPUs.
+    /// `gpu-count`: the number of shared GPUs.
     pub const COUNT: ResourceSpec = ResourceSpec {
         name: names::GPU_COUNT,
         ids: Ids::Count,
@@ -65,7 +65,7 @@ impl ResourceSpec {
         }
     }
 
-    /// Return every resource that an agent may offer. A node offers those for which it has GPUs ([`Core::offers`]).
+    /// Return every resource that an agent may offer. A node offers a resource if it has GPUs for it ([`Core::offers`]).
     pub fn all() -> impl Iterator<Item = ResourceSpec> {
         [ResourceSpec::MEMORY, ResourceSpec::COUNT]
             .into_iter()
@@ -77,7 +77,7 @@ impl ResourceSpec {
         ResourceSpec::all().find(|spec| spec.name == name)
     }
 
-    /// Return the beginning of the name of the plugin's socket.
+    /// Return the prefix of the file name of the device plugin's socket.
     pub fn socket(self) -> Cow<'static, str> {
         match self.ids {
             Ids::Units => Cow::Borrowed("divvy-gpu-mem"),
@@ -108,7 +108,7 @@ impl ResourceSpec {
         }
     }
 
-    /// Return the number of ids of a GPU.
+    /// Return the number of ids that the resource has for this GPU.
     pub(super) fn amount(self, gpu: &Gpu) -> u64 {
         match self.ids {
             _ if !self.covers(gpu) => 0,
@@ -134,7 +134,7 @@ impl ResourceSpec {
 }
 
 impl Core {
-    /// Report whether this node offers the resource. A node without any GPU offers shared memory, of which it has none.
+    /// Report whether this node offers the resource. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices.
     pub fn offers(&self, spec: ResourceSpec) -> bool {
         match spec.ids {
             Ids::Units | Ids::Count => self.gpus.is_empty() || self.gpus.iter().any(|gpu| spec.covers(gpu)),
@@ -164,7 +164,7 @@ impl Core {
         Some((self.gpu(&uuid)?, slot))
     }
 
-    /// Return a GPU's memory that all pods together may hold ([`divvy_model::Inventory::capacity`]).
+    /// Return how much of a GPU's memory all pods together may hold ([`divvy_model::Inventory::capacity`]).
     pub(super) fn capacity(&self, gpu: &Gpu) -> MiB {
         if !gpu.is_shared() {
             return gpu.whole_capacity();

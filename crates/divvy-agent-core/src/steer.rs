@@ -10,11 +10,12 @@ use divvy_model::{Gpu, Held, Link};
 use super::{Core, Ids, Key, ResourceSpec};
 
 impl Core {
-    /// Return exactly `size` ids, or fewer if not enough are available. They include all of `must_include`, and as many as possible lie on one
-    /// GPU: the GPU of `must_include`, else the GPU of the pod that the call is probably for, else the fullest GPU that has room. For a pod with
-    /// several GPUs, the same number lies on each. Every input gets a valid answer, because the kubelet rejects the pod permanently after an error.
+    /// Return exactly `size` ids, or fewer if not enough are available. The ids include all of `must_include`, and as many as
+    /// possible lie on one GPU: the GPU of `must_include`, else the GPU of the pod that the call is probably for, else the GPU
+    /// with the fewest free ids that still suffice. For a pod with several GPUs, each GPU contributes the same number. Every
+    /// input gets a valid answer, because the kubelet rejects the pod permanently after an error.
     ///
-    /// Of whole GPUs without a guess, those that are connected best are chosen.
+    /// For whole GPUs, if no pod can be guessed, the best-connected GPUs are chosen.
     pub fn preferred(&mut self, spec: ResourceSpec, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         self.guess = None;
         let mut seen = BTreeSet::new();
@@ -73,9 +74,9 @@ impl Core {
         chosen
     }
 
-    /// Complete a choice of whole GPUs: add the GPU with the most links to those chosen so far, until there are enough. Of GPUs with
-    /// equally many links, a GPU is added that has links to the most free GPUs, because the next choices need those. A GPU that pods have
-    /// shares of comes last.
+    /// Complete a choice of whole GPUs: add the GPU with the most links to the GPUs chosen so far, until there are enough. Among
+    /// GPUs with equally many, add the one with the most links to GPUs that are still free, because the next GPUs are chosen
+    /// among those. GPUs of which pods have shares come last.
     fn connected(
         &self,
         spec: ResourceSpec,

@@ -12,13 +12,14 @@ pub(crate) trait Rules {
     /// Return the id under which the vendor's own device plugin offers a whole GPU. Exporters of metrics look for this id.
     fn device_id(&self, gpu: &Gpu) -> String;
 
-    /// Device nodes that every container with a GPU gets if the node has them.
+    /// Return the device nodes that every container with a GPU gets if the node has them.
     fn shared_devices(&self) -> &'static [&'static str];
 
     /// Return what a container gets for these GPUs. `gpus` are in the order of the record.
     fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits;
 
-    /// The kind of the CDI specs that provide the driver's libraries; `None` if the libraries are in the container's image.
+    /// Return the kind of the CDI specs that provide the driver's libraries; `None` if the libraries are in the container's
+    /// image.
     fn libraries(&self) -> Option<&'static str>;
 }
 

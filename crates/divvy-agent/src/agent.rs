@@ -27,13 +27,15 @@ use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec};
 
-/// How long a start waits for facts that are soon known: the pod's object, the kubelet's checkpoint. After that the kubelet retries.
+/// How long a start waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint. After that, the call
+/// fails and the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a reconciliation waits for the probe to check the driver's files, and again as long for a spec to be made.
+/// How long a reconciliation waits for the probe to check the driver's files. It waits as long again for the probe to make a
+/// spec.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Text for a node whose pods have grants although the kubelet makes no cgroups for pods.
 const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so the agent cannot tell which containers \
@@ -62,11 +64,11 @@ pub(crate) struct Agent {
     pub(crate) pods_changed: Notify,
     /// Notified when the next reconciliation should run soon.
     pub(crate) look: Notify,
-    /// The devices of every resource that a node may offer.
+    /// The devices of every resource that any node may offer.
     devices: Vec<(ResourceSpec, Devices)>,
     /// The resources that this node offers.
     pub(crate) offered: watch::Sender<Vec<ResourceSpec>>,
-    /// The state that the last published devices came from: the hardware generation, and whether a GPU was not healthy.
+    /// The state from which the last devices were published: the hardware generation, and whether some GPU was not healthy.
     published: Mutex<(u64, bool)>,
     hardware_generation: std::sync::atomic::AtomicU64,
     /// The inventory as JSON, or an empty string until the first GPU was seen.
@@ -78,7 +80,7 @@ pub(crate) struct Agent {
     cdi_declared: bool,
     /// True if the node's container runtime is known not to support CDI. Then the agent offers nothing.
     pub(crate) without_cdi: watch::Sender<bool>,
-    /// Another device plugin offers whole GPUs on this node.
+    /// Whether another device plugin offers whole GPUs on this node.
     other_plugin: AtomicBool,
     probe: OnceLock<ProbeHandle>,
     /// The disagreements that the last reconciliation found, to log only changes.
@@ -177,7 +179,7 @@ impl Agent {
         }
     }
 
-    /// Publish after the GPUs changed.
+    /// Publish the devices and the inventory after the GPUs changed.
     pub(crate) fn hardware_changed(&self) {
         self.hardware_generation.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.publish();
@@ -245,7 +247,8 @@ impl Agent {
         }
     }
 
-    /// Check the node's current object: its container runtime and other device plugins determine whether containers can get their GPUs.
+    /// Check the current Node object: the container runtime and other device plugins on the node determine whether containers can
+    /// get their GPUs.
     pub(crate) fn check_node(&self, node: &Node) {
         let refused = node
             .runtime
@@ -514,8 +517,9 @@ impl Agent {
         Some(memory_in_use(processes))
     }
 
-    /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, whose specs then use the new
-    /// libraries in the same pass. It does not hold the lock of the grants, because the probe may answer slowly.
+    /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, so that their
+    /// specs use the new libraries in the same pass. It does not hold the lock of the grants, because the probe may answer
+    /// slowly.
     async fn check_driver(self: &Arc<Self>) {
         let Some(checked) = self.driver_checked().await else { return };
         self.metrics.driver_spec(checked.trouble.is_some());
@@ -536,7 +540,7 @@ impl Agent {
         }
     }
 
-    /// Return the state of the driver's specs, or `None` if nothing is known now.
+    /// Return the state of the driver's specs, or `None` if it is unknown at the moment.
     async fn driver_checked(self: &Arc<Self>) -> Option<Checked> {
         let probe = self.probe.get()?;
         let question = self
@@ -607,7 +611,7 @@ impl Agent {
     }
 }
 
-/// A list of this node's pods that is in progress. It is forgotten if it fails or if the kubelet cancels the call.
+/// A list request for this node's pods in progress. It is abandoned if it fails or if the kubelet cancels the call.
 struct Begun<'a> {
     agent: &'a Agent,
     listing: Option<Listing>,
@@ -668,7 +672,7 @@ fn send_devices(sender: &Devices, devices: &[Device]) {
     });
 }
 
-/// Convert the checkpoint's entries. An answer with more than one grant did not come from this agent.
+/// Convert the checkpoint's entries. An Allocate response with more than one grant did not come from this agent.
 fn handouts(checkpoint: Checkpoint) -> Vec<Handout> {
     for text in &checkpoint.skipped {
         warn!("skipped an entry of the kubelet's checkpoint: {text}");

@@ -17,11 +17,11 @@ use crate::files;
 /// How many directory levels above `kubepods` are searched: the kubelet's `cgroupRoot` is usually the root.
 const ABOVE_KUBEPODS: usize = 3;
 
-/// Return the UIDs of the pods whose cgroups have processes, or `None` if there is no `kubepods` cgroup. The kubelet creates that cgroup
-/// when it starts.
+/// Return the UIDs of the pods whose cgroups have processes. Return `None` if there is no `kubepods` cgroup, which the kubelet
+/// creates when it starts.
 ///
-/// A pod's cgroup that cannot be read counts as populated and is logged: not freeing memory does less harm than granting it twice. An empty
-/// set is normal for a node without pods.
+/// A pod's cgroup that cannot be read counts as populated and is logged: keeping memory too long does less harm than granting it
+/// twice. An empty set is normal for a node without pods.
 ///
 /// # Errors
 /// The root has no cgroup file system, or it cannot be listed. Then nothing is known about any pod.
@@ -82,7 +82,7 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BT
     Ok(())
 }
 
-/// Report whether this is one of the cgroups that systemd creates for others. Some hosts have hundreds of them, and they contain no pods.
+/// Report whether this is a cgroup that systemd creates for something other than pods. Some hosts have hundreds of these.
 fn is_foreign(name: &str) -> bool {
     matches!(name, "system.slice" | "user.slice")
         || [".service", ".scope", ".mount", ".socket", ".swap"]

@@ -20,7 +20,7 @@ use crate::pending_event::PendingEvent;
 
 /// The timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a watch may still show the state before the agent's own write.
+/// How long after the agent's own write a watch may still show the earlier state.
 const OWN_ECHO: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -77,7 +77,8 @@ fn pod(object: &PodObject) -> Option<Pod> {
     }
 }
 
-/// Return the node's inventory from the cluster. `None` if there is none, if it cannot be read, or if no answer comes in time.
+/// Read the node's inventory from the cluster. Return `None` if there is none, if it cannot be read, or if no answer comes in
+/// time.
 pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Duration) -> Option<Inventory> {
     let answer = tokio::time::timeout(patience, list::node(&agent.client(), node)).await;
     if let Ok(Ok(node)) = &answer {
@@ -174,8 +175,8 @@ fn check_node(agent: &Agent, change: &Change<NodeObject>) {
     }
 }
 
-/// Report whether a change shows the node with another inventory than this one. An event from before the agent's own write counts as well:
-/// the agent then writes the same text once more, which is harmless.
+/// Report whether a change shows that the node's inventory differs from this text. An event from before the agent's own write
+/// counts as well: the agent then writes the same text once more, which is harmless.
 fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
     let differs = |object: &NodeObject| {
         let annotations = object.metadata.annotations.as_ref();
@@ -203,7 +204,7 @@ async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), Stri
     }
 }
 
-/// Publish the events one after the other. An event that the API server does not accept is only in the log.
+/// Publish the events one after the other. An event that the API server does not accept appears only in the log.
 pub(crate) async fn publish_events(
     client: kube::Client,
     node: String,

@@ -34,9 +34,9 @@ pub struct Config {
     pub driver_root: String,
     /// `--driver-spec`: what the agent does about CDI specs that do not match the loaded driver.
     pub driver_spec: DriverSpecMode,
-    /// `--memory-unit`: the memory of one device of the memory resource.
+    /// `--memory-unit`: the memory of one device of `gpu-mem`.
     pub memory_unit: MemoryUnit,
-    /// `--reserve-memory`: memory in MiB that the agent does not share, on each GPU.
+    /// `--reserve-memory`: the memory of each GPU that the agent does not share.
     pub reserve_memory: MiB,
     /// `--whole-gpus`: shared GPUs are offered as a whole as well.
     pub whole_gpus: bool,
@@ -46,12 +46,13 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
-    /// The interval between two snapshots of the probe. The probe sends errors that the driver reports immediately.
+    /// `--probe-interval`: the interval between two snapshots of the probe. The probe sends errors that the driver reports
+    /// immediately.
     pub probe_interval: Duration,
 }
 
 impl Config {
-    /// Return a configuration with every default; only the node's name has none.
+    /// Return a configuration with all defaults. Only the node's name has no default.
     pub fn new(node_name: impl Into<String>) -> Config {
         let flags = Settings {
             node_name: Some(node_name.into()),
@@ -60,7 +61,8 @@ impl Config {
         Config::merged(flags, Settings::default())
     }
 
-    /// Merge the flags and environment variables with the file of `--config`: the former win, and defaults fill what neither sets.
+    /// Merge the flags and environment variables with the file of `--config`. Flags and environment variables take precedence.
+    /// Defaults fill what neither sets.
     pub fn merged(flags: Settings, file: Settings) -> Config {
         Config {
             kubeconfig: flags.kubeconfig.or(file.kubeconfig),
@@ -105,7 +107,7 @@ impl Config {
     /// Refuse settings that cannot work, before anything is started.
     ///
     /// # Errors
-    /// The flag, and what to write instead.
+    /// The error names the flag and says what to write instead.
     pub fn check(&self) -> Result<(), Error> {
         let wrong = |origin: &str, text: &str| {
             Err(Error::Config {

@@ -19,10 +19,10 @@ use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, SpecFile, Ste
 /// The vendor whose driver's libraries come from a CDI spec.
 pub(crate) const VENDOR: Vendor = Vendor::Nvidia;
 
-/// The most bytes of paths in one question, which must fit into one line of the probe's protocol.
+/// The maximum number of bytes of paths in one question, which must fit into one line of the probe's protocol.
 const MOST_PATHS: usize = 256 * 1024;
 
-/// What the agent did so far, and what it knows from other sources than the probe's answers.
+/// What the agent has done so far, and what it knows from sources other than the probe's answers.
 #[derive(Debug)]
 pub(crate) struct DriverSpec {
     auto: bool,
@@ -34,15 +34,15 @@ pub(crate) struct DriverSpec {
 #[derive(Debug, Default)]
 struct State {
     last: Option<Attempt>,
-    /// The agent's own file as the last attempt left it.
+    /// The stamp of the agent's own file after the last attempt.
     made: Option<Stamp>,
-    /// Notes about the agent's own file from the last time that it was made.
+    /// The notes from the last time that the agent's own file was made.
     notes: Vec<String>,
-    /// The last reported problem, if it still exists.
+    /// The text of the last reported problem, while the problem exists.
     told: Option<String>,
 }
 
-/// News for an operator.
+/// News to report to the operator.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum News {
     /// A problem that an operator must solve.
@@ -58,13 +58,13 @@ pub(crate) enum News {
 /// The result of a check.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
-    /// Containers get no libraries, or the wrong ones.
+    /// Set if containers get no libraries, or the wrong ones.
     pub(crate) trouble: Option<Trouble>,
     /// News that was not reported before.
     pub(crate) news: Vec<News>,
 }
 
-/// The question for the probe, and the specs that it is about.
+/// The question for the probe, and the specs that it asks about.
 #[derive(Debug)]
 pub(crate) struct Question {
     specs: Arc<DriverSpecs>,
@@ -88,7 +88,7 @@ impl DriverSpec {
         }
     }
 
-    /// Store the MIG devices that the driver's library reports, for the next check. Return whether they changed.
+    /// Store the MIG devices that the driver's library reports, for the next check. Report whether they changed.
     pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) -> bool {
         let mut known = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
         let differs = *known != mig;
@@ -96,7 +96,7 @@ impl DriverSpec {
         differs
     }
 
-    /// Compose the probe's question. `driver` is the version that the driver's library reports. Blocks on files.
+    /// Build the question for the probe. `driver` is the version that the driver's library reports. Blocks on files.
     pub(crate) fn question(&self, store: &Store, driver: &str, gpus: &[Gpu]) -> Question {
         let specs = store.driver_specs();
         let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,8 +126,8 @@ impl DriverSpec {
         }
     }
 
-    /// Decide from the probe's answer, and carry out every verdict that needs no new spec. `Err` asks the caller to have a spec made first.
-    /// Blocks on files.
+    /// Decide from the probe's answer, and carry out every verdict that needs no new spec. An `Err` asks the caller to have a
+    /// spec made first. Blocks on files.
     pub(crate) fn check(
         &self,
         store: &Store,
@@ -163,7 +163,7 @@ impl DriverSpec {
         }
     }
 
-    /// Continue after the probe made the spec or failed to. Blocks on files.
+    /// Continue after the probe has made the spec or has failed to make it. Blocks on files.
     pub(crate) fn made(&self, store: &Store, wanted: SpecOrder, made: Result<Made, Failure>) -> Option<Checked> {
         let SpecOrder {
             mut seen,
@@ -257,8 +257,8 @@ impl DriverSpec {
         }
     }
 
-    /// Write the spec if the file has another text. Return the text to report if the file or the spec's notes changed: the notes, or an
-    /// empty string.
+    /// Write the spec if the file has a different text. If the file or the spec's notes changed, return the text to report: the
+    /// notes, or an empty string.
     fn write(&self, store: &Store, made: Made) -> Result<Option<String>, String> {
         let written = store
             .write_driver_spec(&made.spec.print(Format::Json))
@@ -295,7 +295,7 @@ fn blind(asked: &DriverQuestion) -> DriverFiles {
     }
 }
 
-/// Report a problem, unless it was also the last one reported.
+/// Report a problem, unless it is the same as the last one reported.
 fn report(state: &mut State, checked: &mut Checked, trouble: Trouble) {
     if state.told.as_ref() != Some(&trouble.text) {
         state.told = Some(trouble.text.clone());

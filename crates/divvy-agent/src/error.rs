@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use divvy_agent_core::TooManyIds;
 
-/// Why the agent cannot run. A failure that may pass (no driver, no kubelet, no API server) is not an [`Error`]: the agent logs it,
+/// Why the agent cannot run. A temporary failure (no driver, no kubelet, no API server) is not an [`Error`]: the agent logs it,
 /// makes `/readyz` fail, and retries indefinitely.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,7 +34,7 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// What NVIDIA's device plugin would serve cannot be served.
+    /// The agent cannot serve what NVIDIA's device plugin would serve.
     #[error("error starting plugins: {0}")]
     Plugin(String),
     /// The node cannot be labelled.

@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 /// The size limit in bytes for reading the agent's own files and CDI specs.
 pub(crate) const LIMIT: u64 = 64 * 1024;
 
-/// The failure of an operation on one file.
+/// A failed operation on a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}", path.display())]
 pub struct FileError {
@@ -38,9 +38,10 @@ fn no_follow() -> i32 {
 /// temporary name begins with a dot and has no suffix that a CDI reader accepts.
 ///
 /// # Errors
-/// The path and the system's error. The old file is then unchanged.
+/// The error has the path and the system's error. The old file is then unchanged.
 pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u32) -> Result<(), FileError> {
-    // Temporary names must be unique among several writers in one process (two agents in a test) and leftovers of a killed process.
+    // Temporary names must differ between several writers in one process (two agents in a test), and from leftovers of a killed
+    // process.
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
     let temporary = directory.join(format!(".{name}.{}.{counter}.tmp", std::process::id()));
@@ -75,7 +76,7 @@ pub(crate) fn write_atomic(directory: &Path, name: &str, content: &[u8], mode: u
 /// Remove a file. A missing file is not an error.
 ///
 /// # Errors
-/// The path and the system's error.
+/// The error has the path and the system's error.
 pub(crate) fn remove(directory: &Path, name: &str) -> Result<(), FileError> {
     let path = directory.join(name);
     match std::fs::remove_file(&path) {
@@ -94,7 +95,7 @@ fn sync_directory(directory: &Path) -> Result<(), FileError> {
 /// Return a regular file's text of at most `limit` bytes, or `None` if the file does not exist. Symbolic links are not followed.
 ///
 /// # Errors
-/// The path and the reason: not readable, not a regular file, larger than `limit`, or not UTF-8.
+/// The error has the path and the reason: not readable, not a regular file, larger than `limit`, or not UTF-8.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
     let file = match OpenOptions::new().read(true).custom_flags(no_follow()).open(path) {
         Ok(file) => file,
@@ -119,7 +120,7 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError>
 /// Read a file of the kernel (sysfs, cgroups, procfs), whose path may contain symbolic links.
 ///
 /// # Errors
-/// The system's error.
+/// The error is the system's.
 pub(crate) fn read_kernel(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(LIMIT).read_to_string(&mut text)?;
@@ -129,7 +130,7 @@ pub(crate) fn read_kernel(path: &Path) -> io::Result<String> {
 /// Return the names in a directory, sorted. The result is empty if the directory does not exist. Names that are not UTF-8 are left out.
 ///
 /// # Errors
-/// The path and the system's error.
+/// The error has the path and the system's error.
 pub(crate) fn names(directory: &Path) -> Result<Vec<String>, FileError> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -150,7 +151,7 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>, FileError> {
 /// Create a directory and its missing parents with this mode.
 ///
 /// # Errors
-/// The path and the system's error.
+/// The error has the path and the system's error.
 pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
     DirBuilder::new()
         .recursive(true)
@@ -162,7 +163,7 @@ pub(crate) fn make_directory(path: &Path, mode: u32) -> Result<(), FileError> {
 /// Remove the temporary files of [`write_atomic`] that a killed process left behind.
 ///
 /// # Errors
-/// The path and the system's error.
+/// The error has the path and the system's error.
 pub(crate) fn remove_temporary(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Result<(), FileError> {
     for name in names(directory)? {
         let inner = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));

@@ -1,4 +1,4 @@
-//! The GPUs as the core sees them: the facts from the probe's updates, and a verdict on each GPU's health.
+//! The GPUs as the core sees them: the facts from the probe's updates, and the agent's verdict on each GPU's health.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,25 +17,25 @@ use crate::agent::Agent;
 use crate::args::Probe;
 use crate::{Config, Error};
 
-/// How long the driver may be silent before its GPUs are withdrawn. A container that starts after that would hang as well.
+/// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
 
 const OFFERED_NO_MORE: &str =
     "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that already run there are not touched";
 
-/// All GPUs that this process has seen, and GPUs that grants on disk use.
+/// All GPUs that this process has seen, and all GPUs that grants on disk use.
 struct Machine {
     tracker: Tracker,
     drivers: BTreeMap<Vendor, String>,
-    /// What the drivers last said about each GPU, by UUID.
+    /// The facts that the drivers last reported about each GPU, by UUID.
     seen: BTreeMap<String, GpuFacts>,
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
     silent_since: Option<Instant>,
 }
 
-/// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a GPU that failed earlier has not
-/// recovered just because the agent restarted.
+/// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a failed GPU does not recover
+/// just because the agent restarts.
 ///
 /// # Errors
 /// The memory unit does not fit this node.
@@ -173,7 +173,7 @@ impl Machine {
         }
     }
 
-    /// Take over a snapshot and return the UUIDs of the GPUs whose verdict changed.
+    /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         let changed = self.tracker.snapshot(now, &snapshot);
@@ -242,7 +242,7 @@ impl Machine {
     }
 }
 
-/// Return the verdict on a GPU that works, but cannot be offered in its present mode.
+/// Return the verdict on a GPU. A GPU that works but cannot be offered in its present mode counts as failed.
 fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
     match facts.unfit() {
         Some(reason) if verdict.health == Health::Ok => Verdict {
@@ -280,7 +280,7 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
     }
 }
 
-/// The MIG devices of each GPU in MIG mode, by GPU UUID.
+/// Return the MIG devices of each GPU in MIG mode, by GPU UUID.
 fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
     let parts = |gpu: &GpuFacts| Some((gpu.uuid.clone(), MigDevice::of(gpu.mig, &gpu.mig_devices)?.to_vec()));
     snapshot.gpus.iter().filter_map(parts).collect()

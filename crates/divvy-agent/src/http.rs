@@ -17,7 +17,8 @@ use tracing::info;
 use crate::Error;
 use crate::agent::Agent;
 
-/// Limits for an endpoint that any pod may reach. The relevant callers are the kubelet and a metrics collector, which fetch three small pages.
+/// Limits for an endpoint that any pod may reach. The callers that matter are the kubelet and a metrics collector, which fetch
+/// three small pages.
 const LIMITS: Limits = {
     let share = Share {
         connections: 16,

@@ -1,6 +1,7 @@
-//! `divvy agent` as a separate program, for a node's image. Most of an idle agent's memory is its program's pages, and the whole of `divvy` has more of them.
+//! `divvy agent` as a separate program, for a node's image. An idle agent's memory consists mostly of the pages of its program,
+//! and the complete `divvy` has more of them.
 //!
-//! Under the name of one of NVIDIA's programs, it takes that program's place.
+//! If it is started under the name of one of NVIDIA's programs, it replaces that program.
 
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@ use divvy_model::PodKey;
 pub(crate) struct PendingEvent {
     /// The pod and its UID, or `None` for an event about the node.
     pub(crate) pod: Option<(PodKey, String)>,
-    /// `Warning` instead of `Normal`.
+    /// Whether the event's type is `Warning` instead of `Normal`.
     pub(crate) warning: bool,
     /// One word in CamelCase.
     pub(crate) reason: &'static str,

@@ -25,7 +25,7 @@ impl Readiness {
         self.reasons.lock().unwrap_or_else(PoisonError::into_inner).remove(part);
     }
 
-    /// The names of the parts that are not ready, in alphabetical order.
+    /// Return the names of the parts that are not ready, in alphabetical order.
     pub(crate) fn parts(&self) -> Vec<&'static str> {
         let reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
         reasons.keys().copied().collect()

@@ -1,5 +1,6 @@
-//! Whether the kubelet knows the agent's devices. Until then, and after it has lost them, the kubelet permanently rejects every pod that is
-//! bound here ("no healthy devices present"). Therefore the inventory says that no pod may be bound.
+//! Whether the kubelet knows the agent's devices. Before it learns of them, and after it has lost them, the kubelet permanently
+//! rejects every pod that is bound here ("no healthy devices present"). During that time, the inventory says that no pod may be
+//! bound.
 //!
 //! A successful registration and an open ListAndWatch stream do not mean that the kubelet has processed the devices. Once it has, it writes
 //! its checkpoint with the ids that are healthy (`genericDeviceUpdateCallback` in `pkg/kubelet/cm/devicemanager/manager.go`).
@@ -63,8 +64,8 @@ fn set_registered(agent: &Agent, registered: bool) {
     agent.publish();
 }
 
-/// Wait until the kubelet watches the devices of all resources, and return each resource's number of registrations. `None` if the servers
-/// have ended.
+/// Wait until the kubelet watches the devices of all resources, and return each resource's number of registrations. Return `None`
+/// if the servers have ended.
 async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
     loop {
         let mut counts = Vec::new();
@@ -79,7 +80,7 @@ async fn all_ready(registrations: &mut [Registration]) -> Option<Vec<u64>> {
     }
 }
 
-/// Wait until one of these registrations has ended. `None` if the servers have ended.
+/// Wait until one of these registrations has ended. Return `None` if the servers have ended.
 async fn any_ended(statuses: &mut [watch::Receiver<Status>], counts: &[u64]) -> Option<()> {
     let ends = statuses.iter_mut().zip(counts).map(|(status, count)| {
         let ended = status.wait_for(move |status| !status.is_ready() || status.registrations != *count);

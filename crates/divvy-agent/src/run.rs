@@ -20,39 +20,39 @@ use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
-/// The part of readiness that says whether the agent is registered: before it knows what to offer, and for units of memory.
+/// The part of readiness for the registration: before the agent knows which resources it offers, and for `gpu-mem`.
 const KUBELET: &str = "kubelet";
 const NOT_REGISTERED: &str = "not registered yet";
 /// The time between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
-/// The same while a change is expected.
+/// The time between two reconciliations while a change is expected.
 const RECONCILE_SOON: Duration = Duration::from_secs(1);
-/// How long to wait for further notifications, so that one reconciliation handles several.
+/// How long to wait after a notification, so that one reconciliation handles several notifications.
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long the start waits for the node's previous inventory.
 const BEFORE: Duration = Duration::from_secs(2);
-/// How long a node with grants waits for its inventory to be written before it registers anyway: containers that only restart need the
-/// plugin, and the API server may be unreachable for longer.
+/// How long a node with grants waits for its inventory to be written before it registers anyway. Containers that only restart
+/// need the plugin, and the API server may be unreachable for longer.
 const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
 /// How long a stop waits until the inventory says that the agent is leaving.
 const LEAVE_WRITTEN: Duration = Duration::from_millis(500);
 /// How long a stop waits for Bindings that the extender sent before it read the new inventory.
 const LEAVE_LAST: Duration = Duration::from_millis(300);
-/// The timeout of one list of the node's pods after that, because the watch may lag behind.
+/// The timeout of the list of the node's pods that follows [`LEAVE_LAST`]. The list is needed because the watch may lag behind.
 const LEAVE_LOOK: Duration = Duration::from_millis(200);
 /// How long a stop waits for bound pods to start. The four timeouts together stay well below the termination grace period of any
 /// installation.
 const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 
-/// Run the agent until `stop` is cancelled. Then no further pod is bound here, pods that are already bound get their devices (after at most
-/// 1.8 s), the sockets are removed, and the function returns `Ok`.
+/// Run the agent until `stop` is cancelled. After that, no further pod is bound here, and pods that are already bound get their
+/// devices (within 1.8 s). Then the sockets are removed and the function returns `Ok`.
 ///
-/// A failure that may pass (no driver, no kubelet, no API server) is logged, makes `/readyz` fail, and is retried indefinitely.
+/// A temporary failure (no driver, no kubelet, no API server) is logged, makes `/readyz` fail, and is retried indefinitely.
 ///
 /// # Errors
-/// A failure that lasts until an operator fixes it: the configuration, the agent's own files, the address of `--metrics`, or a memory unit
-/// that does not fit the node.
+/// A failure that lasts until an operator fixes it: in the configuration, in the agent's own files, in the address of
+/// `--metrics`, or a memory unit that does not fit the node.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     config.check()?;
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
@@ -200,7 +200,7 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
     warn!("{left} pods that are bound to this node have not started; the kubelet may reject those that it has not admitted yet");
 }
 
-/// Run `future` until the agent stops. Dropping the future ends what it owns.
+/// Run `future` until the agent stops. Dropping the future ends everything that it owns.
 fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
     stop: &CancellationToken,
     future: F,
@@ -214,7 +214,7 @@ fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
     }
 }
 
-/// Once the GPUs are known and published: reconcile, register, and keep reconciling.
+/// Wait until the GPUs are known and published. Then reconcile, register, and keep reconciling.
 async fn serve(
     agent: Arc<Agent>,
     config: Config,
@@ -241,7 +241,7 @@ async fn serve(
     }
 }
 
-/// Serve these resources to the kubelet, and reconcile. Ends after `stop` was cancelled, when the sockets are removed.
+/// Serve these resources to the kubelet, and reconcile. After `stop` is cancelled, return as soon as the sockets are removed.
 async fn offer(agent: &Arc<Agent>, config: &Config, specs: Vec<ResourceSpec>, stop: &CancellationToken) -> Result<(), Error> {
     let mut servers = JoinSet::new();
     let (mut plugins, mut registrations) = (Vec::new(), Vec::new());
@@ -299,7 +299,7 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grant
         text: "its writer ended".to_owned(),
     };
     inventory.wait_for(|text| !text.is_empty()).await.map_err(closed)?;
-    // Restore lost records before the first call can arrive: without its record, a running container's memory could be granted to
+    // Restore lost records before the first call can arrive. Without its record, a running container's memory could be granted to
     // another pod.
     agent.reconcile(true).await;
     let mut written = written.subscribe();
@@ -337,7 +337,7 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
     }
 }
 
-/// Return the part of readiness that a resource's registration is.
+/// Return the name of the readiness part for a resource's registration.
 fn part(spec: ResourceSpec) -> &'static str {
     match spec.ids {
         Ids::Units => KUBELET,
@@ -346,7 +346,7 @@ fn part(spec: ResourceSpec) -> &'static str {
     }
 }
 
-/// Follow a resource's registration for readiness and metrics. Ends with the resource's server.
+/// Follow a resource's registration for readiness and metrics, until the resource's server ends.
 async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch::Receiver<Status>) {
     let (name, part) = (spec.name, part(spec));
     loop {

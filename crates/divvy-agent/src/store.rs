@@ -1,4 +1,4 @@
-//! The agent's own files: the node key, the grants' records, and the CDI specs. No other module performs file [`Action`]s.
+//! The agent's own files: the node key, the grants' records, and the CDI specs. Only this module performs file [`Action`]s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -46,9 +46,9 @@ pub(crate) struct DriverFile {
     pub(crate) stamp: Stamp,
     /// The file's path on the machine.
     pub(crate) shown: String,
-    /// The agent made this file.
+    /// Whether the agent made this file.
     pub(crate) own: bool,
-    /// The file is in the CDI directory, not in `/etc/cdi`.
+    /// Whether the file is in the CDI directory, and not in `/etc/cdi`.
     pub(crate) in_cdi_dir: bool,
     pub(crate) spec: cdi::Spec,
 }
@@ -66,7 +66,7 @@ impl Store {
     /// Create missing directories (the state directory is accessible to root only), and remove files that a killed agent left half-written.
     ///
     /// # Errors
-    /// The path and the system's error.
+    /// The error has the path and the system's error.
     pub(crate) fn open(state: &Path, cdi: &Path, sys_root: &Path) -> Result<Store, FileError> {
         let grants = state.join("grants");
         files::make_directory(state, 0o700)?;
@@ -128,8 +128,8 @@ impl Store {
         Ok(NodeKey(key))
     }
 
-    /// Return all records that can be read. A record that cannot be read is renamed and logged; its grant is restored from its spec, or from
-    /// checkpoint and allocation.
+    /// Return all records that can be read. A record that cannot be read is renamed and logged. Its grant is restored from its
+    /// spec, or from the checkpoint and the allocation.
     ///
     /// # Errors
     /// The directory cannot be listed.
@@ -166,7 +166,7 @@ impl Store {
     /// Perform an action on files. An event changes no file.
     ///
     /// # Errors
-    /// The path and the system's error. The file is then unchanged.
+    /// The error has the path and the system's error. The file is then unchanged.
     pub(crate) fn perform(&self, action: &Action) -> Result<(), FileError> {
         match action {
             Action::WriteRecord(record) => {
@@ -271,7 +271,7 @@ impl Store {
     /// Write the agent's own spec of the driver, unless the file has this text already.
     ///
     /// # Errors
-    /// The path and the system's error.
+    /// The error has the path and the system's error.
     pub(crate) fn write_driver_spec(&self, text: &str) -> Result<Written, FileError> {
         let path = self.own_driver_spec();
         // A file that cannot be read is replaced.
@@ -291,7 +291,7 @@ impl Store {
     /// Remove the agent's own spec of the driver.
     ///
     /// # Errors
-    /// The path and the system's error.
+    /// The error has the path and the system's error.
     pub(crate) fn remove_driver_spec(&self) -> Result<(), FileError> {
         files::remove(&self.cdi, DRIVER_FILE)
     }
@@ -302,7 +302,7 @@ impl Store {
 pub(crate) struct Written {
     /// The file's present stamp.
     pub(crate) stamp: Option<Stamp>,
-    /// True if the text was written, false if the file had it already.
+    /// Whether the text was written. False if the file already had this text.
     pub(crate) written: bool,
 }
 

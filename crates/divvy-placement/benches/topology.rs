@@ -1,5 +1,5 @@
-//! Measures how long it takes to choose several of 16 GPUs: the slowest case found for each number of GPUs, among machines with
-//! many sets of equal worth, which are the hard ones.
+//! Measures how long it takes to choose several of 16 GPUs: the slowest case found for each number of GPUs. The machines have
+//! many sets of equal worth, because such machines are the hard ones.
 //!
 //! `cargo bench -p divvy-placement`
 

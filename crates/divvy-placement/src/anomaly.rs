@@ -5,8 +5,8 @@ use divvy_model::{Error, Held, MiB, PodKey};
 use crate::ledger::Ledger;
 use crate::parts;
 
-/// A contradiction in the ledger. The ledger repairs none of them. No anomaly takes more memory than it should; the extender
-/// counts and shows each one.
+/// A contradiction in the ledger. The ledger repairs no anomaly; the extender counts and shows each one. No anomaly makes the
+/// ledger count more memory as taken than it should.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Anomaly {
     /// The pods on a GPU are allocated more memory than the GPU offers.

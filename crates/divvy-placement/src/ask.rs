@@ -9,7 +9,7 @@ use divvy_model::{Error, GpuRules, MemoryUnit, MiB, Pod, PodRequest, Vendor};
 use crate::node::{GpuState, NodeState, Source};
 use crate::products::Product;
 
-/// The maximum length in bytes of a pod's rules.
+/// The maximum length in bytes of a pod's rules when they are repeated in a text.
 const WANTED_BYTES: usize = 100;
 
 /// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
@@ -19,7 +19,7 @@ pub struct Ask {
     pub whole: Option<Vendor>,
     /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
     pub units: u64,
-    /// The number of GPUs of one node; at least 1.
+    /// The number of GPUs, all on one node; at least 1.
     pub gpus: usize,
     /// The memory of each GPU; `None` if it is more than can be counted; 0 for whole GPUs, where each GPU's size counts
     /// ([`Ask::needs`]).
@@ -31,12 +31,12 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Create a request for this many units of one GPU, in a cluster with this unit.
+    /// Create a request for this many units of one GPU. `unit` is the cluster's unit.
     pub fn new(units: u64, unit: MemoryUnit) -> Ask {
         Ask::spread(units, 1, unit)
     }
 
-    /// Create a request as [`Ask::new`] does, spread evenly over this many GPUs; rounded up.
+    /// Create a request as [`Ask::new`] does, but spread evenly over this many GPUs. The memory of each GPU is rounded up.
     fn spread(units: u64, gpus: usize, unit: MemoryUnit) -> Ask {
         let gpus = gpus.max(1);
         Ask {
@@ -129,7 +129,8 @@ impl Ask {
         }
     }
 
-    /// Report whether the pod requests more than one GPU of a node where a pod can only get one: gpushare's plugin gives no more.
+    /// Report whether the pod requests several GPUs on a node where a pod can get only one: gpushare's device plugin gives no
+    /// more.
     pub(crate) fn is_too_wide_for(&self, state: &NodeState) -> bool {
         self.whole.is_none() && self.gpus > 1 && state.source != Source::Inventory
     }

@@ -47,10 +47,10 @@ impl Choice {
         }
     }
 
-    /// Return the allocation to write to the pod: the same amount of each GPU, for the pod and for each of its containers; or
-    /// whole GPUs, divided among the containers ([`WholeRequest::gpus_of`]). On a
-    /// node known only by gpushare's capacities, a GPU has no name other than its index, so gpushare's form is all that can be
-    /// written truthfully. Either side can resolve the index later.
+    /// Return the allocation to write to the pod. For shared GPUs, it has the same amount of each GPU, for the pod and for
+    /// each of its containers. Whole GPUs are divided among the containers ([`WholeRequest::gpus_of`]). On a node known only
+    /// by gpushare's capacities, a GPU has no name other than its index, so gpushare's form is all that can be written
+    /// truthfully. Both the extender and the node can resolve the index later.
     pub fn held(&self, request: &PodRequest, unit: MemoryUnit) -> Held {
         let count = self.gpus.len().max(1) as u64;
         let uuids: Option<Vec<&String>> = self.gpus.iter().map(|gpu| gpu.uuid.as_ref()).collect();

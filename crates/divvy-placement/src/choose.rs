@@ -9,7 +9,8 @@ use crate::refusal::Refusal;
 use crate::taste::Taste;
 use crate::{multi_gpu, one_gpu, whole};
 
-/// Return the node's GPUs if those of the requested kind are offered at all, and the memory requested of each.
+/// Return the node's state, and the memory that is requested of each GPU. Fail if the node does not offer GPUs
+/// of the requested kind.
 pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = entry.state.as_ref().ok_or(Refusal::UnknownNode)?;

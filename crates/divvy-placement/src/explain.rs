@@ -24,7 +24,7 @@ pub struct NodeReport {
     pub unit: MemoryUnit,
     /// The GPUs of the requested kind in ascending order of index: the shared ones, or a vendor's whole ones.
     pub gpus: Vec<GpuReport>,
-    /// The number of whole GPUs that pods hold without an allocation, so that as many of the free ones are in use
+    /// The number of GPUs that look free here but are in use, because pods hold whole GPUs without an allocation
     /// ([`NodeView::unlocated_whole`]).
     pub unnamed: u64,
 }
@@ -36,7 +36,7 @@ pub struct GpuReport {
     pub uuid: Option<String>,
     /// The index among the vendor's GPUs.
     pub index: u32,
-    /// The pod requests whole GPUs.
+    /// Whether the pod requests whole GPUs.
     pub whole: bool,
     /// Product name; empty if unknown.
     pub model: String,
@@ -48,13 +48,13 @@ pub struct GpuReport {
     pub free: MiB,
     /// The memory that containers still hold although their pod object is gone.
     pub held: MiB,
-    /// Whether work may be placed on it.
+    /// The GPU's health: pods are placed only on a healthy GPU.
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
     /// Whether the rules in the pod's annotations allow this GPU, regardless of its free memory.
     pub taken: bool,
-    /// Whether the request fits here.
+    /// Whether the request fits on this GPU.
     pub fits: bool,
     /// The pods that hold memory: largest share first, then by name.
     pub holders: Vec<Holder>,

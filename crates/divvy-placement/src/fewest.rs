@@ -19,7 +19,8 @@ pub struct Victims<'a> {
     pub pods: Vec<&'a Pod>,
 }
 
-/// The price of victims: the highest priority among them, their number, and the memory that they have there. Lower is better.
+/// The price of victims: the highest priority among them, their number, and the memory that they hold on the GPU. Lower is
+/// better.
 type Price = (Option<i64>, usize, MiB);
 
 /// Returns the free memory of the GPU at a position, as if the given amount of allocated memory were free as well.
@@ -41,7 +42,7 @@ pub(crate) fn room_to_come(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Po
     victims.map(|victims| victims.positions)
 }
 
-/// Return pods of a node with what each holds of which GPU.
+/// Return the pods of a node, each with the memory that it holds on each GPU.
 pub(crate) fn there<'a>(
     pods: impl IntoIterator<Item = &'a Pod>,
     state: Option<&NodeState>,
@@ -72,7 +73,8 @@ pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNod
     fewest_where(entry, ask, &free, candidates)
 }
 
-/// As [`fewest`], with a function for the free memory. `free` must not subtract what is kept for nominated pods.
+/// Choose as [`fewest`] does, with a function that returns the free memory. `free` must not subtract what is kept for nominated
+/// pods.
 fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
     let state = entry.state.as_ref().filter(|state| state.unusable(ask.whole).is_none())?;
     if ask.is_too_wide_for(state) {
@@ -96,8 +98,8 @@ fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: 
             candidates_on[*position].push((at, *held));
         }
     }
-    // Pods without an allocation hold any of the free whole GPUs, so as many more GPUs must be free. When such a pod goes, it
-    // is that many fewer.
+    // Pods without an allocation hold unknown GPUs among those that look free, so that many more GPUs must be free. When such a
+    // pod goes, that many fewer must be.
     let mut needed = entry.needed(ask);
     while positions.len() < needed {
         let priced = open.iter().filter_map(|position| {
@@ -156,7 +158,7 @@ pub(crate) struct PodOnNode<'a> {
     pub(crate) pod: &'a Pod,
     /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
     shares: Vec<(usize, MiB)>,
-    /// Whole GPUs that the pod holds without an allocation, and their vendor.
+    /// The number of whole GPUs that the pod holds without an allocation, and their vendor.
     unnamed: Option<(Vendor, u64)>,
 }
 
@@ -171,14 +173,14 @@ impl PodOnNode<'_> {
         !self.shares.is_empty() || self.unnamed.is_some()
     }
 
-    /// Return the number of the vendor's whole GPUs that become free, besides the named ones, when the pod goes.
+    /// Return how many of the vendor's whole GPUs become free when the pod goes, in addition to the GPUs in `shares`.
     fn unnamed(&self, vendor: Option<Vendor>) -> usize {
         let of_vendor = self.unnamed.filter(|(of, _)| Some(*of) == vendor);
         of_vendor.map_or(0, |(_, gpus)| usize::try_from(gpus).unwrap_or(usize::MAX))
     }
 }
 
-/// Remove victims that are not needed any longer because others go, the most expensive first.
+/// Remove victims that are not needed any longer because other victims go. The most expensive victims are tried first.
 fn spare(
     free: Free<'_>,
     needs: &dyn Fn(usize) -> Option<MiB>,
@@ -210,8 +212,8 @@ fn spare(
     }
 }
 
-/// Return the pods that must leave a GPU. `here` holds the candidates with memory there. `room` reports whether the GPU has room
-/// when that much memory is freed.
+/// Return the pods that must leave a GPU. `here` holds the candidates with memory on this GPU. `room` reports whether the GPU
+/// has room when the given amount of memory is freed.
 fn fewest_on_one(
     room: &dyn Fn(MiB) -> bool,
     mut here: Vec<(i64, MiB, usize)>,

@@ -22,9 +22,9 @@ use crate::reservation::{Reservation, Standing};
 /// on the node's GPUs is counted again from all pods known for it. So a missed, repeated, or merged event cannot leave an error
 /// behind (`docs/compatibility/races.md`, R14). Pods are identified by UID (R7).
 ///
-/// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone. A request to delete it
-/// frees nothing (R5). Memory that containers of departed pods still hold is in the inventory (`heldMiB`). Until the inventory
-/// reports it, the ledger keeps it ([`Departed`]).
+/// A pod holds what its annotations say from its binding until [`Pod::ended`] or until its object is gone. A request to delete
+/// the pod frees nothing (R5). Memory that containers of departed pods still hold is in the inventory (`heldMiB`). Until the
+/// inventory reports this memory, the ledger itself counts it as taken ([`Departed`]).
 #[derive(Debug, Clone)]
 pub struct Ledger {
     unit: MemoryUnit,
@@ -33,7 +33,7 @@ pub struct Ledger {
     /// [`Ledger::nodes`].
     pub(crate) nodes: HashMap<String, NodeAccount>,
     products: Products,
-    /// By node: the indices of GPUs that gpushare's ConfigMaps call unhealthy, even if the node is not known.
+    /// The indices of the GPUs that gpushare's ConfigMaps call unhealthy, by node name, even for nodes that are not known.
     unhealthy: BTreeMap<String, BTreeSet<u32>>,
     /// UID → node → the reservation. A pod has reservations on several nodes only while the outcome of a bind is unknown.
     reservations: BTreeMap<String, BTreeMap<String, Reservation>>,
@@ -53,7 +53,7 @@ pub struct Ledger {
     last_arrival: u64,
 }
 
-/// The UIDs buried most recently: enough to outlast any watch that lags, and bounded.
+/// The UIDs that were buried most recently. Their number is limited, but it is large enough for any watch that lags behind.
 #[derive(Debug, Clone, Default)]
 struct Buried {
     uids: BTreeSet<String>,
@@ -174,8 +174,8 @@ impl Ledger {
         changed
     }
 
-    /// Record that the API server, in answer to a direct request, reported the pod as gone. Its events may arrive late: besides
-    /// deleting the pod as [`Ledger::delete_pod`] does, this makes the ledger ignore later states of it. UIDs are never reused.
+    /// Delete a pod as [`Ledger::delete_pod`] does, because the API server reported it as gone in answer to a direct request. The
+    /// pod's events may arrive late, so the ledger ignores later states of the pod. UIDs are never reused.
     pub fn bury_pod(&mut self, uid: &str) {
         self.buried.add(uid);
         self.delete_pod(uid);
@@ -192,8 +192,8 @@ impl Ledger {
         self.buried.remove(uid);
     }
 
-    /// Replace all pods by these. Pods that are not among them are gone, as by [`Ledger::delete_pod`]. Reservations of pods that
-    /// were never seen stay, because such a pod may be younger than the list.
+    /// Replace all pods by these. All other pods are deleted as by [`Ledger::delete_pod`]. Reservations of pods that were never
+    /// seen stay, because such a pod may be younger than the list.
     pub fn replace_pods(&mut self, pods: impl IntoIterator<Item = Pod>) {
         let mut gone: BTreeSet<String> = self.pods.uids().map(str::to_owned).collect();
         for pod in pods {
@@ -231,8 +231,8 @@ impl Ledger {
         true
     }
 
-    /// Set the indices of a node's GPUs that are called unhealthy from outside. No pod is placed on them. Pods that are there
-    /// stay.
+    /// Set which GPUs of a node are called unhealthy from outside, by their indices. No pod is placed on these GPUs any more.
+    /// Pods that are already there stay.
     pub fn name_unhealthy(&mut self, node: &str, indices: BTreeSet<u32>) {
         if let Some(state) = self.nodes.get_mut(node).and_then(|entry| entry.state.as_mut()) {
             state.name_unhealthy(&indices);
@@ -245,7 +245,7 @@ impl Ledger {
         };
     }
 
-    /// Replace all GPUs that are called unhealthy from outside, for all nodes.
+    /// Replace the GPUs that are called unhealthy from outside, for all nodes.
     pub fn replace_unhealthy(&mut self, named: impl IntoIterator<Item = (String, BTreeSet<u32>)>) {
         let named: BTreeMap<String, BTreeSet<u32>> = named.into_iter().collect();
         let before: Vec<String> = self.unhealthy.keys().cloned().collect();
@@ -286,14 +286,14 @@ impl Ledger {
         }
     }
 
-    /// Add a reservation of another ledger, without counting anything.
+    /// Add a reservation from another ledger, without counting the node again.
     pub(crate) fn book_as_it_is(&mut self, uid: &str, node: &str, reservation: Reservation) {
         let of_pod = self.reservations.entry(uid.to_owned()).or_default();
         of_pod.insert(node.to_owned(), reservation);
     }
 
-    /// Add a reservation for what is about to be written to a pod, or change it. This is ignored for a pod that is known to be
-    /// bound, because what such a pod holds is known better.
+    /// Add or change the reservation of an allocation that is about to be written to a pod. Do nothing for a pod that is known to
+    /// be bound, because its own annotations say what it holds.
     pub fn reserve(&mut self, uid: &str, node: &str, reservation: Reservation) {
         if self.pods.get(uid).is_some_and(|pod| pod.node.is_some()) {
             return;
@@ -315,7 +315,7 @@ impl Ledger {
         }
     }
 
-    /// Record that this write took effect. None of the other writes will, because a binding is final.
+    /// Record that the write of `held` took effect. No other write will take effect, because a binding is final.
     pub fn confirm(&mut self, uid: &str, node: &str, held: &Held, since_ns: u64) {
         if let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) {
             reservation.held = held.clone();
@@ -327,7 +327,7 @@ impl Ledger {
         }
     }
 
-    /// Record that the last write will not take effect. The writes before it still may.
+    /// Record that the last write of a reservation will not take effect. Earlier writes still may.
     pub fn withdraw(&mut self, uid: &str, node: &str, since_ns: u64) {
         let Some(reservation) = self.reservations.get_mut(uid).and_then(|nodes| nodes.get_mut(node)) else {
             return;
@@ -461,7 +461,7 @@ impl Ledger {
         }
     }
 
-    /// Remove the pod from those nominated to this node.
+    /// Remove the pod from the pods nominated to this node.
     fn renounce(&mut self, node: &str, uid: &str) {
         if let Some(entry) = self.nodes.get_mut(node) {
             entry.nominated.remove(uid);

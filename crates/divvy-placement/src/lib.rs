@@ -13,15 +13,15 @@
 //! - [`Victims`]: the pods that must be evicted so that a GPU has room
 //! - [`Totals`]: numbers of the whole ledger, for metrics
 //! - [`Taste`]: a pod's rules, compared with each product once
-//! - [`hash`]: hashes that are the same everywhere, for ties
+//! - [`hash`]: hashes that are the same everywhere, to break ties
 //!
 //! The modules form layers. A module uses only layers below its own, and within its layer only modules that are listed before it:
 //!
 //! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`
 //! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
 //! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `node_account` (what is left)
-//! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go for it: `fewest`; what is kept for
-//!    pods that wait for that: `nominated`
+//! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go to make room: `fewest`; what is kept
+//!    for pods that wait for this room: `nominated`
 //! 5. the ledger: `node_view` (what it says of one node) and `ledger` (all nodes and pods, and the updates)
 //! 6. questions to the ledger: `question`, `kept_for`, `explain`, `victims`, `what_if`, `anomaly`, `overbooked`, `totals`
 //!

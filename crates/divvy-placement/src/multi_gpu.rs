@@ -10,8 +10,8 @@ use crate::topology::Candidate;
 
 /// Choose as many of the GPUs at these positions as the pod requests, in ascending order; `None` if too few of them have room.
 ///
-/// What the pod prefers comes first. Next, all GPUs should have the same product and size, if there are enough. Among those, the
-/// set that works best together is chosen ([`crate::Topology::choose`]).
+/// The GPUs that the pod prefers come first. Next, all chosen GPUs should have the same product and size, if there are enough of
+/// one kind. Among the sets that are left, the one that works best together is chosen ([`crate::Topology::choose`]).
 pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>, among: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
     let (state, ask) = (entry.state.as_ref()?, taste.ask());
     let with_liking = among

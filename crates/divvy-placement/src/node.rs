@@ -42,8 +42,8 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The GPU is offered as a whole, through its vendor's resource: one pod holds all of its memory. If it also has units, its memory is
-    /// shared as long as no pod has the whole GPU.
+    /// Whether the GPU is offered as a whole, through its vendor's resource. Then one pod holds all of its memory. If the GPU also has
+    /// units, its memory is shared as long as no pod has the whole GPU.
     pub whole: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
@@ -55,8 +55,8 @@ pub struct GpuState {
     pub units: u64,
     /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered only as a whole.
     pub capacity: MiB,
-    /// The most memory that pods may hold together, by the node's inventory, even while the kubelet offers a different amount
-    /// ([`Inventory::capacity`]). If no more than this is promised, every pod can get its memory.
+    /// The maximum memory that all pods together may hold by the node's inventory ([`Inventory::capacity`]), even while the
+    /// kubelet offers a different amount. If no more than this is promised, every pod can get its memory.
     pub most: MiB,
     /// The memory that the GPU has in total; where that is not known, the memory that it offers.
     pub total: MiB,
@@ -64,7 +64,7 @@ pub struct GpuState {
     pub speed: u64,
     /// The memory that containers still hold although their pod object is gone. It must not be granted again yet.
     pub held: MiB,
-    /// Whether work may be placed on it.
+    /// The GPU's health: pods are placed only on a healthy GPU.
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
@@ -72,8 +72,8 @@ pub struct GpuState {
     pub(crate) uuid_hash: u64,
     /// The number of the GPU's product in the ledger; `None` outside a ledger.
     pub(crate) product: Option<Product>,
-    /// The GPU is healthy by its inventory; it counts as failed only because it was named unhealthy
-    /// ([`crate::Ledger::name_unhealthy`]).
+    /// Whether the GPU counts as failed only because it was named unhealthy ([`crate::Ledger::name_unhealthy`]), although its
+    /// inventory says that it is healthy.
     pub(crate) only_named: bool,
 }
 
@@ -138,7 +138,7 @@ pub enum Unusable {
     /// The units of the inventory do not add up to the node's capacity: the kubelet has not caught up yet, or another device
     /// plugin took over the node.
     UnitsDiffer {
-        /// Units of all GPUs of the inventory.
+        /// The number of units of all GPUs in the inventory.
         inventory: u64,
         /// The node's capacity of gpu-mem.
         capacity: u64,
@@ -219,8 +219,8 @@ impl NodeState {
         }
     }
 
-    /// Return why the node's GPUs are not offered in one way: as a whole by a vendor's resource, or shared (`None`). Most reasons are about
-    /// units of gpu-mem, which do not concern whole GPUs.
+    /// Return why the node's GPUs are not offered in one of the two ways: as whole GPUs of a vendor, or as shared GPUs if `whole` is
+    /// `None`. Most reasons are about units of gpu-mem, which do not concern whole GPUs.
     pub fn unusable(&self, whole: Option<Vendor>) -> Option<&Unusable> {
         match (&self.source, whole) {
             (Source::Inventory | Source::Division, _) => None,
@@ -230,21 +230,19 @@ impl NodeState {
         }
     }
 
-    /// Report whether the node may take a pod of whole GPUs although Divvy has none to offer there: another device plugin offers them, and
-    /// kube-scheduler has counted them. Which products they are is not known, so a pod with rules is not for that node.
+    /// Report whether the extender leaves this pod to kube-scheduler, because another device plugin offers the whole GPUs that the pod
+    /// requests. The products of these GPUs are not known, so a pod with rules cannot use them.
     pub fn leaves_to_another_plugin(&self, ask: &Ask) -> bool {
         ask.rules.is_none() && ask.whole.is_some_and(|vendor| self.elsewhere.contains(&vendor))
     }
 
-    /// Return why this GPU is offered in no way.
-    pub(crate) fn unusable_gpu(&self, gpu: &GpuState) -> Option<&Unusable> {
-        let shared = gpu.is_shared().then(|| self.unusable(None));
-        let whole = gpu.whole.then(|| self.unusable(Some(gpu.vendor)));
-        let mut ways = shared.into_iter().chain(whole);
-        ways.clone().all(|why| why.is_some()).then(|| ways.next().flatten()).flatten()
+    /// Report whether this GPU is offered, shared or as a whole.
+    pub(crate) fn is_offered(&self, gpu: &GpuState) -> bool {
+        (gpu.is_shared() && self.unusable(None).is_none()) || (gpu.whole && self.unusable(Some(gpu.vendor)).is_none())
     }
 
-    /// Mark the healthy shared GPUs with these indices as failed, and no others. gpushare knows no other GPUs.
+    /// Mark exactly the healthy shared GPUs with these indices as failed. GPUs that are offered only as a whole stay as they are,
+    /// because gpushare does not know them.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
         for gpu in self.gpus.iter_mut().filter(|gpu| gpu.is_shared()) {
             if gpu.only_named {
@@ -276,7 +274,8 @@ impl NodeState {
         }
     }
 
-    /// Return the unit in which a bound pod was allocated its memory, if the sums show that it is one of the node's other units.
+    /// Return the unit in which a bound pod was allocated its memory, if the amounts show that it was one of the node's other
+    /// units.
     pub fn former_unit(&self, pod: &Pod) -> Option<MemoryUnit> {
         let Held::Allocation(allocation) = &pod.held else {
             return None;
@@ -291,9 +290,9 @@ impl NodeState {
         self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
     }
 
-    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs have the
-    /// same index. Then the one that is present is meant, as in the node's agent. GPUs that are offered only as a whole are left out:
-    /// each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
+    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs may have
+    /// the same index. In this case, return the GPU that is present, as the node's agent does. GPUs that are offered only as a
+    /// whole are left out: each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
     pub fn by_index(&self, index: u32) -> Option<usize> {
         let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_shared());
         let of_index = shared.filter(|(_, gpu)| gpu.index == index);

@@ -65,7 +65,7 @@ impl NodeAccount {
         self.state.as_ref().and_then(|state| state.gpus.get(position))
     }
 
-    /// Count the most memory that a share can have of one healthy GPU.
+    /// Compute the most memory that a share can have on any one healthy GPU.
     pub(crate) fn count_most_free(&self) -> MiB {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
         gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared())
@@ -107,8 +107,8 @@ impl NodeAccount {
         self.usage.unnamed_whole.get(&vendor).copied().unwrap_or(0)
     }
 
-    /// Return how many of the [`NodeAccount::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
-    /// although neither a pod's allocation nor a departed pod explains it.
+    /// Return how many of the [`NodeAccount::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
+    /// neither a pod's allocation nor a departed pod explains that.
     pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
         let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
@@ -121,7 +121,7 @@ impl NodeAccount {
         self.unnamed_whole(vendor).saturating_sub(located.count() as u64)
     }
 
-    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
+    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as the pod requests, plus
     /// [`NodeAccount::unnamed_whole`].
     pub(crate) fn needed(&self, ask: &Ask) -> usize {
         let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
@@ -144,7 +144,7 @@ pub struct Nominated {
 }
 
 impl Nominated {
-    /// Report whether the requesting pod may not take what is kept for this one, because its priority is equal or lower.
+    /// Report whether the GPUs are kept from the requesting pod: it is another pod, of equal or lower priority.
     fn is_kept_from(&self, asker: &Asker) -> bool {
         self.priority >= asker.priority && self.uid != asker.uid
     }

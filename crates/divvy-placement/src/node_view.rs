@@ -65,11 +65,12 @@ impl<'a> NodeView<'a> {
         self.entry.unnamed_whole(vendor)
     }
 
-    /// Return how many of the [`NodeView::unnamed_whole`] are on GPUs that look free. The others are on GPUs that the inventory shows as held,
-    /// although neither a pod's allocation nor a departed pod explains it.
+    /// Return how many of the [`NodeView::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
+    /// neither a pod's allocation nor a departed pod explains that.
     ///
-    /// A held GPU may also be that of a container whose pod is gone. Then too few are kept free until the container ends, and a pod without
-    /// an allocation starts only after that. No GPU is given to two pods, because the agent books each GPU before a container starts.
+    /// A held GPU may instead be in use by a container whose pod is gone. Then too few GPUs are kept free until the container
+    /// ends, and a pod without an allocation starts only after that. Even then, no GPU is given to two pods, because the agent
+    /// books each GPU before a container starts.
     pub fn unlocated_whole(&self, vendor: Vendor) -> u64 {
         self.entry.unlocated_whole(vendor)
     }
@@ -83,13 +84,13 @@ impl<'a> NodeView<'a> {
     /// Return the GPUs of this node that fit best, in ascending order of position.
     ///
     /// # Errors
-    /// Why the pod has no room here.
+    /// The refusal says why the pod has no room here.
     pub fn best(&self, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
         choose::best(self.entry, taste)
     }
 
-    /// Return as many of the GPUs at these positions as the pod asks for, those that work best together, in ascending order; `None` if too few of them
-    /// have room.
+    /// Among the GPUs at these positions, return the set that works best together, in ascending order. The set has as many GPUs
+    /// as the pod requests. Return `None` if too few GPUs have room.
     pub fn best_of(&self, taste: &Taste<'_>, positions: impl IntoIterator<Item = usize>) -> Option<Vec<usize>> {
         multi_gpu::best(self.entry, taste, positions)
     }

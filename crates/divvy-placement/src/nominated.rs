@@ -6,9 +6,10 @@
 //! replacement of a victim would take the GPU that the victim's end made free, and the pod with the higher priority would have to
 //! preempt again.
 //!
-//! The nominated pods of a node are placed in the order of their priority, by best fit. If a few pods do not all have room that
-//! way, a second way is tried: each pod that takes several GPUs gets those with the most room. The way that serves the more
-//! important pods better is used. If only a third way had room for all of them, nothing is kept for the last.
+//! The nominated pods of a node are placed in the order of their priority, by best fit. If they do not all have room that way,
+//! and they are few (`FEW`), a second way is tried: each pod that takes several GPUs gets the GPUs with the most room. The way
+//! that serves the more important pods better is used. If only a third way had room for all pods, nothing is kept for the last
+//! ones.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -21,13 +22,14 @@ use crate::fewest::{PodOnNode, room_to_come, there};
 use crate::node_account::{NodeAccount, Nominated};
 use crate::taste::Taste;
 
-/// The maximum number of nominated pods of one node that are counted; those with the highest priority.
+/// The maximum number of nominated pods of one node that are counted. Pods with a higher priority come first.
 const MOST: usize = 64;
 
-/// With more nominated pods than this, only best fit is tried. On a node with hundreds of pods, a second way takes milliseconds.
+/// The maximum number of nominated pods for which the second way is tried. On a node with hundreds of pods, it takes
+/// milliseconds.
 const FEW: usize = 16;
 
-/// Choose the GPUs of a node that are kept for these pods nominated to it, one pod after the other.
+/// Choose the GPUs that are kept for the pods nominated to a node, one pod after the other.
 pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryUnit) {
     // Read the node's pods once for all nominated pods: reading takes longer than choosing.
     let pods: Vec<Arc<Pod>> = entry
@@ -79,7 +81,7 @@ fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Po
     found
 }
 
-/// Return the GPUs on which the pod has room, or else those on which it will have room when its victims have ended.
+/// Return the GPUs on which the pod has room, or else the GPUs on which it will have room when its victims have ended.
 fn kept_positions(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Pod, ask: &Ask, way: Way) -> (Room, Vec<usize>) {
     if let Ok(mut positions) = choose::best(entry, &Taste::of(ask)) {
         if way == Way::Roomiest && ask.gpus > 1 {
@@ -110,7 +112,7 @@ enum Room {
     Now,
 }
 
-/// Return as many GPUs as the pod requests, those with the most room. The caller has checked that enough GPUs have room.
+/// Return the GPUs with the most room, as many as the pod requests. The caller has checked that enough GPUs have room.
 fn roomiest(entry: &NodeAccount, ask: &Ask) -> Vec<usize> {
     let taste = Taste::of(ask);
     let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();

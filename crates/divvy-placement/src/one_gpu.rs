@@ -22,7 +22,8 @@ pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) ->
     (good && !kept).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
 }
 
-/// Choose, among the GPUs with room, the most preferred; on a tie the one with the least left, then the lowest index.
+/// Among the GPUs with room, choose the one that the pod likes most; on a tie, the one with the least free memory; then the one
+/// with the lowest index.
 pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>) -> Option<usize> {
     let gpus = entry.state.as_ref()?.gpus.iter().enumerate();
     gpus.filter_map(|(position, gpu)| {

@@ -48,7 +48,7 @@ fn of_node(view: &NodeView<'_>) -> Vec<Overbooked> {
     let mut arrivals: Vec<_> = view.arrivals().collect();
     arrivals.sort_by_key(|(arrival, _)| *arrival);
     let gpus = state.gpus.iter().enumerate();
-    let offered = gpus.filter(|(_, gpu)| state.unusable_gpu(gpu).is_none());
+    let offered = gpus.filter(|(_, gpu)| state.is_offered(gpu));
     offered
         .filter(|(position, gpu)| view.used(*position) > gpu.most)
         .filter_map(|(position, gpu)| {

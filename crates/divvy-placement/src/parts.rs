@@ -4,7 +4,7 @@ use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor};
 
 use crate::node::NodeState;
 
-/// A share of a node's GPU that a pod holds. The position is in [`NodeState::gpus`], or `None` if the node has no such GPU.
+/// A share of a GPU that a pod holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// The GPU's position in [`NodeState::gpus`]; `None` if the node has no such GPU.
@@ -82,7 +82,7 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
     }
 }
 
-/// Return how many whole GPUs a bound pod requests beyond those that its allocation names, and of which vendor.
+/// Return how many whole GPUs a bound pod requests beyond the GPUs that its allocation names, and their vendor.
 pub(crate) fn unnamed(pod: &Pod, state: &NodeState, parts: &[Part]) -> Option<(Vendor, u64)> {
     let request = pod.request.whole.as_deref()?;
     // A GPU that the node does not have any longer is named as well: the pod holds no other in its place.

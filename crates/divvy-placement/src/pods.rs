@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use divvy_model::{Pod, PodKey};
 
-/// Pods by UID and by name. Each pod is stored once, however many ways there are to find it: a large cluster has tens of
-/// thousands.
+/// Pods by UID and by name. Both indexes share one copy of each pod, because a large cluster has tens of thousands of
+/// pods.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Pods {
     by_uid: BTreeSet<ByUid>,

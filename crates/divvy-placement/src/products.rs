@@ -24,7 +24,7 @@ impl Product {
 /// The products that GPUs of the ledger's nodes have now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Products {
-    /// Name → number, and the number of GPUs with this product.
+    /// By product name: the product's number, and the number of GPUs with this product.
     known: BTreeMap<String, (Product, usize)>,
     unused: Vec<Product>,
 }

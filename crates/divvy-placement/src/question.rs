@@ -48,7 +48,7 @@ impl Ledger {
                 let own = own.iter().filter(|own| own.position == Some(position));
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
                 let gpu = state.gpus.get(position)?;
-                let well = gpu.health == Health::Ok && state.unusable_gpu(gpu).is_none();
+                let well = gpu.health == Health::Ok && state.is_offered(gpu);
                 (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())
@@ -56,9 +56,9 @@ impl Ledger {
         reservation.possible().find(good)
     }
 
-    /// Choose the GPU of a node: the one with the least memory left that is enough, on a tie the one with the lowest index, as
-    /// gpushare does (`docs/compatibility/gpushare.md`). If several GPUs are requested, choose those that work best together. A
-    /// GPU that failed or is lost is never chosen.
+    /// Choose the GPU of a node by best fit, as gpushare does (`docs/compatibility/gpushare.md`): the GPU with the least free
+    /// memory that still suffices; on a tie, the one with the lowest index. If several GPUs are requested, choose the set that
+    /// works best together. A GPU that failed or is lost is never chosen.
     pub fn choose(&self, node: &str, ask: &Ask) -> Result<Choice, Refusal> {
         let view = self.known(node)?;
         let taste = Taste::of(ask);
@@ -102,11 +102,11 @@ pub struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// Report whether the pod may go to a node, for filter. The answer is advisory: nothing is reserved. What is already reserved
-    /// or bound for the pod on this node is its own, and fits as long as it is good.
+    /// Report whether the pod may go to a node, for filter. The answer is advisory: nothing is reserved. A pod that is already
+    /// bound to this node fits. So does a pod with a reservation here, as long as it could still get the reserved GPUs.
     ///
-    /// A pod that requests no memory fits every known node. For a node that is offered, this mostly compares one number, which
-    /// was counted when the node changed.
+    /// A pod that requests no memory fits every known node. For most nodes whose GPUs are offered, this compares only one number,
+    /// which was computed when the node changed.
     pub fn fits(&self, node: &str) -> Result<(), Refusal> {
         let view = self.ledger.known(node)?;
         if self.ask.is_nothing() || self.bound == Some(node) {

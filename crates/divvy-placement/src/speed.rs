@@ -4,10 +4,10 @@
 //! operations with FP32 accumulation, times memory bandwidth. This ranks GPUs like the geometric mean of both. It is computed
 //! once, when a node is read.
 //!
-//! - Operations: multiprocessors × clock × operations of one multiprocessor per clock. The latter are from NVIDIA's whitepapers
-//!   for V100 (7.0), Turing (7.5), A100 (8.0), GA102 (8.6), Ada (8.9), H100 (9.0), Blackwell (10.x), and RTX Blackwell (12.x).
-//!   Where there are no tensor cores, it is FP32, or FP16 where that is twice as fast. A few products have less than their
-//!   generation ([`limited`]).
+//! - Operations: multiprocessors × clock × operations of one multiprocessor per clock. The last factor is from NVIDIA's
+//!   whitepapers for V100 (7.0), Turing (7.5), A100 (8.0), GA102 (8.6), Ada (8.9), H100 (9.0), Blackwell (10.x), and RTX
+//!   Blackwell (12.x). For GPUs without tensor cores, FP32 operations count, or FP16 operations where these are twice as fast.
+//!   A few products have a lower rate than their generation ([`limited`]).
 //! - Memory bandwidth: bus width and memory clock, read by the probe. An older agent, and a driver older than 495, do not report
 //!   it. Then it is estimated from the operations by the usual ratio of the generation, so that nodes of both kinds can be
 //!   compared.

@@ -7,8 +7,8 @@ use crate::hash::rank;
 use crate::node::GpuState;
 use crate::products::Products;
 
-/// A pod's rules, for comparing them with many GPUs: for each product, it caches whether the pod accepts it. Valid only for one
-/// moment of one ledger, because the numbers of unused products are reused.
+/// A pod's rules, prepared for comparison with many GPUs: for each product, it caches whether the pod accepts the product. A
+/// value is valid only until the ledger changes, because the numbers of unused products are reused.
 #[derive(Debug, Clone)]
 pub struct Taste<'a> {
     ask: &'a Ask,

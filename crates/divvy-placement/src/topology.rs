@@ -101,12 +101,12 @@ impl Topology {
     /// Choose `count` of the candidates, in ascending order of position; `None` if there are too few, or if more than `count`
     /// must be chosen.
     ///
-    /// The chosen set is worth the most. On a tie, the other candidates can be divided into the best sets of this size (one of
-    /// them smaller, if they do not divide evenly). Then the chosen GPUs have the least memory left. Then they have the lowest
-    /// positions.
+    /// The chosen set is worth the most. On a tie, the best set is the one whose remaining candidates are worth the most when
+    /// they are divided into sets of this size (one of them smaller, if they do not divide evenly); then the set with the least
+    /// free memory; then the set with the lowest positions.
     ///
-    /// The result is exact for up to 16 candidates. With more, it is a good set that cannot be improved by exchanging one GPU;
-    /// instead of how the others can be divided, it then counts how strongly they are connected to the chosen ones.
+    /// The result is exact for up to 16 candidates. With more, it is a good set that cannot be improved by exchanging one GPU.
+    /// The first rule for ties is then a different one: the set with the weakest connections to the remaining candidates is best.
     pub fn choose(&self, candidates: &[Candidate], count: usize) -> Option<Vec<usize>> {
         let mut candidates = candidates.to_vec();
         candidates.sort_unstable_by_key(|candidate| candidate.position);
@@ -122,8 +122,10 @@ impl Topology {
         Some(chosen.into_iter().map(|at| candidates[at].position).collect())
     }
 
-    /// Choose `count` of the GPUs at these positions as NVIDIA's device plugin does, with all of `must`, in ascending order: the best set of
-    /// the division into sets of this size that is worth the most. `None` if there are too few GPUs, or if `must` has other GPUs or too many.
+    /// Choose `count` of the GPUs at these positions as NVIDIA's device plugin does: divide the GPUs into sets of this size so
+    /// that the sets together are worth the most, and take the best set. The result includes all of `must` and is in ascending
+    /// order. Return `None` if there are too few GPUs, if `must` names more than `count` GPUs, or if it names a GPU at another
+    /// position.
     ///
     /// With more than 16 GPUs, the choice is that of [`Topology::choose`].
     pub fn choose_divided(&self, positions: &[usize], must: &[usize], count: usize) -> Option<Vec<usize>> {
@@ -163,7 +165,7 @@ impl Topology {
     }
 }
 
-/// Choose by free memory only. Return indices into the list of candidates, in ascending order.
+/// Choose the GPUs with the least free memory. Return indices into the list of candidates, in ascending order.
 fn least_left(candidates: &[Candidate], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_unstable_by_key(|at| (!candidates[*at].must, candidates[*at].free, *at));

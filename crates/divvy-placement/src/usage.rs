@@ -20,7 +20,7 @@ pub(crate) struct Usage {
     pub(crate) departed_anywhere: MiB,
     /// The most memory that a share can have of one healthy GPU.
     pub(crate) most_free: MiB,
-    /// The number of whole GPUs per vendor that pods hold without an allocation: any of the GPUs that nothing is booked on.
+    /// The number of whole GPUs per vendor that pods hold without an allocation. They may be any GPUs on which nothing is booked.
     pub(crate) unnamed_whole: BTreeMap<Vendor, u64>,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
@@ -76,8 +76,8 @@ impl Usage {
                 continue;
             }
             unknown += 1;
-            // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is no longer there, and
-            // what was on it takes nothing from the others.
+            // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is gone, and its
+            // part takes nothing from the other GPUs.
             if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
                 self.anywhere = self.anywhere.saturating_add(part.memory);
             }
@@ -95,7 +95,7 @@ impl Usage {
 }
 
 impl AnomalyCounts {
-    /// Count what is odd about a bound pod. `unknown_gpus` is the number of its GPUs that the node does not have.
+    /// Count the anomalies of a bound pod. `unknown_gpus` is the number of its GPUs that the node does not have.
     pub(crate) fn add(&mut self, pod: &Pod, unknown_gpus: u64) {
         self.unknown_gpu = self.unknown_gpu.saturating_add(unknown_gpus);
         match &pod.held {

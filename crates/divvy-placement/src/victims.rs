@@ -11,13 +11,14 @@ use crate::node_view::NodeView;
 
 impl Ledger {
     /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed` holds
-    /// the UIDs that kube-scheduler proposes, which knows only sums. Return the UIDs to evict, sorted; `None` if there is no room
-    /// even without all pods of lower priority.
+    /// the UIDs that kube-scheduler proposes, because kube-scheduler knows only the node's sums. Return the UIDs to evict,
+    /// sorted. Return `None` if there is no room even without all pods of lower priority.
     ///
-    /// If the proposed pods are enough, only they are considered, because kube-scheduler has checked their PodDisruptionBudgets.
-    /// Otherwise, all pods of lower priority are. Among these, the fewest pods with the lowest priority are taken. A proposed pod
-    /// without GPU memory on this node stays a victim, because it is in the way for another reason. So do as many of the other
-    /// proposed pods as CPU, main memory, and the number of pods require; and all of them, if there is no visible reason for any.
+    /// If evicting the proposed pods is enough, only they are considered, because kube-scheduler has checked their
+    /// PodDisruptionBudgets. Otherwise, all pods of lower priority are considered. Among these, the fewest pods with the lowest
+    /// priority are taken. A proposed pod without GPU memory on this node stays a victim, because it is in the way for another
+    /// reason. Of the other proposed pods, as many stay victims as CPU, main memory, and the number of pods require. If there is
+    /// no visible reason for any victim, all proposed pods stay victims.
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
         let ask = Ask::of_pod(pod, self.unit());
@@ -75,7 +76,7 @@ impl Ledger {
     }
 }
 
-/// CPU, main memory, and number of pods taken on a node, if some pods are gone and the new pod is there.
+/// The CPU, main memory, and number of pods that are taken on a node once some pods are gone and the new pod is there.
 struct Sums {
     cpu_milli: u64,
     memory_bytes: u64,

@@ -1,7 +1,7 @@
 //! Connections of gRPC clients in Go.
 //!
-//! grpc-go sends the path of a Unix socket as `:authority`, percent-encoded. The h2 crate refuses this, a server in Go does not. So the value
-//! is replaced by a valid one of the same length while it is read.
+//! grpc-go sends the path of a Unix socket as `:authority`, percent-encoded. The h2 crate refuses such a value, whereas a server
+//! in Go accepts it. Therefore [`GoClient`] replaces the value by a valid one of the same length while the connection is read.
 
 use std::io;
 use std::pin::Pin;

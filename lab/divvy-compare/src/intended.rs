@@ -1,4 +1,4 @@
-//! Where Divvy differs from NVIDIA's plugin by intent.
+//! The intended differences between Divvy and NVIDIA's device plugin.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,12 @@ use anyhow::{Context as _, Result};
 
 use crate::play::Outcome;
 
-/// The differences, by scenario.
+/// The scenarios with intended differences.
 #[derive(Debug)]
 pub(crate) struct Intended {
     reasons: BTreeMap<String, String>,
-    /// What Divvy does in these scenarios. Without them, a reason would also excuse a new fault.
+    /// What Divvy does in these scenarios. Without this record, the reason for a difference would
+    /// also excuse a new fault.
     outcomes: Vec<Outcome>,
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn differences(ours: &Outcome, theirs: &Outcome) -> Vec<String> {
     differences
 }
 
-/// What NVIDIA's errors say about the functions that they passed through, and not about the cause.
+/// The parts of NVIDIA's errors that name the functions that passed the error on, and not the cause.
 const PASSED: [&str; 8] = [
     "error building device map",
     "error building device map from config.resources",
@@ -84,7 +85,7 @@ const PASSED: [&str; 8] = [
     "error visiting MIG device",
 ];
 
-/// Return an error without the functions that it passed through.
+/// Return an error without the functions that passed it on.
 fn without_path(error: &str) -> String {
     let parts = error.split(": ").filter(|part| !PASSED.contains(part));
     parts.collect::<Vec<_>>().join(": ")

@@ -1,4 +1,4 @@
-//! A kubelet for device plugins: takes registrations and follows the lists of devices.
+//! A kubelet for device plugins: it accepts registrations and follows the device lists.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,9 +41,9 @@ pub(crate) struct Registered {
 pub(crate) struct Seen {
     /// All registrations, in their order.
     pub(crate) registrations: Vec<Registered>,
-    /// The last list of each resource.
+    /// The last device list of each resource.
     pub(crate) devices: BTreeMap<String, Vec<Device>>,
-    /// The number of lists so far.
+    /// The number of device lists so far.
     pub(crate) lists: usize,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Kubelet {
     directory: PathBuf,
     seen: watch::Sender<Seen>,
     server: Arc<Mutex<Option<JoinHandle<()>>>>,
-    /// The tasks that follow lists of devices.
+    /// The tasks that follow device lists.
     following: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
@@ -117,7 +117,8 @@ impl Kubelet {
         Ok(DevicePluginClient::new(channel))
     }
 
-    /// End the streams of devices, and return the list with which the next stream of a resource begins. A plugin may also register again.
+    /// End the ListAndWatch streams, and return the first list of the next stream of a resource. A plugin may also register
+    /// again.
     pub(crate) async fn watch_again(&self, resource: &str) -> Result<Vec<Device>> {
         for task in self.following().drain(..) {
             task.abort();

@@ -1,5 +1,5 @@
-//! Plays the same scenarios to two device plugins on the simulated NVML, and compares what they do. Needs root, for a mount namespace of its
-//! own.
+//! Plays the same scenarios to two device plugins on the simulated NVML, and compares what they do. This needs root, because each
+//! plugin runs in a mount namespace of its own.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a program for a terminal")]

@@ -30,12 +30,12 @@ pub(crate) struct Outcome {
     pub(crate) name: String,
     /// The exit status, if the program ended on its own.
     pub(crate) exit: Option<i32>,
-    /// Why it ended, without the position in the source.
+    /// Why the program ended, without the position in its source code.
     pub(crate) error: Option<String>,
     /// The last registration of each resource.
     pub(crate) registrations: Vec<Registered>,
     pub(crate) devices: BTreeMap<String, Vec<Device>>,
-    /// One value for each step.
+    /// The result of each step.
     pub(crate) answers: Vec<Value>,
 }
 
@@ -45,7 +45,7 @@ const START: Duration = Duration::from_secs(15);
 const CHANGE: Duration = Duration::from_millis(1500);
 /// How long a plugin may take to notice another configuration or other MIG devices.
 const NOTICE: Duration = Duration::from_secs(8);
-/// How long to wait for what should not come.
+/// How long to wait for messages that should not come.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// A running program, in a mount namespace of its own.
@@ -83,7 +83,7 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
     })
 }
 
-/// Let a program print the labels.
+/// Let a program print the labels, and return them as the outcome.
 async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
     let beside = program.with_file_name(LABELLER);
     let program = if beside.exists() { beside } else { program.to_owned() };
@@ -106,7 +106,8 @@ async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result
 
 const LABELLER: &str = "gpu-feature-discovery";
 
-/// Replaces the directories that a device plugin knows by name, then runs the program under the name of NVIDIA's.
+/// The script that replaces the directories that a device plugin knows by name, and then runs the program under the name of
+/// NVIDIA's.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
@@ -351,7 +352,7 @@ impl Running {
         })
     }
 
-    /// Wait for other devices, and return the healthy ones of each resource.
+    /// Wait until the devices change, and return the healthy devices of each resource.
     async fn after_a_change(&self, before: &Seen) -> Value {
         let mut seen = self.kubelet.seen();
         let _ = timeout(NOTICE, seen.wait_for(|seen| seen.devices != before.devices)).await;
@@ -364,7 +365,7 @@ impl Running {
         json!(healthy.filter(|(_, healthy)| !healthy.is_empty()).collect::<BTreeMap<_, _>>())
     }
 
-    /// Wait for the next registration, and return the devices after that.
+    /// Wait for the next registration, and return the devices that follow it.
     async fn registered_again(&self, before: usize) -> Result<Value> {
         let mut seen = self.kubelet.seen();
         let lists = seen.borrow().lists;
@@ -390,7 +391,7 @@ impl Running {
         Ok(rustix::process::kill_process(pid, signal)?)
     }
 
-    /// Tell the simulated driver what happens.
+    /// Send a request to the simulated driver.
     async fn control(&self, request: &Value) -> Result<()> {
         let path = self.directory.path().join("control");
         let stream = UnixStream::connect(&path)
@@ -457,7 +458,7 @@ fn driver_files(root: &Path, simulator: &Path, machine: &Machine) -> Result<()> 
     Ok(())
 }
 
-/// Wait for a change of the devices, and return those that are unhealthy.
+/// Wait for a change of the devices, and return the unhealthy devices.
 async fn unhealthy(mut seen: watch::Receiver<Seen>) -> Value {
     seen.mark_unchanged();
     let _ = timeout(CHANGE, seen.changed()).await;

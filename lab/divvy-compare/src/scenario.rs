@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 pub(crate) const GPU: &str = "nvidia.com/gpu";
 
-/// What is played to a device plugin.
+/// A scenario that is played to a device plugin.
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// Whether it is played to GPU feature discovery, which prints labels and ends.
+    /// Whether the scenario is played to GPU feature discovery, which prints labels and ends.
     pub(crate) is_labels: bool,
     pub(crate) machine: Machine,
     pub(crate) args: Vec<String>,
@@ -19,7 +19,7 @@ pub(crate) struct Scenario {
     pub(crate) steps: Vec<Step>,
 }
 
-/// What happens, one after the other.
+/// A step of a scenario.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
     Options,
@@ -33,17 +33,17 @@ pub(crate) enum Step {
     },
     /// The driver reports an XID of the GPU with this index.
     Xid(usize, u64),
-    /// The same, for a GPU instance and a compute instance.
+    /// The driver reports an XID of a GPU instance and a compute instance of the GPU with this index.
     XidOfMig(usize, u64, (u32, u32)),
     /// The simulated driver gets this request.
     Driver(&'static str),
-    /// The same, and the plugin has time to notice what it is not told.
+    /// The simulated driver gets this request, and the plugin has time to notice a change that no event reports.
     Notice(&'static str),
-    /// The kubelet ends its stream of devices and opens another one.
+    /// The kubelet ends its ListAndWatch stream and opens another one.
     Reconnect,
     RestartKubelet,
     Hangup,
-    /// The configuration file gets this content, and the plugin SIGHUP.
+    /// The configuration file gets this content, and the plugin gets SIGHUP.
     Configure(&'static str),
     /// The configuration file gets this content.
     Rewrite(&'static str),
@@ -51,32 +51,32 @@ pub(crate) enum Step {
     Divide(&'static str),
 }
 
-/// The machine: NVIDIA A100 GPUs, unless it says otherwise.
+/// A machine. Its GPUs are NVIDIA A100 unless a field says otherwise.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Machine {
     pub(crate) gpus: u32,
-    /// Numbers of NVLinks between two GPUs.
+    /// Pairs of GPUs, with the number of NVLinks between them.
     pub(crate) links: Vec<(u32, u32, u32)>,
-    /// What is near on the PCI bus: groups of GPUs of this size share a switch or a processor.
+    /// The size of the groups of GPUs that are near each other on the PCI bus, and what the GPUs of a group share.
     pub(crate) near: Option<(u32, &'static str)>,
     pub(crate) models: Vec<(u32, &'static str)>,
     pub(crate) driver: Option<&'static str>,
     /// `0=0,0,1;1=2`: the GPU instance profiles of the MIG devices of each GPU.
     pub(crate) mig: &'static str,
-    /// What is wrong with the driver when the program starts: the simulated driver's state file.
+    /// The simulated driver's state file, which says what is wrong with the driver when the program starts.
     pub(crate) state: Option<&'static str>,
-    /// MiB of memory, if not 40 GiB.
+    /// The memory of each GPU in MiB, if it is not 40 GiB.
     pub(crate) memory: Option<u64>,
     /// The fabrics of GPUs, as in the machine description.
     pub(crate) fabrics: Vec<(u32, &'static str)>,
-    /// Whether the driver's files and device nodes are below the directory at which a pod has them, as CDI specs need them.
+    /// Whether the driver's files and device nodes, which CDI specs need, are below the directory where a pod has them.
     pub(crate) has_files: bool,
-    /// Whether IMEX channel 0 exists there.
+    /// Whether IMEX channel 0 exists below this directory.
     pub(crate) has_channel: bool,
 }
 
 impl Machine {
-    /// Return `/proc/driver/nvidia-caps/mig-minors`: the numbers count up over all instances.
+    /// Return the content of `/proc/driver/nvidia-caps/mig-minors`. The numbers count up over all instances.
     pub(crate) fn mig_minors(&self) -> String {
         let divided = self.mig.split(';').filter_map(|part| part.split_once('='));
         let instances = divided.flat_map(|(gpu, profiles)| {

@@ -12,8 +12,8 @@ use divvy_fuzz::targets::{Target, cpu_time};
 const ENDLESS: Duration = Duration::from_secs(60);
 /// The greatest number of inputs that are changed further.
 const CORPUS: usize = 200;
-/// The length in bytes up to which such an input is kept, unless twice the longest accepted seed is more. Long inputs are slow, and all
-/// targets keep theirs in memory.
+/// The maximum length in bytes of an input that is kept to be changed further, unless twice the length of the longest seed is
+/// more. Long inputs are slow, and all targets keep theirs in memory.
 const KEPT: usize = 1 << 13;
 
 /// The results of a target.

@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     configured: bool,
     machine: Option<Arc<Machine>>,
     changes: Changes,
-    /// The number of replaced machine descriptions that `machine` has taken in.
+    /// The value of `changes.descriptions` for which `machine` was read.
     descriptions: u64,
     /// The file that stores the changes, with the stamp of the version that was read last.
     state: Option<(PathBuf, Option<Stamp>)>,

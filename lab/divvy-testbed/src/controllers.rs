@@ -1,7 +1,7 @@
 //! The parts of kube-controller-manager that the scenarios need: they create a Deployment's pods, and delete pods whose Deployment is gone.
 //!
-//! Simpler than upstream: a Deployment owns its pods without a ReplicaSet in between, so a changed template replaces no pod. The newest pods
-//! are deleted first when there are too many. Deletion is that of the garbage collector, in the background.
+//! Simpler than upstream: a Deployment owns its pods without a ReplicaSet in between, so a changed template replaces no pod. The
+//! newest pods are deleted first when there are too many. Pods are deleted in the background, as the garbage collector does it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

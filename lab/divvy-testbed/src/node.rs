@@ -147,7 +147,8 @@ pub struct Timings {
     pub orphan_grace: Duration,
     /// The duration of each container start (image pull and runtime).
     pub container_start: Duration,
-    /// The duration of an Allocate call after the ids are chosen. Bug B1 and everything else that can happen during an admission happen in it.
+    /// The duration of an Allocate call after the ids are chosen. Bug B1, and everything else that can happen during an
+    /// admission, happens in this time.
     pub allocate: Duration,
     /// The time limit of PreStartContainer.
     pub pre_start: Duration,

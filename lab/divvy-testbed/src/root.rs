@@ -14,8 +14,8 @@ const UNLOCKED: &str = "lock.new";
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A separate directory for one cluster, removed on drop. The process holds a lock on a file in the directory as long as it lives, so that
-/// the next cluster that starts can tell which directories killed clusters left behind.
+/// A separate directory for one cluster, removed on drop. While the process lives, it holds a lock on a file in the directory. By
+/// these locks, the next cluster that starts can tell which directories killed clusters left behind.
 #[derive(Debug)]
 pub struct Root {
     path: PathBuf,
@@ -76,7 +76,8 @@ impl Drop for Root {
     }
 }
 
-/// The age below which a directory without a lock may still be being created. If it is older, its creator was killed in between.
+/// The age up to which a directory without a lock may still be under construction. The creator of an older one was killed before
+/// it took the lock.
 const BEING_MADE: Duration = Duration::from_secs(60);
 
 /// Remove the directories whose lock no process holds.

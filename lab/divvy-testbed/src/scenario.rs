@@ -41,7 +41,7 @@ pub struct Report {
     pub running: bool,
 }
 
-/// Return those of a container's mount points that belong in a [`Report`], sorted.
+/// Return the mount points of a container that belong in a [`Report`], sorted.
 pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
     let mut below: Vec<String> = mount_points.filter(|path| path.starts_with("/usr/")).collect();
     below.sort();

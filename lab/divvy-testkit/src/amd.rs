@@ -1,7 +1,7 @@
 //! Recorded machines with AMD GPUs as trees of files: what the kernel module amdgpu has in `/sys`, and the device nodes.
 //!
-//! The tables are in `data/amd`. What they do not have is made up as the kernel would: numbers of card nodes, a directory for each partition
-//! that a GPU could have, and links between directories.
+//! The tables are in `data/amd`. What the tables lack is made up as the kernel would create it: numbers of card nodes, a
+//! directory for each partition that a GPU could have, and links between directories.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -55,7 +55,7 @@ impl Row {
         read.unwrap_or(0)
     }
 
-    /// The PCI address of the card, without the function.
+    /// Return the PCI address of the card, without the function.
     fn card(&self) -> String {
         let (domain, location) = (self.number("domain"), self.number("location_id"));
         format!("{domain:04x}:{:02x}:{:02x}", location >> 8 & 0xff, location >> 3 & 0x1f)
@@ -87,7 +87,7 @@ impl Machine {
         }
     }
 
-    /// The product's name, as its board says it, or `None` for a board that says none.
+    /// Return the product's name as the board reports it, or `None` if the board reports no name.
     pub fn product(self) -> Option<&'static str> {
         match self {
             Machine::Vega10 => None,
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// The memory of a GPU or partition in MiB where it was not recorded.
+    /// Return the memory of a GPU or partition in MiB, for nodes where it was not recorded.
     fn memory_mib(self) -> u64 {
         match self {
             Machine::Vega10 => 16_368,
@@ -107,7 +107,7 @@ impl Machine {
         }
     }
 
-    /// The number of partitions of each GPU.
+    /// Return the number of partitions of each GPU.
     fn parts(self) -> u64 {
         match self {
             Machine::Vega10 | Machine::Mi210 => 1,

@@ -72,8 +72,8 @@ fn sources(kinds: &[&str]) -> Vec<(PathBuf, String)> {
     found
 }
 
-/// Find ways to leave a test early that the record would not count, with the replacement to use. Before `divvy-skip` existed, all skipped tests used
-/// one of them.
+/// Find code that leaves a test early without a recorded skip, and return the replacement to use. Before `divvy-skip` existed,
+/// all skipped tests used such code.
 fn uncounted(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let lines: Vec<&str> = text.lines().collect();

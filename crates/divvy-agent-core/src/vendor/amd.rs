@@ -9,8 +9,8 @@ use super::{Edits, NodeFiles, Rules};
 pub(super) struct Amd;
 
 impl Rules for Amd {
-    /// AMD's device plugin uses the PCI address (`internal/pkg/amdgpu/amdgpu.go` in ROCm/k8s-device-plugin). The partitions of one GPU
-    /// share the address.
+    /// Return the PCI address, as AMD's device plugin does (`internal/pkg/amdgpu/amdgpu.go` in ROCm/k8s-device-plugin). The
+    /// partitions of one GPU share the address, so a partition's id is its UUID.
     fn device_id(&self, gpu: &Gpu) -> String {
         match gpu.partition.is_none() && !gpu.pci.is_empty() {
             true => gpu.pci.clone(),
@@ -22,7 +22,8 @@ impl Rules for Amd {
         &["/dev/kfd"]
     }
 
-    /// A program that does not run as root needs the group of the device nodes, which differs between distributions.
+    /// The groups are those of the device nodes: a program that does not run as root needs them, and they differ between
+    /// distributions.
     fn edits(&self, _: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
         let shared = self.shared_devices().iter().map(|path| (*path).to_owned());
         let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));

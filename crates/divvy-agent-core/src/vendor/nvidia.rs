@@ -20,8 +20,8 @@ impl Rules for Nvidia {
         &["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"]
     }
 
-    /// The environment variables are gpushare's, for programs that read them, and one that keeps NVIDIA's own runtime from adding GPUs.
-    /// gpushare's variables describe shares, so a container with whole GPUs has none of them.
+    /// The environment contains gpushare's variables, for programs that read them, and a variable that keeps NVIDIA's own runtime
+    /// from adding GPUs. gpushare's variables describe shares, so a container with whole GPUs gets only the other one.
     fn edits(&self, record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
         let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
         let shared = self.shared_devices().iter().filter(|path| node.devices.contains_key(**path));

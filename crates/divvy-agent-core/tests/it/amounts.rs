@@ -160,7 +160,7 @@ fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
     node.start("p", "b").expect("its second container starts");
 }
 
-/// A pod with this many units of this many MiB on GPU 0, as the extender bound it.
+/// Return a pod on GPU 0 with this many units of this many MiB, as the extender bound it.
 fn in_unit(uid: &str, units: u64, mib: u64) -> Pod {
     edited(simple(uid, 0, units), |allocation| {
         allocation.gpus[0].memory = MiB(units * mib);
@@ -249,7 +249,7 @@ fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_
     assert!(node.records.values().all(|record| record.unit == MemoryUnit::GIB));
 }
 
-/// A pod that claims an earlier, smaller unit would get devices for less than they stand for.
+/// A pod that claims an earlier, smaller unit would get devices for less memory than they stand for.
 #[test]
 fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
     let mut small = settings();

@@ -245,7 +245,7 @@ fn the_record_is_written_before_the_spec() {
     );
 }
 
-/// K09.
+/// Case K09 of `docs/compatibility/kubelet.md`.
 #[test]
 fn a_container_that_restarts_gets_the_same_a_hundred_times() {
     let mut node = Node::new(&[4096, 4096]);
@@ -259,7 +259,7 @@ fn a_container_that_restarts_gets_the_same_a_hundred_times() {
     assert_eq!((node.records.clone(), node.specs.clone()), (records, specs));
 }
 
-/// K16, K17, R3.
+/// Cases K16 and K17 of `docs/compatibility/kubelet.md`, and R3 of `docs/compatibility/races.md`.
 #[test]
 fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
     for (containers, effective) in [
@@ -298,7 +298,7 @@ fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
     }
 }
 
-/// R20, R22.
+/// Cases R20 and R22 of `docs/compatibility/races.md`.
 #[test]
 fn a_pod_bound_without_the_extender_is_refused_with_what_to_check_and_one_event() {
     let mut node = Node::new(&[4096]);

@@ -76,7 +76,7 @@ fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
     assert_eq!(set(&mut core, vec![gpu(0, 4096)]).expect("4096 ids"), None);
 }
 
-/// K04: ids that pods hold stay healthy.
+/// Case K04 of `docs/compatibility/kubelet.md`: ids that pods hold stay healthy.
 #[test]
 fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
     let mut node = Node::new(&[8192, 8192]);

@@ -25,7 +25,7 @@ fn basis() -> Basis {
     }
 }
 
-/// A spec of both GPUs in `/etc/cdi`.
+/// Return a spec of both GPUs in `/etc/cdi`.
 fn etc(driver: &str) -> SpecFile {
     SpecFile {
         path: "/etc/cdi/nvidia.yaml".to_owned(),
@@ -36,7 +36,7 @@ fn etc(driver: &str) -> SpecFile {
     }
 }
 
-/// The same spec in the directory of the agent's own.
+/// Return the same spec in the directory of the agent's own spec.
 fn beside(driver: &str) -> SpecFile {
     SpecFile {
         path: "/var/run/cdi/nvidia.yaml".to_owned(),
@@ -73,7 +73,7 @@ fn seen(files: Vec<SpecFile>) -> Observed {
     }
 }
 
-/// The step as one word, and what is left to the operator.
+/// Return the step as one word, and what is left to the operator.
 fn shown(verdict: Verdict) -> (&'static str, String) {
     let step = match verdict.step {
         Step::Nothing => "nothing",

@@ -8,7 +8,7 @@ use divvy_model::{Health, Held, MiB, Pod};
 
 use crate::node::{Node, pod, simple};
 
-/// A pod on GPUs 0 and 2, with half of its memory on each.
+/// Return a pod on GPUs 0 and 2, with half of its memory on each.
 fn on_two(uid: &str, containers: &[(&str, divvy_model::ContainerKind, u64)]) -> Pod {
     let mut pod = pod(uid, 0, containers);
     let Held::Allocation(held) = &mut pod.held else {

@@ -51,7 +51,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
     }
 }
 
-/// Complete these GPUs with what the agent offers of them.
+/// Complete these GPUs with the part that the agent offers of each.
 pub(crate) fn offered(settings: &Settings, gpus: &[Gpu]) -> Vec<Gpu> {
     let gpus = gpus.iter().cloned();
     gpus.map(|gpu| {
@@ -72,7 +72,7 @@ fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     core.set_hardware(drivers.collect(), gpus).expect("few ids");
 }
 
-/// A pod that is bound to this node with an allocation on one GPU.
+/// Return a pod that is bound to this node with an allocation on one GPU.
 pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let request = PodRequest {
         containers: containers
@@ -156,7 +156,7 @@ pub(crate) struct Node {
     pub(crate) events: Vec<(String, &'static str, String)>,
 }
 
-/// A CDI spec that names the GPUs and has no files.
+/// Return a CDI spec that names the GPUs and lists no files.
 fn spec_of(gpus: &[Gpu]) -> Spec {
     let devices = gpus.iter().map(|gpu| Device {
         name: gpu.uuid.clone(),
@@ -235,7 +235,7 @@ impl Node {
         }
     }
 
-    /// The driver's list of processes: pod, GPU, MiB.
+    /// Set the driver's list of processes: pod, GPU, MiB.
     pub(crate) fn processes(&mut self, of: &[(&str, usize, u64)]) {
         let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
         for (uid, index, mib) in of {
@@ -268,7 +268,7 @@ impl Node {
         }
     }
 
-    /// All ids that are free in the kubelet's view.
+    /// Return all ids that are free in the kubelet's view.
     pub(crate) fn free_ids(&self) -> Vec<String> {
         let taken: BTreeSet<&String> = self.handouts.iter().flat_map(|handout| &handout.ids).collect();
         let devices = self.core.devices(ResourceSpec::MEMORY);
@@ -387,7 +387,7 @@ impl Node {
         }
     }
 
-    /// What the container runtime finds under the name that the kubelet recorded.
+    /// Return what the container runtime finds under the name that the kubelet recorded.
     pub(crate) fn resolve(&self, uid: &str, container: &str) -> Option<Running> {
         let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container))?;
         let spec = cdi::Spec::parse(self.specs.get(handout.grant.as_ref()?)?).expect("own text");
@@ -445,7 +445,8 @@ impl Node {
         self.perform(&actions);
     }
 
-    /// Memory of containers with a grant and processes, per GPU, each pod once. Computed from the test's own records.
+    /// Return the memory per GPU of containers that have a grant and processes, counting each pod once. It is computed
+    /// from the test's own records.
     pub(crate) fn used(&self, totals: &BTreeMap<String, (String, u64)>) -> BTreeMap<String, u64> {
         let mut used: BTreeMap<String, u64> = BTreeMap::new();
         for uid in &self.populated {

@@ -195,7 +195,7 @@ fn r16_an_agent_that_restarts_between_allocate_and_pre_start_has_lost_nothing() 
     assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia0"));
 }
 
-/// K10, R17: a container that starts without PreStart finds its spec.
+/// Case K10 of `docs/compatibility/kubelet.md`, and R17: a container that starts without PreStart finds its spec.
 #[test]
 fn r17_containers_restart_without_pre_start_while_the_kubelet_restarts() {
     let mut node = Node::new(&[4096]);
@@ -208,7 +208,7 @@ fn r17_containers_restart_without_pre_start_while_the_kubelet_restarts() {
     node.start("a", "y").expect("the container that was not started yet");
 }
 
-/// K23.
+/// Case K23 of `docs/compatibility/kubelet.md`.
 #[test]
 fn r18_ids_handed_out_twice_give_nobody_memory_twice() {
     let mut node = Node::new(&[4096, 4096]);
@@ -270,7 +270,7 @@ fn r19_no_order_of_times_matters() {
     }
 }
 
-/// R21: the first value counts.
+/// R21: the first value of the annotation counts.
 #[test]
 fn r21_a_changed_allocation_has_no_effect_and_is_said_once() {
     let mut node = Node::new(&[4096, 4096]);

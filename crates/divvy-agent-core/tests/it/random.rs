@@ -1,5 +1,5 @@
-//! Random pods on a node, with an extender that sees only the API's objects. In every run, running containers never have more of a GPU than it
-//! has, each runs on the GPU of its allocation, and nothing is left at the end.
+//! Random pods on a node, with an extender that sees only the API's objects. In every run, running containers together never have
+//! more memory of a GPU than the GPU has, each container runs on the GPU of its allocation, and nothing is left at the end.
 
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct World {
     node: Node,
-    /// The test's own records: what each pod ever created takes, and where.
+    /// The test's own records: for each pod ever created, its GPU and the amount that it takes.
     totals: BTreeMap<String, (String, u64)>,
     created: usize,
     /// Pods whose container got a grant since the pod's processes last ended.
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// Invariant 1, checked with the test's own records.
+    /// Check invariant 1 (`crates/divvy/tests/it/invariants.rs`) with the test's own records.
     fn check(&self) {
         let started: BTreeMap<String, (String, u64)> = self
             .totals
@@ -221,7 +221,7 @@ impl World {
         // The core always agrees with the disk.
         let known: Vec<_> = self.node.core.records().cloned().collect();
         assert_eq!(known, self.node.records.values().cloned().collect::<Vec<_>>());
-        // Healthy ids are the ones that kube-scheduler may count on: those of good GPUs, and those that pods hold on failed GPUs.
+        // kube-scheduler may count on healthy ids: all ids of good GPUs, and the ids that pods hold on failed GPUs.
         let healthy = self
             .node
             .core

@@ -21,7 +21,7 @@ fn at_rest_there_is_nothing_to_do() {
     assert_eq!(node.reconcile(), divvy_agent_core::Reconciled::default());
 }
 
-/// Invariants 3 and 4.
+/// Invariants 3 and 4 (`crates/divvy/tests/it/invariants.rs`).
 #[test]
 fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
     type End = fn(&mut Node);
@@ -75,7 +75,7 @@ fn nothing_is_taken_for_gone_before_the_list_of_pods_was_complete() {
     assert_eq!(node.records, records);
 }
 
-/// K12: the directory of specs is a tmpfs.
+/// Case K12 of `docs/compatibility/kubelet.md`: the directory of specs is a tmpfs.
 #[test]
 fn after_a_reboot_specs_are_rebuilt_from_the_records() {
     let mut node = running(&[4096, 4096], &[("a", 1, 3)]);
@@ -156,7 +156,7 @@ fn specs_of_nobody_go_and_specs_that_were_changed_come_back() {
     assert_eq!(node.specs, before);
 }
 
-/// K11.
+/// Case K11 of `docs/compatibility/kubelet.md`.
 #[test]
 fn a_restarted_agent_knows_what_the_old_one_knew() {
     let mut node = running(&[4096, 4096], &[("a", 0, 3), ("b", 1, 2), ("c", 1, 1)]);
@@ -172,7 +172,7 @@ fn a_restarted_agent_knows_what_the_old_one_knew() {
     assert_eq!(node.core.devices(ResourceSpec::MEMORY), devices);
 }
 
-/// K14, K15.
+/// Cases K14 and K15 of `docs/compatibility/kubelet.md`.
 #[test]
 fn what_ended_while_nobody_looked_is_not_counted() {
     let mut node = running(&[4096], &[("a", 0, 2), ("b", 0, 2)]);

@@ -38,7 +38,7 @@ fn node(gpus: u32) -> Node {
     Node::with(settings(), (0..gpus).map(amd).collect())
 }
 
-/// A pod that the default scheduler bound: it has no allocation.
+/// Return a pod that the default scheduler bound. It has no allocation.
 fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let whole = WholeRequest {
         vendor: Vendor::Amd,
@@ -61,7 +61,7 @@ fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     }
 }
 
-/// A pod whose only container has these GPUs by the extender's decision.
+/// Return a pod to whose only container the extender has given these GPUs.
 fn placed(uid: &str, gpus: &[u32]) -> Pod {
     let uuids: Vec<String> = gpus.iter().map(|index| amd(*index).uuid).collect();
     let share = |uuid: &String| GpuShare {

@@ -78,8 +78,8 @@ impl Ledger {
         }
     }
 
-    /// Drop the departed pods that the node's agent has reported: if it reports at least as much held memory as they had, it
-    /// counts them itself from now on, until their containers have ended.
+    /// Drop the departed pods whose memory the node's agent reports. If the agent reports at least as much held memory as
+    /// these pods had, the agent counts it from now on, until their containers have ended.
     pub(super) fn hear_of_departed(&mut self, node: &str) {
         while let Some(entry) = self.nodes.get(node).filter(|entry| !entry.departed.is_empty()) {
             let Some(state) = &entry.state else {
@@ -105,7 +105,7 @@ impl Ledger {
         }
     }
 
-    /// Return what is kept for these pods, as far as it is on GPUs of the node.
+    /// Return the memory that is kept for these departed pods on GPUs of the node.
     pub(super) fn kept(&self, state: &NodeState, departed: &BTreeSet<String>) -> Usage {
         let mut kept = Usage::none(Some(state));
         for departed in departed.iter().filter_map(|uid| self.departed.get(uid)) {

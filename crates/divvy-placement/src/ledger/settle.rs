@@ -81,8 +81,8 @@ impl Ledger {
             return;
         }
         let pods = entry.nominated.iter().filter_map(|uid| self.pods.get(uid));
-        // What is reserved for a pod here is counted already. A reservation on another node belongs to a bind whose outcome is
-        // not known yet.
+        // A reservation on this node is counted already. A reservation on another node belongs to a bind whose outcome is not
+        // known yet, so the pod still waits here.
         let is_reserved = |pod: &Pod| self.reservations.get(&pod.uid).is_some_and(|nodes| nodes.contains_key(node));
         let waiting = pods.filter(|pod| !pod.deleting && pod.request.wants_gpus() && !is_reserved(pod));
         let waiting: Vec<Pod> = waiting.cloned().collect();

@@ -2,9 +2,10 @@
 //! and take the best set of this division (github.com/NVIDIA/go-gpuallocator, besteffort_policy.go). What is left then serves the next
 //! request as well as possible.
 //!
-//! NVIDIA's search goes through all divisions, which takes seconds for 16 GPUs. But the best division of the remaining GPUs depends only on
-//! which GPUs remain, so here each set of remaining GPUs is examined once, and only where it can still be the best. What remains hard,
-//! machines without any regularity, is bounded. Sets of GPUs are the bits of an integer.
+//! NVIDIA's search goes through all divisions, which takes seconds for 16 GPUs. But the best division of the remaining GPUs
+//! depends only on which GPUs remain. So here each set of remaining GPUs is examined once, and only if it can still belong to the
+//! best division. The search is bounded, because machines without any regularity remain hard. Sets of GPUs are the bits of an
+//! integer.
 
 use super::Topology;
 
@@ -13,8 +14,8 @@ pub(super) const MOST: usize = 16;
 
 type Set = u32;
 
-/// The number of examined sets after which no other choice is tried; far more than real machines need. With up to eight GPUs, it is never
-/// reached.
+/// The number of examined sets after which the search tries no other choice. Real machines need far fewer, and with up to eight
+/// GPUs, the limit is never reached.
 const LOOKS: u32 = 30_000;
 
 /// A set of remaining GPUs that has not been examined.
@@ -22,8 +23,8 @@ const UNKNOWN: u32 = u32::MAX;
 /// The remaining GPUs cannot be divided so that one set has all GPUs that must be chosen.
 const IMPOSSIBLE: u32 = u32::MAX - 1;
 
-/// Choose `count` of the GPUs at these positions, which are in ascending order, with all of `must`. `None` if there is no such choice. There must be
-/// at most [`MOST`] GPUs.
+/// Choose `count` of the GPUs at these positions, which are in ascending order, with all of `must`. Return `None` if that is
+/// impossible. There must be at most [`MOST`] GPUs.
 pub(super) fn choose(topology: &Topology, positions: &[usize], must: &[usize], count: usize) -> Option<Vec<usize>> {
     let index = |position: &usize| positions.binary_search(position).ok();
     let must: Set = must.iter().try_fold(0, |set, position| Some(set | (1 << index(position)?)))?;
@@ -40,13 +41,14 @@ pub(super) fn choose(topology: &Topology, positions: &[usize], must: &[usize], c
 struct Search {
     count: u32,
     must: Set,
-    /// For each GPU, what it is worth to the lower and to the upper eight GPUs of a set.
+    /// For each GPU, the worth of its pairs with the lower eight and with the upper eight GPUs of a set.
     rows: Vec<[[u32; 256]; 2]>,
     /// What each set of remaining GPUs is worth when it is divided in the best way.
     free: Vec<u32>,
-    /// The same if one set of the division must have all of `must`.
+    /// The same for divisions in which one set must have all of `must`.
     bound: Vec<u32>,
-    /// The most that a set of the requested size is worth, and the most that the smaller set is worth.
+    /// The most that a set of the requested size is worth, and the most that the smaller set is worth if the GPUs do not divide
+    /// evenly.
     most: u32,
     most_of_smaller: u32,
     /// The number of sets examined so far.
@@ -108,7 +110,8 @@ impl Search {
         sets * self.most + if smaller == 0 { 0 } else { self.most_of_smaller }
     }
 
-    /// Return the best set of the best division. Of several divisions, and of several sets, the first in the order of the GPUs.
+    /// Return the best set of the best division. On a tie between divisions or between sets, the first in the order of the GPUs
+    /// counts.
     fn best_set(&mut self, all: Set) -> Set {
         let mut rest = all;
         let mut best: Option<First> = None;
@@ -125,7 +128,7 @@ impl Search {
         best.map_or(0, |best| best.set)
     }
 
-    /// Return the set with the lowest GPU in the best division.
+    /// Return the set that has the lowest remaining GPU in the best division.
     fn first_set(&mut self, rest: Set, is_bound: bool) -> First {
         let mut best = First {
             set: 0,
@@ -180,7 +183,8 @@ impl Search {
         most
     }
 
-    /// Return what is left worth if this set is taken out; `None` if then no set can have all of `must`.
+    /// Return what the other remaining GPUs are worth if this set is taken out. Return `None` if no set can then have all of
+    /// `must`.
     fn left(&mut self, rest: Set, set: Set, is_bound: bool) -> Option<u32> {
         let mut is_bound = is_bound;
         if is_bound && set & self.must != 0 {
@@ -192,8 +196,8 @@ impl Search {
         Some(self.divided(rest & !set, is_bound)).filter(|left| *left != IMPOSSIBLE)
     }
 
-    /// Return the sets that have the lowest of the remaining GPUs, with their worth: those of the requested size in the order of the GPUs, then
-    /// the smaller ones if the GPUs do not divide evenly.
+    /// Return the sets that have the lowest of the remaining GPUs, with their worth: first the sets of the requested size in the
+    /// order of the GPUs, then the smaller sets if the GPUs do not divide evenly.
     fn sets_with_lowest(&mut self, rest: Set) -> Vec<(Set, u32)> {
         let lowest = rest & rest.wrapping_neg();
         let others = rest & !lowest;
@@ -211,7 +215,7 @@ impl Search {
         sets
     }
 
-    /// Visit the sets that consist of `set` and of `missing` of the others.
+    /// Visit the sets that consist of `set` and of `missing` GPUs of `others`.
     fn extend(&self, set: Set, worth: u32, others: Set, missing: u32, visit: &mut impl FnMut(Set, u32)) {
         if missing == 0 {
             visit(set, worth);

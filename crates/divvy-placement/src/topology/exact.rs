@@ -1,9 +1,9 @@
 //! The exact search, for up to 16 GPUs. Sets of GPUs are the bits of an integer.
 //!
 //! NVIDIA's search goes through all divisions of the GPUs into sets; 16 GPUs have millions of them. But the best division of the
-//! remaining GPUs depends only on which GPUs remain. So here, each set of remaining GPUs is examined once, and only where it can
-//! still be the best. GPUs that are connected to all others in the same way are not distinguished. What remains hard, machines without any
-//! regularity, is bounded.
+//! remaining GPUs depends only on which GPUs remain. So here, each set of remaining GPUs is examined once, and only if it can
+//! still belong to the best division. GPUs that are connected to all others in the same way are not distinguished. The search is
+//! bounded, because machines without any regularity remain hard.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,8 +12,8 @@ use super::{Candidate, Topology};
 
 /// The maximum number of candidates.
 pub(super) const MOST: usize = 16;
-/// The number of examined parts after which no other choice is tried; far more than real machines need. With up to eight GPUs, it
-/// is never reached.
+/// The number of examined parts after which the search tries no other choice. Real machines need far fewer, and with up to eight
+/// GPUs, the limit is never reached.
 const LOOKS: u32 = 6_000;
 
 /// A set of GPUs, by their places in the order of [`alike_side_by_side`].
@@ -34,8 +34,8 @@ struct Search {
     worth: Vec<Sums<u32>>,
     /// An upper bound for what the best partners are worth to the GPUs of a set.
     partners: Sums<u32>,
-    /// The most that a set of `count` GPUs is worth, and the most that the smaller set is worth that is left when the remaining
-    /// GPUs are divided.
+    /// The most that a set of `count` GPUs is worth, and the most that the smaller set is worth if the remaining GPUs do not
+    /// divide evenly.
     most: u32,
     most_over: u32,
     /// For each GPU, the GPUs that are connected like it, including itself. They are next to each other in the order.
@@ -161,7 +161,7 @@ impl Search {
         }
     }
 
-    /// Compute how good the parts of the remaining GPUs can be at most.
+    /// Set the upper bounds for the worth of the sets into which the remaining GPUs can be divided.
     fn consider_leftovers(&mut self, all: Set, most: u32) {
         self.most = most;
         let over = (all.count_ones() - self.count) % self.count;
@@ -208,7 +208,7 @@ impl Search {
         self.bound_by_size(set.count_ones()).min(self.partners.of(set) / 2)
     }
 
-    /// Return the first of the sets that are alike.
+    /// Return the first of all sets that are like this one.
     fn kind_of(&self, set: Set) -> Set {
         let mut kind = 0;
         let mut at = 0;

@@ -5,13 +5,13 @@ use std::cmp::Reverse;
 
 use super::{Candidate, Topology};
 
-/// The number of starts, with the best connected GPUs.
+/// The number of starts. Each start is one of the best-connected GPUs.
 const STARTS: usize = 16;
 /// The maximum number of exchanges from one start. Each exchange improves the set, so the search also ends without this limit.
 const EXCHANGES: usize = 64;
 
-/// The price of a set, where less is better: its worth, how strongly it is connected to the other GPUs, what is left on its GPUs,
-/// and their indices.
+/// The price of a set, where less is better: its worth (reversed), how strongly it is connected to the other GPUs, the free
+/// memory of its GPUs, and their indices.
 type Price = (Reverse<u64>, u64, u64, Vec<usize>);
 
 /// Choose a good set. Return indices into the list of candidates, which is sorted by position, in ascending order. There must be

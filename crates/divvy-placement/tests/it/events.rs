@@ -177,8 +177,8 @@ fn a_pod_without_a_uid_is_left_out() {
     assert!(matches!(nothing.held, Held::Legacy(_)));
 }
 
-/// GPUs that are named unhealthy are not used, whichever comes first, the naming or the node. When the naming ends, exactly those
-/// GPUs are used again.
+/// GPUs that are named unhealthy are not used, no matter whether the naming or the node arrives first. When the naming ends,
+/// exactly these GPUs are used again.
 #[test]
 fn gpus_that_are_named_unhealthy_are_out_until_they_are_not_named_any_more() {
     let health = |ledger: &Ledger| -> Vec<(Health, Option<String>)> {

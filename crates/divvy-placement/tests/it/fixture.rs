@@ -24,7 +24,7 @@ pub(crate) fn ask(units: u64) -> Ask {
     Ask::new(units, GIB)
 }
 
-/// Filter's answer for an unknown pod: "" if it fits.
+/// Return filter's answer for an unknown pod: "" if the pod fits.
 pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     match ledger.fits(node, &ask(units), "u-nobody") {
         Ok(()) => String::new(),
@@ -32,7 +32,7 @@ pub(crate) fn filter(ledger: &Ledger, node: &str, units: u64) -> String {
     }
 }
 
-/// The free units of a node's GPUs.
+/// Return the free units of a node's GPUs.
 pub(crate) fn free(ledger: &Ledger, node: &str) -> Vec<u64> {
     let view = ledger.node(node).expect("known");
     let gpus = view.state().map_or(0, |state| state.gpus.len());

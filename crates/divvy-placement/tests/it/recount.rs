@@ -117,8 +117,8 @@ impl World {
         }
     }
 
-    /// MiB per GPU of the departed pods of a node. `named` says whether its GPUs have UUIDs; if not, an allocation, which uses
-    /// UUIDs, is on none of them.
+    /// Return the MiB that are kept on each GPU for the departed pods of a node. `named` says whether the node's GPUs have
+    /// UUIDs. If not, an allocation is on none of them, because it names UUIDs.
     fn kept(&self, node: &str, named: bool) -> BTreeMap<usize, u128> {
         let mut kept = BTreeMap::new();
         let here = self.departed.values().filter(|(pod, _)| pod.node.as_deref() == Some(node));
@@ -130,7 +130,7 @@ impl World {
         kept
     }
 
-    /// The GPUs of a node that hold this allocation, and how much; by index for gpushare's form.
+    /// Return the GPUs of a node that this allocation uses, and the amount on each. gpushare's form names GPUs by index.
     fn places(&self, node: &str, held: &Held) -> Vec<(usize, u128)> {
         match held {
             Held::Allocation(allocation) => {
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Departed pods that the agent reports no longer count.
+    /// Forget the departed pods whose memory the agent reports.
     fn hear(&mut self) {
         for (name, node) in &self.nodes {
             let ours = match &node.inventory {
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// MiB left per GPU of a node, counted from scratch.
+    /// Return the MiB left per GPU of a node, counted from scratch.
     fn free(&self, name: &str) -> Vec<u64> {
         let Some(node) = self.nodes.get(name) else {
             return Vec::new();
@@ -361,8 +361,8 @@ proptest! {
         }
     }
 
-    /// A change of a copied part predicts the change of the whole: about its node, the part gives the same answers as the whole,
-    /// before and after the end of any pod there.
+    /// A change of a copied part predicts the change of the whole ledger: before and after the end of any pod on its node, the
+    /// part gives the same answers about this node as the whole.
     #[test]
     fn a_part_of_the_ledger_says_of_its_node_what_the_whole_says(events in proptest::collection::vec(any_event(), 1..40)) {
         let mut world = World::default();

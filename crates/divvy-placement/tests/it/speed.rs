@@ -112,7 +112,7 @@ const CARDS: [Card; 53] = [
     card(("NVIDIA GeForce RTX 4060 Laptop GPU", "8.9"), 24, (2370, 3105), 256, (146, 291)),
 ];
 
-/// The published figure of a card: the square of the geometric mean.
+/// Return the published figure of a card: the square of the geometric mean.
 fn published(card: &Card) -> u64 {
     u64::from(card.fp16) * u64::from(card.bandwidth_gbs)
 }
@@ -146,7 +146,8 @@ fn rank_of(node: &Node) -> u64 {
     NodeState::read(node, GIB).gpus[0].preference(Some(Prefer::Fastest))
 }
 
-/// Pairs that are in the wrong order, although their published figures differ by more than this percentage.
+/// Return the pairs of cards that are ranked in the wrong order, although their published figures differ by more than this
+/// percentage.
 fn wrong(percent: u64, agents: (Agent, Agent)) -> Vec<String> {
     let mut found = Vec::new();
     for fast in &CARDS {

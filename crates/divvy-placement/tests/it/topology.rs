@@ -18,8 +18,8 @@ fn topology(gpus: usize, connections: &[Connection]) -> Topology {
     Topology::new(&gpus)
 }
 
-/// A machine with NVLinks between pairs, one kind of PCI connection within a socket, and another one across sockets; each socket
-/// has `per_socket` GPUs.
+/// Return a machine with NVLinks between pairs, one kind of PCI connection within a socket, and another one across sockets. Each
+/// socket has `per_socket` GPUs.
 fn machine(gpus: usize, per_socket: usize, nvlinks: &[(usize, usize, u32)]) -> Topology {
     let mut connections: Vec<Connection> = nvlinks.iter().map(|(a, b, count)| (*a, *b, "nvlink", *count)).collect();
     for a in 0..gpus {
@@ -31,7 +31,7 @@ fn machine(gpus: usize, per_socket: usize, nvlinks: &[(usize, usize, u32)]) -> T
     topology(gpus, &connections)
 }
 
-/// NVIDIA's DGX-1 with eight V100: a cube of NVLinks, some of them double.
+/// Return NVIDIA's DGX-1 with eight V100: a cube of NVLinks, some of them double.
 fn dgx1() -> Topology {
     let within = |first: usize| {
         let pairs = [(0, 1, 1), (0, 2, 1), (0, 3, 2), (1, 2, 2), (1, 3, 1), (2, 3, 2)];
@@ -191,7 +191,7 @@ fn of_more_gpus_than_can_be_searched_through_the_well_connected_are_found() {
     assert_eq!(machine.choose(&one, 1), Some(vec![20]));
 }
 
-/// All sets of `count` of these GPUs.
+/// Return all sets of `count` of these GPUs.
 fn sets(of: &[usize], count: usize) -> Vec<Vec<usize>> {
     match of.split_first() {
         _ if count == 0 => vec![Vec::new()],
@@ -207,8 +207,8 @@ fn without(all: &[usize], set: &[usize]) -> Vec<usize> {
     all.iter().copied().filter(|at| !set.contains(at)).collect()
 }
 
-/// The most that these are worth when all are divided into sets of `count`, the last one smaller, by trying all orders of taking
-/// sets away.
+/// Return the most that these GPUs are worth when they are divided into sets of `count`, the last one smaller. All orders of
+/// taking sets away are tried.
 fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u32 {
     if rest.is_empty() {
         return 0;
@@ -224,7 +224,7 @@ fn divided(topology: &Topology, rest: &[usize], count: usize, small: usize) -> u
 }
 
 proptest! {
-    /// Few different worths, so that there are many ties.
+    /// The pairs have few different worths, so that there are many ties.
     #[test]
     fn no_set_is_better_by_all_that_counts(
         gpus in 2_usize..9,

@@ -9,7 +9,7 @@ use crate::fixture::*;
 /// A pod on n1: name, GPU, units, priority.
 type On = (&'static str, usize, u64, i32);
 
-/// A ledger with n1, which has two GPUs of 16 units and 8 cores, and these pods, each with half a core.
+/// Return a ledger with n1, which has two GPUs of 16 units and 8 cores, and these pods, each with half a core.
 fn ledger(pods: &[On]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
@@ -144,8 +144,8 @@ fn a_node_that_is_not_known_or_not_offered_is_left_out() {
 }
 
 proptest! {
-    /// After the victims are gone, a GPU has room. None of them could have stayed. No pod of equal or higher priority goes,
-    /// unless it was proposed.
+    /// After the victims are gone, a GPU has room, and none of the victims could have stayed. No pod of equal or higher
+    /// priority goes, unless it was proposed.
     #[test]
     fn the_victims_are_enough_and_none_is_too_many(
         pods in proptest::collection::vec((0_usize..2, 1_u64..9, 0_i32..5), 1..8),

@@ -12,14 +12,14 @@ fn amd(gpus: u64) -> Ask {
     Ask::whole(Vendor::Amd, gpus)
 }
 
-/// A node with two shared GPUs of NVIDIA, of 16 units each, and three whole ones of AMD.
+/// Return a node with two shared GPUs of NVIDIA, of 16 units each, and three whole GPUs of AMD.
 fn mixed_node() -> Node {
     let mut node = divvy_node("mixed", &[16, 16]);
     add_amd(&mut node, 3);
     node
 }
 
-/// A pod that the default scheduler bound without the extender.
+/// Return a pod that the default scheduler bound without the extender.
 fn unnamed(name: &str, node: &str, gpus: u64) -> Pod {
     Pod {
         node: Some(node.to_owned()),
@@ -74,7 +74,7 @@ fn a_pod_gets_as_many_free_gpus_as_it_requests_or_none() {
     assert_eq!(ledger.choose_at("mixed", &[3], &ask(1)), Err(Refusal::NoGpuFits));
 }
 
-/// What is on a whole GPU without being a whole GPU's allocation: held memory, a share of another program, a bad state.
+/// A whole GPU may be in use without a whole GPU's allocation: it has held memory, a share of another program, or bad health.
 #[test]
 fn a_gpu_on_which_anything_is_held_or_that_failed_is_not_free() {
     let edits: [fn(&mut divvy_model::Gpu); 3] = [
@@ -133,7 +133,7 @@ fn pods_without_an_allocation_hold_gpus_that_nobody_can_name() {
     );
 }
 
-/// What is wrong with units of gpu-mem does not concern whole GPUs; what is wrong with the agent or the kubelet does.
+/// Faults of the units of gpu-mem do not concern whole GPUs; faults of the agent or the kubelet do.
 #[test]
 fn whole_gpus_are_offered_whatever_is_wrong_with_gpu_mem() {
     let edit = |node: &mut Node, edit: &dyn Fn(&mut Inventory)| {
@@ -343,7 +343,8 @@ fn any_event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever happens, no whole GPU is promised to two pods, and the named and the unnamed ones together are no more than there are.
+    /// Whatever happens, no whole GPU is promised to two pods, and pods with and without an allocation together hold no more GPUs
+    /// than there are.
     #[test]
     fn no_whole_gpu_is_promised_twice(events in proptest::collection::vec(any_event(), 1..50)) {
         const GPUS: usize = 5;

@@ -19,7 +19,8 @@ pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id
     })
 }
 
-/// The inspection of the processes of the test image that wait for their end (`/probe run`) in pods of a cluster's nodes.
+/// An inspector of processes of the test image, in pods on a cluster's nodes. It considers only processes that wait until they
+/// are ended (`/probe run`).
 pub(super) struct Inspector {
     directory: PathBuf,
     prefix: String,

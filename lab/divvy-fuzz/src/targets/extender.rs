@@ -342,7 +342,8 @@ fn names_many(ask: &Value) -> bool {
     fields.map(count).any(|nodes| nodes > MOST_NODES)
 }
 
-/// Rule: the text for each node has its own length and does not contain the pod's text, so the size of a response is not their product.
+/// Rule: the text for each node does not repeat the pod's text, so the size of a response grows with the request and with the
+/// number of nodes, but not with their product.
 fn in_proportion(answer: &Answer, asked: usize, nodes: usize) {
     let most = (4 << 10) + 6 * asked + 700 * nodes;
     assert!(
@@ -589,8 +590,8 @@ fn clusters() -> Vec<Value> {
     ]
 }
 
-/// Rules: whatever nodes and pods are listed, the extender answers every verb, and its answers grow only with them. Accepted: some node has
-/// room.
+/// Rules: whatever nodes and pods are listed, the extender answers every verb, and its answers grow only in proportion to the
+/// list. Accepted: some node has room.
 fn listed(bytes: &[u8]) -> bool {
     let Ok(scene) = serde_json::from_slice::<Listed>(bytes) else {
         return false;

@@ -149,7 +149,8 @@ fn written(machine: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// A machine read from such bytes. It checks that its readers keep their promise: every path is absolute and passes through no link.
+/// A machine read from the bytes of [`written`]. It checks that its readers keep their promise: every path is absolute and passes
+/// through no link.
 #[derive(Debug, Default)]
 struct Told {
     entries: BTreeMap<String, (Kind, Vec<u8>)>,

@@ -214,7 +214,7 @@ fn crio(bytes: &[u8]) -> bool {
     edited(bytes, &target)
 }
 
-/// Rule: values copied from there are written so that the engine has the wanted settings, whatever else it reports.
+/// Rule: values copied from an engine's report are written so that the engine has the wanted settings, whatever else it reports.
 fn said(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let settings = RuntimeSettings {

@@ -77,7 +77,6 @@ const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn
 const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
-/// Rule: an error names the file.
 /// Rule: an accepted configuration has names that Kubernetes accepts, and labels follow from it. The bytes are also a virtual GPU's configuration
 /// space.
 fn nvidia(bytes: &[u8]) -> bool {
@@ -106,6 +105,7 @@ fn nvidia(bytes: &[u8]) -> bool {
     true
 }
 
+/// Rule: an error names the file.
 fn agent(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     match Settings::parse("--config f.toml", text) {
@@ -157,8 +157,8 @@ fn review(bytes: &[u8]) -> bool {
     }
 }
 
-/// The input is what other replicas write to the Lease, one after the other, a second apart. Rule: the replica waits exactly as long as another
-/// holder's Lease is valid, counted from the last change.
+/// The input is what other replicas write to the Lease, one after the other, a second apart. Rule: the replica waits exactly as
+/// long as the Lease of another holder is valid, counted from the last change.
 fn lease(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let rules = Rules::of(std::time::Duration::from_secs(15));
@@ -315,7 +315,7 @@ fn trace(bytes: &[u8]) -> bool {
     }
 }
 
-/// Rule: merging a merged configuration changes nothing, and it has Divvy's extender once.
+/// Rule: merging a merged configuration again changes nothing, and the result has Divvy's extender once.
 fn scheduler(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let url = "http://127.0.0.1:32766/gpushare-scheduler";

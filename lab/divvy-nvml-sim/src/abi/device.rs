@@ -275,7 +275,7 @@ unsafe extern "C" fn nvmlDeviceGetArchitecture(device: ffi::nvmlDevice_t, archit
     })
 }
 
-/// Every clock except that of the memory (type 2) is the clock of the SMs.
+/// Every clock except the memory clock (type 2) is the clock of the SMs.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMaxClockInfo(
     device: ffi::nvmlDevice_t,

@@ -1,8 +1,9 @@
 //! Symbols for GPU instances and compute instances of MIG (nvml.h, "Multi Instance GPU Management").
 //!
-//! A MIG device is a GPU instance with one compute instance that has all of its slices, if the machine description names its profile. Otherwise
-//! each compute instance has one slice, and a GPU instance has the smallest profile with enough slices for its compute instances. The profiles
-//! are those of an A100 with 40 GB; on a GPU with another amount of memory, theirs is in proportion.
+//! A MIG device is a GPU instance with one compute instance that has all of its slices, if the machine description names its
+//! profile. Otherwise each compute instance has one slice, and a GPU instance has the smallest profile with enough slices for its
+//! compute instances. The profiles are those of an A100 with 40 GB. On a GPU with another amount of memory, the memory of each
+//! profile is in proportion.
 
 use std::ffi::c_uint;
 
@@ -43,7 +44,7 @@ const fn profile(number: u32, id: u32, slices: u32, memory: u64, copy_engines: u
 /// The memory in MiB of the GPU to which [`PROFILES`] belong.
 const TABLE_MEMORY: u64 = 40960;
 const SMS_OF_SLICE: u32 = 14;
-/// Ordered by slices as far as profiles are chosen by them.
+/// The profiles. First come those that are chosen by their number of slices, in ascending order.
 const PROFILES: [Profile; 8] = [
     profile(0, 19, 1, 4864, 1, 0, 0),
     profile(1, 14, 2, 9856, 2, 1, 0),

@@ -26,7 +26,7 @@ pub(super) fn is(device: ffi::nvmlDevice_t) -> bool {
     place_of(device).is_some()
 }
 
-/// Return the index of a MIG device among those of its GPU.
+/// Return the index of a MIG device among the MIG devices of its GPU.
 pub(super) fn index_of(device: ffi::nvmlDevice_t) -> Option<usize> {
     place_of(device).map(|(_, index)| index)
 }

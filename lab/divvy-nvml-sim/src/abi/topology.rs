@@ -29,7 +29,7 @@ unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     })
 }
 
-/// Return the GPU at the other end; `None` for a link that is not connected.
+/// Return the GPU at the other end of an NVLink; `None` for a link that is not connected.
 fn peer(card: &Card, link: c_uint) -> Result<Option<usize>, Code> {
     let link = link as usize;
     if link >= MAX_LINKS.max(card.nvlinks.len()) {

@@ -131,8 +131,9 @@ fn version_path(resource: &Resource) -> String {
     }
 }
 
-/// The minimum of OpenAPI v3 that shows kubectl that PATCH supports `fieldValidation`. kubectl then leaves validation to the server, and
-/// `kubectl apply` works without `--validate=false`. There are no schemas, so `kubectl explain` does not work.
+/// Return the smallest OpenAPI v3 document that tells kubectl that PATCH supports `fieldValidation`. kubectl then leaves
+/// validation to the server, and `kubectl apply` works without `--validate=false`. There are no schemas, so `kubectl explain`
+/// does not work.
 fn openapi(resources: &Resources, path: &str) -> Option<Value> {
     let mut paths = serde_json::Map::new();
     for resource in resources.all().iter().filter(|r| version_path(r) == path) {

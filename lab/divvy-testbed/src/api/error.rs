@@ -107,7 +107,7 @@ impl ApiError {
         ApiError::new(404, "NotFound", "the server could not find the requested resource")
     }
 
-    /// Return the error for a request that only a really running container could answer.
+    /// Return the error for a request that only a real container could answer.
     pub(crate) fn simulated(pod: &str, subresource: &str) -> ApiError {
         let lacks = match subresource {
             "log" => "it has no logs",

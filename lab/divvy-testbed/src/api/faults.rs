@@ -215,7 +215,7 @@ impl Faults {
         self.rules().1.remove(&id).map_or(0, |active| active.fired)
     }
 
-    /// Remove all rules, release the watches, and let the server be up.
+    /// Remove all rules, release the held watches, and bring the server up.
     pub fn clear(&self) {
         self.rules().1.clear();
         self.hold_watches(false);
@@ -237,12 +237,12 @@ impl Faults {
         self.registry.store.write(Inner::compact);
     }
 
-    /// While held, watches deliver nothing, so that clients' caches become stale.
+    /// Hold or release the watches. While held, watches deliver nothing, so that clients' caches become stale.
     pub fn hold_watches(&self, held: bool) {
         self.held.send_replace(held);
     }
 
-    /// While the server is down, watches end and every request's connection breaks.
+    /// Take the server down or bring it up. While it is down, watches end and every request's connection breaks.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
         if down {

@@ -64,7 +64,7 @@ impl Query {
     }
 }
 
-/// The axum handler of every path.
+/// Handle a request of any path (the axum handler).
 pub(crate) async fn handle(State(api): State<ApiServer>, request: Request<Body>) -> Response {
     match answer(&api, request).await {
         Ok(response) => response,
@@ -331,7 +331,7 @@ impl Call {
         }
     }
 
-    /// A deletion may set `dryRun` in its body as well.
+    /// Report whether a deletion is a dry run. Its body may also set `dryRun`.
     fn dry_deletion(&self) -> Result<bool, ApiError> {
         let body = if self.body.is_empty() { Value::Null } else { self.json()? };
         Ok(self.dry_run()?
@@ -340,7 +340,7 @@ impl Call {
                 .is_some_and(|all| all.iter().any(|value| value == "All")))
     }
 
-    /// `fieldValidation=Warn` is treated as `Ignore` because there are no warnings.
+    /// Return the options of a write. `fieldValidation=Warn` is treated as `Ignore` because there are no warnings.
     fn write_options(&self) -> Result<WriteOptions, ApiError> {
         Ok(WriteOptions {
             dry_run: self.dry_run()?,

@@ -19,7 +19,7 @@ use tower::{Service, ServiceExt};
 use super::ApiServer;
 use super::http::Dropped;
 
-/// The router, with broken connections as errors.
+/// The router as a service for which a broken connection is an error.
 #[derive(Debug, Clone)]
 pub(crate) struct Breaking {
     router: axum::Router,

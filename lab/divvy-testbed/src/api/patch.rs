@@ -341,7 +341,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The examples of RFC 7386, appendix A, whose target is an object.
+    /// The cases are the examples of RFC 7386, appendix A, whose target is an object.
     #[test]
     fn merge_patches_follow_rfc_7386() {
         for (original, patch, expected) in [

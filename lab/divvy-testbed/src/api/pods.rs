@@ -24,8 +24,8 @@ pub(crate) fn built_in_class(name: &str) -> Option<PriorityClass> {
     }
 }
 
-/// The Priority admission plugin: a pod must not set the values that its PriorityClass determines, unless they are equal. Simpler than
-/// upstream: no class is the default of all pods.
+/// Apply the Priority admission plugin: a pod must not set the values that its PriorityClass determines, unless they are equal.
+/// Simpler than upstream: no class is the default of all pods.
 pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<PriorityClass>) -> Result<(), ApiError> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let refuse = |what: String| Err(ApiError::new(403, "Forbidden", format!("pods {name:?} is forbidden: {what}")));
@@ -246,7 +246,8 @@ fn is_dns_part(part: &str) -> bool {
     !part.is_empty() && part.chars().all(inner) && !part.starts_with('-') && !part.ends_with('-')
 }
 
-/// `ValidateResourceRequirements`: a resource that cannot be overcommitted must have a whole quantity and equal request and limit.
+/// Apply `ValidateResourceRequirements`: a resource that cannot be overcommitted must have a whole quantity, and its request must
+/// equal its limit.
 fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let quantities = |kind: &str| resources[kind].as_object().cloned().unwrap_or_default();
     let (limits, requests) = (quantities("limits"), quantities("requests"));
@@ -291,7 +292,8 @@ fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
-/// `IsExtendedResourceName`: a name with a domain that is not Kubernetes' own.
+/// Report whether this is the name of an extended resource (`IsExtendedResourceName`): it has a domain that is not Kubernetes'
+/// own.
 fn is_extended(name: &str) -> bool {
     name.split_once('/')
         .is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io") && !name.starts_with("requests."))

@@ -44,7 +44,7 @@ impl Endpoints {
 #[derive(Debug, Clone)]
 pub(crate) struct Proxied {
     pub(crate) namespace: String,
-    /// `[SCHEME:]NAME[:PORT]`, the name that the right to it uses.
+    /// `[SCHEME:]NAME[:PORT]`, the name by which rights refer to the Service.
     pub(crate) id: String,
     service: String,
     tls: bool,

@@ -47,7 +47,7 @@ pub struct DeleteOptions {
 /// The result of a deletion.
 #[derive(Debug, Clone)]
 pub enum Deleted {
-    /// The object is gone; its last state.
+    /// The object is gone. The value is its last state.
     Gone(Arc<Value>),
     /// The object remains until its kubelet reports its end or until its finalizers are removed.
     Pending(Arc<Value>),
@@ -56,7 +56,7 @@ pub enum Deleted {
 /// The options of a write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WriteOptions {
-    /// Whether only to check the write and store nothing.
+    /// Whether to check the write without storing anything.
     pub(crate) dry_run: bool,
     /// `fieldValidation=Strict`: whether unknown fields are refused instead of dropped.
     pub(crate) strict: bool,
@@ -145,7 +145,7 @@ impl Registry {
         Ok(object)
     }
 
-    /// PUT. The result's boolean is true if the object was created.
+    /// Handle PUT. The result's boolean is true if the object was created.
     pub(crate) fn update(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
@@ -171,7 +171,7 @@ impl Registry {
         })
     }
 
-    /// PATCH. The result's boolean is true if the object was created, which only apply does.
+    /// Handle PATCH. The result's boolean is true if the object was created, which only apply does.
     pub(crate) fn patch(
         &self,
         target: &Target,
@@ -216,7 +216,7 @@ impl Registry {
         })
     }
 
-    /// The common end of PUT and PATCH: preconditions, immutable fields, validation, and the commit.
+    /// Finish a PUT or PATCH: preconditions, immutable fields, validation, and the commit.
     fn replace(
         &self,
         inner: &mut Inner,
@@ -379,7 +379,8 @@ impl Registry {
         }))
     }
 
-    /// Do at once what the namespace controller does over time. The namespace remains Terminating while its pods end.
+    /// Delete a namespace: do at once what the namespace controller does over time. The namespace remains Terminating while its
+    /// pods end.
     fn delete_namespace(&self, inner: &mut Inner, existing: &Arc<Value>, dry_run: bool) -> Result<Deleted, ApiError> {
         let name = existing["metadata"]["name"].as_str().unwrap_or("").to_owned();
         if matches!(name.as_str(), "default" | "kube-system" | "kube-public") {
@@ -448,7 +449,7 @@ impl Registry {
         })
     }
 
-    /// `POST pods/NAME/binding`: one transaction on the pod (`BindingREST.Create`).
+    /// Handle `POST pods/NAME/binding` in one transaction on the pod (`BindingREST.Create`).
     pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<Arc<Value>, ApiError> {
         let name = binding["metadata"]["name"].as_str().unwrap_or("");
         if name != target.name {

@@ -1,4 +1,5 @@
-//! Authorization. A user may do everything until the user is limited; then only what was granted, in the form of a Role or ClusterRole.
+//! Authorization. By default, a user may do everything. Once a user is limited, the user may do only what was granted, in the
+//! form of a Role or ClusterRole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,7 +101,7 @@ impl Rights {
         self.known().limited.entry(user.to_owned()).or_default();
     }
 
-    /// Grant a right to a user, who becomes limited if not yet so.
+    /// Grant a right to a user. This limits a user who was not limited before.
     pub fn grant(&self, user: &str, right: Right) {
         self.known().limited.entry(user.to_owned()).or_default().push(right);
     }

@@ -104,7 +104,8 @@ impl Store {
         }
     }
 
-    /// An interrupted transaction leaves every table consistent: the maps change last, with one insert or removal per commit.
+    /// Lock the content, even after a panic. An interrupted transaction leaves every table consistent: the maps change last, with
+    /// one insert or removal per commit.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

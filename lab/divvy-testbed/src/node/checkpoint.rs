@@ -62,7 +62,7 @@ fn checksum(data: &[u8]) -> u64 {
     u64::from(hash)
 }
 
-/// Render these books as the file's text.
+/// Render the device manager's records as the text of the file.
 pub fn render(books: &DeviceBooks) -> String {
     let entries = books.holders().iter().map(|(holder, held)| Entry {
         pod_uid: holder.pod.clone(),

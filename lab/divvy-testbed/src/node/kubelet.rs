@@ -345,8 +345,8 @@ impl SyncLoop {
         Begin::Admitted
     }
 
-    /// Return the first resource whose node sum the pod would exceed. The kubelet ignores a resource that the node does not have at all.
-    /// Allocatable counts as at least what pods already hold.
+    /// Return the first resource of which the pod requests more than the node has left. The kubelet ignores a resource that the
+    /// node does not have at all. Allocatable counts as at least what pods already hold.
     fn too_much(&self, plan: &PodPlan) -> Option<(String, u64, u64, u64)> {
         let devices = self.shared.manager.capacity();
         let held = self.shared.manager.read(|books| books.allocated_counts());

@@ -48,7 +48,7 @@ struct Inner {
     removed: BTreeSet<String>,
 }
 
-/// The values that stay the same while a kubelet runs.
+/// The device manager of one run of the kubelet.
 #[derive(Debug)]
 pub(crate) struct DeviceManager {
     directory: PathBuf,

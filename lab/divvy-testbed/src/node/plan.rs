@@ -88,7 +88,8 @@ pub(crate) struct PodPlan {
     /// The pod's cgroup: `kubepods[/<qos>]/pod<UID>`.
     pub(crate) cgroup: String,
     pub(crate) qos: &'static str,
-    /// The grace period that the kubelet knows, at least 1 s: that of the deletion, else that of the spec. `None` if neither has one.
+    /// The grace period that the kubelet knows, at least 1 s: the one of the deletion, or else the one of the spec. `None` if
+    /// neither is set.
     pub(crate) grace: Option<Duration>,
     pub(crate) deleting: bool,
 }

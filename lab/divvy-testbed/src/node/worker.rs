@@ -304,7 +304,8 @@ impl Worker {
         self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
     }
 
-    /// Return the later time at which the containers of a pod without an object receive SIGTERM, or `None` if there is no reason to wait.
+    /// Return the time at which the containers of a pod without an object receive SIGTERM, if it is still to come. Return `None`
+    /// if there is no reason to wait.
     fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
         if !update.gone || self.ending.is_some() || !self.rows(plan).iter().any(|row| row.view.is_running()) {
             return None;
@@ -314,8 +315,9 @@ impl Worker {
         (now < told).then_some(told)
     }
 
-    /// Return the time of SIGKILL. A forced deletion cuts the remaining grace period of a pod that was already being deleted. The kubelet kills
-    /// the containers of every other pod without an object after its own minimum, whatever the pod's grace period is.
+    /// Return the time of SIGKILL. A forced deletion shortens the remaining grace period of a pod that was already being deleted.
+    /// The kubelet kills the containers of every other pod without an object after its own minimum, whatever the pod's grace
+    /// period is.
     fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
         let now = Instant::now();
         let since = *self.ending.get_or_insert(now);

@@ -68,7 +68,7 @@ impl Cluster {
         self
     }
 
-    /// Return the refusal of the pod for each node, without phrases that carry no information. It is empty where the pod fits.
+    /// Return the reasons why the pod does not fit, by node. The text is empty for a node on which the pod fits.
     pub(super) fn says(&self, pod: &Pod) -> Vec<(String, String)> {
         let said = feasible(pod, &self.nodes, &self.bound, &self.namespaces);
         said.into_iter().map(|(node, reasons)| (node, reasons.join("; "))).collect()

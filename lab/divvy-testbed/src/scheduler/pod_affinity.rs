@@ -142,8 +142,8 @@ impl<'a> Between<'a> {
         kept_away.then_some(EXISTING)
     }
 
-    /// `satisfyPodAffinity`. If no pod matches anywhere, the pod may be the first of a group that must be together; then any node with the
-    /// topology keys will do.
+    /// Report whether the node is near the pods that the affinity requires (`satisfyPodAffinity`). If no pod matches anywhere,
+    /// the pod may be the first of a group that must be together. Then any node with the topology keys will do.
     fn is_near(&self, node: &NodeView, here: impl Fn(&str) -> bool) -> bool {
         let keys = || self.affinity.iter().map(|own| own.term.key.as_str());
         if !keys().all(|key| node.labels.contains_key(key)) {

@@ -126,7 +126,7 @@ impl Selector {
     }
 }
 
-/// `IsQualifiedName`: a name with or without a domain.
+/// Report whether this is a qualified name, with or without a domain (`IsQualifiedName`).
 fn is_label_key(key: &str) -> bool {
     let (domain, name) = match key.split_once('/') {
         Some((domain, name)) => (Some(domain), name),
@@ -135,7 +135,8 @@ fn is_label_key(key: &str) -> bool {
     domain.is_none_or(crate::api::is_dns_subdomain) && !name.is_empty() && is_label_value(name)
 }
 
-/// `IsValidLabelValue`: at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends; or empty.
+/// Report whether a label may have this value (`IsValidLabelValue`): at most 63 letters, digits, `-`, `_` and `.`, with a letter
+/// or digit at both ends; or empty.
 fn is_label_value(value: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let end = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
@@ -160,7 +161,7 @@ mod tests {
         Requirement::new(key, operator, &values)
     }
 
-    /// `TestRequirementSelectorMatching` and `TestToString` upstream have most of these.
+    /// Most of these cases are from upstream's `TestRequirementSelectorMatching` and `TestToString`.
     #[test]
     fn a_requirement_is_met_as_its_operator_says() {
         let have = labels(&[("app", "web"), ("size", "10"), ("word", "ten"), ("empty", "")]);

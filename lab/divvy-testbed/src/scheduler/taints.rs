@@ -25,8 +25,9 @@ pub(super) static CORDONED: LazyLock<Taint> = LazyLock::new(|| no_schedule("node
 /// The taint that the node controller sets on a node that is not Ready.
 pub(super) static NOT_READY: LazyLock<Taint> = LazyLock::new(|| no_schedule("node.kubernetes.io/not-ready"));
 
-/// `Toleration.ToleratesTaint`. An absent operator means `Equal`; an empty key stands for all keys, an empty effect for all effects. `Lt`
-/// and `Gt` tolerate nothing, because their feature gate (TaintTolerationComparisonOperators) is off in 1.36.
+/// Report whether a toleration tolerates a taint (`Toleration.ToleratesTaint`). An absent operator means `Equal`; an empty key
+/// stands for all keys, an empty effect for all effects. `Lt` and `Gt` tolerate nothing, because their feature gate
+/// (TaintTolerationComparisonOperators) is off in 1.36.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     let empty_or =

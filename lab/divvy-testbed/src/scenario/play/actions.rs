@@ -123,7 +123,7 @@ impl<C: Cluster> Play<'_, C> {
         Api::namespaced(self.cluster.client(), NAMESPACE)
     }
 
-    /// `kubectl delete --force --grace-period=0`
+    /// Delete a pod as `kubectl delete --force --grace-period=0` does.
     pub(in crate::scenario) async fn force_delete(&mut self, name: &str) -> Result<(), Stop> {
         let deleted = self
             .pods(NAMESPACE)

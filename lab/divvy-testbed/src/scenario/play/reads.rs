@@ -11,12 +11,12 @@ use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::scenario::{Cluster, Report};
 use crate::story::Event;
 
-/// How the program of a pod followed the program of another pod on the same memory.
+/// How the program of a new pod took over the memory of an old pod's program.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::scenario) struct HandedOver {
-    /// Both programs ran at the same moment.
+    /// Whether both programs ran at the same moment.
     pub(in crate::scenario) overlap: bool,
-    /// The new pod was bound while the old program was running.
+    /// Whether the new pod was bound while the old program was running.
     pub(in crate::scenario) early: bool,
     /// The time from the end of the old program to the start of the new one, as an observer outside sees it.
     pub(in crate::scenario) gap: Duration,

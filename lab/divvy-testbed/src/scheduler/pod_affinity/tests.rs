@@ -47,7 +47,7 @@ fn nodes() -> Cluster {
         .node("n3", "hostname=n3")
 }
 
-/// `TestRequiredAffinitySingleNode` and `TestRequiredAffinityMultipleNodes`.
+/// Cases of `TestRequiredAffinitySingleNode` and `TestRequiredAffinityMultipleNodes`.
 #[test]
 fn a_pod_is_placed_where_all_its_terms_have_pods_in_the_same_domain() {
     let web = |key| term(key, &["web"], json!(null));
@@ -237,8 +237,8 @@ fn a_namespace_selector_does_not_mean_the_own_namespace_too() {
     cluster.check(&pod, &[FITS, AFFINITY, AFFINITY], "it is");
 }
 
-/// The lister does not know the namespace: it is not in the list into which a pod's own selector is turned, and it has no labels for the
-/// selectors of other pods.
+/// The lister does not know the namespace. So the namespace is not in the list into which a pod's own selector is converted, and
+/// it has no labels that the selectors of other pods could match.
 #[test]
 fn a_namespace_that_is_not_known_is_in_no_selector_of_the_pods_own_but_the_empty_one() {
     let lost = in_namespace(pod("p", "service=web", json!({})), "unknown");
