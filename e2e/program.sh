@@ -8,6 +8,7 @@
 #   program.sh power-off NODE         lose everything in the node's memory: processes, sandboxes, /run, cgroups; the boot id changes.
 #                                  Agent, kubelet, and containerd stay stopped until they are started.
 #   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
+#   program.sh whole true|false       set --whole-gpus for all agents; wait until the agents offer their GPUs again
 #   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
 # kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
@@ -16,7 +17,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
@@ -129,6 +130,24 @@ change_unit() {
   "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
 }
 
+offer_whole() {
+  local node
+  if is_installed; then
+    # shellcheck disable=SC1091
+    . "$CLUSTER_DIR/divvy.settings"
+    chart --values "$CLUSTER_DIR/install.yaml" --set "agent.wholeGpus=$1" | kube apply -f - > /dev/null
+    kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
+    return
+  fi
+  export WHOLE_GPUS=$1   # divvy.sh stores it
+  for node in $(known_nodes); do
+    alive "$node.agent" || continue
+    stop "$node.agent"
+    "$CLUSTER_ROOT/divvy.sh" start "$node.agent" > /dev/null
+  done
+  "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
+}
+
 command=${1:-}; [ $# -eq 0 ] || shift
 case $command in
   stop) for name in "$@"; do end_one stop "$name"; done ;;
@@ -137,6 +156,7 @@ case $command in
   restart) restart "$@" ;;
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
+  whole) [ $# = 1 ] || usage; offer_whole "$1" ;;
   roll) roll ;;
   *) usage ;;
 esac

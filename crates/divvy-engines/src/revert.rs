@@ -1,5 +1,5 @@
-//! Removes divvy's entries from a file that was edited since divvy wrote it. Every value that divvy changed and that nobody has
-//! changed since gets its original value back. The comparison works on parsed values, not on text.
+//! Removes divvy's entries from a file that was edited since divvy wrote it. Every value that is still as divvy wrote it
+//! gets its original value back. The comparison works on parsed values, not on text.
 
 use serde_json::Value;
 use toml_edit::{DocumentMut, Item, TableLike};

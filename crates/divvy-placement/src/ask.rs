@@ -129,6 +129,12 @@ impl Ask {
         }
     }
 
+    /// Report whether the extender leaves this pod to kube-scheduler on this node, because another device plugin offers the whole GPUs that
+    /// the pod requests there. The products of these GPUs are not known, so a pod with rules cannot use them.
+    pub fn is_left_to_another_plugin(&self, state: &NodeState) -> bool {
+        self.rules.is_none() && self.whole.is_some_and(|vendor| state.elsewhere.contains(&vendor))
+    }
+
     /// Report whether the pod requests several GPUs on a node where a pod can get only one: gpushare's device plugin gives no
     /// more.
     pub(crate) fn is_too_wide_for(&self, state: &NodeState) -> bool {

@@ -14,7 +14,7 @@ use crate::{multi_gpu, one_gpu, whole};
 pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(&'a NodeState, MiB), Refusal> {
     let ask = taste.ask();
     let state = entry.state.as_ref().ok_or(Refusal::UnknownNode)?;
-    if state.leaves_to_another_plugin(ask) {
+    if ask.is_left_to_another_plugin(state) {
         return Ok((state, MiB::ZERO));
     }
     if let Some(why) = state.unusable(ask.whole) {
@@ -48,7 +48,7 @@ pub(crate) fn short(ask: &Ask) -> Refusal {
 pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>) -> Result<Vec<usize>, Refusal> {
     let (state, _) = offered(entry, taste)?;
     let positions = match taste.ask().gpus {
-        _ if state.leaves_to_another_plugin(taste.ask()) => Some(Vec::new()),
+        _ if taste.ask().is_left_to_another_plugin(state) => Some(Vec::new()),
         _ if !whole::enough(entry, taste) => None,
         1 => one_gpu::best(entry, taste).map(|position| vec![position]),
         _ => multi_gpu::best(entry, taste, 0..state.gpus.len()),

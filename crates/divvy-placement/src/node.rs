@@ -4,7 +4,6 @@ use std::fmt;
 use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, legacy};
 
-use crate::ask::Ask;
 use crate::hash::rank;
 use crate::products::{Product, Products};
 use crate::speed;
@@ -228,12 +227,6 @@ impl NodeState {
             (Source::Unusable(_), Some(_)) => None,
             (Source::Unusable(why), None) => Some(why),
         }
-    }
-
-    /// Report whether the extender leaves this pod to kube-scheduler, because another device plugin offers the whole GPUs that the pod
-    /// requests. The products of these GPUs are not known, so a pod with rules cannot use them.
-    pub fn leaves_to_another_plugin(&self, ask: &Ask) -> bool {
-        ask.rules.is_none() && ask.whole.is_some_and(|vendor| self.elsewhere.contains(&vendor))
     }
 
     /// Report whether this GPU is offered, shared or as a whole.

@@ -8,7 +8,6 @@ use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
 use crate::pods::ByUid;
 use crate::usage::Usage;
-use crate::whole;
 
 /// Everything known about one node name.
 #[derive(Debug, Clone, Default)]
@@ -69,7 +68,7 @@ impl NodeAccount {
     pub(crate) fn count_most_free(&self) -> MiB {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
         gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared())
-            .filter(|(position, _)| !whole::is_kept_free(self, *position, 1))
+            .filter(|(position, _)| !self.is_kept_free(*position, 1))
             .map(|(position, _)| self.free(position))
             .max()
             .unwrap_or(MiB::ZERO)
@@ -119,6 +118,32 @@ impl NodeAccount {
                 && !explained(&self.usage.departed, *position)
         });
         self.unnamed_whole(vendor).saturating_sub(located.count() as u64)
+    }
+
+    /// Report whether shares must stay off the GPU at this position: nothing is booked on it, and if a pod got shares of `gpus` such GPUs,
+    /// fewer GPUs would be free than pods without an allocation hold.
+    pub(crate) fn is_kept_free(&self, position: usize, gpus: usize) -> bool {
+        // Few nodes have such pods, and those only for seconds.
+        if self.usage.unnamed_whole.is_empty() {
+            return false;
+        }
+        let Some(gpu) = self
+            .gpu(position)
+            .filter(|gpu| gpu.whole && self.free(position) >= gpu.capacity)
+        else {
+            return false;
+        };
+        let unlocated = self.unlocated_whole(gpu.vendor);
+        unlocated > 0 && self.free_whole(gpu.vendor) < unlocated.saturating_add(gpus as u64)
+    }
+
+    /// Return the number of a vendor's healthy GPUs that are offered as a whole and on which nothing is booked.
+    fn free_whole(&self, vendor: Vendor) -> u64 {
+        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
+        let free = gpus.filter(|(position, gpu)| {
+            gpu.is_whole_of(vendor) && gpu.health == Health::Ok && self.free(*position) >= gpu.capacity
+        });
+        free.count() as u64
     }
 
     /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as the pod requests, plus

@@ -6,7 +6,6 @@ use divvy_model::Health;
 
 use crate::node_account::NodeAccount;
 use crate::taste::Taste;
-use crate::whole;
 
 /// Return how much a pod likes the GPU at this position: higher is better. `None` if the pod does not accept the GPU, or if the
 /// GPU has no room.
@@ -18,7 +17,7 @@ pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) ->
         return None;
     }
     let good = gpu.health == Health::Ok && entry.free_for(position, ask) >= ask.needs(gpu)? && taste.takes(gpu);
-    let kept = ask.whole.is_none() && good && whole::is_kept_free(entry, position, ask.gpus);
+    let kept = ask.whole.is_none() && good && entry.is_kept_free(position, ask.gpus);
     (good && !kept).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
 }
 

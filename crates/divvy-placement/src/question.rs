@@ -117,7 +117,7 @@ impl Question<'_> {
             return Ok(());
         }
         let (state, memory) = choose::offered(view.entry, &self.taste)?;
-        if state.leaves_to_another_plugin(self.ask) {
+        if self.ask.is_left_to_another_plugin(state) {
             return Ok(());
         }
         if self.ask.whole.is_some() {

@@ -22,7 +22,7 @@ impl Ledger {
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
         let ask = Ask::of_pod(pod, self.unit());
-        if view.state().is_some_and(|state| state.leaves_to_another_plugin(&ask)) {
+        if view.state().is_some_and(|state| ask.is_left_to_another_plugin(state)) {
             // kube-scheduler's sums are all that is known there.
             let mut proposed = proposed.to_vec();
             proposed.sort();

@@ -28,7 +28,7 @@ pub struct Fleet {
     /// The version of the ledger that the fleet read last.
     seen: u64,
     nodes: HashMap<String, Groups, BuildHasherDefault<Mixer>>,
-    /// The mix of requests for FGD, which does not learn by itself.
+    /// The mix of requests for FGD, which does not learn on its own.
     history: Mixture,
     /// The number of groups of each kind.
     kinds: BTreeMap<Kind, usize>,

@@ -540,7 +540,7 @@ scheduler, the kubelets, the container runtime, and the NVML library are simulat
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
-    /// The scenario to play: tutorial, tour, or vendors [default: tour; with --nodes, none]
+    /// The scenario to play: tutorial, tour, vendors, or whole [default: tour; with --nodes, none]
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<String>,
     /// Simulate the nodes of this machine description (TOML)

@@ -193,6 +193,10 @@ impl Cluster for Real {
         self.part(&["unit", &unit.to_string()]).await
     }
 
+    async fn offer_whole(&mut self, whole: bool) -> io::Result<()> {
+        self.part(&["whole", &whole.to_string()]).await
+    }
+
     fn extender_url(&self) -> Option<String> {
         // In an installed Divvy, kube-scheduler calls a Service, with certificates.
         let of_scheduler = settings(&self.directory.join("settings"), "").ok()?.remove("EXTENDER_URL");

@@ -69,6 +69,8 @@ pub struct Embedded {
     settings: Settings,
     machines: Machines,
     unit: MemoryUnit,
+    /// Whether the agents offer NVIDIA's GPUs as a whole as well.
+    whole: bool,
     api: ApiServer,
     listening: Listening,
     client: kube::Client,
@@ -128,6 +130,7 @@ impl Embedded {
             settings,
             machines,
             unit: MemoryUnit::GIB,
+            whole: false,
             api,
             listening,
             client,
@@ -242,6 +245,7 @@ impl Embedded {
                     &text(&paths.sys_root),
                     "--memory-unit",
                     &self.unit.to_string(),
+                    &format!("--whole-gpus={}", self.whole),
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
@@ -279,7 +283,12 @@ impl Embedded {
             machine.gpus.iter().map(|gpu| gpu.memory_mib / self.unit.mib()).sum()
         });
         let amd = machine.map_or(0, |machine| machine.amd.len() as u64);
-        let wanted = [(names::GPU_MEM, units), (Vendor::Amd.whole_resource(), amd)];
+        let nvidia = machine.map_or(0, |machine| machine.gpus.len() as u64 * u64::from(self.whole));
+        let wanted = [
+            (names::GPU_MEM, units),
+            (Vendor::Nvidia.whole_resource(), nvidia),
+            (Vendor::Amd.whole_resource(), amd),
+        ];
         let until = Instant::now() + Duration::from_secs(10);
         loop {
             let resources = self.node(name)?.device_manager().resources;
@@ -538,6 +547,11 @@ impl Cluster for Embedded {
         // The opposite order of `roll`: an installation may be updated in either order.
         self.extender.stop().await?;
         self.start_extender().await?;
+        self.roll_agents().await
+    }
+
+    async fn offer_whole(&mut self, whole: bool) -> io::Result<()> {
+        self.whole = whole;
         self.roll_agents().await
     }
 

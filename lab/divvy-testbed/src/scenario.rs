@@ -156,6 +156,8 @@ pub trait Cluster {
     fn roll(&mut self) -> impl Future<Output = io::Result<()>>;
     /// Set `--memory-unit` of the extender and of every agent, as an update of the installation does. Return when all are ready.
     fn change_unit(&mut self, unit: MemoryUnit) -> impl Future<Output = io::Result<()>>;
+    /// Set `--whole-gpus` of every agent, as an update of the installation does. Return when all are ready.
+    fn offer_whole(&mut self, whole: bool) -> impl Future<Output = io::Result<()>>;
     /// Return a [`Witness`] of the nodes that have joined so far.
     fn witness(&self) -> Witness;
     /// Return the names of the files that a node keeps for grants: records and CDI specs.
@@ -176,11 +178,13 @@ pub enum Scenario {
     Tour,
     /// NVIDIA's and AMD's GPUs in one cluster.
     Vendors,
+    /// Whole NVIDIA GPUs and shares on one node.
+    Whole,
 }
 
 impl Scenario {
     /// Every scenario with its name and a one-line description.
-    pub const ALL: [(Scenario, &'static str, &'static str); 3] = [
+    pub const ALL: [(Scenario, &'static str, &'static str); 4] = [
         (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
         (
             Scenario::Tour,
@@ -191,6 +195,11 @@ impl Scenario {
             Scenario::Vendors,
             "vendors",
             "shares of an NVIDIA GPU and whole AMD GPUs in one cluster",
+        ),
+        (
+            Scenario::Whole,
+            "whole",
+            "whole NVIDIA GPUs (nvidia.com/gpu) and shares on one node",
         ),
     ];
 
@@ -211,6 +220,7 @@ impl Scenario {
                 tour::day(play).await
             }
             Scenario::Vendors => suite::vendors(play).await,
+            Scenario::Whole => suite::whole(play).await,
         }
     }
 }

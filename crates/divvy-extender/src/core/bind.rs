@@ -306,7 +306,7 @@ impl Core {
         let mut written = BTreeMap::new();
         let mut sent = Vec::new();
         let mut doubted = false;
-        if !ask.is_nothing() && !state.leaves_to_another_plugin(&ask) {
+        if !ask.is_nothing() && !ask.is_left_to_another_plugin(&state) {
             let text_of = |held: &Held| annotations(held, &state, ask.units, now.unix_ns);
             let ledger = self.index.ledger();
             let earlier = ledger.reservation(&args.pod_uid, &args.node);

@@ -1,4 +1,4 @@
-//! Limits on what one pod or node can cost the extender, whatever its content: bytes kept, bytes of answers, and work while the
+//! Limits on what one pod or node can cost the extender, whatever the content: bytes kept, bytes of answers, and work while the
 //! core is locked.
 
 use divvy_extender::core::Core;

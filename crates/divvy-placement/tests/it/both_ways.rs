@@ -125,7 +125,7 @@ fn a_node_whose_whole_gpus_another_plugin_offers_is_left_to_kube_scheduler() {
         assert_eq!(ledger.fits("n", ask, "u-nobody").is_ok(), expected.is_ok());
     };
     check(&theirs, &nvidia(2), Ok(0));
-    // Nobody knows which products these GPUs are.
+    // The products of these GPUs are not known.
     let picky = Ask {
         rules: Some(Arc::new(Ok(GpuRules {
             least_memory: MiB(1),

@@ -12,8 +12,10 @@ mod pods;
 mod restarts;
 mod units;
 mod vendors;
+mod whole;
 
 pub(super) use vendors::vendors;
+pub(super) use whole::whole;
 
 use super::churn::{self, Churn};
 use super::play::Seen;
@@ -79,13 +81,15 @@ pub enum Scene {
     Speed,
     /// Shares of NVIDIA's GPUs and whole GPUs of AMD.
     Vendors,
+    /// Whole GPUs of NVIDIA and shares on one node.
+    Whole,
     /// The findings of `divvy doctor`.
     Doctor,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 29] = [
+    pub const ALL: [Scene; 30] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -114,6 +118,7 @@ impl Scene {
         Scene::Churn,
         Scene::Speed,
         Scene::Vendors,
+        Scene::Whole,
         Scene::Doctor,
     ];
 
@@ -198,6 +203,10 @@ impl Scene {
                 "vendors",
                 "shares of an NVIDIA GPU and whole AMD GPUs in one cluster; an AMD GPU fails and recovers",
             ),
+            Scene::Whole => (
+                "whole",
+                "whole NVIDIA GPUs and shares on one node: each waits for the other; a pod without an allocation",
+            ),
             Scene::Doctor => (
                 "doctor",
                 "divvy doctor --cluster finds nothing on a healthy cluster, and finds the right problem after a fault",
@@ -259,6 +268,7 @@ impl Scene {
             Scene::Churn => churn::play(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Vendors => vendors::vendors(play).await,
+            Scene::Whole => whole::whole(play).await,
             Scene::Doctor => doctor::play(play).await,
         }?;
         play.clear().await

@@ -83,13 +83,15 @@ impl<C: Cluster> Play<'_, C> {
     /// Wait until `kubectl inspect gpushare` reports this many allocated units on a node, and check the result.
     pub(in crate::scenario) async fn used(&mut self, node: &str, units: u64) -> Result<(), Stop> {
         let line = format!("{units}/");
-        let holds = |output: &str| {
-            let total = output.lines().last().unwrap_or_default();
-            total.starts_with(&line)
+        // Sums of whole GPUs follow, without a percentage.
+        let total = |output: &str| {
+            let mut lines = output.lines().rev();
+            lines.find(|line| line.contains("%)")).unwrap_or_default().trim_end().to_owned()
         };
+        let holds = |output: &str| total(output).starts_with(&line);
         let args = ["inspect", "gpushare", node];
         let output = self.until_said(&args, holds).await?;
-        let total = output.lines().last().unwrap_or_default().trim_end().to_owned();
+        let total = total(&output);
         self.check(
             holds(&output),
             &format!("kubectl inspect gpushare {node} says {units} allocated: {total}"),
