@@ -5,29 +5,27 @@ pub const GPU_MEM: &str = "aliyun.com/gpu-mem";
 /// Extended resource: the number of a node's GPUs. gpushare uses the same name. A container's request for it has no effect.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
 
-/// Extended resource: whole GPUs, as advertised by NVIDIA's device plugin.
+/// Extended resource: whole GPUs, which NVIDIA's device plugin advertises.
 pub const WHOLE_GPU: &str = "nvidia.com/gpu";
 /// Node annotation: the agent's description of the node's GPUs, in JSON.
 ///
 /// [`crate::Inventory`] is its type.
 pub const INVENTORY: &str = "divvy.dev/inventory";
-/// Pod annotation that Divvy writes: the extender's decision, in JSON. The Binding contains it. Users may not write it.
+/// Pod annotation that Divvy writes: the extender's decision, in JSON. The Binding carries it. Users may not write it.
 ///
 /// [`crate::Allocation`] is its type.
 pub const ALLOCATION: &str = "divvy.dev/allocation";
 
-/// The prefix of all of Divvy's annotations.
+/// Prefix: all of Divvy's annotations begin with it.
 pub const PREFIX: &str = "divvy.dev/";
-/// Pod annotation that users write: the number of GPUs, 1 to 16, over which the pod's memory is divided equally. All of them are
-/// on one node. Example: `"2"`.
+/// Pod annotation that users write: the number of GPUs of one node over which the pod's memory is divided equally, 1 to 16. Example: `"2"`.
 pub const GPUS: &str = "divvy.dev/gpus";
-/// Pod annotation that users write: patterns for GPU products, separated by commas. The pod accepts only products that match at
-/// least one pattern without `!`, if there are any, and no pattern with `!`. Examples: `"A100*,H100*"`, `"!T4"`.
+/// Pod annotation that users write: patterns of GPU products, separated by commas. The pod accepts only products that match one of them, and
+/// none that match a pattern with `!`. Example: `"A100*,H100*"`, `"!T4"`.
 pub const GPU_MODEL: &str = "divvy.dev/gpu-model";
-/// Pod annotation that users write: the minimum total memory of a GPU, whether free or not. Example: `">=40Gi"`.
+/// Pod annotation that users write: the total memory that a GPU must have at least, free or not. Example: `">=40Gi"`.
 pub const GPU_MEMORY: &str = "divvy.dev/gpu-memory";
-/// Pod annotation that users write: the preference among the GPUs with enough free memory: `fastest`, `most-memory`, or
-/// `least-memory`.
+/// Pod annotation that users write: which of the GPUs with enough free memory the pod prefers: `fastest`, `most-memory`, or `least-memory`.
 pub const GPU_PREFER: &str = "divvy.dev/gpu-prefer";
 /// Pod annotation that users write: the UUIDs of the only GPUs that the pod accepts, separated by commas.
 pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
@@ -35,23 +33,22 @@ pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Divvy's annotations that a user may write on a pod.
 pub const POD_KEYS: [&str; 5] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS];
-/// Pod annotation that Divvy writes. It marks a test pod of `divvy scheduler-config --check`, which finds out whether the
-/// scheduler calls the extender. The extender refuses the pod and repeats the annotation's value in the refusal.
+/// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
+/// extender. The extender refuses the pod and repeats the annotation's value in the refusal.
 pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";
 
-/// gpushare's annotation and environment variable: the decimal index of the pod's GPU. For a pod with several GPUs, the variable
-/// contains all their indices, separated by commas, and the annotation only the first index.
+/// gpushare's annotation and environment variable: the decimal index of the pod's GPU. A pod with several GPUs has their indices in the
+/// variable, separated by commas, and the first one in the annotation.
 pub const ALIYUN_IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
-/// gpushare's annotation and environment variable: the number of units of the pod's first GPU.
+/// gpushare's annotation and environment variable: the units of the pod's first GPU.
 pub const ALIYUN_DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
-/// gpushare's annotation and environment variable. The annotation contains the pod's units, and the variable the container's
-/// units.
+/// gpushare's annotation and environment variable: as an annotation, the pod's units; as a variable, the container's units.
 pub const ALIYUN_POD: &str = "ALIYUN_COM_GPU_MEM_POD";
 /// Environment variable: the container's units. gpushare uses the same name.
 pub const ALIYUN_CONTAINER: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
-/// gpushare's annotation: `"false"` when the pod is bound, and `"true"` after gpushare's device plugin has allocated the GPU.
+/// gpushare's annotation: `"false"` at bind, and `"true"` after gpushare's device plugin has allocated the GPU.
 pub const ALIYUN_ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
-/// gpushare's annotation: the time at which the pod was bound, in nanoseconds since the Unix epoch.
+/// gpushare's annotation: the time of the bind in nanoseconds since the Unix epoch.
 pub const ALIYUN_ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
 /// gpushare's annotation: the units of each container on each GPU, `{"<container>":{"<gpu>":<units>}}`. `kubectl inspect gpushare` reads it
 /// (since gpushare 2.0).
@@ -60,18 +57,18 @@ pub const GPUSHARE_ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
 /// The longest name of a node or pod, in bytes (RFC 1123 subdomain, apimachinery `pkg/util/validation/validation.go`).
 pub const MOST_NAME_BYTES: usize = 253;
 
-/// Report whether a text can be the name of an API object: letters, digits, `-`, and `.` (RFC 1123 subdomain), without a leading
-/// dot. Such a name is safe as one segment of a path, because it cannot be `..`.
+/// Report whether a text can be the name of an API object: letters, digits, `-`, and `.` (RFC 1123 subdomain), without a leading dot.
+/// Such a name is safe as one segment of a path: it cannot be `..`.
 pub fn is_name(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=MOST_NAME_BYTES).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.')
 }
 
-/// Environment variable from which NVIDIA's runtime takes a container's GPUs. Divvy sets it to `void`, so that NVIDIA's runtime
-/// does not change the container.
+/// Environment variable: NVIDIA's runtime takes a container's GPUs from it. Divvy sets it to `void`, so that this runtime does not change the
+/// container.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Value of [`VISIBLE_DEVICES`] with which NVIDIA's runtime does not change the container (see `docs/compatibility/toolkit.md`).
+/// Value of [`VISIBLE_DEVICES`]: NVIDIA's runtime does not change the container (see `docs/compatibility/toolkit.md`).
 pub const VISIBLE_NONE: &str = "void";
 
-/// The CDI kind of the devices that grants describe.
+/// CDI kind: the devices that grants describe.
 pub const CDI_KIND: &str = "divvy.dev/grant";

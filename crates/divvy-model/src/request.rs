@@ -195,8 +195,9 @@ fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Erro
     let resources = whole.iter().map(|whole| whole.vendor.whole_resource());
     let asked: Vec<&'static str> = memory.then_some(names::GPU_MEM).into_iter().chain(resources).collect();
     let [first, .., last] = asked.as_slice() else { return None };
-    let text =
-        format!("the pod also requests {last}; a pod gets either shared memory or whole GPUs of one vendor: split the pod");
+    let text = format!(
+        "the pod also requests {last}; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod"
+    );
     Some(Error::invalid(first, text))
 }
 
@@ -385,13 +386,13 @@ mod tests {
                 memory.clone(),
                 vec![amd()],
                 None,
-                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: split the pod",
+                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),
                 vec![whole(Vendor::Nvidia, &[(App, 1)]), amd()],
                 None,
-                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: split the pod",
+                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),

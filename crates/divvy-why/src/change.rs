@@ -70,11 +70,6 @@ pub enum Change {
         /// The label's value.
         value: String,
     },
-    /// The pod no longer requests another resource.
-    DropResource {
-        /// The name of the resource.
-        resource: String,
-    },
     /// The pod requests less of another resource: CPU in thousandths of a core, memory in bytes.
     AskForLess {
         /// The name of the resource.

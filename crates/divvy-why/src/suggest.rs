@@ -62,12 +62,6 @@ impl Change {
             Change::Label { node, label, value } => question.alter_site(node, |site| {
                 site.labels.insert(label.clone(), value.clone());
             }),
-            Change::DropResource { resource } => {
-                let requests = &mut question.wants.to_mut().requests;
-                let before = requests.len();
-                requests.retain(|(name, _)| name != resource);
-                (requests.len() < before).then_some(())
-            }
             Change::AskForLess { resource, amount } => {
                 let mut requests = question.wants.to_mut().requests.iter_mut();
                 requests.find(|(name, _)| name == resource)?.1 = *amount;
@@ -200,9 +194,6 @@ impl Change {
                 )
             }
             Change::Label { node, .. } => format!("If the pod may run on node {node}, give the node the label:"),
-            Change::DropResource { resource } => {
-                format!("Remove {resource} from the pod: {key} is enough to get a GPU. Node {then} has room for that now.")
-            }
             Change::AskForLess { resource, amount } => {
                 format!(
                     "Ask for {} {resource} or less. Node {then} has that much free now.",
@@ -273,7 +264,6 @@ pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<
         search.tolerate(),
         search.label(),
         search.ask_for(),
-        search.drop_whole_gpus(),
         search.ask_for_less(),
         search.pod_ends(),
     ];
@@ -404,16 +394,6 @@ impl Search<'_, '_> {
                 node,
                 label: label.clone(),
                 value: value.clone(),
-            }),
-            _ => None,
-        })
-    }
-
-    /// Suggest that a pod that requests both GPU memory and whole GPUs no longer requests whole GPUs.
-    fn drop_whole_gpus(&self) -> Option<Suggestion> {
-        self.first(|_, obstacle| match obstacle {
-            Obstacle::Resource { resource, .. } if resource == names::WHOLE_GPU => Some(Change::DropResource {
-                resource: resource.clone(),
             }),
             _ => None,
         })

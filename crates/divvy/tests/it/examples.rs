@@ -50,7 +50,7 @@ fn pods(file: &str, object: &Value) -> Vec<Value> {
 #[test]
 fn the_admission_policies_admit_each_example() {
     let examples = examples();
-    assert!(examples.len() >= 7, "{examples:?}");
+    assert!(examples.len() >= 8, "{examples:?}");
     let policies = ["divvy-request", "divvy-allocation"].map(Policy::of_chart);
     for (file, object) in &examples {
         for pod in pods(file, object) {
@@ -64,7 +64,8 @@ fn the_admission_policies_admit_each_example() {
 
 #[tokio::test]
 async fn each_example_gets_its_gpus() {
-    let bed = Bed::with_amd(&[&[40, 40], &[40, 40]], 2).await;
+    let mut bed = Bed::with_amd(&[&[40, 40], &[40, 40]], 2).await;
+    bed.offer_whole().await;
     for (file, object) in examples() {
         let pods = pods(&file, &object);
         let names: Vec<String> = pods

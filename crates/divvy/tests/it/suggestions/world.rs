@@ -333,13 +333,6 @@ impl World {
                 });
             }
             Change::AskFor { units } => self.ask(names::GPU_MEM, &units.to_string()),
-            Change::DropResource { resource } => {
-                for kind in ["limits", "requests"] {
-                    if let Some(all) = self.asking["spec"]["containers"][0]["resources"][kind].as_object_mut() {
-                        all.remove(resource);
-                    }
-                }
-            }
             Change::AskForLess { resource, amount } if resource == "cpu" => self.ask(resource, &format!("{amount}m")),
             Change::AskForLess { resource, amount } => self.ask(resource, &amount.to_string()),
             Change::DropSelector { label, .. } => {

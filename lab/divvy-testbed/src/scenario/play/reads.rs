@@ -86,7 +86,11 @@ impl<C: Cluster> Play<'_, C> {
         // Sums of whole GPUs follow, without a percentage.
         let total = |output: &str| {
             let mut lines = output.lines().rev();
-            lines.find(|line| line.contains("%)")).unwrap_or_default().trim_end().to_owned()
+            lines
+                .find(|line| line.contains("%)"))
+                .unwrap_or_default()
+                .trim_end()
+                .to_owned()
         };
         let holds = |output: &str| total(output).starts_with(&line);
         let args = ["inspect", "gpushare", node];

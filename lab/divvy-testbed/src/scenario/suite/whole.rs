@@ -39,7 +39,7 @@ async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &
     play.has(node, resource, 3).await?;
     play.unmoved(before).await?;
 
-    play.create(&whole_gpus("train", 2).grace_seconds(1), "asks for 2 whole GPUs")
+    play.create(&whole_gpus("train", 2).select(node).grace_seconds(1), "asks for 2 whole GPUs")
         .await?;
     let (object, reports) = play.started("default", "train").await?;
     let of_train = gpus(&reports);
@@ -58,7 +58,7 @@ async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &
     })?;
 
     play.scene("A GPU is shared or taken as a whole, never both").await?;
-    play.create(&whole_gpus("one", 1), "asks for 1 whole GPU; the T4 has a share")
+    play.create(&whole_gpus("one", 1).select(node), "asks for 1 whole GPU; the T4 has a share")
         .await?;
     play.refused("one", "no free NVIDIA GPU").await?;
     play.why("one", &[resource, "default/share", "default/train"]).await?;
@@ -72,7 +72,7 @@ async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &
     let table = play
         .run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
         .await?;
-    for part in ["default/train (whole)", "default/share", "nvidia.com/gpu 2/3"] {
+    for part in ["default/train (whole)", "default/share", "nvidia.com/gpu 2/"] {
         play.check(table.contains(part), &format!("`inspect` shows {part}"), || table.clone())?;
     }
     play.delete("default", "share", "so that the T4 is free").await?;
@@ -103,7 +103,8 @@ async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &
         "direct sees the GPU that no other pod uses",
         || format!("{of_direct:?}; one has {of_one:?}, large has {of_large:?}"),
     )?;
-    play.create(&whole_gpus("more", 1), "asks for 1 whole GPU").await?;
+    play.create(&whole_gpus("more", 1).select(node), "asks for 1 whole GPU")
+        .await?;
     play.refused("more", "no free NVIDIA GPU").await?;
     play.delete("default", "large", "so that its GPU is free as a whole").await?;
     let (_, reports) = play.started("default", "more").await?;
