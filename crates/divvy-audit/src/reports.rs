@@ -243,6 +243,10 @@ impl Audit {
         if matches!(pod.held, Held::Legacy(_)) {
             return (None, MiB::ZERO);
         }
+        // The kubelet chose the GPUs of a pod with whole GPUs that no extender has placed.
+        if pod.request.whole.is_some() && pod.held == Held::Nothing {
+            return (None, MiB::ZERO);
+        }
         if shares.is_empty() {
             let told = report.env.get(names::ALIYUN_IDX).filter(|_| asks);
             let gpus = report.gpus.as_deref().unwrap_or_default();
@@ -280,8 +284,8 @@ impl Audit {
             found.push(elsewhere(format!("node {}", report.node)));
             return (None, MiB::ZERO);
         }
-        // Containers report what a share of a GPU consists of. For a whole GPU, they can say nothing that is checked here.
-        if pod.request.whole.is_some() || expected.iter().filter_map(card).any(|gpu| gpu.whole) {
+        // Containers report NVIDIA's device nodes. The GPUs that are offered only as a whole have others.
+        if expected.iter().filter_map(card).any(|gpu| gpu.whole) {
             return (None, MiB::ZERO);
         }
         if let Some(gpus) = &report.gpus {
@@ -293,6 +297,10 @@ impl Audit {
                 found.push(elsewhere(had(gpus)));
                 used = has.first().copied().flatten();
             }
+        }
+        if pod.request.whole.is_some() {
+            found.extend(not_void(pod, report));
+            return (used, shares.first().map_or(MiB::ZERO, |share| share.memory));
         }
         let (Some(share), Some(gpu)) = (shares.first().filter(|_| shares.len() == 1), expected.first().and_then(card)) else {
             return (used, shares.first().map_or(MiB::ZERO, |share| share.memory));
@@ -329,14 +337,7 @@ impl Audit {
                 told(pod, report, variable, right, found);
             }
         }
-        let visible = report.env.get(names::VISIBLE_DEVICES);
-        if visible.map(String::as_str) != Some(names::VISIBLE_NONE) {
-            found.push(What::NotVoid {
-                who: who(pod),
-                container: container(),
-                found: visible.cloned(),
-            });
-        }
+        found.extend(not_void(pod, report));
         (used, share.memory)
     }
 
@@ -400,6 +401,16 @@ impl Audit {
             self.found(end, What::ReportsUnmatched { containers });
         }
     }
+}
+
+/// Return a finding if a container with a grant has a variable that lets NVIDIA's runtime add GPUs.
+fn not_void(pod: &Pod, report: &Report) -> Option<What> {
+    let visible = report.env.get(names::VISIBLE_DEVICES);
+    (visible.map(String::as_str) != Some(names::VISIBLE_NONE)).then(|| What::NotVoid {
+        who: who(pod),
+        container: report.container.clone(),
+        found: visible.cloned(),
+    })
 }
 
 fn told(pod: &Pod, report: &Report, variable: &'static str, expected: String, found: &mut Vec<What>) {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use divvy_audit::{Audit, Fact, GpuName, Kind, Level, Limits, Moment, Outcome, Report, What};
-use divvy_model::{ContainerShare, Health, Held, MiB, Node, Phase, Pod, names};
+use divvy_model::{ContainerKind, ContainerShare, Health, Held, MiB, Node, Phase, Pod, Vendor, names};
 use proptest::prelude::*;
 
 use divvy_testkit::nodes::*;
@@ -366,6 +366,42 @@ fn each_fault_of_a_container_is_found() {
     let mut facts = begin();
     facts.push((1, with(report("a", 10), |report| report.node = "n2".to_owned())));
     check("another node", facts, &["ran-elsewhere"]);
+}
+
+#[test]
+fn a_container_with_a_whole_gpu_runs_on_it_and_without_variables_about_shares() {
+    let placed = |uuid: String| {
+        let mut pod = running(bound("a", "n1", 0, 16));
+        pod.request = whole_request(Vendor::Nvidia, &[(ContainerKind::App, 1)]);
+        if let Held::Allocation(allocation) = &mut pod.held {
+            allocation.gpus[0].whole = true;
+            allocation.gpus[0].uuid.clone_from(&uuid);
+            allocation
+                .containers
+                .values_mut()
+                .for_each(|shares| shares[0].uuid.clone_from(&uuid));
+        }
+        pod
+    };
+    let silent = |gpus: &[u32], visible: &str| {
+        with(report("a", 16), |report| {
+            report.env.retain(|name, _| name == names::VISIBLE_DEVICES);
+            report.env.insert(names::VISIBLE_DEVICES.to_owned(), visible.to_owned());
+            report.gpus = Some(gpus.iter().map(|minor| GpuName::Minor(*minor)).collect());
+        })
+    };
+    let unnamed = Pod {
+        held: Held::Nothing,
+        ..placed(uuid("n1", 0))
+    };
+    for (name, pod, fact, expected) in [
+        ("sound", placed(uuid("n1", 0)), silent(&[0], "void"), &[][..]),
+        ("another GPU", placed(uuid("n1", 0)), silent(&[1], "void"), &["ran-elsewhere"]),
+        ("all", placed(uuid("n1", 0)), silent(&[0], "all"), &["not-void"]),
+        ("the kubelet's choice", unnamed, silent(&[1], "void"), &[]),
+    ] {
+        check(name, vec![(1, there(pod)), (1, fact)], expected);
+    }
 }
 
 #[test]

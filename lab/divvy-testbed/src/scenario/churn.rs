@@ -1,6 +1,6 @@
-//! The scene in which pods are created and deleted at random while programs are killed. A thread inspects the running containers all the time.
+//! The scenes in which pods are created and deleted at random while programs are killed. A thread inspects the running containers all the time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use divvy_model::names;
+use divvy_model::{Vendor, names};
 use kube::api::DeleteParams;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::play::NAMESPACE;
 use super::{Cluster, End, Living, Machine, Part, Play, Stop, Witness};
 use crate::api::splitmix64;
-use crate::builders::pod;
+use crate::builders::{PodBuilder, pod};
 use crate::story::Event;
 
 /// How long the scene runs, and with which random seed.
@@ -43,14 +43,60 @@ struct Findings {
     wrong: Vec<String>,
 }
 
-pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
-    let seconds = churn.time.as_secs();
+/// Random pods with shares of one GPU.
+pub(super) async fn shares<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
     play.scene(&format!(
-        "Pods are created and deleted for {seconds} s while agent, extender, kubelet and containerd are killed (seed {})",
+        "Pods are created and deleted for {} s while agent, extender, kubelet and containerd are killed (seed {})",
+        churn.time.as_secs(),
         churn.seed
     ))
     .await?;
     let node = play.ready(Machine::Laptop).await?;
+    run(play, &node, churn, &|roll, name| pod(name).gpu_mem(roll(9) + 1)).await?;
+    play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")
+        .await?;
+    play.started("default", "all").await.map(drop)
+}
+
+/// Random pods with shares and with whole GPUs, on a node with three GPUs.
+pub(super) async fn whole<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+    play.scene(&format!(
+        "Pods with shares and with whole GPUs are created and deleted for {} s while programs are killed (seed {})",
+        churn.time.as_secs(),
+        churn.seed
+    ))
+    .await?;
+    let node = play.ready(Machine::Mixed).await?;
+    play.cluster.offer_whole(true).await?;
+    let played = whole_and_shares(play, &node, churn).await;
+    play.clear().await?;
+    // The next scene expects shares only.
+    play.cluster.offer_whole(false).await?;
+    played
+}
+
+async fn whole_and_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(), Stop> {
+    let resource = Vendor::Nvidia.whole_resource();
+    play.has(node, resource, 3).await?;
+    let random = |roll: &mut dyn FnMut(u64) -> u64, name: &str| match roll(8) {
+        0..=3 => pod(name).gpu_mem(roll(15) + 1),
+        4..=6 => pod(name).limit(resource, &(roll(2) + 1).to_string()),
+        // No extender places it. It may wait for a free GPU as long as the others run.
+        _ => pod(&format!("{PAST}{name}")).limit(resource, "1").on_node(node),
+    };
+    run(play, node, churn, &random).await?;
+    play.create(&pod("all").limit(resource, "3").select(node), "asks for all 3 GPUs")
+        .await?;
+    play.started("default", "all").await.map(drop)
+}
+
+/// The beginning of the names of pods that no extender places.
+const PAST: &str = "past-";
+
+/// Returns a random pod with this name. The first argument returns a random number below its argument.
+type Random<'a> = dyn Fn(&mut dyn FnMut(u64) -> u64, &str) -> PodBuilder + 'a;
+
+async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, random: &Random<'_>) -> Result<(), Stop> {
     let directory = tempfile::tempdir()?;
     let (history, reports) = (directory.path().join("history.log"), directory.path().join("reports.log"));
     let recorder = record(play, &history).await?;
@@ -59,7 +105,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
         let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), Reports::create(&reports)?);
         move || inspect(witness, reports, &ended)
     });
-    let acted = act(play, &node, churn).await;
+    let acted = act(play, node, churn, random).await;
     if acted.is_ok() {
         settled(play).await?;
     }
@@ -100,10 +146,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> Re
     if !sound || !audited {
         play.step("kept", &text(&directory.keep()), "the history and the reports", Vec::new())?;
     }
-    cleared?;
-    play.create(&pod("all").gpu_mem(16).select(&node), "asks for all 16 GiB")
-        .await?;
-    play.started("default", "all").await.map(drop)
+    cleared
 }
 
 /// Start `divvy audit record`, and return once it has written its first list.
@@ -129,7 +172,12 @@ pub(super) async fn stop(mut recorder: Child) -> Result<(), Stop> {
     Ok(())
 }
 
-async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
+async fn act<C: Cluster>(
+    play: &mut Play<'_, C>,
+    node: &str,
+    churn: Churn,
+    random: &Random<'_>,
+) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
     let mut state = churn.seed;
     let mut roll = |sides: u64| splitmix64(&mut state) % sides;
     let until = Instant::now() + churn.time;
@@ -137,9 +185,7 @@ async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Re
     while Instant::now() < until {
         match roll(10) {
             0..=4 => {
-                let units = roll(9) + 1;
-                let mut manifest = pod(&format!("c{created}"))
-                    .gpu_mem(units)
+                let mut manifest = random(&mut roll, &format!("c{created}"))
                     .grace_seconds(roll(4) + 1)
                     .select(node);
                 if roll(3) == 0 {
@@ -189,7 +235,11 @@ async fn act<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn) -> Re
 async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
     play.eventually("the pods to settle", async |play| {
         let pods = play.all_pods().await?;
-        let unsettled = pods.iter().find(|pod| {
+        let placed = pods
+            .iter()
+            .filter(|pod| !pod.metadata.name.as_deref().is_some_and(|name| name.starts_with(PAST)));
+        let mut placed = placed.chain(pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()));
+        let unsettled = placed.find(|pod| {
             let pending = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending");
             pod.metadata.deletion_timestamp.is_some() || (pending && pod.spec.node_name.is_some())
         });
@@ -269,10 +319,12 @@ impl Reports {
     }
 }
 
-/// Return the units in use and the problems found, judged by the containers' own environment variables.
+/// Return the units in use and the problems found, judged by the containers' own environment variables and device nodes. A container
+/// with whole GPUs has no variables about units.
 fn judge(living: &[Living]) -> (u64, Vec<String>) {
     let mut wrong = Vec::new();
     let mut used: BTreeMap<(&str, u64), (u64, u64, Vec<&str>)> = BTreeMap::new();
+    let mut whole: BTreeMap<(&str, u64), BTreeSet<&str>> = BTreeMap::new();
     for container in living {
         let number = |key: &str| container.env.get(key).and_then(|text| text.parse::<u64>().ok());
         let parts = (
@@ -281,6 +333,16 @@ fn judge(living: &[Living]) -> (u64, Vec<String>) {
             number(names::ALIYUN_DEV),
         );
         let void = container.env.get(names::VISIBLE_DEVICES).map(String::as_str) == Some(names::VISIBLE_NONE);
+        let devices = container.devices.iter();
+        let gpus: Vec<u64> = devices
+            .filter_map(|path| path.strip_prefix("/dev/nvidia")?.parse().ok())
+            .collect();
+        if parts == (None, None, None) && void && !gpus.is_empty() {
+            for gpu in gpus {
+                whole.entry((&container.node, gpu)).or_default().insert(&container.pod_uid);
+            }
+            continue;
+        }
         let (Some(index), Some(units), Some(has), true) = (parts.0, parts.1, parts.2, void) else {
             wrong.push(format!(
                 "on {} pod {} runs without a grant: {:?}",
@@ -298,6 +360,17 @@ fn judge(living: &[Living]) -> (u64, Vec<String>) {
             wrong.push(format!(
                 "GPU {index} of {node}: {units} of {has} in use, by {}",
                 pods.join(", ")
+            ));
+        }
+    }
+    for (gpu @ (node, index), pods) in &whole {
+        let sharing = used.get(gpu).map_or(&[][..], |(.., pods)| pods);
+        let all: BTreeSet<&str> = pods.iter().chain(sharing).copied().collect();
+        if all.len() > 1 {
+            let all: Vec<&str> = all.into_iter().collect();
+            wrong.push(format!(
+                "GPU {index} of {node} is taken as a whole, and used by {}",
+                all.join(", ")
             ));
         }
     }
@@ -331,6 +404,23 @@ mod tests {
         assert_eq!(judge(&sound), (32, Vec::new()));
         let over = [living("a", "0", "10"), living("b", "0", "7")];
         assert_eq!(judge(&over).1, ["GPU 0 of n1: 17 of 16 in use, by a, b"]);
+        let taken = |pod: &str, gpus: &[&str]| Living {
+            devices: gpus.iter().map(|gpu| (*gpu).to_owned()).collect(),
+            env: BTreeMap::from([(names::VISIBLE_DEVICES.to_owned(), names::VISIBLE_NONE.to_owned())]),
+            ..living(pod, "0", "1")
+        };
+        let beside = [
+            living("a", "0", "10"),
+            taken("b", &["/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia2"]),
+        ];
+        assert_eq!(judge(&beside), (10, Vec::new()));
+        let on = [
+            living("a", "1", "10"),
+            taken("b", &["/dev/nvidia1"]),
+            taken("c", &["/dev/nvidia2"]),
+        ];
+        assert_eq!(judge(&on).1, ["GPU 1 of n1 is taken as a whole, and used by a, b"]);
+        assert_eq!(judge(&[taken("b", &["/dev/nvidiactl"])]).1.len(), 1, "it has no GPU");
         for key in [names::ALIYUN_IDX, names::VISIBLE_DEVICES] {
             let mut bare = living("a", "0", "1");
             bare.env.remove(key);

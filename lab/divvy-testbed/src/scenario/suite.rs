@@ -83,13 +83,15 @@ pub enum Scene {
     Vendors,
     /// Whole GPUs of NVIDIA and shares on one node.
     Whole,
+    /// [`Churn`](Self::Churn) of whole GPUs and shares on one node.
+    WholeChurn,
     /// The findings of `divvy doctor`.
     Doctor,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 30] = [
+    pub const ALL: [Scene; 31] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -119,6 +121,7 @@ impl Scene {
         Scene::Speed,
         Scene::Vendors,
         Scene::Whole,
+        Scene::WholeChurn,
         Scene::Doctor,
     ];
 
@@ -207,6 +210,10 @@ impl Scene {
                 "whole",
                 "whole NVIDIA GPUs and shares on one node: each waits for the other; a pod without an allocation",
             ),
+            Scene::WholeChurn => (
+                "whole-churn",
+                "pods with shares and with whole GPUs are created and deleted at random on one node while programs are killed",
+            ),
             Scene::Doctor => (
                 "doctor",
                 "divvy doctor --cluster finds nothing on a healthy cluster, and finds the right problem after a fault",
@@ -265,7 +272,8 @@ impl Scene {
             Scene::Drained => outages::drained(play).await,
             Scene::RollingUpdate => outages::rolling_update(play).await,
             Scene::UnitChanges => units::play(play).await,
-            Scene::Churn => churn::play(play, churn).await,
+            Scene::Churn => churn::shares(play, churn).await,
+            Scene::WholeChurn => churn::whole(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Vendors => vendors::vendors(play).await,
             Scene::Whole => whole::whole(play).await,
