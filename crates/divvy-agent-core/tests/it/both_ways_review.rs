@@ -196,3 +196,19 @@ fn review_a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
     let answer = after.start("whole", "main").map(drop);
     assert_eq!(answer, Ok::<(), (Reason, String)>(()));
 }
+
+/// `--memory-unit` becomes larger than the GPU while a share of it is in use, and the container restarts. Without `--whole-gpus` it starts.
+#[test]
+fn review_a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
+    for settings in [settings(), both()] {
+        let whole = settings.whole;
+        let mut node = Node::with(settings, vec![gpu(0, 4 * GIB)]);
+        node.see(simple("share", 0, 1));
+        node.admit("share").expect("admitted");
+        node.start("share", "main").expect("started");
+        node.change_unit(divvy_model::MemoryUnit::new(8 * GIB).expect("a unit"));
+        let offered = node.core.offers(ResourceSpec::MEMORY);
+        let answer = node.start("share", "main").map(drop);
+        assert_eq!((offered, answer), (true, Ok(())), "--whole-gpus={whole}");
+    }
+}
