@@ -2,6 +2,7 @@
 
 mod amounts;
 mod both_ways;
+mod both_ways_review;
 mod bounds;
 mod calls;
 mod devices;

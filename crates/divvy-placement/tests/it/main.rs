@@ -1,6 +1,7 @@
 //! The ledger, and the decisions that are based on it, through the public interface.
 
 mod both_ways;
+mod both_ways_review;
 mod decisions;
 mod events;
 mod fixture;

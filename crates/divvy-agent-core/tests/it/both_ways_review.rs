@@ -1,0 +1,214 @@
+//! Failing tests of a review of `--whole-gpus`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{Handout, Reason, ResourceSpec, Settings};
+use divvy_model::legacy::LegacyAllocation;
+use divvy_model::{
+    Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
+    WholeRequest,
+};
+
+use crate::node::{GIB, Node, gpu, key, settings, simple};
+
+const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
+
+fn both() -> Settings {
+    Settings {
+        whole: true,
+        ..settings()
+    }
+}
+
+fn node(gpus: u32) -> Node {
+    Node::with(both(), (0..gpus).map(|index| gpu(index, 4 * GIB)).collect())
+}
+
+fn uuid(index: u32) -> String {
+    format!("GPU-{index}")
+}
+
+fn plain(uid: &str, gpus: u64) -> Pod {
+    let whole = WholeRequest {
+        vendor: Vendor::Nvidia,
+        containers: vec![WholeContainer {
+            name: "main".to_owned(),
+            kind: ContainerKind::App,
+            gpus,
+        }],
+    };
+    Pod {
+        uid: uid.to_owned(),
+        namespace: "default".to_owned(),
+        name: format!("pod-{uid}"),
+        node: Some("n1".to_owned()),
+        request: PodRequest::with_whole(Vec::new(), vec![whole], None),
+        ..Pod::default()
+    }
+}
+
+fn placed(uid: &str, index: u32) -> Pod {
+    Pod {
+        held: Held::Allocation(Allocation {
+            v: 1,
+            gpus: vec![GpuShare {
+                uuid: uuid(index),
+                memory: MiB(4 * GIB),
+                cores: 0,
+                whole: true,
+            }],
+            containers: BTreeMap::from([(
+                "main".to_owned(),
+                vec![ContainerShare {
+                    uuid: uuid(index),
+                    memory: MiB(4 * GIB),
+                    cores: 0,
+                }],
+            )]),
+        }),
+        ..plain(uid, 1)
+    }
+}
+
+fn legacy(index: u32, units: u64) -> Held {
+    Held::Legacy(LegacyAllocation {
+        gpus: BTreeMap::from([(index, units)]),
+    })
+}
+
+fn gpus_of(node: &Node, uid: &str) -> Vec<String> {
+    let record = &node.records[&key(uid, "main")];
+    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
+}
+
+/// A handout that NVIDIA's device plugin answered. The kubelet replays that answer at each start of the container.
+fn theirs(node: &mut Node, uid: &str, id: &str) {
+    node.handouts.push(Handout {
+        key: key(uid, "main"),
+        resource: "nvidia.com/gpu".to_owned(),
+        ids: BTreeSet::from([id.to_owned()]),
+        grant: None,
+    });
+}
+
+/// NVIDIA's plugin gave GPU 0 to a pod whose container is in its back-off when Divvy's agent takes over. A share starts on GPU 0. Then the
+/// container starts again: with NVIDIA's recorded answer, so on GPU 0, whatever the record says.
+#[test]
+fn review_a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu() {
+    let mut node = node(2);
+    node.see(plain("theirs", 1));
+    theirs(&mut node, "theirs", "GPU-0");
+    node.reconcile();
+    node.see(simple("share", 0, 1));
+    node.admit("share").expect("admitted");
+    node.start("share", "main").expect("started");
+    let answer = node.pre_start("theirs", "main");
+    assert!(
+        !matches!(answer, divvy_agent_core::PreStart::Granted { .. }),
+        "it runs on GPU 0 beside the share, and its record says {:?}",
+        gpus_of(&node, "theirs")
+    );
+}
+
+/// The same container runs, but its GPU has failed for the moment.
+#[test]
+fn review_the_record_of_a_running_container_names_the_gpu_that_it_has_although_that_failed() {
+    let mut node = node(2);
+    node.set_health(1, Health::Failed, Some("XID 79"));
+    let mut running = plain("theirs", 1);
+    (running.phase, running.container_running) = (Phase::Running, true);
+    node.see(running);
+    node.populated.insert("theirs".to_owned());
+    theirs(&mut node, "theirs", "GPU-1");
+    let found = node.reconcile();
+    assert_eq!(found.held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+}
+
+/// NVIDIA's plugin with time-slicing has ids such as `GPU-1::0`.
+#[test]
+fn review_the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that_it_has() {
+    let mut node = node(2);
+    let mut running = plain("theirs", 1);
+    (running.phase, running.container_running) = (Phase::Running, true);
+    node.see(running);
+    node.populated.insert("theirs".to_owned());
+    theirs(&mut node, "theirs", "GPU-1::0");
+    let found = node.reconcile();
+    assert_eq!(found.held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+}
+
+/// gpushare's annotations on a pod that requests a whole GPU: the ledger believes that it has GPU 0.
+#[test]
+fn review_the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_gpu() {
+    let mut node = node(2);
+    let mut forged = plain("forged", 1);
+    forged.held = legacy(0, 1);
+    node.see(forged);
+    node.allocate_of(WHOLE, "forged", "main", &[uuid(1)]).expect("allocated");
+    node.start("forged", "main").expect("started");
+    assert_eq!(gpus_of(&node, "forged"), [uuid(1)]);
+    let found = node.reconcile();
+    assert_eq!(found.held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+}
+
+/// A tenant adds an allocation to its running pod, which had none.
+#[test]
+fn review_the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_start() {
+    let mut node = node(2);
+    node.see(plain("late", 1));
+    node.allocate_of(WHOLE, "late", "main", &[uuid(1)]).expect("allocated");
+    node.start("late", "main").expect("started");
+    assert_eq!(node.reconcile().held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+    let held = placed("late", 0).held;
+    node.change("late", |pod| pod.held = held);
+    assert_eq!(node.reconcile().held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+}
+
+/// A pod that gpushare's extender bound has GPU 0, and has not started yet.
+#[test]
+fn review_a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise() {
+    let mut node = node(2);
+    let mut promised = simple("promised", 0, 1);
+    promised.held = legacy(0, 1);
+    node.see(promised);
+    node.admit("promised").expect("admitted");
+    node.see(plain("whole", 1));
+    node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
+    node.start("whole", "main").expect("started");
+    assert_eq!(gpus_of(&node, "whole"), [uuid(1)], "GPU 1 is free and promised to nobody");
+}
+
+/// `--reserve-memory` is raised while a pod has a whole GPU, and its container restarts.
+#[test]
+fn review_a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
+    let mut before = node(1);
+    before.see(placed("whole", 0));
+    before.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
+    before.start("whole", "main").expect("started");
+    let smaller = Settings {
+        reserve: MiB(1024),
+        ..both()
+    };
+    let mut after = Node::with(smaller, vec![gpu(0, 4 * GIB)]);
+    (after.records, after.handouts, after.pods) = (before.records.clone(), before.handouts.clone(), before.pods.clone());
+    after.populated.insert("whole".to_owned());
+    after.restart_agent();
+    let answer = after.start("whole", "main").map(drop);
+    assert_eq!(answer, Ok::<(), (Reason, String)>(()));
+}
+
+/// `--memory-unit` becomes larger than the GPU while a share of it is in use, and the container restarts. Without `--whole-gpus` it starts.
+#[test]
+fn review_a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
+    for settings in [settings(), both()] {
+        let whole = settings.whole;
+        let mut node = Node::with(settings, vec![gpu(0, 4 * GIB)]);
+        node.see(simple("share", 0, 1));
+        node.admit("share").expect("admitted");
+        node.start("share", "main").expect("started");
+        node.change_unit(divvy_model::MemoryUnit::new(8 * GIB).expect("a unit"));
+        let offered = node.core.offers(ResourceSpec::MEMORY);
+        let answer = node.start("share", "main").map(drop);
+        assert_eq!((offered, answer), (true, Ok(())), "--whole-gpus={whole}");
+    }
+}

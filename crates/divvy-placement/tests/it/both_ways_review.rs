@@ -1,0 +1,157 @@
+//! Failing tests of a review of `--whole-gpus`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use divvy_model::{GpuRules, MiB, Node, Pod, Vendor};
+use divvy_placement::{Ask, Ledger, Reservation, Standing};
+
+use crate::fixture::*;
+
+fn node(gpus: usize) -> Node {
+    let mut node = divvy_node("n", &vec![16; gpus]);
+    offer_whole(&mut node);
+    node
+}
+
+fn nvidia(gpus: u64) -> Ask {
+    Ask::whole(Vendor::Nvidia, gpus)
+}
+
+fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(node);
+    for pod in pods {
+        ledger.apply_pod(pod.clone());
+    }
+    ledger
+}
+
+fn unnamed(name: &str, gpus: u64) -> Pod {
+    Pod {
+        node: Some("n".to_owned()),
+        ..whole_pending(Vendor::Nvidia, name, gpus)
+    }
+}
+
+fn with(gpus: u64, rules: GpuRules) -> Ask {
+    Ask {
+        rules: Some(Arc::new(Ok(rules))),
+        ..nvidia(gpus)
+    }
+}
+
+/// GPU 0 is held by a running pod without an allocation; GPU 1 has a pod of low priority.
+fn held_node() -> Node {
+    let mut node = node(2);
+    (node.cpu_milli, node.memory_bytes, node.pods) = (64_000, 64 << 30, 110);
+    edit_gpu(&mut node, 0, |gpu| gpu.held = gpu.total);
+    node
+}
+
+#[test]
+fn review_a_located_pod_without_an_allocation_does_not_prevent_preemption_on_another_gpu() {
+    let holder = Pod {
+        priority: 2000,
+        ..unnamed("w", 1)
+    };
+    let low = divvy_pod("low", "n", 1, 16);
+    let vip = Pod {
+        priority: 10,
+        ..whole_pending(Vendor::Nvidia, "vip", 1)
+    };
+    let ledger = ledger(&held_node(), &[holder, low]);
+    assert_eq!(ledger.victims("n", &vip, &["u-low".to_owned()]), Some(vec!["u-low".to_owned()]));
+}
+
+#[test]
+fn review_a_located_pod_without_an_allocation_can_be_preempted() {
+    let low = unnamed("w", 1);
+    let high = Pod {
+        priority: 2000,
+        ..divvy_pod("high", "n", 1, 16)
+    };
+    let vip = Pod {
+        priority: 10,
+        ..whole_pending(Vendor::Nvidia, "vip", 1)
+    };
+    let ledger = ledger(&held_node(), &[low, high]);
+    assert_eq!(ledger.victims("n", &vip, &["u-w".to_owned()]), Some(vec!["u-w".to_owned()]));
+}
+
+/// docs/operate.md: "To go back, remove the label and let NVIDIA's plugin run on the node again." The inventory stays on the node.
+#[test]
+fn review_a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
+    let mut node = node(2);
+    (node.capacity_units, node.capacity_gpus) = (0, 0);
+    node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        // What the agent wrote when it stopped.
+        inventory.unschedulable = true;
+    }
+    assert_eq!(ledger(&node, &[]).fits("n", &nvidia(1), "u").map_err(|refusal| refusal.filter_message("n")), Ok(()));
+}
+
+#[test]
+fn review_a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
+    let mut node = node(2);
+    node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
+    let text = r#"{"v":3}"#;
+    node.inventory = Some(divvy_model::Inventory::parse(text));
+    assert!(ledger(&node, &[]).fits("n", &nvidia(1), "u").is_err());
+}
+
+#[test]
+fn review_a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_one() {
+    let ledger = ledger(&node(4), &[unnamed("w", 1)]);
+    let rules = GpuRules {
+        uuids: vec![uuid("n", 3)],
+        ..GpuRules::default()
+    };
+    assert!(ledger.fits("n", &nvidia(3), "u").is_ok());
+    assert!(ledger.fits("n", &with(1, rules), "u").is_ok());
+}
+
+#[test]
+fn review_shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
+    let ledger = ledger(&node(3), &[unnamed("w", 1), divvy_pod("share", "n", 0, 4)]);
+    let rules = GpuRules {
+        gpus: Some(2),
+        ..GpuRules::default()
+    };
+    let ask = Ask {
+        rules: Some(Arc::new(Ok(rules))),
+        gpus: 2,
+        units: 16,
+        memory: Some(MiB(8 << 10)),
+        ..ask(16)
+    };
+    // GPU 0 and GPU 1, so that GPU 2 stays free.
+    assert!(ledger.fits("n", &ask, "u").is_ok());
+}
+
+#[test]
+fn review_a_reserved_share_is_not_good_on_a_node_that_offers_no_shares_now() {
+    let mut node = node(1);
+    let mut ledger = ledger(&node, &[]);
+    let pod = pending("p", 4);
+    let ask = Ask::of_pod(&pod, GIB);
+    let held = ledger.choose("n", &ask).expect("room").held(&pod.request, GIB);
+    ledger.apply_pod(pod.clone());
+    ledger.reserve(
+        &pod.uid,
+        "n",
+        Reservation {
+            pod: pod.key(),
+            held,
+            earlier: Vec::new(),
+            standing: Standing::Doubt,
+            since_ns: 0,
+        },
+    );
+    // The kubelet has no gpu-mem at the moment: it would reject the pod for good.
+    node.capacity_units = 0;
+    ledger.apply_node(&node);
+    assert!(ledger.fits("n", &ask, "u-nobody").is_err());
+    assert!(ledger.fits("n", &ask, &pod.uid).is_err());
+}
