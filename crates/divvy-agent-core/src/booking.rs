@@ -101,6 +101,9 @@ impl Core {
             };
         };
         let pod = &known.pod;
+        if Core::is_of_another_plugin(spec, handout) {
+            return self.as_answered(spec, handout, pod);
+        }
         match &known.pin {
             Held::Nothing | Held::Legacy(_) if spec.grant == Grant::AllocationOrIds => self.by_ids(spec, handout, pod, facts),
             Held::Nothing => Err((
@@ -258,36 +261,13 @@ impl Core {
                 ),
             ));
         }
-        let container: Vec<ContainerShare> = chosen
-            .iter()
-            .map(|gpu| ContainerShare {
-                uuid: gpu.uuid.clone(),
-                memory: self.capacity(gpu),
-                cores: 0,
-            })
-            .collect();
-        // The pod's other containers may have the same GPUs, one after the other, or further ones.
-        let mut gpus: Vec<GpuShare> = container
-            .iter()
-            .map(|share| GpuShare {
-                uuid: share.uuid.clone(),
-                memory: share.memory,
-                cores: 0,
-                whole: true,
-            })
-            .collect();
-        for share in self.records_of(&key.uid).flat_map(|record| &record.gpus) {
-            if gpus.iter().all(|gpu| gpu.uuid != share.uuid) {
-                gpus.push(share.clone());
-            }
-        }
-        Ok(Booking { gpus, container })
+        Ok(self.whole_booking(key, &chosen))
     }
 
     /// Return the UUIDs of the GPUs that this container may not get: GPUs of other pods that may run, GPUs that allocations
-    /// promise to other pods, and GPUs of the pod's other containers. The GPUs of another container are allowed if the two have
+    /// or another plugin's answers promise to other pods, and GPUs of the pod's other containers. The GPUs of another container are allowed if the two have
     /// an id in common, because they then run one after the other.
-    fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> BTreeSet<&str> {
+    fn taken_from(&self, spec: ResourceSpec, handout: &Handout, facts: &Facts) -> BTreeSet<String> {
         let key = &handout.key;
         let handouts = facts.handouts.as_deref().unwrap_or_default();
         let shares_an_id = |other: &Key| {
@@ -297,20 +277,23 @@ impl Core {
         let mut taken = BTreeSet::new();
         for (other, record) in &self.records {
             let shares = match other.uid == key.uid {
-                true if !shares_an_id(other) => record.container_gpus.iter().map(|share| share.uuid.as_str()).collect(),
-                false if self.may_run(&other.uid, facts) => record.gpus.iter().map(|share| share.uuid.as_str()).collect(),
+                true if !shares_an_id(other) => record.container_gpus.iter().map(|share| share.uuid.clone()).collect(),
+                false if self.may_run(&other.uid, facts) => record.gpus.iter().map(|share| share.uuid.clone()).collect(),
                 _ => Vec::new(),
             };
             taken.extend(shares);
         }
         for (uid, known) in &self.pods {
-            if *uid != key.uid
-                && !known.pod.ended()
-                && let Held::Allocation(allocation) = &known.pin
-            {
-                taken.extend(allocation.gpus.iter().map(|share| share.uuid.as_str()));
+            if *uid != key.uid && !known.pod.ended() {
+                taken.extend(self.shares(&known.pin).into_iter().map(|share| share.uuid));
             }
         }
+        let theirs = self.promised_by_another_plugin(handouts, facts);
+        taken.extend(
+            theirs
+                .filter(|(other, _)| other.uid != key.uid)
+                .map(|(_, gpu)| gpu.uuid.clone()),
+        );
         taken
     }
 

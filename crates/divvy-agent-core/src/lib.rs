@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod another_plugin;
 mod booking;
 mod devices;
 pub mod driver_spec;
@@ -210,6 +211,8 @@ pub struct Core {
     next_list: u64,
     records: BTreeMap<Key, GrantRecord>,
     handouts: Vec<Handout>,
+    /// The containers to which another device plugin had given GPUs before this agent read the checkpoint for the first time.
+    inherited: Option<BTreeSet<Key>>,
     in_flight: Vec<InFlight>,
     /// The last answer of GetPreferredAllocation, if it was meant for a particular container.
     guess: Option<(BTreeSet<String>, Key)>,
@@ -236,6 +239,7 @@ impl Core {
             next_list: 0,
             records: BTreeMap::new(),
             handouts: Vec::new(),
+            inherited: None,
             in_flight: Vec::new(),
             guess: None,
             held: BTreeMap::new(),
@@ -302,7 +306,9 @@ impl Core {
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {
-                let unset = matches!(known.pin, Held::Nothing | Held::Unreadable(_));
+                // A pod that has GPUs by the kubelet's choice keeps them.
+                let has_gpus = self.records.keys().any(|key| key.uid == pod.uid);
+                let unset = matches!(known.pin, Held::Nothing | Held::Unreadable(_)) && !has_gpus;
                 if unset {
                     known.pin = pod.held.clone();
                 } else if pod.held != known.pod.held && pod.held != known.pin && !known.change_reported {
@@ -412,6 +418,13 @@ impl Core {
     /// because the first may have been read while the kubelet was still writing.
     pub fn set_handouts(&mut self, handouts: Vec<Handout>) {
         self.handouts = handouts;
+        if self.inherited.is_none() {
+            self.inherited = Some(
+                self.of_another_plugin(&self.handouts)
+                    .map(|handout| handout.key.clone())
+                    .collect(),
+            );
+        }
         let in_checkpoint: BTreeSet<&str> = self.handouts.iter().flat_map(|h| h.ids.iter().map(String::as_str)).collect();
         self.in_flight.retain_mut(|in_flight| {
             in_flight.age = in_flight.age.saturating_add(1);
@@ -424,6 +437,12 @@ impl Core {
         match action {
             Action::WriteRecord(record) => {
                 self.records.insert(Key::of(record), record.clone());
+                // The extender must not promise these GPUs until the next reconciliation.
+                for (uuid, memory) in self.held_by_choice(record) {
+                    let held = self.held.entry(uuid).or_default();
+                    *held = memory.max(*held);
+                }
+                self.show_held();
             }
             Action::RemoveRecord(key) => {
                 self.records.remove(key);

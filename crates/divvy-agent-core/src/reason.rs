@@ -54,6 +54,8 @@ pub enum Class {
     DoubleHandout,
     /// The grants of live pods exceed a GPU's capacity, because the GPU's size or the reserve changed.
     Overcommitted,
+    /// Another device plugin gave a container its GPUs while this agent offers the same resource.
+    AnotherPlugin,
     /// A pod's process runs on a GPU that Divvy did not grant to the pod.
     NotGranted,
     /// A pod's processes use more of a GPU's memory than was granted.
@@ -62,7 +64,7 @@ pub enum Class {
 
 impl Class {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 12] = [
+    pub const ALL: [Class; 13] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -73,6 +75,7 @@ impl Class {
         Class::CheckpointLost,
         Class::DoubleHandout,
         Class::Overcommitted,
+        Class::AnotherPlugin,
         Class::NotGranted,
         Class::MemoryExceeded,
     ];
@@ -90,6 +93,7 @@ impl Class {
             Class::CheckpointLost => "checkpoint-lost",
             Class::DoubleHandout => "double-handout",
             Class::Overcommitted => "overcommitted",
+            Class::AnotherPlugin => "another-plugin",
             Class::NotGranted => "not-granted",
             Class::MemoryExceeded => "memory-exceeded",
         }
@@ -108,6 +112,7 @@ impl Class {
             Class::CheckpointLost => "CheckpointLost",
             Class::DoubleHandout => "DoubleHandout",
             Class::Overcommitted => "Overcommitted",
+            Class::AnotherPlugin => "TwoDevicePlugins",
             Class::NotGranted => "GpuNotGranted",
             Class::MemoryExceeded => "GpuMemoryExceeded",
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{GrantRecord, Held, MiB};
+use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
 use super::reason::Class;
 use super::{Action, Core, Facts, Handout, Key, record_in_spec};
@@ -217,13 +217,16 @@ impl Core {
             }
         }
         for record in records.values() {
-            let known = self.pods.get(&record.uid).filter(|known| !known.pod.ended());
-            if known.is_some_and(|known| known.pin == Held::Nothing) {
-                for share in &record.gpus {
-                    let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
-                    let held = out.held.entry(share.uuid.clone()).or_default();
-                    *held = booked.max(*held);
-                }
+            for (uuid, memory) in self.held_by_choice(record) {
+                let held = out.held.entry(uuid).or_default();
+                *held = memory.max(*held);
+            }
+        }
+        let handouts = facts.handouts.as_deref().unwrap_or_default();
+        for (key, gpu) in self.promised_by_another_plugin(handouts, facts) {
+            if !records.contains_key(key) {
+                let held = out.held.entry(gpu.uuid.clone()).or_default();
+                *held = self.capacity(gpu).max(*held);
             }
         }
         for (uid, (record, gpus)) in by_pod {
@@ -248,6 +251,21 @@ impl Core {
         }
     }
 
+    /// Return the GPUs that a pod which has not ended got without the extender, with what it books on them. The extender cannot see them:
+    /// the pod's annotation does not name them.
+    pub(super) fn held_by_choice(&self, record: &GrantRecord) -> Vec<(String, MiB)> {
+        let known = self.pods.get(&record.uid).filter(|known| !known.pod.ended());
+        let Some(pod) = known.map(|known| &known.pod).filter(|pod| pod.request.whole.is_some()) else {
+            return Vec::new();
+        };
+        let unseen = record.gpus.iter().filter(|share| match &pod.held {
+            Held::Allocation(allocation) => allocation.share(&share.uuid).is_none(),
+            Held::Nothing | Held::Legacy(_) | Held::Unreadable(_) => true,
+        });
+        let booked = |share: &GpuShare| self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
+        unseen.map(|share| (share.uuid.clone(), booked(share))).collect()
+    }
+
     fn find_disagreements(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut found: Vec<(Class, String, String)> = Vec::new();
         if let Some(handouts) = &facts.handouts {
@@ -266,6 +284,15 @@ impl Core {
                     );
                     found.push((Class::CheckpointLost, key.uid.clone(), text));
                 }
+            }
+            for handout in self.given_meanwhile(handouts) {
+                let text = format!(
+                    "another device plugin gave container {} its {}, while Divvy's agent offers the same GPUs on this node: pods of either plugin \
+                     may get a GPU that pods of the other use. Keep NVIDIA's plugin off this node: give its DaemonSet a nodeSelector or an \
+                     affinity that excludes the node",
+                    handout.key.container, handout.resource
+                );
+                found.push((Class::AnotherPlugin, handout.key.uid.clone(), text));
             }
             for (uid, others) in self.double_handouts(handouts, facts) {
                 let text = format!(

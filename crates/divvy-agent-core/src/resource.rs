@@ -171,13 +171,14 @@ impl Core {
         }
         let others = self.other_units().map(|unit| unit.memory(gpu.units_of(unit)));
         let most = others.chain([self.settings.unit.memory(gpu.units)]).flatten().max();
-        most.unwrap_or(MiB::ZERO)
+        gpu.at_least_whole(most.unwrap_or(MiB::ZERO))
     }
 
-    /// Return the memory that a share books on a GPU: all of it if the pod has the whole GPU.
+    /// Return the memory that a share books on a GPU. A pod that has the whole GPU books what the GPU has now, which may be less than at its
+    /// start, because more memory is reserved.
     pub(super) fn booked(&self, share: &GpuShare, gpu: &Gpu) -> MiB {
         match share.whole || !gpu.is_shared() {
-            true => self.capacity(gpu).max(share.memory),
+            true => self.capacity(gpu),
             false => share.memory,
         }
     }

@@ -73,7 +73,7 @@ impl Site {
                     if let Some(position) = self.by_uuid.get(&share.uuid) {
                         let memory = match self.gpus.get(*position) {
                             Some(gpu) if gpu.whole => gpu.capacity,
-                            Some(gpu) if share.whole => share.memory.max(gpu.capacity),
+                            Some(gpu) if share.whole => gpu.capacity,
                             _ => share.memory,
                         };
                         parts.push((*position, memory));

@@ -69,6 +69,12 @@ pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     None
 }
 
+/// Return how much of a resource a node offers. A kubelet whose device plugin has ended lists the capacity for some minutes, and 0 allocatable.
+fn offered(status: &NodeStatus, resource: &str) -> u64 {
+    let amount = status.allocatable.get(resource).or_else(|| status.capacity.get(resource));
+    amount.and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0)
+}
+
 /// Convert a node. Quantities that cannot be read count as zero; lists and watches skip such nodes ([`unreadable_quantity`]).
 pub fn node(object: &NodeObject) -> Node {
     let meta = &object.metadata;
@@ -91,7 +97,7 @@ pub fn node(object: &NodeObject) -> Node {
         capacity_gpus: value(&status.capacity, names::GPU_COUNT),
         whole_gpus: Vendor::ALL
             .into_iter()
-            .map(|vendor| (vendor, value(&status.capacity, vendor.whole_resource())))
+            .map(|vendor| (vendor, offered(status, vendor.whole_resource())))
             .filter(|(_, gpus)| *gpus > 0)
             .collect(),
         runtime: status

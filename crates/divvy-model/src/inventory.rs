@@ -70,8 +70,8 @@ pub struct Gpu {
     pub reserve: MiB,
     /// The number of units that the GPU offers: `(total − reserve) / unit`, rounded down. 0 for a GPU that is offered only as a whole.
     pub units: u64,
-    /// Whether the GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). A GPU that also has units is
-    /// offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
+    /// Whether the GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). A GPU of a vendor whose GPUs are
+    /// shared ([`Vendor::shares_memory`]) is then offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
     pub whole: bool,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     pub held: MiB,
@@ -121,8 +121,9 @@ impl Inventory {
     /// Parse the annotation.
     ///
     /// # Errors
-    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, or if a
-    /// GPU offers more units than its memory holds. The last two mistakes would let the extender allocate the same memory twice.
+    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, if a
+    /// GPU offers more units than its memory holds, or if a GPU of a vendor whose GPUs are not shared offers units. The last three
+    /// mistakes would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
@@ -131,6 +132,17 @@ impl Inventory {
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
+            }
+            if !gpu.is_shared() && gpu.units > 0 {
+                return Err(Error::invalid(
+                    WHAT,
+                    format!(
+                        "GPU {} is offered as a whole and also in {} units, but {} GPUs are not shared",
+                        quoted(&gpu.uuid),
+                        gpu.units,
+                        gpu.vendor
+                    ),
+                ));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -241,7 +253,7 @@ impl Inventory {
         }
         let others = self.other_units.iter().map(|unit| unit.memory(gpu.units_of(*unit)));
         let most = others.chain([self.unit.memory(gpu.units)]).flatten().max();
-        most.unwrap_or(MiB::ZERO)
+        gpu.at_least_whole(most.unwrap_or(MiB::ZERO))
     }
 
     /// Return the GPU with this UUID.
@@ -253,7 +265,16 @@ impl Inventory {
 impl Gpu {
     /// Report whether the GPU's memory is shared, as `aliyun.com/gpu-mem`. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.units > 0
+        !self.whole || self.vendor.shares_memory()
+    }
+
+    /// Return what the GPU has for pods, if its units make this much memory. A GPU without units that is offered as a whole still has
+    /// something that only one pod can hold.
+    pub fn at_least_whole(&self, units: MiB) -> MiB {
+        match self.whole && units == MiB::ZERO {
+            true => self.whole_capacity(),
+            false => units,
+        }
     }
 
     /// Return the memory that counts as used if a pod has a GPU that is offered only as a whole: all its memory. The amount is not
@@ -297,6 +318,12 @@ mod tests {
         );
         assert!(!gpu.is_shared());
         let both = SECOND.replacen("\"units\":0", "\"units\":63", 1);
+        let error = Inventory::parse(&both).expect_err("not shared").to_string();
+        assert!(
+            error.contains("as a whole and also in 63 units, but AMD GPUs are not shared"),
+            "{error}"
+        );
+        let both = both.replacen("\"vendor\":\"amd\"", "\"vendor\":\"nvidia\"", 1);
         let inventory = Inventory::parse(&both).expect("offered in both ways");
         let gpu = &inventory.gpus[0];
         assert_eq!(

@@ -1,5 +1,7 @@
 //! The fewest pods that must go so that GPUs of a node have room for another pod.
 
+use std::collections::BTreeSet;
+
 use divvy_model::{Health, MemoryUnit, MiB, Pod, Vendor};
 
 use crate::ask::Ask;
@@ -37,8 +39,8 @@ pub(crate) fn room_to_come(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Po
     let leave: Vec<&PodOnNode<'_>> = go.iter().filter(|other| other.pod.deleting).copied().collect();
     let in_time = |position, own| entry.free_in_time(position, own);
     let victims = fewest(entry, ask, &leave);
-    let victims = victims.or_else(|| fewest_where(entry, ask, &in_time, &leave));
-    let victims = victims.or_else(|| fewest_where(entry, ask, &in_time, &go));
+    let victims = victims.or_else(|| fewest_where(entry, ask, &in_time, entry.needed(ask), Vec::new(), &leave));
+    let victims = victims.or_else(|| fewest_where(entry, ask, &in_time, entry.needed(ask), Vec::new(), &go));
     victims.map(|victims| victims.positions)
 }
 
@@ -70,12 +72,25 @@ pub(crate) fn there<'a>(
 /// because a victim on one GPU may also free memory on others.
 pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
     let free = |position, own| entry.free_beside(position, own);
-    fewest_where(entry, ask, &free, candidates)
+    let held = ask
+        .whole
+        .map_or_else(Vec::new, |vendor| entry.located_whole(vendor).collect());
+    fewest_where(entry, ask, &free, entry.needed_now(ask), held, candidates)
 }
 
 /// Choose as [`fewest`] does, with a function that returns the free memory. `free` must not subtract what is kept for nominated
 /// pods.
-fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
+///
+/// `needed` GPUs must have room: those for the pod, and those that pods without an allocation may have. Such pods also have the GPUs at the
+/// positions `held`, which have no room for `free`.
+fn fewest_where<'a>(
+    entry: &NodeAccount,
+    ask: &Ask,
+    free: Free<'_>,
+    mut needed: usize,
+    mut held: Vec<usize>,
+    candidates: &[&PodOnNode<'a>],
+) -> Option<Victims<'a>> {
     let state = entry.state.as_ref().filter(|state| state.unusable(ask.whole).is_none())?;
     if ask.is_too_wide_for(state) {
         return None;
@@ -84,7 +99,15 @@ fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: 
     let taste = Taste::of(ask);
     // What is kept does not depend on which pods leave.
     let kept: Vec<MiB> = (0..state.gpus.len()).map(|position| entry.kept_from(position, ask)).collect();
-    let free = |position: usize, own: MiB| free(position, own).saturating_sub(kept[position]);
+    // The GPUs of `held` that are free because their pods go.
+    let mut left: BTreeSet<usize> = BTreeSet::new();
+    let free = |position: usize, own: MiB, left: &BTreeSet<usize>| {
+        let free = match left.contains(&position) {
+            true => entry.free_in_time(position, own),
+            false => free(position, own),
+        };
+        free.saturating_sub(kept[position])
+    };
     let mut open: Vec<usize> = (0..state.gpus.len())
         .filter(|position| state.gpus[*position].health == Health::Ok && taste.takes(&state.gpus[*position]))
         .collect();
@@ -98,15 +121,12 @@ fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: 
             candidates_on[*position].push((at, *held));
         }
     }
-    // Pods without an allocation hold unknown GPUs among those that look free, so that many more GPUs must be free. When such a
-    // pod goes, that many fewer must be.
-    let mut needed = entry.needed(ask);
     while positions.len() < needed {
         let priced = open.iter().filter_map(|position| {
             let on = candidates_on[*position].iter().filter(|(at, _)| !gone.contains(at));
             let here = on.map(|(at, held)| (dearness(candidates[*at].pod), *held, *at)).collect();
             let needs = ask.needs(&state.gpus[*position]);
-            let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]))) >= needs;
+            let room = |own: MiB| Some(free(*position, own.saturating_add(freed[*position]), &left)) >= needs;
             let (price, more) = fewest_on_one(&room, here, candidates)?;
             Some((price, state.gpus[*position].index, *position, more))
         });
@@ -120,7 +140,11 @@ fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: 
         if let Some((price, at)) = unnamed
             && cheapest.as_ref().is_none_or(|(other, ..)| price < *other)
         {
-            needed = needed.saturating_sub(candidates[at].unnamed(ask.whole)).max(ask.gpus);
+            // It does not matter which of these pods has which GPU: as many become free.
+            let unnamed = candidates[at].unnamed(ask.whole);
+            let located = unnamed.min(held.len());
+            left.extend(held.drain(held.len() - located..));
+            needed = needed.saturating_sub(unnamed - located).max(ask.gpus);
             gone.push(at);
             for (position, held) in &candidates[at].shares {
                 freed[*position] = freed[*position].saturating_add(*held);
@@ -139,6 +163,7 @@ fn fewest_where<'a>(entry: &NodeAccount, ask: &Ask, free: Free<'_>, candidates: 
     }
     if needed > 1 {
         let needs = |position: usize| state.gpus.get(position).and_then(|gpu| ask.needs(gpu));
+        let free = |position, own| free(position, own, &left);
         spare(&free, &needs, &positions, candidates, &mut gone);
         // The ones beyond what the pod requests stay free for the pods without an allocation.
         positions.truncate(ask.gpus);

@@ -25,7 +25,7 @@ impl Ledger {
         if ask.is_nothing() || ask.memory.is_none() || ask.is_too_wide_for(state) {
             return None;
         }
-        let needed = view.entry.needed(ask);
+        let needed = view.entry.needed_now(ask);
         let gpus = state.gpus.iter().enumerate();
         let well = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
         let (now, rest): (Vec<_>, Vec<_>) = well.partition(|(position, gpu)| Some(view.entry.free(*position)) >= ask.needs(gpu));

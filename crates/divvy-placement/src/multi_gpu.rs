@@ -19,6 +19,8 @@ pub(crate) fn best(entry: &NodeAccount, taste: &Taste<'_>, among: impl IntoItera
         .filter_map(|position| Some((liking(entry, position, taste)?, position)));
     let mut liked: Vec<(u64, usize)> = with_liking.collect();
     liked.sort_unstable_by_key(|(liking, position)| (Reverse(*liking), *position));
+    let spared = entry.spared(liked.iter().map(|(_, position)| *position), ask);
+    liked.retain(|(_, position)| spared.contains(position));
     // GPUs that the pod prefers over the last one that it needs are taken in any case, regardless of their connections.
     let (least, _) = *liked.get(ask.gpus.checked_sub(1)?)?;
     liked.retain(|(liking, _)| *liking >= least);

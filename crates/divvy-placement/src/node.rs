@@ -41,8 +41,8 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// Whether the GPU is offered as a whole, through its vendor's resource. Then one pod holds all of its memory. If the GPU also has
-    /// units, its memory is shared as long as no pod has the whole GPU.
+    /// Whether the GPU is offered as a whole, through its vendor's resource. Then one pod holds all of its memory. If the vendor's GPUs
+    /// are shared, its memory is shared as long as no pod has the whole GPU.
     pub whole: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
@@ -79,7 +79,7 @@ pub struct GpuState {
 impl GpuState {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.units > 0
+        !self.whole || self.vendor.shares_memory()
     }
 
     /// Report whether the GPU is offered as a whole, through this vendor's resource.
@@ -296,11 +296,16 @@ impl NodeState {
 }
 
 /// Return the vendors whose whole GPUs another device plugin offers.
+///
+/// An inventory stays on the node when its agent stops. If the kubelet then offers nothing of what the agent registers along with these whole
+/// GPUs, the node went back to the other plugin.
 fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
-    let offered = node.whole_gpus.keys().copied();
-    offered
-        .filter(|vendor| !gpus.iter().any(|gpu| gpu.is_whole_of(*vendor)))
-        .collect()
+    if matches!(node.inventory, Some(Err(_))) {
+        return BTreeSet::new();
+    }
+    let gone = node.capacity_units == 0 && node.capacity_gpus == 0;
+    let ours = |vendor: Vendor| gpus.iter().any(|gpu| gpu.is_whole_of(vendor)) && !(gone && vendor.shares_memory());
+    node.whole_gpus.keys().copied().filter(|vendor| !ours(*vendor)).collect()
 }
 
 fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
@@ -380,7 +385,7 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
     let (capacity, most, total) = match gpu.is_shared() {
         false => (size, size, size),
         true => (
-            inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO),
+            gpu.at_least_whole(inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO)),
             inventory.capacity(gpu),
             gpu.total,
         ),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Health, MiB, PodKey, Vendor};
+use divvy_model::{Health, MemoryUnit, MiB, PodKey, Vendor};
 
 use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
@@ -66,9 +66,10 @@ impl NodeAccount {
 
     /// Compute the most memory that a share can have on any one healthy GPU.
     pub(crate) fn count_most_free(&self) -> MiB {
+        let one = Ask::new(1, MemoryUnit::GIB);
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
         gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared())
-            .filter(|(position, _)| !self.is_kept_free(*position, 1))
+            .filter(|(position, _)| !self.is_kept_free(*position, &one))
             .map(|(position, _)| self.free(position))
             .max()
             .unwrap_or(MiB::ZERO)
@@ -109,48 +110,88 @@ impl NodeAccount {
     /// Return how many of the [`NodeAccount::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
     /// neither a pod's allocation nor a departed pod explains that.
     pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
+        let unnamed = self.unnamed_whole(vendor);
+        match unnamed {
+            0 => 0,
+            _ => unnamed.saturating_sub(self.located_whole(vendor).count() as u64),
+        }
+    }
+
+    /// Return how many of a vendor's GPUs on which nothing is booked may get shares of one pod. The others stay free for pods without an
+    /// allocation, of which it is not known yet which GPUs they have.
+    fn spare_for_shares(&self, vendor: Vendor, ask: &Ask) -> u64 {
+        self.free_whole(vendor, ask).saturating_sub(self.unlocated_whole(vendor))
+    }
+
+    /// Report whether shares must stay off the GPU at this position for now, because pods without an allocation may have all free GPUs.
+    pub(crate) fn is_kept_free(&self, position: usize, ask: &Ask) -> bool {
+        self.blank(position, ask)
+            .is_some_and(|vendor| self.spare_for_shares(vendor, ask) == 0)
+    }
+
+    /// Keep as many of these GPUs as may get shares of one pod together, in their order.
+    pub(crate) fn spared(&self, positions: impl IntoIterator<Item = usize>, ask: &Ask) -> Vec<usize> {
+        let mut left: BTreeMap<Vendor, u64> = BTreeMap::new();
+        let kept = positions.into_iter().filter(|position| {
+            let Some(vendor) = self.blank(*position, ask) else {
+                return true;
+            };
+            let left = left.entry(vendor).or_insert_with(|| self.spare_for_shares(vendor, ask));
+            let some = *left > 0;
+            *left = left.saturating_sub(1);
+            some
+        });
+        kept.collect()
+    }
+
+    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have it and the pod asks for shares.
+    fn blank(&self, position: usize, ask: &Ask) -> Option<Vendor> {
+        // Most nodes have no such pods.
+        if ask.whole.is_some() || self.usage.unnamed_whole.is_empty() {
+            return None;
+        }
+        let gpu = self
+            .gpu(position)
+            .filter(|gpu| gpu.whole && self.free(position) >= gpu.capacity)?;
+        (self.unlocated_whole(gpu.vendor) > 0).then_some(gpu.vendor)
+    }
+
+    /// Return the number of a vendor's healthy GPUs that are offered as a whole, on which nothing is booked, and of which nothing is kept from
+    /// the requesting pod.
+    pub(crate) fn free_whole(&self, vendor: Vendor, ask: &Ask) -> u64 {
+        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
+        let free = gpus.filter(|(position, gpu)| {
+            gpu.is_whole_of(vendor) && gpu.health == Health::Ok && self.free_for(*position, ask) >= gpu.capacity
+        });
+        free.count() as u64
+    }
+
+    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
+    /// [`NodeAccount::unnamed_whole`].
+    pub(crate) fn needed(&self, ask: &Ask) -> usize {
+        let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
+        ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))
+    }
+
+    /// Return how many GPUs must have room for the pod while the held GPUs are held: as many as it requests, and those of
+    /// [`NodeAccount::unlocated_whole`].
+    pub(crate) fn needed_now(&self, ask: &Ask) -> usize {
+        let unlocated = ask.whole.map_or(0, |vendor| self.unlocated_whole(vendor));
+        ask.gpus.saturating_add(usize::try_from(unlocated).unwrap_or(usize::MAX))
+    }
+
+    /// Return the positions of a vendor's GPUs that the inventory shows as held, although neither a pod's allocation nor a departed pod
+    /// explains it: pods without an allocation have them.
+    pub(crate) fn located_whole(&self, vendor: Vendor) -> impl Iterator<Item = usize> {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
         let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
-        let located = gpus.iter().enumerate().filter(|(position, gpu)| {
+        let located = gpus.iter().enumerate().filter(move |(position, gpu)| {
             gpu.is_whole_of(vendor)
                 && gpu.held > MiB::ZERO
                 && !explained(&self.usage.gpus, *position)
                 && !explained(&self.usage.departed, *position)
         });
-        self.unnamed_whole(vendor).saturating_sub(located.count() as u64)
-    }
-
-    /// Report whether shares must stay off the GPU at this position: nothing is booked on it, and if a pod got shares of `gpus` such GPUs,
-    /// fewer GPUs would be free than pods without an allocation hold.
-    pub(crate) fn is_kept_free(&self, position: usize, gpus: usize) -> bool {
-        // Few nodes have such pods, and those only for seconds.
-        if self.usage.unnamed_whole.is_empty() {
-            return false;
-        }
-        let Some(gpu) = self
-            .gpu(position)
-            .filter(|gpu| gpu.whole && self.free(position) >= gpu.capacity)
-        else {
-            return false;
-        };
-        let unlocated = self.unlocated_whole(gpu.vendor);
-        unlocated > 0 && self.free_whole(gpu.vendor) < unlocated.saturating_add(gpus as u64)
-    }
-
-    /// Return the number of a vendor's healthy GPUs that are offered as a whole and on which nothing is booked.
-    fn free_whole(&self, vendor: Vendor) -> u64 {
-        let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
-        let free = gpus.filter(|(position, gpu)| {
-            gpu.is_whole_of(vendor) && gpu.health == Health::Ok && self.free(*position) >= gpu.capacity
-        });
-        free.count() as u64
-    }
-
-    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as the pod requests, plus
-    /// [`NodeAccount::unnamed_whole`].
-    pub(crate) fn needed(&self, ask: &Ask) -> usize {
-        let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
-        ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))
+        located.map(|(position, _)| position)
     }
 }
 

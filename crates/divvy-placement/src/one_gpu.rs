@@ -17,8 +17,7 @@ pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) ->
         return None;
     }
     let good = gpu.health == Health::Ok && entry.free_for(position, ask) >= ask.needs(gpu)? && taste.takes(gpu);
-    let kept = ask.whole.is_none() && good && entry.is_kept_free(position, ask.gpus);
-    (good && !kept).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
+    (good && !entry.is_kept_free(position, ask)).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
 }
 
 /// Among the GPUs with room, choose the one that the pod likes most; on a tie, the one with the least free memory; then the one

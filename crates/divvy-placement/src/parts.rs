@@ -25,7 +25,11 @@ pub(crate) fn of_pod(pod: &Pod, state: &NodeState, unit: MemoryUnit) -> Vec<Part
         // Whatever the annotation says, the kubelet gave the pod devices that stand for whole GPUs.
         for part in &mut parts {
             let gpu = part.position.and_then(|position| state.gpus.get(position));
-            part.memory = part.memory.max(gpu.map_or(MiB::ZERO, |gpu| gpu.capacity));
+            part.memory = gpu.map_or(part.memory, |gpu| gpu.capacity);
+        }
+        // The agent does not follow gpushare's annotations for whole GPUs.
+        if matches!(pod.held, Held::Legacy(_)) {
+            parts.clear();
         }
     }
     if parts.is_empty() || !pod.request.wants_memory() {
@@ -63,8 +67,7 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
                     gpu: share.uuid.clone(),
                     memory: match gpu {
                         // One pod has all of it, even if the driver reported another size when the pod was bound.
-                        Some(gpu) if !gpu.is_shared() => gpu.capacity,
-                        Some(gpu) if share.whole => share.memory.max(gpu.capacity),
+                        Some(gpu) if share.whole || !gpu.is_shared() => gpu.capacity,
                         _ => share.memory,
                     },
                 }

@@ -42,13 +42,15 @@ impl Ledger {
             .flat_map(|held| parts::of_held(held, state, self.unit()))
             .collect();
         let good = |held: &&Held| {
+            let is_whole = matches!(held, Held::Allocation(allocation) if allocation.gpus.iter().any(|share| share.whole));
             let parts = parts::of_held(held, state, self.unit());
             let mut rooms = parts.iter().map(|part| {
                 let position = part.position?;
                 let own = own.iter().filter(|own| own.position == Some(position));
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
                 let gpu = state.gpus.get(position)?;
-                let well = gpu.health == Health::Ok && state.is_offered(gpu);
+                let way = is_whole.then_some(gpu.vendor);
+                let well = gpu.health == Health::Ok && state.unusable(way).is_none();
                 (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())
@@ -77,6 +79,7 @@ impl Ledger {
         positions.sort_unstable();
         positions.dedup();
         let good = positions.iter().all(|position| view.liking(*position, &taste).is_some());
+        let good = good && view.entry.spared(positions.iter().copied(), ask).len() == positions.len();
         if positions.len() != ask.gpus || !good || !whole::enough(view.entry, &taste) {
             return Err(choose::short(ask));
         }
@@ -133,7 +136,7 @@ impl Question<'_> {
             return Ok(());
         }
         let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.taste).is_some());
-        if good.take(self.ask.gpus).count() < self.ask.gpus {
+        if view.entry.spared(good, self.ask).len() < self.ask.gpus {
             return Err(choose::short(self.ask));
         }
         Ok(())

@@ -13,6 +13,11 @@ pub(crate) fn enough(entry: &NodeAccount, taste: &Taste<'_>) -> bool {
     let ask = taste.ask();
     let Some(vendor) = ask.whole else { return true };
     let gpus = entry.state.as_ref().map_or(0, |state| state.gpus.len());
-    let free = (0..gpus).filter(|position| liking(entry, *position, taste).is_some());
-    free.count() as u64 >= (ask.gpus as u64).saturating_add(entry.unlocated_whole(vendor))
+    let fitting = (0..gpus).filter(|position| liking(entry, *position, taste).is_some());
+    let needed = ask.gpus as u64;
+    if (fitting.count() as u64) < needed {
+        return false;
+    }
+    let unlocated = entry.unlocated_whole(vendor);
+    unlocated == 0 || entry.free_whole(vendor, ask) >= needed.saturating_add(unlocated)
 }

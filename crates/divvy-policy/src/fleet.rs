@@ -33,6 +33,8 @@ pub struct Fleet {
     /// The number of groups of each kind.
     kinds: BTreeMap<Kind, usize>,
     limits: Limits,
+    /// The number of nodes that also offer shared GPUs as a whole.
+    offer_whole: usize,
 }
 
 /// A kind of group: GPU product, GPU size, and the base-2 logarithm of the CPU. A policy keeps tables for each kind. Nodes
@@ -99,6 +101,7 @@ impl Fleet {
             history: Mixture::of_at_most(limits.classes),
             kinds: BTreeMap::new(),
             limits,
+            offer_whole: 0,
         }
     }
 
@@ -130,7 +133,9 @@ impl Fleet {
     }
 
     fn forget(&mut self, name: &str) {
-        for group in self.nodes.remove(name).into_iter().flat_map(|groups| groups.all) {
+        let known = self.nodes.remove(name);
+        self.offer_whole -= usize::from(known.as_ref().is_some_and(|groups| groups.whole));
+        for group in known.into_iter().flat_map(|groups| groups.all) {
             let Some(id) = group.id else { continue };
             self.placer.remove(id);
             if let Entry::Occupied(mut count) = self.kinds.entry(kind_of(&group.shape)) {
@@ -152,8 +157,10 @@ impl Fleet {
 
     fn take_in(&mut self, view: &NodeView<'_>) {
         let groups = from_ledger(view, &mut self.models);
+        let whole = offers_whole(view);
         if let Some(known) = self.nodes.get_mut(view.name()) {
-            known.whole = offers_whole(view);
+            self.offer_whole = self.offer_whole + usize::from(whole) - usize::from(known.whole);
+            known.whole = whole;
         }
         let same = |known: &Group, now: &GpuGroup| known.shape == now.shape && known.positions == now.positions;
         let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
@@ -181,7 +188,7 @@ impl Fleet {
         };
         let added: Vec<Group> = groups.into_iter().enumerate().map(add).collect();
         if !added.is_empty() {
-            let whole = offers_whole(view);
+            self.offer_whole += usize::from(whole);
             self.nodes.insert(name.to_owned(), Groups::new(added, whole));
         }
     }
@@ -213,7 +220,7 @@ impl Fleet {
 
     /// Return what a pod teaches. Nothing is learned from pods with whole GPUs in a cluster where only other device plugins serve them.
     fn learnt_from(&self, pod: &Pod, ledger: &Ledger) -> Option<Demand> {
-        let serves = pod.request.whole.is_none() || self.nodes.values().any(|groups| groups.whole);
+        let serves = pod.request.whole.is_none() || self.offer_whole > 0;
         serves.then(|| learnt_from(pod, ledger)).flatten()
     }
 

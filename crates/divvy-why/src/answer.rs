@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor, limits, names, runtime};
+use divvy_placement::Ask;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Question;
@@ -289,6 +290,13 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
         Held::Nothing if snapshot.unseen.is_empty() && snapshot.site(node).is_none() => {
             format!("names node {node} ({phase}), which does not exist.")
         }
+        Held::Nothing if is_of_another_plugin(snapshot, pod, node) => format!(
+            "is bound to node {node} ({phase}){deleting}. Another device plugin offers {} there and chose its GPUs.",
+            pod.request
+                .whole
+                .as_deref()
+                .map_or(names::WHOLE_GPU, |whole| whole.vendor.whole_resource())
+        ),
         Held::Nothing if kubelet_chose(pod) => format!(
             "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, and the kubelet chose its GPUs{deleting}."
         ),
@@ -309,6 +317,14 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             pod.namespace, pod.name
         ));
     }
+}
+
+/// Report whether a bound pod has whole GPUs of another device plugin.
+fn is_of_another_plugin(snapshot: &Snapshot, pod: &Pod, node: &str) -> bool {
+    let view = snapshot.ledger.node(node);
+    let ask = Ask::of(&pod.request, snapshot.ledger.unit());
+    view.and_then(|view| view.state())
+        .is_some_and(|state| ask.is_left_to_another_plugin(state))
 }
 
 /// Report whether a bound pod has whole GPUs that the kubelet chose, because no extender did.

@@ -265,7 +265,10 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
         .pointer("/metadata/annotations")
         .and_then(|annotations| annotations.get(names::INVENTORY)?.as_str());
     let inventory = inventory.and_then(|text| Inventory::parse(text).ok());
-    let offered = |vendor: &Vendor| inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor));
+    // An inventory stays on a node that went back to the vendor's plugin, without the shares that Divvy offers along with whole GPUs.
+    let beside = |vendor: &Vendor| !vendor.shares_memory() || listed(&names::GPU_MEM);
+    let offered =
+        |vendor: &Vendor| beside(vendor) && inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor));
     let whole = Vendor::ALL.into_iter().filter(offered);
     let resources = [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Class, Reason, ResourceSpec, Settings};
 use divvy_model::{
     Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
     WholeRequest, names,
@@ -214,6 +214,36 @@ fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
     node.admit("ours").expect("admitted");
     let (reason, _) = node.start("ours", "main").expect_err("the GPU is in use");
     assert_eq!(reason, Reason::MemoryHeld);
+}
+
+/// While NVIDIA's plugin runs on the same node, the kubelet may call it instead.
+#[test]
+fn gpus_that_another_plugin_gives_while_this_agent_runs_are_reported() {
+    let theirs = |uid: &str, index: u32| divvy_agent_core::Handout {
+        key: key(uid, "main"),
+        resource: "nvidia.com/gpu".to_owned(),
+        ids: BTreeSet::from([uuid(index)]),
+        grant: None,
+    };
+    let mut node = node(2);
+    node.see(plain("before", 1));
+    node.handouts.push(theirs("before", 0));
+    assert_eq!(
+        node.reconcile().classes.get(&Class::AnotherPlugin),
+        None,
+        "the agent took over the node"
+    );
+    node.see(plain("after", 1));
+    node.handouts.push(theirs("after", 1));
+    let found = node.reconcile();
+    assert_eq!(found.classes.get(&Class::AnotherPlugin), Some(&1));
+    let (uid, reason, text) = node.events.last().expect("an event");
+    assert_eq!((uid.as_str(), *reason), ("after", "TwoDevicePlugins"));
+    assert!(
+        text.starts_with("another device plugin gave container main its nvidia.com/gpu"),
+        "{text}"
+    );
+    assert_eq!(found.held.len(), 2, "both GPUs are in use: {:?}", found.held);
 }
 
 proptest! {

@@ -2,7 +2,7 @@
 
 mod amounts;
 mod both_ways;
-mod both_ways_review;
+mod both_ways_cases;
 mod bounds;
 mod calls;
 mod devices;

@@ -56,7 +56,8 @@ pub(super) fn annotations(held: &Held, node: &NodeState, pod_units: u64, unix_ns
     let gpus: Option<Vec<_>> = positions?.into_iter().map(|position| node.gpus.get(position)).collect();
     let gpus = gpus?;
     let first = gpus.first()?;
-    if gpus.iter().any(|gpu| gpu.whole) {
+    let is_whole = matches!(held, Held::Allocation(allocation) if allocation.gpus.iter().any(|share| share.whole));
+    if is_whole {
         return ours.map(|ours| BTreeMap::from([ours]));
     }
     let mut all = legacy::bind_annotations(first.index, first.units, pod_units, unix_ns);

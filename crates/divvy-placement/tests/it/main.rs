@@ -1,7 +1,7 @@
 //! The ledger, and the decisions that are based on it, through the public interface.
 
 mod both_ways;
-mod both_ways_review;
+mod both_ways_cases;
 mod decisions;
 mod events;
 mod fixture;

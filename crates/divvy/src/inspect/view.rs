@@ -160,7 +160,7 @@ impl NodeView {
 impl GpuView {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.total > 0
+        !self.whole || self.vendor.is_none_or(Vendor::shares_memory)
     }
 }
 
@@ -346,7 +346,7 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
     let mut named = 0;
     let asked = pod.request.whole.as_deref();
     if let (Held::Allocation(allocation), Some(_)) = (&pod.held, asked) {
-        for gpu in gpus.iter_mut().filter(|gpu| gpu.whole) {
+        for gpu in gpus.iter_mut() {
             if gpu.uuid.as_ref().is_some_and(|uuid| allocation.share(uuid).is_some()) {
                 named += 1;
                 gpu.allocated = gpu.allocated.saturating_add(gpu.total);

@@ -1,4 +1,4 @@
-//! Failing tests of a review of `--whole-gpus`.
+//! More cases of GPUs that are offered in both ways, which a review found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -94,7 +94,7 @@ fn theirs(node: &mut Node, uid: &str, id: &str) {
 /// NVIDIA's plugin gave GPU 0 to a pod whose container is in its back-off when Divvy's agent takes over. A share starts on GPU 0. Then the
 /// container starts again: with NVIDIA's recorded answer, so on GPU 0, whatever the record says.
 #[test]
-fn review_a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu() {
+fn a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu() {
     let mut node = node(2);
     node.see(plain("theirs", 1));
     theirs(&mut node, "theirs", "GPU-0");
@@ -105,14 +105,14 @@ fn review_a_container_whose_recorded_answer_is_another_plugins_starts_on_no_othe
     let answer = node.pre_start("theirs", "main");
     assert!(
         !matches!(answer, divvy_agent_core::PreStart::Granted { .. }),
-        "it runs on GPU 0 beside the share, and its record says {:?}",
+        "it runs on GPU 0 next to the share, and its record says {:?}",
         gpus_of(&node, "theirs")
     );
 }
 
 /// The same container runs, but its GPU has failed for the moment.
 #[test]
-fn review_the_record_of_a_running_container_names_the_gpu_that_it_has_although_that_failed() {
+fn the_record_of_a_running_container_names_the_gpu_that_it_has_although_that_failed() {
     let mut node = node(2);
     node.set_health(1, Health::Failed, Some("XID 79"));
     let mut running = plain("theirs", 1);
@@ -126,7 +126,7 @@ fn review_the_record_of_a_running_container_names_the_gpu_that_it_has_although_t
 
 /// NVIDIA's plugin with time-slicing has ids such as `GPU-1::0`.
 #[test]
-fn review_the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that_it_has() {
+fn the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that_it_has() {
     let mut node = node(2);
     let mut running = plain("theirs", 1);
     (running.phase, running.container_running) = (Phase::Running, true);
@@ -139,7 +139,7 @@ fn review_the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that
 
 /// gpushare's annotations on a pod that requests a whole GPU: the ledger believes that it has GPU 0.
 #[test]
-fn review_the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_gpu() {
+fn the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_gpu() {
     let mut node = node(2);
     let mut forged = plain("forged", 1);
     forged.held = legacy(0, 1);
@@ -153,7 +153,7 @@ fn review_the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_
 
 /// A tenant adds an allocation to its running pod, which had none.
 #[test]
-fn review_the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_start() {
+fn the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_start() {
     let mut node = node(2);
     node.see(plain("late", 1));
     node.allocate_of(WHOLE, "late", "main", &[uuid(1)]).expect("allocated");
@@ -166,7 +166,7 @@ fn review_the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_afte
 
 /// A pod that gpushare's extender bound has GPU 0, and has not started yet.
 #[test]
-fn review_a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise() {
+fn a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise() {
     let mut node = node(2);
     let mut promised = simple("promised", 0, 1);
     promised.held = legacy(0, 1);
@@ -175,12 +175,12 @@ fn review_a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_
     node.see(plain("whole", 1));
     node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
     node.start("whole", "main").expect("started");
-    assert_eq!(gpus_of(&node, "whole"), [uuid(1)], "GPU 1 is free and promised to nobody");
+    assert_eq!(gpus_of(&node, "whole"), [uuid(1)], "GPU 1 is free and promised to no pod");
 }
 
 /// `--reserve-memory` is raised while a pod has a whole GPU, and its container restarts.
 #[test]
-fn review_a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
+fn a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
     let mut before = node(1);
     before.see(placed("whole", 0));
     before.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
@@ -199,7 +199,7 @@ fn review_a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
 
 /// `--memory-unit` becomes larger than the GPU while a share of it is in use, and the container restarts. Without `--whole-gpus` it starts.
 #[test]
-fn review_a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
+fn a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
     for settings in [settings(), both()] {
         let whole = settings.whole;
         let mut node = Node::with(settings, vec![gpu(0, 4 * GIB)]);

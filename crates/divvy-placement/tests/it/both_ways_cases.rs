@@ -1,4 +1,4 @@
-//! Failing tests of a review of `--whole-gpus`.
+//! More cases of GPUs that are offered in both ways, which a review found.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ fn held_node() -> Node {
 }
 
 #[test]
-fn review_a_located_pod_without_an_allocation_does_not_prevent_preemption_on_another_gpu() {
+fn a_located_pod_without_an_allocation_does_not_prevent_preemption_on_another_gpu() {
     let holder = Pod {
         priority: 2000,
         ..unnamed("w", 1)
@@ -61,11 +61,14 @@ fn review_a_located_pod_without_an_allocation_does_not_prevent_preemption_on_ano
         ..whole_pending(Vendor::Nvidia, "vip", 1)
     };
     let ledger = ledger(&held_node(), &[holder, low]);
-    assert_eq!(ledger.victims("n", &vip, &["u-low".to_owned()]), Some(vec!["u-low".to_owned()]));
+    assert_eq!(
+        ledger.victims("n", &vip, &["u-low".to_owned()]),
+        Some(vec!["u-low".to_owned()])
+    );
 }
 
 #[test]
-fn review_a_located_pod_without_an_allocation_can_be_preempted() {
+fn a_located_pod_without_an_allocation_can_be_preempted() {
     let low = unnamed("w", 1);
     let high = Pod {
         priority: 2000,
@@ -81,7 +84,7 @@ fn review_a_located_pod_without_an_allocation_can_be_preempted() {
 
 /// docs/operate.md: "To go back, remove the label and let NVIDIA's plugin run on the node again." The inventory stays on the node.
 #[test]
-fn review_a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
+fn a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
     let mut node = node(2);
     (node.capacity_units, node.capacity_gpus) = (0, 0);
     node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
@@ -89,11 +92,16 @@ fn review_a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
         // What the agent wrote when it stopped.
         inventory.unschedulable = true;
     }
-    assert_eq!(ledger(&node, &[]).fits("n", &nvidia(1), "u").map_err(|refusal| refusal.filter_message("n")), Ok(()));
+    assert_eq!(
+        ledger(&node, &[])
+            .fits("n", &nvidia(1), "u")
+            .map_err(|refusal| refusal.filter_message("n")),
+        Ok(())
+    );
 }
 
 #[test]
-fn review_a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
+fn a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
     let mut node = node(2);
     node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
     let text = r#"{"v":3}"#;
@@ -102,7 +110,7 @@ fn review_a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() 
 }
 
 #[test]
-fn review_a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_one() {
+fn a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_one() {
     let ledger = ledger(&node(4), &[unnamed("w", 1)]);
     let rules = GpuRules {
         uuids: vec![uuid("n", 3)],
@@ -113,7 +121,7 @@ fn review_a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_o
 }
 
 #[test]
-fn review_shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
+fn shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
     let ledger = ledger(&node(3), &[unnamed("w", 1), divvy_pod("share", "n", 0, 4)]);
     let rules = GpuRules {
         gpus: Some(2),
@@ -131,7 +139,7 @@ fn review_shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
 }
 
 #[test]
-fn review_a_reserved_share_is_not_good_on_a_node_that_offers_no_shares_now() {
+fn a_reserved_share_is_not_good_on_a_node_that_offers_no_shares_now() {
     let mut node = node(1);
     let mut ledger = ledger(&node, &[]);
     let pod = pending("p", 4);
