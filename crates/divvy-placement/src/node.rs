@@ -297,13 +297,16 @@ impl NodeState {
 
 /// Return the vendors whose whole GPUs another device plugin offers.
 ///
-/// An inventory stays on the node when its agent stops. If the kubelet then offers nothing of what the agent registers along with these whole
-/// GPUs, the node went back to the other plugin.
+/// An inventory stays on the node when its agent stops. If the kubelet then offers whole GPUs, but nothing of what the agent registers along
+/// with them, the node went back to the other plugin. A kubelet lists the capacity of a plugin that has ended for some minutes.
 fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
-    if matches!(node.inventory, Some(Err(_))) {
-        return BTreeSet::new();
-    }
-    let gone = node.capacity_units == 0 && node.capacity_gpus == 0;
+    let leaving = match &node.inventory {
+        Some(Err(_)) => return BTreeSet::new(),
+        Some(Ok(inventory)) => inventory.unschedulable,
+        None => false,
+    };
+    let gone = (node.capacity_units, node.capacity_gpus) == (0, 0)
+        || (leaving && (node.allocatable_units, node.allocatable_gpus) == (0, 0));
     let ours = |vendor: Vendor| gpus.iter().any(|gpu| gpu.is_whole_of(vendor)) && !(gone && vendor.shares_memory());
     node.whole_gpus.keys().copied().filter(|vendor| !ours(*vendor)).collect()
 }

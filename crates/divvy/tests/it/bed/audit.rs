@@ -67,7 +67,7 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     let Some(machine) = machines.node(&node.name) else {
         panic!("node {} is no machine", node.name);
     };
-    let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| gpu.whole);
+    let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| !gpu.is_shared());
     let whole: Vec<_> = whole.iter().map(|gpu| gpu.total.0).collect();
     let expected: Vec<_> = machine.amd.iter().map(|gpu| gpu.memory_mib).collect();
     assert!(
