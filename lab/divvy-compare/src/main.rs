@@ -141,13 +141,16 @@ async fn main() -> Result<ExitCode> {
 }
 
 /// How many scenarios are played at the same time. They mostly wait.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 10;
 
 /// Play all scenarios, and return what the program did in each.
 async fn play_all(program: &Path, simulator: &Path, scenarios: &[Scenario]) -> Result<Vec<Outcome>> {
-    let outcomes = scenarios.iter().map(async |scenario| {
+    let outcomes = scenarios.iter().enumerate().map(async |(number, scenario)| {
         let outcome = play(program, simulator, scenario).await;
-        outcome.with_context(|| scenario.name)
+        anyhow::Ok((number, outcome.with_context(|| scenario.name)?))
     });
-    futures::stream::iter(outcomes).buffered(AT_ONCE).try_collect().await
+    let played = futures::stream::iter(outcomes).buffer_unordered(AT_ONCE);
+    let mut played: Vec<(usize, Outcome)> = played.try_collect().await?;
+    played.sort_by_key(|(number, _)| *number);
+    Ok(played.into_iter().map(|(_, outcome)| outcome).collect())
 }
