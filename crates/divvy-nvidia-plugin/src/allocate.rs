@@ -46,7 +46,7 @@ const VISIBLE_MOUNTS: &str = "/var/run/nvidia-container-devices";
 /// The vendor in the names of the CDI devices.
 const CDI_VENDOR: &str = "k8s.device-plugin.nvidia.com";
 /// Device nodes that belong to the driver and not to one GPU.
-const CONTROL_NODES: [&str; 4] = [
+pub const CONTROL_NODES: [&str; 4] = [
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
     "/dev/nvidia-uvm-tools",

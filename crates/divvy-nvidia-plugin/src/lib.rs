@@ -24,7 +24,7 @@ mod offer;
 mod preferred;
 mod wildcard;
 
-pub use allocate::{Access, DeviceNode, Mount};
+pub use allocate::{Access, CONTROL_NODES, DeviceNode, Mount};
 pub use error::Error;
 pub use health::HealthChecks;
 pub use machine::{Gpu, Machine};

@@ -40,8 +40,10 @@ impl Specs {
         let place = Place::find(config, surroundings);
         let basis = (facts.driver.clone(), place.gpus(facts));
         if self.basis.as_ref() != Some(&basis) {
-            self.classes = place.write(config, surroundings, &basis.0, &basis.1);
-            self.basis = Some(basis);
+            let (classes, is_complete) = place.write(config, surroundings, &basis.0, &basis.1);
+            self.classes = classes;
+            // A spec that could not be written is tried again.
+            self.basis = is_complete.then_some(basis);
         }
         self.classes.clone()
     }
@@ -84,8 +86,9 @@ impl Place {
         gpus.collect()
     }
 
-    fn write(&self, config: &Config, surroundings: &Surroundings, driver: &str, gpus: &[Gpu]) -> BTreeSet<String> {
-        let mut written = BTreeSet::new();
+    /// Write the specs. Return the classes that have a spec, except `gpu`, and whether all files could be written.
+    fn write(&self, config: &Config, surroundings: &Surroundings, driver: &str, gpus: &[Gpu]) -> (BTreeSet<String>, bool) {
+        let (mut written, mut is_complete) = (BTreeSet::new(), true);
         let options = |class: &str| Options {
             class: class.to_owned(),
             naming: vec![match config.plugin.device_id_strategy {
@@ -142,10 +145,13 @@ impl Place {
                         written.insert(class.to_owned());
                     }
                 }
-                Err(error) => warn!("{error}; containers with devices of {VENDOR}/{class} do not start"),
+                Err(error) => {
+                    is_complete = false;
+                    warn!("{error}; containers with devices of {VENDOR}/{class} do not start");
+                }
             }
         }
-        written
+        (written, is_complete)
     }
 
     /// Replace this container's paths in the spec with the host's paths.
@@ -159,5 +165,38 @@ impl Place {
         if driver != dev {
             move_root(spec, &driver, &dev, Side::Host);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_nvidia_config::{Environment, Invocation, Program};
+
+    use super::*;
+
+    #[test]
+    fn a_spec_that_could_not_be_written_is_tried_again() {
+        let arguments = ["--device-list-strategy=cdi-cri", "--gds-enabled"].map(str::to_owned);
+        let invocation = Invocation::parse(Program::DevicePlugin, "1", &arguments, &Environment::new()).expect("arguments");
+        let (config, _) = invocation.config(None).expect("a configuration");
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        std::fs::create_dir_all(at("root/dev")).expect("made");
+        std::fs::write(at("root/dev/nvidia-fs0"), "").expect("written");
+        // The directory cannot be made, because a file has its name.
+        std::fs::write(at("cdi"), "").expect("written");
+        let surroundings = Surroundings {
+            probe: at("probe"),
+            probe_dir: at("probe-dir"),
+            sockets: at("sockets"),
+            cdi_dir: at("cdi"),
+            root: at("root"),
+        };
+        let mut specs = Specs::default();
+        let mut update = || specs.update(&config, &surroundings, &Facts::default());
+        assert_eq!(update(), BTreeSet::new());
+        std::fs::remove_file(at("cdi")).expect("removed");
+        assert_eq!(update(), BTreeSet::from(["gds".to_owned()]));
+        assert!(at("cdi").join(format!("{VENDOR}-gds.json")).exists());
     }
 }

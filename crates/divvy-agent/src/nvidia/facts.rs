@@ -7,18 +7,11 @@ use divvy_cdi::generate::proc::mig_minors;
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
-use divvy_nvidia_plugin::{Gpu, Machine};
+use divvy_nvidia_plugin::{CONTROL_NODES, Gpu, Machine};
 
 use super::health::Health;
 use crate::files;
 
-/// The device nodes that containers may get in addition to those of their GPUs.
-const NODES: [&str; 4] = [
-    "/dev/nvidiactl",
-    "/dev/nvidia-uvm",
-    "/dev/nvidia-uvm-tools",
-    "/dev/nvidia-modeset",
-];
 /// The maximum size of `mig-minors` in bytes, more than the kernel module ever writes.
 const MIG_MINORS_BYTES: u64 = 1 << 20;
 
@@ -94,7 +87,7 @@ impl Facts {
                 .iter()
                 .any(|root| root.join(node.trim_start_matches('/')).exists())
         };
-        let nodes = NODES
+        let nodes = CONTROL_NODES
             .iter()
             .map(|node| (*node).to_owned())
             .filter(|node| below(node).exists());

@@ -1,8 +1,10 @@
 //! Runs the programs that have NVIDIA's names.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
+use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
@@ -55,8 +57,15 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
         Ok(Loaded { config, warnings })
     });
-    match program {
-        Program::DevicePlugin => device_plugin(source, Surroundings::of_pod()?, stop).await,
-        Program::FeatureDiscovery => label(source, cluster, Surroundings::of_pod()?, stop).await,
+    let surroundings = Surroundings::of_pod()?;
+    let probe_dir = surroundings.probe_dir.clone();
+    let ended = match program {
+        Program::DevicePlugin => device_plugin(source, surroundings, stop).await,
+        Program::FeatureDiscovery => label(source, cluster, surroundings, stop).await,
+    };
+    match std::fs::remove_dir_all(&probe_dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => warn!("{} is left over: {error}", probe_dir.display()),
+        _ => {}
     }
+    ended
 }
