@@ -169,12 +169,17 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
         }
         if ours && !foreign.is_empty() {
             let verb = if names.len() == 1 { "runs" } else { "run" };
+            let whole: Vec<&str> = cluster.nodes.iter().filter(|node| offers_whole(node)).map(name).collect();
+            let now = match whole.is_empty() {
+                true => "no node offers the GPUs of both now".to_owned(),
+                false => format!(
+                    "where both run, {WHOLE_GPU} is of the one that registered last (Divvy offers it on {})",
+                    some(&whole)
+                ),
+            };
             return milder(
                 Severity::Warning,
-                format!(
-                    "{noun} {} {verb} in addition to Divvy's; no node offers the GPUs of both now",
-                    some(&names)
-                ),
+                format!("{noun} {} {verb} in addition to Divvy's; {now}", some(&names)),
                 why,
                 "give the DaemonSets nodeSelectors that select different nodes",
             );

@@ -335,6 +335,33 @@ fn the_other_plugin_is_deleted_by_its_own_name() {
     );
 }
 
+/// Divvy's agent offers shares and whole GPUs of the same GPUs, which is no fault. Another plugin that runs as well is reported.
+#[test]
+fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
+    let both = |cluster: &mut Cluster| {
+        for node in &mut cluster.nodes {
+            node.status.allocatable.insert("nvidia.com/gpu", "2");
+            let mut object = divvy_testkit::nodes::divvy_node("n", &[16]);
+            divvy_testkit::nodes::offer_whole(&mut object);
+            let inventory = object.inventory.and_then(Result::ok).expect("an inventory");
+            node.metadata.annotations.insert("divvy.dev/inventory", inventory.to_json());
+        }
+    };
+    let line = said("K04", both);
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+    let line = said("K04", |cluster| {
+        both(cluster);
+        let nvidia = plugin("nvdp", "nvcr.io/nvidia/k8s-device-plugin:v0.17.1");
+        cluster.daemon_sets.push(nvidia);
+    });
+    assert_eq!(line.status, Status::Warn, "{line:?}");
+    assert!(
+        line.found
+            .contains("nvidia.com/gpu is of the one that registered last (Divvy offers it on gpu-1, gpu-2)"),
+        "{line:?}"
+    );
+}
+
 #[test]
 fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
     let line = said("K03", |cluster| {
