@@ -228,7 +228,14 @@ impl Machine {
         let recalled = self.recalled.values().map(|gpu| {
             let Verdict { health, reason } = verdict(&gpu.uuid);
             let gpu = gpu.clone();
-            Gpu { health, reason, ..gpu }
+            // The previous agent may have offered it in another way.
+            let whole = settings.offer(gpu.vendor, gpu.total).whole;
+            Gpu {
+                health,
+                reason,
+                whole,
+                ..gpu
+            }
         });
         let mut gpus: Vec<Gpu> = seen.chain(recalled).collect();
         // A lost GPU keeps its index, which another GPU may have by now.
