@@ -33,7 +33,8 @@ fn ledger(pods: &[Pod]) -> Ledger {
     ledger
 }
 
-/// The GPU that the pod gets by best fit. The check whether it fits and the policy must agree with it.
+/// Return the GPU that the pod gets by best fit, or `None` if it has no room. Check that `Ledger::fits` and the policy agree
+/// on whether it has room.
 fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
     let ask = Ask::of_pod(pod, GIB);
     let choice = ledger.choose("n1", &ask).ok().map(|choice| choice.gpus[0].index);
