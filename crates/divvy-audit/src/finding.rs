@@ -70,7 +70,7 @@ pub struct Finding {
 /// The kinds of findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// Pods that were bound and had not ended were together allocated more of a GPU than it has.
+    /// Pods that were bound and had not ended were together allocated more memory of a GPU than it has.
     Overcommitted {
         card: Card,
         /// The memory that the GPU offers.
@@ -85,7 +85,7 @@ pub enum What {
         /// Whether the overcommitment began because the GPU offered less memory than before.
         shrunk: bool,
     },
-    /// According to the containers' own reports, more of a GPU was in use than it has.
+    /// According to the containers' own reports, more memory of a GPU was in use than it has.
     OvercommittedByReports {
         card: Card,
         /// The memory that the GPU offers.

@@ -145,7 +145,8 @@ impl NodeAccount {
         kept.collect()
     }
 
-    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have it and the pod asks for shares.
+    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have the GPU. Return `None`
+    /// for other GPUs, and if the request is for whole GPUs.
     fn blank(&self, position: usize, ask: &Ask) -> Option<Vendor> {
         // Most nodes have no such pods.
         if ask.whole.is_some() || self.usage.unnamed_whole.is_empty() {

@@ -53,7 +53,7 @@ struct Groups {
     /// reading the number from here avoids a cache miss for each of them.
     only: Option<NodeId>,
     all: Vec<Group>,
-    /// The node also offers its GPUs as a whole.
+    /// Whether the node also offers its GPUs as a whole.
     whole: bool,
 }
 
