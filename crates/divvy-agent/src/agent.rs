@@ -27,8 +27,8 @@ use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec};
 
-/// How long a start waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint. After that, the call
-/// fails and the kubelet retries.
+/// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
+/// After that, the PreStartContainer call fails, and the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,7 +41,7 @@ const DRIVER_TIMEOUT: Duration = Duration::from_secs(2);
 const NO_POD_CGROUPS: &str = "pods with GPU memory run on this node, but there is no kubepods cgroup, so the agent cannot tell which containers \
      still run, and no memory becomes available again. Set cgroupsPerQOS: true in the kubelet's configuration (the default), or mount the host's \
 cgroups for the agent";
-/// How often a waiting start checks again if nothing wakes it up.
+/// How long a container start that waits for facts sleeps before it checks again, if nothing wakes it up earlier.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// A resource's devices, as the kubelet receives them.
@@ -611,7 +611,7 @@ impl Agent {
     }
 }
 
-/// A list request for this node's pods in progress. It is abandoned if it fails or if the kubelet cancels the call.
+/// A running request for the list of this node's pods. It is abandoned if it fails or if the kubelet cancels the call.
 struct Begun<'a> {
     agent: &'a Agent,
     listing: Option<Listing>,

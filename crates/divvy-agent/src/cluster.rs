@@ -65,7 +65,8 @@ pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
     })
 }
 
-/// Convert a pod. The API server validates quantities, so a pod that cannot be read does not request our resource.
+/// Convert a pod. Return `None` for a pod that cannot be read. Such a pod does not request our resource, because the API
+/// server validates quantities.
 fn pod(object: &PodObject) -> Option<Pod> {
     match convert::pod(object) {
         Ok(pod) => Some(pod),

@@ -20,7 +20,8 @@ use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http};
 use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
-/// The part of readiness for the registration: before the agent knows which resources it offers, and for `gpu-mem`.
+/// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
+/// all registrations.
 const KUBELET: &str = "kubelet";
 const NOT_REGISTERED: &str = "not registered yet";
 /// The time between two reconciliations.
@@ -337,7 +338,7 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
     }
 }
 
-/// Return the name of the readiness part for a resource's registration.
+/// Return the name of the part in `/readyz` for a resource's registration.
 fn part(spec: ResourceSpec) -> &'static str {
     match spec.ids {
         Ids::Units => KUBELET,

@@ -15,7 +15,7 @@ use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, owner_of_spec};
 
 const KEY_FILE: &str = "node.key";
 
-/// The CDI spec of the driver that the agent makes itself (see `crate::driver_spec`).
+/// The file name of the agent's own CDI spec of the driver (see `crate::driver_spec`).
 const DRIVER_FILE: &str = "divvy.dev-driver_nvidia.com-gpu.json";
 
 /// The size limit of a driver's spec in bytes. A driver has hundreds of files.

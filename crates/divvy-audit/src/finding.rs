@@ -70,7 +70,7 @@ pub struct Finding {
 /// The kinds of findings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// Pods that were bound and had not ended were together allocated more of a GPU than it has.
+    /// Pods that were bound and had not ended were together allocated more memory of a GPU than it has.
     Overcommitted {
         card: Card,
         /// The memory that the GPU offers.
@@ -79,13 +79,13 @@ pub enum What {
         booked: MiB,
         /// The pods to which that memory was allocated, largest share first.
         by: Vec<Share>,
-        /// Whether the overcommitted memory was really used: according to the pods' status, containers that together have more
-        /// than the GPU ran at the same time. If false, the memory was overcommitted only on paper.
+        /// Whether the overcommitted memory was really used. If true, then according to the pods' status, containers whose
+        /// shares together exceed the GPU ran at the same time. If false, the memory was overcommitted only on paper.
         ran: bool,
         /// Whether the overcommitment began because the GPU offered less memory than before.
         shrunk: bool,
     },
-    /// According to the containers' own reports, more of a GPU was in use than it has.
+    /// According to the containers' own reports, more memory of a GPU was in use than it has.
     OvercommittedByReports {
         card: Card,
         /// The memory that the GPU offers.
@@ -180,7 +180,7 @@ pub enum What {
         /// What the container had, in words.
         found: String,
     },
-    /// An environment variable that tells a container a size is wrong or not set.
+    /// An environment variable with a memory size for the container has a wrong value or is not set.
     ToldWrong {
         who: Who,
         /// The container's name.

@@ -69,7 +69,7 @@ pub(super) struct Gpu {
     pub(super) departed: BTreeMap<String, (MiB, Moment)>,
     /// By container ID: the pod's UID, and the memory that the container has by its own report.
     pub(super) used: BTreeMap<String, (String, MiB)>,
-    /// The index of the open finding of overcommitment of this GPU.
+    /// The index of the finding that this GPU is overcommitted, while it is.
     pub(super) over: Option<usize>,
     pub(super) over_used: Option<usize>,
 }

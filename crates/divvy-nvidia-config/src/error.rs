@@ -1,7 +1,7 @@
 /// What is wrong with a configuration. Where NVIDIA's programs have an error message, the text is the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The file cannot be read, or a flag or variable that overrides a part of it.
+    /// The file cannot be read, or a flag or variable that overrides a part of it cannot be read.
     #[error("unable to load config: {0}")]
     Load(String),
     /// The content of the file is not allowed.

@@ -8,8 +8,8 @@
 //!
 //! Flags have priority over environment variables, those over the file, and the file over the defaults.
 //!
-//! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning. And `resources.gpus`,
-//! `resources.mig`, `rename`, and `devices` take effect, which NVIDIA's programs read and ignore.
+//! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning. And
+//! `resources.gpus`, `resources.mig`, `rename`, and `devices` take effect; NVIDIA's programs read them and ignore them.
 
 mod error;
 mod file;

@@ -209,7 +209,7 @@ pub enum ReplicatedDevices {
     /// All devices.
     #[default]
     All,
-    /// The first devices, this many.
+    /// This many devices: the first ones.
     Count(u32),
     /// The listed devices.
     List(Vec<DeviceReference>),

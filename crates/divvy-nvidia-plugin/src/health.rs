@@ -38,7 +38,7 @@ impl HealthChecks {
     }
 }
 
-/// Split a variable into its XIDs, whether it names all XIDs, and the words that are not understood.
+/// Parse a variable. Return its XIDs, whether it contains `all` or `xids`, and the words that are not understood.
 fn words(text: &str) -> (BTreeSet<u64>, bool, Vec<String>) {
     let (mut xids, mut all, mut unknown) = (BTreeSet::new(), false, Vec::new());
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

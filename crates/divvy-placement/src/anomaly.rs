@@ -15,7 +15,7 @@ pub enum Anomaly {
         node: String,
         /// The GPU's NVML index.
         index: u32,
-        /// The memory that the GPU offers, without the memory that containers of departed pods hold.
+        /// The memory that the GPU offers, minus the memory that containers of departed pods hold.
         capacity: MiB,
         /// The memory that is allocated on the GPU.
         used: MiB,

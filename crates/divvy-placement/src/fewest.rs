@@ -28,9 +28,9 @@ type Price = (Option<i64>, usize, MiB);
 /// Returns the free memory of the GPU at a position, as if the given amount of allocated memory were free as well.
 type Free<'f> = &'f dyn Fn(usize, MiB) -> MiB;
 
-/// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims come
-/// first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority. `here`
-/// holds the node's pods.
+/// Return the positions of the GPUs on which a pod will have room when its victims have ended. The likeliest victims are
+/// tried first: pods that are being deleted, then deleted pods whose containers still run, then pods of lower priority.
+/// `here` holds the node's pods.
 pub(crate) fn room_to_come(entry: &NodeAccount, here: &[PodOnNode<'_>], pod: &Pod, ask: &Ask) -> Option<Vec<usize>> {
     let go = here
         .iter()
@@ -81,8 +81,8 @@ pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNod
 /// Choose as [`fewest`] does, with a function that returns the free memory. `free` must not subtract what is kept for nominated
 /// pods.
 ///
-/// `needed` GPUs must have room: those for the pod, and those that pods without an allocation may have. Such pods also have the GPUs at the
-/// positions `held`, which have no room for `free`.
+/// `needed` GPUs must have room: those for the pod, and those that pods without an allocation may have. The GPUs at the
+/// positions `held` belong to such pods as well; `free` shows no room on them.
 fn fewest_where<'a>(
     entry: &NodeAccount,
     ask: &Ask,

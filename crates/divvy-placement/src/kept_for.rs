@@ -1,11 +1,11 @@
-//! Requests that only the memory kept for departed pods prevents from fitting.
+//! Requests that do not fit, but would fit if no memory were kept for departed pods.
 
 use divvy_model::{Health, MiB, PodKey};
 
 use crate::ask::Ask;
 use crate::ledger::Ledger;
 
-/// Memory of a GPU that is kept for a [`crate::Departed`] pod, if only this memory prevents a request from fitting.
+/// Memory of a GPU that is kept for a [`crate::Departed`] pod, and without which a request would fit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFor {
     /// The GPU's NVML index.

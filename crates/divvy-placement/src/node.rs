@@ -41,8 +41,8 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// Whether the GPU is offered as a whole, through its vendor's resource. Then one pod holds all of its memory. If the vendor's GPUs
-    /// are shared, its memory is shared as long as no pod has the whole GPU.
+    /// Whether the GPU is offered as a whole, through its vendor's resource. A pod that gets the GPU in this way holds all
+    /// of its memory. If the vendor's GPUs are shared as well, the memory is shared as long as no pod has the whole GPU.
     pub whole: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
@@ -54,8 +54,8 @@ pub struct GpuState {
     pub units: u64,
     /// The memory that the GPU offers: its units times the size of a unit; all of it for a GPU that is offered only as a whole.
     pub capacity: MiB,
-    /// The maximum memory that all pods together may hold by the node's inventory ([`Inventory::capacity`]), even while the
-    /// kubelet offers a different amount. If no more than this is promised, every pod can get its memory.
+    /// The maximum memory that all pods together may hold according to the node's inventory ([`Inventory::capacity`]), even
+    /// while the kubelet offers a different amount. If no more than this is promised, every pod can get its memory.
     pub most: MiB,
     /// The memory that the GPU has in total; where that is not known, the memory that it offers.
     pub total: MiB,
@@ -297,8 +297,9 @@ impl NodeState {
 
 /// Return the vendors whose whole GPUs another device plugin offers.
 ///
-/// An inventory stays on the node when its agent stops. If the kubelet then offers whole GPUs, but nothing of what the agent registers along
-/// with them, the node went back to the other plugin. A kubelet lists the capacity of a plugin that has ended for some minutes.
+/// An inventory stays on the node when its agent stops. If the kubelet then offers whole GPUs, but nothing of what the agent
+/// registers along with them, the node went back to the other plugin. After a plugin has ended, the kubelet still lists its
+/// capacity for some minutes.
 fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
     let leaving = match &node.inventory {
         Some(Err(_)) => return BTreeSet::new(),

@@ -117,8 +117,8 @@ impl NodeAccount {
         }
     }
 
-    /// Return how many of a vendor's GPUs on which nothing is booked may get shares of one pod. The others stay free for pods without an
-    /// allocation, of which it is not known yet which GPUs they have.
+    /// Among a vendor's GPUs on which nothing is booked, return how many may get shares of one pod. The others stay free,
+    /// because pods without an allocation may have any of them.
     fn spare_for_shares(&self, vendor: Vendor, ask: &Ask) -> u64 {
         self.free_whole(vendor, ask).saturating_sub(self.unlocated_whole(vendor))
     }
@@ -129,7 +129,8 @@ impl NodeAccount {
             .is_some_and(|vendor| self.spare_for_shares(vendor, ask) == 0)
     }
 
-    /// Keep as many of these GPUs as may get shares of one pod together, in their order.
+    /// Return these GPUs in their order, without those that must stay free for pods without an allocation. The remaining
+    /// GPUs may all get shares of one pod.
     pub(crate) fn spared(&self, positions: impl IntoIterator<Item = usize>, ask: &Ask) -> Vec<usize> {
         let mut left: BTreeMap<Vendor, u64> = BTreeMap::new();
         let kept = positions.into_iter().filter(|position| {
@@ -144,7 +145,8 @@ impl NodeAccount {
         kept.collect()
     }
 
-    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have it and the pod asks for shares.
+    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have the GPU. Return `None`
+    /// for other GPUs, and if the request is for whole GPUs.
     fn blank(&self, position: usize, ask: &Ask) -> Option<Vendor> {
         // Most nodes have no such pods.
         if ask.whole.is_some() || self.usage.unnamed_whole.is_empty() {
@@ -156,8 +158,8 @@ impl NodeAccount {
         (self.unlocated_whole(gpu.vendor) > 0).then_some(gpu.vendor)
     }
 
-    /// Return the number of a vendor's healthy GPUs that are offered as a whole, on which nothing is booked, and of which nothing is kept from
-    /// the requesting pod.
+    /// Return the number of a vendor's whole GPUs that are free for the requesting pod: they are healthy, nothing is booked
+    /// on them, and nothing of them is kept for a nominated pod.
     pub(crate) fn free_whole(&self, vendor: Vendor, ask: &Ask) -> u64 {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
         let free = gpus.filter(|(position, gpu)| {
@@ -166,14 +168,14 @@ impl NodeAccount {
         free.count() as u64
     }
 
-    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, and those of
+    /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, plus
     /// [`NodeAccount::unnamed_whole`].
     pub(crate) fn needed(&self, ask: &Ask) -> usize {
         let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
         ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))
     }
 
-    /// Return how many GPUs must have room for the pod while the held GPUs are held: as many as it requests, and those of
+    /// Return how many GPUs must have room for the pod while the held GPUs are still held: as many as it requests, plus
     /// [`NodeAccount::unlocated_whole`].
     pub(crate) fn needed_now(&self, ask: &Ask) -> usize {
         let unlocated = ask.whole.map_or(0, |vendor| self.unlocated_whole(vendor));

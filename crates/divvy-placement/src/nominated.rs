@@ -6,10 +6,10 @@
 //! replacement of a victim would take the GPU that the victim's end made free, and the pod with the higher priority would have to
 //! preempt again.
 //!
-//! The nominated pods of a node are placed in the order of their priority, by best fit. If they do not all have room that way,
-//! and they are few (`FEW`), a second way is tried: each pod that takes several GPUs gets the GPUs with the most room. The way
-//! that serves the more important pods better is used. If only a third way had room for all pods, nothing is kept for the last
-//! ones.
+//! The nominated pods of a node are placed in the order of their priority, by best fit. If they do not all have room that
+//! way, and they are few (`FEW`), a second way is tried: each pod that takes several GPUs gets the GPUs with the most room.
+//! The way that serves the more important pods better is used. If neither way has room for all pods, nothing is kept for
+//! those without room, even if some other choice of GPUs had room for all.
 
 use std::cmp::Reverse;
 use std::sync::Arc;

@@ -31,8 +31,8 @@ impl Ledger {
         self.question(ask, uid).fits(node)
     }
 
-    /// Return what is reserved for a pod on a node, the most recent first, if the pod could get it now: the GPUs are there and
-    /// healthy, and have room for it next to what other pods hold.
+    /// Return the most recent allocation that is reserved for a pod on a node and that the pod could get now: its GPUs are
+    /// there and healthy, and have room for it in addition to what other pods hold.
     pub fn reserved_and_good(&self, uid: &str, node: &str) -> Option<&Held> {
         let reservation = self.reservation(uid, node)?;
         let view = self.node(node)?;

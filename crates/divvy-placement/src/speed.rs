@@ -1,8 +1,8 @@
 //! How fast a GPU is, for `divvy.dev/gpu-prefer: fastest`: an estimate from what its driver reports.
 //!
-//! Training and inference are limited by matrix products or by memory. So the estimate is the product of the two: dense FP16
-//! operations with FP32 accumulation, times memory bandwidth. This ranks GPUs like the geometric mean of both. It is computed
-//! once, when a node is read.
+//! Training and inference are limited by the speed of matrix multiplication or by that of memory. So the estimate multiplies
+//! both: dense FP16 operations with FP32 accumulation, times memory bandwidth. This ranks GPUs like the geometric mean of
+//! both. It is computed once, when a node is read.
 //!
 //! - Operations: multiprocessors × clock × operations of one multiprocessor per clock. The last factor is from NVIDIA's
 //!   whitepapers for V100 (7.0), Turing (7.5), A100 (8.0), GA102 (8.6), Ada (8.9), H100 (9.0), Blackwell (10.x), and RTX

@@ -101,9 +101,9 @@ impl Topology {
     /// Choose `count` of the candidates, in ascending order of position; `None` if there are too few, or if more than `count`
     /// must be chosen.
     ///
-    /// The chosen set is worth the most. On a tie, the best set is the one whose remaining candidates are worth the most when
-    /// they are divided into sets of this size (one of them smaller, if they do not divide evenly); then the set with the least
-    /// free memory; then the set with the lowest positions.
+    /// The chosen set is worth the most. On a tie, the best set is the one that leaves the best remaining candidates: those
+    /// that are worth the most when they are divided into sets of this size (one of them smaller, if they do not divide
+    /// evenly). On a further tie, the set with the least free memory is best, then the set with the lowest positions.
     ///
     /// The result is exact for up to 16 candidates. With more, it is a good set that cannot be improved by exchanging one GPU.
     /// The first rule for ties is then a different one: the set with the weakest connections to the remaining candidates is best.

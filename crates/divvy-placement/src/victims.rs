@@ -10,15 +10,18 @@ use crate::ledger::Ledger;
 use crate::node_view::NodeView;
 
 impl Ledger {
-    /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed` holds
-    /// the UIDs that kube-scheduler proposes, because kube-scheduler knows only the node's sums. Return the UIDs to evict,
-    /// sorted. Return `None` if there is no room even without all pods of lower priority.
+    /// Choose the pods of a node to evict so that a pod gets room on one GPU, or on as many GPUs as it requests. `proposed`
+    /// holds the UIDs that kube-scheduler proposes. They may be too few or the wrong ones, because kube-scheduler knows only
+    /// the node's sums, not its GPUs. Return the UIDs to evict, sorted. Return `None` if there is no room even without all
+    /// pods of lower priority.
     ///
     /// If evicting the proposed pods is enough, only they are considered, because kube-scheduler has checked their
-    /// PodDisruptionBudgets. Otherwise, all pods of lower priority are considered. Among these, the fewest pods with the lowest
-    /// priority are taken. A proposed pod without GPU memory on this node stays a victim, because it is in the way for another
-    /// reason. Of the other proposed pods, as many stay victims as CPU, main memory, and the number of pods require. If there is
-    /// no visible reason for any victim, all proposed pods stay victims.
+    /// PodDisruptionBudgets. Otherwise, all pods of lower priority are considered. Among these, the fewest pods with the
+    /// lowest priority are taken.
+    ///
+    /// A proposed pod that holds no GPU memory on this node stays a victim, because kube-scheduler needs something else of
+    /// it, such as its CPU or its ports. Of the other proposed pods, as many stay victims as CPU, main memory, and the
+    /// number of pods require. If neither GPUs nor these sums require any victim, all proposed pods stay victims.
     pub fn victims(&self, node: &str, pod: &Pod, proposed: &[String]) -> Option<Vec<String>> {
         let view = self.node(node)?;
         let ask = Ask::of_pod(pod, self.unit());

@@ -1,4 +1,4 @@
-//! A separate part of the ledger, on which a change can be tried.
+//! How close a node comes to a request, and a copy of one node from the ledger, on which changes can be tried.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! Whole GPUs: how many must be free for a pod, besides the unknown GPUs that pods without an allocation hold.
 //!
-//! A pod that was bound without the extender has no allocation, and the kubelet chooses its GPUs. The ledger knows only their
-//! number, until the agent's inventory shows them as held. They may be any of the vendor's free GPUs, so that many GPUs must stay
-//! free, whether a pod requests whole GPUs or shares.
+//! A pod that was bound without the extender has no allocation, and the kubelet chooses its GPUs. The ledger knows only
+//! their number, until the agent's inventory shows them as held. They may be any of the vendor's free GPUs. Therefore as
+//! many GPUs must stay free, whether the next pod requests whole GPUs or shares.
 
 use crate::node_account::NodeAccount;
 use crate::one_gpu::liking;

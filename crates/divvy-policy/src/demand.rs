@@ -10,7 +10,7 @@ pub enum Share {
 }
 
 impl Share {
-    /// The share of a whole GPU.
+    /// A whole GPU, as a share.
     pub const WHOLE: Share = Share::Milli(1000);
 
     /// Return the share of a GPU of this size, in the unit of `gpu_size` and rounded up.

@@ -30,8 +30,8 @@
 //!   the stranding is 200.
 //! - If the cluster has one kind of node, every pod can use every GPU, and the price of the product is 1. The scarcity is half of
 //!   300 on both GPUs: 150.
-//! - The slot pressure is 0. The only places that matter here are for a pod that takes two whole GPUs, and this node has none,
-//!   before or after.
+//! - The slot pressure is 0. The only places that matter here are those for a pod with two whole GPUs. This node has no such
+//!   place, before or after the placement.
 //!
 //! So GPU 0 costs -300 + 150 = -150, and GPU 1 costs 200 + 150 = 350. GPU 0 wins, although `best-fit` would fill GPU 1. The
 //! node's cost is the cost of its best GPU. Costs are compared in steps of 10 ([`STEP`]), so this node costs -15 steps.

@@ -53,7 +53,7 @@ struct Groups {
     /// reading the number from here avoids a cache miss for each of them.
     only: Option<NodeId>,
     all: Vec<Group>,
-    /// The node also offers its GPUs as a whole.
+    /// Whether the node also offers its GPUs as a whole.
     whole: bool,
 }
 
@@ -218,7 +218,8 @@ impl Fleet {
         self.placer.set_mix(&mix);
     }
 
-    /// Return what a pod teaches. Nothing is learned from pods with whole GPUs in a cluster where only other device plugins serve them.
+    /// Return the request that the fleet learns from a pod. Nothing is learned from a pod with whole GPUs if only other
+    /// device plugins offer whole GPUs in the cluster.
     fn learnt_from(&self, pod: &Pod, ledger: &Ledger) -> Option<Demand> {
         let serves = pod.request.whole.is_none() || self.offer_whole > 0;
         serves.then(|| learnt_from(pod, ledger)).flatten()

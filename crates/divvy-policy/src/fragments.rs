@@ -5,9 +5,9 @@
 //! or GPUs. Otherwise the fragments are the idle capacity of those GPUs that have less free than such a pod takes. The measure is
 //! the mean over the mix.
 //!
-//! A loop over all classes would be slow. But whether a pod that takes at most one GPU can use a given GPU depends only on the
-//! node's free CPU and on the free amount of that GPU. So a table (`content`) holds, for each pair of CPU and amount, how many
-//! pods both suffice for, and the measure costs one lookup per GPU.
+//! A loop over all classes would be slow. But whether a pod that takes at most one GPU can use a given GPU depends only on
+//! the node's free CPU and on the free amount of that GPU. So a table (`content`) holds, for each pair of a CPU and an
+//! amount, the number of pods for which both suffice. The measure then costs one lookup per GPU.
 
 use super::{Demand, Mix, Shape, State};
 

@@ -76,7 +76,7 @@ pub struct Placer {
     most_shapes: usize,
 }
 
-/// The number of shapes up to which a search for unused ones does not pay.
+/// Up to this number of shapes, a search for unused ones is not worth its time.
 const FEW_SHAPES: usize = 256;
 
 /// The number of guesses up to which all are replaced at once.

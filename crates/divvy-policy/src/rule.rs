@@ -91,8 +91,8 @@ pub(crate) trait Rule: fmt::Debug + Send {
         0
     }
 
-    /// Return two limits of [`Rule::work`] for one decision: the first for the most promising places once one cost is known, the
-    /// second for other places in turn.
+    /// Return two limits on the [`Rule::work`] of one decision. The first is for the most promising places; it applies once
+    /// one cost is known. The second is for the other places, which are examined in turn.
     fn effort(&self) -> (u64, u64) {
         (u64::MAX / 2, 0)
     }

@@ -136,8 +136,8 @@ pub(crate) struct View {
     pub(crate) kinds: bool,
 }
 
-/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state, because no policy uses
-/// it and because fewer nodes would share a state.
+/// A node as a policy sees it. Nodes in equal states have equal costs. Main memory is not part of a state, because no policy
+/// uses it. If it were part, fewer nodes would share a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     /// The number of the node's [`Shape`].

@@ -48,7 +48,7 @@ pub enum Error {
         /// The first pod without times.
         pod: String,
     },
-    /// A load is needed, but the pods request no GPU for any time.
+    /// A load is needed, but no pod requests a GPU for longer than 0 seconds.
     #[error(
         "no pod of the list asks for a GPU for any time, so they put no load on the GPUs; the list needs rows with num_gpu and gpu_milli above 0"
     )]

@@ -1,7 +1,7 @@
 //! The pods of a real cluster, placed again: under another policy, with another unit, or with more nodes.
 //!
-//! The simulation uses the extender's ledger and policies. Of kube-scheduler's own checks, it includes nodeSelectors, cordons,
-//! CPU, main memory, and the number of pods. It does not include taints, affinity, quotas, and priorities.
+//! The simulation uses the extender's ledger and policies. Of kube-scheduler's own checks, it includes nodeSelectors,
+//! cordons, CPU, main memory, and the number of pods. It does not include taints, affinity, quotas, or priorities.
 
 mod change;
 mod place;

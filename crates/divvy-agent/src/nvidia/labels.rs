@@ -17,7 +17,7 @@ use super::node_feature::{ClusterOptions, Published};
 use super::{Loaded, Source, Surroundings, probe};
 use crate::{Error, files};
 
-/// The timeout for one description of the GPUs by the driver, whose initialization wakes up each GPU.
+/// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
 /// NVIDIA's PCI vendor id.
 const NVIDIA: &str = "0x10de";

@@ -14,8 +14,8 @@ pub(super) const MOST: usize = 16;
 
 type Set = u32;
 
-/// The number of examined sets after which the search tries no other choice. Real machines need far fewer, and with up to eight
-/// GPUs, the limit is never reached.
+/// The number of examined sets after which the search no longer compares alternatives: it takes the first possible set. Real
+/// machines need far fewer, and with up to eight GPUs, the limit is never reached.
 const LOOKS: u32 = 30_000;
 
 /// A set of remaining GPUs that has not been examined.

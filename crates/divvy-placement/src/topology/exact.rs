@@ -12,8 +12,8 @@ use super::{Candidate, Topology};
 
 /// The maximum number of candidates.
 pub(super) const MOST: usize = 16;
-/// The number of examined parts after which the search tries no other choice. Real machines need far fewer, and with up to eight
-/// GPUs, the limit is never reached.
+/// The number of examined parts after which the search no longer compares alternatives: it takes the part that is worth the
+/// most. Real machines need far fewer, and with up to eight GPUs, the limit is never reached.
 const LOOKS: u32 = 6_000;
 
 /// A set of GPUs, by their places in the order of [`alike_side_by_side`].

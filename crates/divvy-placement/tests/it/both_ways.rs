@@ -1,4 +1,4 @@
-//! GPUs that are offered in both ways: their memory is shared, and each can be had as a whole.
+//! GPUs that are offered in both ways: their memory is shared, and a pod can also request a whole one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ fn a_pod_that_requests_a_whole_gpu_holds_all_of_it_whatever_its_annotation_says(
     assert_eq!(ledger.node("n").expect("known").most_free(), MiB::ZERO);
 }
 
-/// The GPU of a pod without an allocation may be any free one, so a share leaves as many GPUs free.
+/// The GPU of a pod without an allocation may be any free one, so one GPU per such pod gets no shares.
 #[test]
 fn shares_stay_off_the_last_free_gpus_while_pods_without_an_allocation_may_have_them() {
     let check = |gpus: usize, pods: &[Pod], units: u64, expected: Result<usize, ()>| {

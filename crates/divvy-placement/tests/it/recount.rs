@@ -361,8 +361,8 @@ proptest! {
         }
     }
 
-    /// A change of a copied part predicts the change of the whole ledger: before and after the end of any pod on its node, the
-    /// part gives the same answers about this node as the whole.
+    /// A copy of one node ([`Ledger::only`]) predicts what the whole ledger does: before and after the end of any pod on
+    /// this node, the copy gives the same answers about the node as the whole ledger.
     #[test]
     fn a_part_of_the_ledger_says_of_its_node_what_the_whole_says(events in proptest::collection::vec(any_event(), 1..40)) {
         let mut world = World::default();

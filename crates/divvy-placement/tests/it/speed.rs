@@ -1,12 +1,13 @@
 //! `divvy.dev/gpu-prefer: fastest`, compared with published figures.
 //!
-//! The figure of a product is the geometric mean of its dense FP16 (or BF16) throughput with FP32 accumulation and its memory
-//! bandwidth. Where there are no tensor cores, it is FP32, or FP16 where that is published. Sources, by NVIDIA:
+//! The figure of a product is the geometric mean of its dense FP16 (or BF16) throughput with FP32 accumulation and its
+//! memory bandwidth. On a product without tensor cores, the throughput is that of FP32, or of FP16 where that is published.
+//! Sources, by NVIDIA:
 //!
 //! - whitepapers: Tesla P100, Turing, A100 (table 5), GA102 (appendices A and B), Ada (appendix A), H100, RTX Blackwell
-//! - data sheets of the cards. For RTX 5060, RTX 3080 Ti Laptop, and RTX 4090 Laptop: the product pages, from which the tensor
-//!   throughput is derived. "AI TOPS" are FP4 with sparsity and FP16 accumulation; a sixteenth is FP16 with FP32 accumulation. In
-//!   GA102 and AD103 it is twice FP32.
+//! - data sheets of the cards. For RTX 5060, RTX 3080 Ti Laptop, and RTX 4090 Laptop: the product pages, from which the
+//!   tensor throughput is derived. "AI TOPS" are FP4 with sparsity and FP16 accumulation; a sixteenth is FP16 with FP32
+//!   accumulation. In GA102 and AD103, FP16 with FP32 accumulation is twice as fast as FP32.
 //! - the highest clocks as `nvidia-smi -q -d CLOCK` shows them ("Max Clocks"). For data center cards other than Hopper and B200,
 //!   they are the boost clocks.
 

@@ -74,7 +74,8 @@ fn a_pod_gets_as_many_free_gpus_as_it_requests_or_none() {
     assert_eq!(ledger.choose_at("mixed", &[3], &ask(1)), Err(Refusal::NoGpuFits));
 }
 
-/// A whole GPU may be in use without a whole GPU's allocation: it has held memory, a share of another program, or bad health.
+/// A GPU may be unavailable although no pod is allocated the whole GPU: memory is held on it, a pod has a share of it, or it
+/// failed.
 #[test]
 fn a_gpu_on_which_anything_is_held_or_that_failed_is_not_free() {
     let edits: [fn(&mut divvy_model::Gpu); 3] = [

@@ -69,7 +69,8 @@ impl Draw {
 
 /// A request larger than any node or GPU, so that a pod with it is never placed.
 const NEVER: i16 = i16::MAX;
-/// The maximum scaled size of one GPU. It is divisible by most numbers of parts into which people divide a GPU.
+/// The maximum scaled size of one GPU. It is divisible by all numbers from 1 to 10, so the usual fractions of a GPU are
+/// exact.
 const FINEST: u32 = 25_200;
 
 /// A pod that takes a part of each of several GPUs. These pods are rare, and they are handled one by one.

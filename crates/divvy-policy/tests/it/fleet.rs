@@ -167,7 +167,8 @@ impl World {
         ))
     }
 
-    /// Check that the other nodes keep their order without the best node.
+    /// Check that the other nodes have the same costs when the best node is not offered, and that none of these costs is
+    /// lower than that of the best node.
     fn alone_is_no_worse(&mut self, pod: &Pod, ask: &Ask, found: &Ranking) {
         let Some(best) = found.best else { return };
         let others: Vec<usize> = (0..NODES.len()).filter(|at| *at != best).collect();

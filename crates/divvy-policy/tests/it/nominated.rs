@@ -33,7 +33,8 @@ fn ledger(pods: &[Pod]) -> Ledger {
     ledger
 }
 
-/// The GPU that the pod gets by best fit. The check whether it fits and the policy must agree with it.
+/// Return the GPU that the pod gets by best fit, or `None` if it has no room. Check that `Ledger::fits` and the policy agree
+/// on whether it has room.
 fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
     let ask = Ask::of_pod(pod, GIB);
     let choice = ledger.choose("n1", &ask).ok().map(|choice| choice.gpus[0].index);
@@ -182,7 +183,7 @@ fn two_nominated_pods_are_kept_different_gpus_and_a_second_preemptor_does_not_co
     assert_eq!(victims(&with_priority("above", 12, 1001)), Some(vec!["u-victim".to_owned()]));
 }
 
-/// GPU 0 has room for a part of each pod, and the two tightest GPUs have room for only one of the pods.
+/// GPU 0 has room for one share of each pod. The two tightest GPUs together have room for only one of the pods.
 #[test]
 fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it() {
     let both = |name: &str| {

@@ -44,8 +44,9 @@ impl List {
     }
 }
 
-/// Return a list in which `percent` percent of the pods with GPUs accept only one or two named products. The chance of a product
-/// is proportional to the square root of the number of its GPUs, so that pods request more of the scarce products than exists.
+/// Return a list in which `percent` percent of the pods with GPUs accept only one or two named products. The chance of a
+/// product is proportional to the square root of the number of its GPUs, so pods request more GPUs of the scarce products
+/// than exist.
 pub(crate) fn choosy(nodes: &List, pods: &List, percent: u64) -> List {
     // By product: its number of GPUs, and the GPUs and CPU of the largest node.
     let mut products: BTreeMap<&str, (u64, u64, u64)> = BTreeMap::new();
