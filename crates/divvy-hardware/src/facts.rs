@@ -16,7 +16,8 @@ pub const SNAPSHOT_VERSION: u32 = 2;
 pub struct Snapshot {
     /// Format version: [`SNAPSHOT_VERSION`].
     pub v: u32,
-    /// The driver of each vendor whose driver answers. Missing in version 1, so that its version is read and refused.
+    /// The driver of each vendor whose driver answers. A snapshot of format version 1 lacks this field. It is parsed
+    /// nevertheless, and then refused because of its `v`.
     #[serde(default)]
     pub drivers: BTreeMap<Vendor, Driver>,
     /// The GPUs whose UUID is known, ordered by vendor and index.

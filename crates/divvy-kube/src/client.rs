@@ -203,7 +203,8 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
     Ok((config, origin))
 }
 
-/// Return the configuration before the flags that replace parts of it are applied.
+/// Return the configuration, without the flags that the caller then applies: `--server`, `--token`, `--as`, `--as-group`, and
+/// `--request-timeout`.
 async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())

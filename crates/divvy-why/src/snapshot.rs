@@ -27,7 +27,7 @@ pub struct Site {
     pub ready: bool,
     /// `status.capacity` of gpu-mem, in units.
     pub capacity_units: u64,
-    /// The number of `nvidia.com/gpu` that the node offers where another device plugin offers it; 0 where Divvy does.
+    /// The number of `nvidia.com/gpu` that another device plugin offers on the node; 0 if Divvy offers this resource.
     pub whole_gpus: u64,
     /// Whether the node has an inventory annotation, readable or not.
     pub has_inventory: bool,

@@ -36,7 +36,7 @@ const REFUSAL_BYTES: usize = 4 << 10;
 /// (`handleBindingCycleError` in its `schedule_one.go`), and the replacement of a victim would take the GPU. So such a bind is
 /// not refused at once.
 const LOOKS: u8 = 4;
-/// The pause before each of these reads.
+/// The pause before each of the reads that [`LOOKS`] counts.
 const LOOK_AGAIN_NS: u64 = 25_000_000;
 
 impl Core {
