@@ -139,7 +139,7 @@ impl Answer {
     }
 }
 
-/// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`managed`], does not name a
+/// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`assigned`], does not name a
 /// scheduler, and is not bound is assigned to `scheduler`.
 ///
 /// # Errors

@@ -245,7 +245,7 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
 }
 
 /// Return the error for a missing or unusable in-cluster configuration. The kubelet sets the environment variables with the API server's
-/// address in every pod, so without them this is not a pod.
+/// address in every pod, so without them this process does not run in a pod.
 fn no_cluster(error: &InClusterError) -> Error {
     match error {
         InClusterError::ReadEnvironmentVariable(_) => Error::NoCluster,

@@ -241,8 +241,8 @@ impl Snapshot {
     }
 }
 
-/// Pods that have nodes. A value that many pods have in common is stored only once, as soon as the pods are added, because a list
-/// has tens of thousands of pods.
+/// Pods that have nodes. There may be tens of thousands, so a value that many pods have in common is stored only once, from
+/// the moment at which the pods are added.
 #[derive(Debug, Default)]
 pub struct Tenants {
     tenants: Vec<Tenant>,
