@@ -1,4 +1,5 @@
-//! Allocate: return an opaque name for a set of device ids. The call does not name a pod, and this step does not need one.
+//! Allocate: return an opaque name for a set of device ids. The call does not name the pod, and this step does not need
+//! to know it.
 
 use std::collections::BTreeSet;
 

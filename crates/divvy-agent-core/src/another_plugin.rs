@@ -35,7 +35,8 @@ impl Core {
         plain.filter_map(move |id| self.gpu_of_id(spec, id)).map(|(gpu, _)| gpu)
     }
 
-    /// Return what a container has for which another plugin answered: the GPUs that its ids name, whether or not they are free.
+    /// Return the booking of a container for which another plugin answered: the GPUs that its ids name, whether or not they are
+    /// free.
     pub(super) fn as_answered(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod) -> Result<Booking, (Reason, String)> {
         let mut named: Vec<&Gpu> = Vec::new();
         for gpu in self.named_by(spec, handout) {
@@ -60,8 +61,8 @@ impl Core {
         Ok(self.whole_booking(&handout.key, &named))
     }
 
-    /// Return what a container with these whole GPUs has, and its pod with it. The pod's other containers may have the same GPUs, one
-    /// container after the other, or further ones.
+    /// Return the booking of a container that has these whole GPUs. The pod's total also includes the GPUs of its other
+    /// containers. They may be the same GPUs, if the containers run one after the other.
     pub(super) fn whole_booking(&self, key: &Key, chosen: &[&Gpu]) -> Booking {
         let container: Vec<ContainerShare> = chosen
             .iter()
@@ -88,8 +89,8 @@ impl Core {
         Booking { gpus, container }
     }
 
-    /// Return the GPUs that another plugin gave to containers of pods that may run, and of which there is no record because the container has
-    /// not started since this agent took over.
+    /// Return the GPUs that another plugin gave to containers without a record, if the pod may run. Such a container has not
+    /// started since this agent took over.
     pub(super) fn promised_by_another_plugin<'a>(
         &'a self,
         handouts: &'a [Handout],

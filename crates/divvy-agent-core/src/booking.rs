@@ -75,7 +75,7 @@ impl Core {
     }
 
     /// Return the shared GPU with this index, which is how gpushare names a GPU. After a card was replaced, two GPUs have the same index; then
-    /// the one that is present is meant, as in the ledger.
+    /// return the one that is present, as the ledger does.
     fn shared_gpu(&self, index: u32) -> Option<&Gpu> {
         let of_index = self.gpus.iter().filter(|gpu| gpu.is_shared() && gpu.index == index);
         of_index.min_by_key(|gpu| gpu.health == Health::Lost)
@@ -349,7 +349,7 @@ impl Core {
     /// changed `--memory-unit`, so the unit of the pod's first grant counts. A pod that was bound before the change and starts
     /// after it has no grant yet: if its allocation matches its request in the unit of another grant on this node, but not in the
     /// present unit, that other unit counts. A unit smaller than the present one is not accepted, because the pod would then book
-    /// less memory for its devices.
+    /// less memory than its devices stand for.
     pub(super) fn unit_of(&self, uid: &str) -> MemoryUnit {
         if let Some(record) = self.records_of(uid).next() {
             return record.unit;

@@ -134,8 +134,8 @@ impl Core {
         self.has_pod(gpu, |pod| pod.request.whole.is_some())
     }
 
-    /// Report whether one of these pods, which has not ended, holds the GPU or a part of it. A pod without an allocation holds the GPUs of its
-    /// records.
+    /// Report whether a pod holds the GPU or a part of it. Only pods that have not ended and that `among` accepts count. A pod
+    /// without an allocation holds the GPUs of its records.
     pub(super) fn has_pod(&self, gpu: &Gpu, among: impl Fn(&Pod) -> bool) -> bool {
         let mut here = self.pods.values().filter(|known| !known.pod.ended() && among(&known.pod));
         here.any(|known| {

@@ -43,8 +43,8 @@ impl Core {
         self.leaving = true;
     }
 
-    /// Set whether the agent's devices are registered with the kubelet. Until they are, and so at every start, the inventory
-    /// marks the node as unschedulable, for the same reason as in [`Core::leave`].
+    /// Set whether the agent's devices are registered with the kubelet. At a start, they are not registered yet. Until
+    /// they are, the inventory marks the node as unschedulable, for the same reason as in [`Core::leave`].
     pub fn set_registered(&mut self, registered: bool) {
         self.registered = registered;
     }

@@ -43,7 +43,7 @@ pub struct Settings {
     pub unit: MemoryUnit,
     /// The memory of each GPU that the node does not share.
     pub reserve: MiB,
-    /// Shared GPUs are offered as a whole as well.
+    /// Whether shared GPUs are also offered as a whole.
     pub whole: bool,
     /// The secret key from which the names of CDI devices are derived.
     pub node_key: NodeKey,
@@ -297,8 +297,8 @@ impl Core {
         self.pods.get(uid).map(|known| &known.pod)
     }
 
-    /// Store a pod of this node that was created or changed. The actions report that its allocation differs from the one that
-    /// counts.
+    /// Store a pod of this node that was created or changed. If its allocation differs from the one that counts, the actions
+    /// report this.
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
         // The pod has its GPUs already, and the agent never reads the rules by which they were chosen.

@@ -8,7 +8,7 @@ use divvy_cdi::Spec;
 #[derive(Debug, Clone, Default)]
 pub struct NodeFiles {
     /// The paths of [`Core::device_paths`](crate::Core::device_paths) that exist. The value is the group that a container's
-    /// process must be in to use the device, or `None` if any process may use it, or only root.
+    /// process must be in to use the device, or `None` if any process may use it or if only root may.
     pub devices: BTreeMap<String, Option<u32>>,
     /// CDI specs of whole GPUs, which provide the driver's libraries.
     pub specs: Vec<Spec>,

@@ -251,8 +251,8 @@ impl Core {
         }
     }
 
-    /// Return the GPUs that a pod which has not ended got without the extender, with what it books on them. The extender cannot see them:
-    /// the pod's annotation does not name them.
+    /// Return the GPUs of a record that the extender did not choose, and the memory that the pod books on each. The extender
+    /// cannot see them, because the pod's annotation does not name them. The list is empty for a pod that has ended.
     pub(super) fn held_by_choice(&self, record: &GrantRecord) -> Vec<(String, MiB)> {
         let known = self.pods.get(&record.uid).filter(|known| !known.pod.ended());
         let Some(pod) = known.map(|known| &known.pod).filter(|pod| pod.request.whole.is_some()) else {

@@ -142,7 +142,8 @@ impl Core {
         }
     }
 
-    /// Return the name of the resource through which pods get this GPU; of several, shared memory.
+    /// Return the name of the resource through which pods get this GPU. If it is offered in both ways, this is the resource of
+    /// shared memory.
     pub(super) fn resource_of(&self, gpu: &Gpu) -> &'static str {
         let mut specs = ResourceSpec::all().filter(|spec| spec.grants() && spec.covers(gpu));
         specs.next().map_or(names::GPU_MEM, |spec| spec.name)
@@ -174,8 +175,8 @@ impl Core {
         gpu.at_least_whole(most.unwrap_or(MiB::ZERO))
     }
 
-    /// Return the memory that a share books on a GPU. A pod that has the whole GPU books what the GPU has now, which may be less than at its
-    /// start, because more memory is reserved.
+    /// Return the memory that a share books on a GPU. A pod that has the whole GPU books what the GPU offers now. This
+    /// may be less than when the pod started, if more memory has been reserved since.
     pub(super) fn booked(&self, share: &GpuShare, gpu: &Gpu) -> MiB {
         match share.whole || !gpu.is_shared() {
             true => self.capacity(gpu),

@@ -76,7 +76,7 @@ impl Core {
 
     /// Complete a choice of whole GPUs: add the GPU with the most links to the GPUs chosen so far, until there are enough. Among
     /// GPUs with equally many, add the one with the most links to GPUs that are still free, because the next GPUs are chosen
-    /// among those. GPUs of which pods have shares come last.
+    /// among those. GPUs on which pods have shares come last.
     fn connected(
         &self,
         spec: ResourceSpec,

@@ -56,7 +56,7 @@ pub struct Options {
     pub only: Vec<String>,
     /// Whether to add the device `all`, which has the edits of all devices.
     pub all: bool,
-    /// Whether a container joins the group of a device node that only the node's group may open.
+    /// Whether a container joins the group of each device node that only members of this group may open.
     pub groups: bool,
     /// The newest CDI version that readers understand. Features of later versions are left out.
     pub newest: Version,

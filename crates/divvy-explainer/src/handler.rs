@@ -21,8 +21,8 @@ use crate::refusal::Refusal;
 use crate::snapshot_cache::{Question, SnapshotCache};
 use crate::{from_objects, related};
 
-/// The maximum number of questions that are answered at the same time. A question counts from its token to the last byte of the
-/// answer.
+/// The maximum number of questions that are answered at the same time. A question counts from the check of its token until the
+/// last byte of its answer is sent.
 const ANSWERS: usize = 8;
 /// How long a question waits for its turn.
 const TURN: Duration = Duration::from_secs(5);

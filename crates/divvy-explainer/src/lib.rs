@@ -188,8 +188,8 @@ async fn no_such_path(uri: Uri) -> Response {
     )
 }
 
-/// Return the server's limits. API servers, kubelets, and Prometheus connect to it. No caller is identified at this level,
-/// because users send their tokens only in TLS inside the connection.
+/// Return the limits of the server, to which API servers, kubelets, and Prometheus connect. No caller is identified at this
+/// level, because users send their tokens only in TLS inside the connection.
 fn limits() -> Limits {
     let share = Share {
         connections: 64,

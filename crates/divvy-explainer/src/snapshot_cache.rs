@@ -21,7 +21,7 @@ use crate::refusal::Refusal;
 
 /// The shortest time for which a snapshot is used.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// A snapshot is used for at least this many times the duration of its read.
+/// The minimum time for which a snapshot is used, as a multiple of the time that reading it took.
 const REST: u32 = 5;
 /// The answer states the snapshot's age if it is greater than this.
 const NEW: Duration = Duration::from_secs(3);

@@ -22,7 +22,8 @@ pub fn managed() -> impl Iterator<Item = &'static str> {
 }
 
 /// Return the resources of [`managed`] whose pods are assigned to a second scheduler. Whole GPUs of a vendor whose GPUs Divvy shares are not
-/// among them: in a cluster with a second scheduler, that vendor's own device plugin usually offers them, and those pods have a scheduler.
+/// among them: in a cluster with a second scheduler, that vendor's own device plugin usually offers them, and the default
+/// scheduler places the pods that request them.
 pub fn assigned() -> impl Iterator<Item = &'static str> {
     let shared = |name: &str| {
         let mut vendors = Vendor::ALL.into_iter();
@@ -138,7 +139,7 @@ impl Answer {
     }
 }
 
-/// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`managed`], does not name a
+/// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`assigned`], does not name a
 /// scheduler, and is not bound is assigned to `scheduler`.
 ///
 /// # Errors

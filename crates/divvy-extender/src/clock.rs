@@ -1,4 +1,4 @@
-//! The clock by which a replica leads.
+//! The clock by which a replica measures how long it leads.
 
 /// Return the nanoseconds of a clock that never goes back and keeps counting while the machine is suspended.
 pub(crate) fn boot_ns() -> u64 {

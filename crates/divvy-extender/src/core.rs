@@ -276,7 +276,7 @@ pub struct Core {
     lead: Lead,
     /// UIDs of the pods for which a warning event says that their memory was allocated twice.
     told: BTreeSet<String>,
-    /// The version of the ledger up to which GPUs have been searched for memory that was allocated twice.
+    /// The ledger's version when its GPUs were last searched for memory that was allocated twice.
     looked_at: u64,
     next: u64,
     counts: Counts,

@@ -45,7 +45,7 @@ const LARGEST_BODY: usize = 64 << 20;
 const LARGEST_REVIEW: usize = 3 << 20;
 
 /// The maximum number of reviews that are read and answered at the same time. With [`LARGEST_REVIEW`] and two copies of a body
-/// while it is assembled, they take at most 48 MiB.
+/// while it is assembled, the reviews take at most 48 MiB.
 const REVIEWS: usize = 8;
 /// How long a review may wait for its turn. The sum of this and [`REVIEW_BODY`] is the 3 s that the API server waits
 /// (`timeoutSeconds` of the webhook that `divvy scheduler-config` prints).

@@ -72,8 +72,8 @@ impl SecondLook {
         self.changed.notify_waiters();
     }
 
-    /// Return the answer of `ask`. If it refuses the pod on all nodes, call `ask` again after each change of the cluster until
-    /// the answer is another one, for at most [`MOMENT`], and return the last answer.
+    /// Return the answer of `ask`. If it refuses the pod on all nodes, call `ask` again after each change of the cluster, until
+    /// the answer changes or [`MOMENT`] has passed, and return the last answer.
     pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, String>) -> Result<FilterAnswer, String> {
         let refuses = |answer: &Result<FilterAnswer, String>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
         let answer = ask();

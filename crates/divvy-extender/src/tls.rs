@@ -32,7 +32,7 @@ pub enum Source {
         namespace: String,
         /// The Secret's name.
         name: String,
-        /// The name in the extender's certificate, which clients expect whatever the address.
+        /// The name in the extender's certificate. Clients expect this name at every address.
         server_name: String,
         /// `--tls-lifetime`: the lifetime of the extender's own certificate.
         lifetime: Duration,
@@ -76,8 +76,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Make the credentials from PEM data. The error names the unusable part. `names` are the names of the certificate and
-    /// the CA for this purpose.
+    /// Make the credentials from PEM data. The error names the unusable part: `names` says what the error calls the
+    /// certificate and the CA.
     pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
         let [certificate_name, ca_name] = names;
         let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;

@@ -478,7 +478,7 @@ fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
         .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))
 }
 
-/// Return now, or a short time after the last snapshot.
+/// Return when the next snapshot may be taken: now, or [`AFTER_FAULT`] after the last one if that is later.
 fn soon(last: Option<Instant>) -> Instant {
     let now = Instant::now();
     last.map_or(now, |last| now.max(last + AFTER_FAULT))

@@ -16,7 +16,8 @@ pub const SNAPSHOT_VERSION: u32 = 2;
 pub struct Snapshot {
     /// Format version: [`SNAPSHOT_VERSION`].
     pub v: u32,
-    /// The driver of each vendor whose driver answers. Missing in version 1, so that its version is read and refused.
+    /// The driver of each vendor whose driver answers. A snapshot of format version 1 lacks this field. It is parsed
+    /// nevertheless, and then refused because of its `v`.
     #[serde(default)]
     pub drivers: BTreeMap<Vendor, Driver>,
     /// The GPUs whose UUID is known, ordered by vendor and index.
@@ -31,9 +32,10 @@ pub struct Snapshot {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Driver {
-    /// The version, such as `550.54.15`. Empty if the driver has no version number, as the amdgpu that is part of Linux.
+    /// The version, such as `550.54.15`. Empty if the driver has no version number, such as the amdgpu driver that is part of
+    /// Linux.
     pub version: String,
-    /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown, and for other vendors than NVIDIA.
+    /// The newest CUDA version that the driver supports, such as `12.4`. Empty if unknown, and for vendors other than NVIDIA.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cuda: String,
 }
@@ -115,7 +117,7 @@ pub struct GpuFacts {
     /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
-    /// The driver reports "GPU is lost". The other fields hold earlier values.
+    /// Whether the driver reports "GPU is lost". If so, the other fields hold earlier values.
     #[serde(default)]
     pub lost: bool,
     /// Why a value could not be read.
@@ -146,7 +148,7 @@ pub struct Unreadable {
     pub vendor: Vendor,
     /// The position among the vendor's GPUs, as in [`GpuFacts::index`].
     pub index: u32,
-    /// The driver reports "GPU is lost".
+    /// Whether the driver reports "GPU is lost".
     pub lost: bool,
     /// The driver's error.
     pub error: String,

@@ -62,7 +62,8 @@ pub struct Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct GpuHealth {
     verdict: Verdict,
-    /// Whether the reason is the name of a fault. The fault explains what follows it, so it stays the reason.
+    /// Whether the reason is the name of a fault. If it is, the reason stays when the GPU then becomes lost or
+    /// unreadable, because the fault explains this.
     is_fault: bool,
     /// The number of consecutive good snapshots since the GPU went bad. `good_since` is the time of the first of them.
     good: u32,

@@ -203,7 +203,8 @@ async fn config(choice: &Choice) -> Result<(kube::Config, String), Error> {
     Ok((config, origin))
 }
 
-/// Return the configuration before the flags that replace parts of it are applied.
+/// Return the configuration, without the flags that the caller then applies: `--server`, `--token`, `--as`, `--as-group`, and
+/// `--request-timeout`.
 async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
     let from_env = std::env::var_os("KUBECONFIG")
         .filter(|value| !value.is_empty())
@@ -244,7 +245,7 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
 }
 
 /// Return the error for a missing or unusable in-cluster configuration. The kubelet sets the environment variables with the API server's
-/// address in every pod, so without them this is not a pod.
+/// address in every pod, so without them this process does not run in a pod.
 fn no_cluster(error: &InClusterError) -> Error {
     match error {
         InClusterError::ReadEnvironmentVariable(_) => Error::NoCluster,

@@ -69,7 +69,8 @@ pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     None
 }
 
-/// Return how much of a resource a node offers. A kubelet whose device plugin has ended lists the capacity for some minutes, and 0 allocatable.
+/// Return how much of a resource a node offers. After a device plugin has ended, the kubelet still lists the capacity for some
+/// minutes, but 0 as allocatable.
 fn offered(status: &NodeStatus, resource: &str) -> u64 {
     let amount = status.allocatable.get(resource).or_else(|| status.capacity.get(resource));
     amount.and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0)

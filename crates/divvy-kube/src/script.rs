@@ -9,7 +9,7 @@ use axum::response::Response;
 use futures::StreamExt as _;
 use serde_json::Value;
 
-/// Status code, body, and the size of the parts in which the body is sent; `None` keeps the connection open.
+/// Status code, body, and the size of the parts in which the body is sent. If the size is `None`, the connection stays open.
 type Answer = (StatusCode, String, Option<usize>);
 
 /// An API server that sends the answers of a script, one after the other, and records the requests' query parameters.

@@ -169,8 +169,8 @@ mod tests {
         assert_eq!(Allocation::parse(TEXT).expect("documented form").to_json(), TEXT);
     }
 
-    /// The largest allocations that the extender writes have 1 or 16 GPUs, the largest number of containers that is allowed, and
-    /// the longest names.
+    /// The largest allocations that the extender writes: 1 GPU or 16 GPUs, in each case with as many containers as are allowed,
+    /// and with the longest names.
     #[test]
     fn the_largest_allocation_that_is_written_can_be_read_and_a_larger_one_is_refused() {
         let gpus: Vec<GpuShare> = (0..16)

@@ -268,8 +268,8 @@ impl Gpu {
         !self.whole || self.vendor.shares_memory()
     }
 
-    /// Return what the GPU has for pods, if its units make this much memory. A GPU without units that is offered as a whole still has
-    /// something that only one pod can hold.
+    /// Return how much memory of the GPU pods can hold. This is `units`, the memory of the GPU's units. If that is zero and the
+    /// GPU is offered as a whole, it is [`Gpu::whole_capacity`], which only one pod can hold.
     pub fn at_least_whole(&self, units: MiB) -> MiB {
         match self.whole && units == MiB::ZERO {
             true => self.whole_capacity(),

@@ -58,7 +58,7 @@ pub const QUOTED_BYTES: usize = 100;
 /// error in events.
 pub const ERROR_BYTES: usize = 600;
 
-/// Return a text, shortened to at most `most` bytes between two characters. If something was cut off, append `…`.
+/// Return a text, shortened to at most `most` bytes without splitting a character. If something was cut off, append `…`.
 pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
     if text.len() <= most {
         return Cow::Borrowed(text);

@@ -15,8 +15,8 @@ pub struct Node {
     pub capacity_units: u64,
     /// `status.capacity` of `aliyun.com/gpu-count`. 0 if absent.
     pub capacity_gpus: u64,
-    /// How many GPUs the node offers through each vendor's resource for whole GPUs ([`Vendor::whole_resource`]), without those that are 0. Divvy's agent or
-    /// another device plugin advertises them.
+    /// How many GPUs the node offers through each vendor's resource for whole GPUs ([`Vendor::whole_resource`]). Vendors with 0
+    /// GPUs are omitted. Divvy's agent or another device plugin advertises the GPUs.
     pub whole_gpus: BTreeMap<Vendor, u64>,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: Option<String>,

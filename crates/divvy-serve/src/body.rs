@@ -76,7 +76,7 @@ impl Account {
         Error(why)
     }
 
-    /// Take from the budget what a body of `bytes` bytes so far needs. Return false if the budget is exhausted.
+    /// Take memory from the budget for a body that has `bytes` bytes so far. Return false if the budget is exhausted.
     fn cover(&self, bytes: usize) -> bool {
         let taken = self.taken.load(Ordering::Relaxed);
         let more = bytes.saturating_sub(FREE_BYTES).saturating_sub(taken);

@@ -35,7 +35,7 @@ pub enum Change {
         #[serde(rename = "memoryMiB")]
         memory: MiB,
     },
-    /// The containers of deleted pods on a node end.
+    /// The containers that deleted pods have left on a node end.
     LeftoversEnd {
         /// The node's name.
         node: String,

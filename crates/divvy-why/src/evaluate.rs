@@ -106,7 +106,7 @@ impl<'a> Question<'a> {
         self.snapshot.sites.binary_search_by(|site| site.name.as_str().cmp(node)).ok()
     }
 
-    /// Return a node in its changed state if the question changes it.
+    /// Return a node. If the question changes the node, return its changed state.
     pub(crate) fn site(&self, position: usize) -> &Site {
         match &self.site {
             Some((changed, site)) if *changed == position => site,
@@ -125,7 +125,7 @@ impl<'a> Question<'a> {
         shown.then(|| format!("{}/{}", tenant.namespace, tenant.name))
     }
 
-    /// Return a label of the node that a pod is on, with its value.
+    /// Return a label of a pod's node: the label's name and its value. `None` if the node lacks the label.
     pub(crate) fn place(&self, tenant: usize, label: &str) -> Option<(String, String)> {
         let value = self.site(self.snapshot.at[tenant]).labels.get(label)?;
         Some((label.to_owned(), value.clone()))

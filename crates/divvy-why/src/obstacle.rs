@@ -123,8 +123,8 @@ pub enum Obstacle {
         topology: String,
         /// `maxSkew`
         max_skew: i32,
-        /// How many more pods the domain would then have than the domain with the fewest pods; `null` if the node lacks the
-        /// label.
+        /// By how many pods the domain would exceed the domain with the fewest pods, if the pod ran there; `null` if the node
+        /// lacks the label.
         skew: Option<i64>,
     },
     /// A host port of the pod is in use.
@@ -153,8 +153,7 @@ pub enum Obstacle {
         taken: usize,
         /// The number of these GPUs that failed or are lost.
         unwell: usize,
-        /// The free memory of the GPU with the most free memory; if the pod requests K GPUs, the free memory of the K-th GPU in
-        /// that order.
+        /// The largest amount of free memory on one GPU; if the pod requests K GPUs, the K-th largest amount.
         #[serde(rename = "freeMiB")]
         free: MiB,
         /// The sum of the free memory of all GPUs.

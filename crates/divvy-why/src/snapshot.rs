@@ -27,7 +27,7 @@ pub struct Site {
     pub ready: bool,
     /// `status.capacity` of gpu-mem, in units.
     pub capacity_units: u64,
-    /// The number of `nvidia.com/gpu` that the node offers where another device plugin offers it; 0 where Divvy does.
+    /// The number of `nvidia.com/gpu` that another device plugin offers on the node; 0 if Divvy offers this resource.
     pub whole_gpus: u64,
     /// Whether the node has an inventory annotation, readable or not.
     pub has_inventory: bool,
@@ -241,8 +241,8 @@ impl Snapshot {
     }
 }
 
-/// Pods that have nodes. A value that many pods have in common is stored only once, as soon as the pods are added, because a list
-/// has tens of thousands of pods.
+/// Pods that have nodes. There may be tens of thousands, so a value that many pods have in common is stored only once, from
+/// the moment at which the pods are added.
 #[derive(Debug, Default)]
 pub struct Tenants {
     tenants: Vec<Tenant>,

@@ -28,8 +28,8 @@ pub struct Suggestion {
 
 /// The maximum number of suggestions.
 const MOST: usize = 3;
-/// `NODES` is the number of nodes, the closest ones, on which the end of a pod is tried. `PODS` is the number of pods that are
-/// tried on each.
+/// The limits of a search. `NODES`: a change is tried on at most this many nodes, the closest ones. `PODS`: on each of these
+/// nodes, the end of at most this many pods is tried.
 const NODES: usize = 16;
 const PODS: usize = 128;
 
@@ -283,8 +283,8 @@ struct Search<'q, 's> {
 /// second. Users write the rules that are compared with each pod, so the work must be bounded.
 const MOST_WORK: u64 = 100_000_000;
 
-/// Return the work for trying one change: [`Peers`](crate::evaluate::peers::Peers) reads each pod, and compares each term with it, which
-/// takes about eight times as long.
+/// Return the work for trying one change: [`Peers`](crate::evaluate::peers::Peers) reads each pod, and compares each
+/// term with each pod. A comparison takes about eight times as long as reading a pod.
 fn work(question: &Question<'_>) -> u64 {
     let (snapshot, wants) = (question.snapshot, &question.wants);
     let with = wants
@@ -382,8 +382,8 @@ impl Search<'_, '_> {
     }
 
     /// Suggest a label for a node only if the node lacks it: a label with another value says something about the node. Never
-    /// suggest a label with a domain, because the programs of that domain write it (`nvidia.com/gpu.product`,
-    /// `kubernetes.io/hostname`), and it says what the node is.
+    /// suggest a label with a domain, such as `nvidia.com/gpu.product` or `kubernetes.io/hostname`. It states a fact about the
+    /// node, and only the programs of that domain should write it.
     fn label(&self) -> Option<Suggestion> {
         self.first(|node, obstacle| match obstacle {
             Obstacle::NodeSelector {

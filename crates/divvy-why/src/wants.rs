@@ -31,7 +31,7 @@ pub struct Wants {
     pub tolerations: Vec<Toleration>,
     /// Names of `spec.schedulingGates`
     pub gates: Vec<String>,
-    /// `spec.preemptionPolicy` is `Never`.
+    /// Whether `spec.preemptionPolicy` is `Never`.
     pub never_preempts: bool,
     /// `spec.schedulerName`
     pub scheduler: String,

@@ -216,7 +216,7 @@ fn a_container_is_told_all_numbers_in_the_unit_of_its_pod() {
     }
 }
 
-/// 15109 MiB are 59 units of 256 MiB, and 14 GiB.
+/// 15109 MiB hold 59 units of 256 MiB (14.75 GiB), but only 14 units of 1 GiB.
 #[test]
 fn a_container_restarts_in_memory_that_the_present_unit_rounds_off() {
     let mut small = settings();
@@ -249,7 +249,7 @@ fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_
     assert!(node.records.values().all(|record| record.unit == MemoryUnit::GIB));
 }
 
-/// A pod that claims an earlier, smaller unit would get devices for less memory than they stand for.
+/// A pod that claims an earlier, smaller unit would book less memory than its devices stand for.
 #[test]
 fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
     let mut small = settings();

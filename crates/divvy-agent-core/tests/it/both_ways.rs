@@ -175,7 +175,7 @@ fn an_allocation_of_a_part_is_refused_for_a_pod_that_requests_whole_gpus() {
     );
 }
 
-/// kube-scheduler computes "healthy − requested" for each resource, and must see what the other GPUs have.
+/// For each resource, kube-scheduler computes "healthy − requested". The result must be what is free on the other GPUs.
 #[test]
 fn the_ids_of_a_failed_gpu_stay_healthy_only_for_the_resource_through_which_it_is_held() {
     let healthy = |node: &Node| {

@@ -197,7 +197,8 @@ fn a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
     assert_eq!(answer, Ok::<(), (Reason, String)>(()));
 }
 
-/// `--memory-unit` becomes larger than the GPU while a share of it is in use, and the container restarts. Without `--whole-gpus` it starts.
+/// `--memory-unit` becomes larger than the GPU while a share of it is in use, and the container restarts. It must
+/// start, with and without `--whole-gpus`.
 #[test]
 fn a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
     for settings in [settings(), both()] {

@@ -94,8 +94,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Once the watch has reported everything and no list is in progress, the agent knows exactly what the API server has, whichever list was
-    /// outdated.
+    /// Once the watch has reported everything and no list is in progress, the agent knows exactly what the API server has,
+    /// even if lists were outdated.
     #[test]
     fn the_watch_has_the_last_word_whatever_lists_arrive_when(steps in proptest::collection::vec(step(), 1..60)) {
         let mut core = Core::new(settings());

@@ -1,4 +1,4 @@
-//! The node's decisions, as tables, as the races of docs/compatibility/races.md, and at random.
+//! Tests of the agent's decisions: tables of cases, the races of docs/compatibility/races.md, and random runs.
 
 mod amounts;
 mod both_ways;

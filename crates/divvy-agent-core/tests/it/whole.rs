@@ -61,7 +61,7 @@ fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     }
 }
 
-/// Return a pod to whose only container the extender has given these GPUs.
+/// Return a pod with one container, to which the extender has given these GPUs.
 fn placed(uid: &str, gpus: &[u32]) -> Pod {
     let uuids: Vec<String> = gpus.iter().map(|index| amd(*index).uuid).collect();
     let share = |uuid: &String| GpuShare {

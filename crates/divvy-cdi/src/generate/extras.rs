@@ -92,7 +92,7 @@ impl Extras {
     }
 }
 
-/// Return the device nodes in a directory whose name is the prefix, followed by a number or by nothing (`nvidia-fs`).
+/// Return the device nodes in a directory that are named with the prefix and a number, or with the prefix alone (`nvidia-fs`).
 pub(super) fn numbered(nodes: &Nodes<'_>, directory: &str, prefix: &str) -> Vec<String> {
     let is_number = |rest: &str| rest.bytes().all(|c| c.is_ascii_digit());
     let names = nodes.root.names(directory);

@@ -56,7 +56,7 @@ const OLD_ENTRY: usize = 12;
 const NEW_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const NEW_HEADER: usize = 48;
 const NEW_ENTRY: usize = 24;
-/// The offset of the byte order in the new header: 0 in older files, 2 for little-endian, 3 for big-endian.
+/// The offset of the byte order in the new header. The byte order is 0 in older files, 2 for little-endian, 3 for big-endian.
 const NEW_ORDER: usize = 28;
 /// The maximum length of a string in bytes; the kernel's `PATH_MAX`.
 const LONGEST: usize = 4096;

@@ -1,5 +1,5 @@
-//! Editing engines' files. The numbers in test names are the behavior cases of `nvidia-ctk` (`docs/compatibility/toolkit.md`): Divvy does the same,
-//! or deliberately better.
+//! Editing engines' files. The numbers in test names are those of `nvidia-ctk`'s behavior cases
+//! (`docs/compatibility/toolkit.md`). In each case, Divvy does the same as `nvidia-ctk`, or deliberately better.
 
 use divvy_engines::containerd::{self, Merge};
 use divvy_engines::{Error, Plan, Record, RuntimeSettings, Target, configure, crio, docker, undo};

@@ -25,8 +25,8 @@ use divvy_placement::{Ask, Reservation, Standing};
 use super::binding::{BindingRequest, annotations};
 use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
 
-/// The maximum size in bytes of the text of a refused bind. The report about a node with many GPUs is long, but kube-scheduler
-/// puts the text into an event, which holds 1 KiB.
+/// The maximum size in bytes of the text of a refused bind. The report about a node with many GPUs may be longer. Little is
+/// lost if it is cut: kube-scheduler puts the text into an event, which holds only 1 KiB.
 const REFUSAL_BYTES: usize = 4 << 10;
 
 /// How many times a nominated pod is read again before its bind is refused for lack of room.
@@ -36,7 +36,7 @@ const REFUSAL_BYTES: usize = 4 << 10;
 /// (`handleBindingCycleError` in its `schedule_one.go`), and the replacement of a victim would take the GPU. So such a bind is
 /// not refused at once.
 const LOOKS: u8 = 4;
-/// The pause before each of these reads.
+/// The pause before each of the reads that [`LOOKS`] counts.
 const LOOK_AGAIN_NS: u64 = 25_000_000;
 
 impl Core {

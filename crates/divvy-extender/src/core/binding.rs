@@ -16,7 +16,7 @@ pub struct BindingRequest {
     pub uid: String,
     /// The node's name.
     pub node: String,
-    /// Divvy's annotation and gpushare's five, and a sixth of gpushare's if the pod gets several GPUs. A pod with whole GPUs gets
+    /// Divvy's annotation, and gpushare's: five, or six if the pod gets several GPUs. A pod with whole GPUs gets
     /// only Divvy's annotation. A pod without GPUs gets none.
     pub annotations: BTreeMap<String, String>,
 }

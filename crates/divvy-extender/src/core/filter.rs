@@ -121,7 +121,7 @@ impl Core {
         nodes.find_map(|node| Some((node, ledger.kept_from(node, &ask)?)))
     }
 
-    /// Return the watch that is broken, or that was resumed less than [`CATCHES_UP_NS`] ago, and the reason.
+    /// Return which watch may be behind, and why: it is broken, or it was resumed less than [`CATCHES_UP_NS`] ago.
     fn out_of_date(&self, now: Now) -> Option<(&'static str, &str)> {
         let (pods, nodes) = (self.index.pods(), self.index.nodes());
         let broken = [("pods", pods), ("nodes", nodes)].into_iter();

@@ -7,8 +7,8 @@ impl Core {
     /// Find GPUs on which more memory is allocated than they have. Return one warning for each pod that has to wait; each pod is
     /// warned about only once.
     ///
-    /// There are two possible causes. Either another extender sent a Binding before it was killed or after this one took over,
-    /// and the API server carried the Binding out after this extender had already allocated the memory. The settle second
+    /// There are two possible causes. Either another extender sent a Binding, just before it was killed or after this one took
+    /// over, and the API server carried the Binding out after this extender had already allocated the memory. The settle second
     /// ([`Timing::settle_ns`](super::Timing::settle_ns)) makes this rare; only a compare-and-swap write per node would make it
     /// impossible. Or a GPU offers less memory than before.
     ///

@@ -13,7 +13,7 @@ use super::plan::{Data, Lifetimes, keys, plan};
 use super::{Credentials, Current, Source, make};
 use divvy_kube::in_words;
 
-/// The longest pause between two reads of the Secret. Another replica may have renewed it.
+/// The longest pause between two reads of the Secret. Another replica may have renewed the certificates in it.
 const LOOK: Duration = Duration::from_secs(30);
 /// Pause between two reads of the files. The kubelet takes about a minute to update a mounted Secret.
 const LOOK_AT_FILES: Duration = Duration::from_secs(2);

@@ -6,7 +6,7 @@ use divvy_model::Pod;
 
 use crate::values::*;
 
-/// Report whether kube-scheduler tries a pod without room again even without an event.
+/// Report whether kube-scheduler would try a pod again without an event, although there is no room for the pod.
 fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
     match core.filter_at(large, ["n1"], at(ms)) {
         Ok(answer) => {

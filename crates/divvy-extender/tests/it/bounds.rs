@@ -192,7 +192,7 @@ fn what_is_kept_of_a_pod_that_waits_is_bounded_whatever_it_says() {
     }
 }
 
-/// Bind also reports about one node only; with many GPUs and long names, the report is long.
+/// Bind reports about one node only, but with many GPUs and long names, even this report is long.
 #[test]
 fn a_refused_bind_is_told_in_a_bounded_text() {
     let mut core = cluster(1, |_, gpu| format!("{gpu}{}", "n".repeat(DEVICE_TEXT_BYTES - 1)));

@@ -7,8 +7,8 @@ use crate::server::*;
 
 const PREEMPT: &str = "/gpushare-scheduler/preempt";
 
-/// gpushare's fixture: n1 has two GPUs of 16 units with pods a (10) and b (4); n2 has one GPU, which pod c fills. All pods have
-/// priority 0.
+/// Return a pod of priority 1000. The tests use it with gpushare's fixture: n1 has two GPUs of 16 units with pods a (10)
+/// and b (4); n2 has one GPU, which pod c fills. These pods have priority 0.
 fn urgent(units: u64) -> Value {
     let mut pod = pod_manifest("urgent", units);
     pod["spec"]["priority"] = json!(1000);

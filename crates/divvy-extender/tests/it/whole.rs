@@ -133,7 +133,8 @@ fn evictions_are_corrected_by_gpus() {
     assert_eq!(core.preempt(&urgent, evictions), Ok(vec![proposed("a", &["x", "y"])]));
 }
 
-/// What version 0.1.0 requires of an inventory. It refuses another version and a text without one of these fields.
+/// The fields that Divvy 0.1.0 requires in an inventory. It refuses an inventory that lacks one of them or has another
+/// format version.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "read for their presence and type")]

@@ -1,7 +1,7 @@
 //! The GPUs that amdgpu drives, and the partitions of GPUs, each joined with its node in KFD's topology by the DRM render minor.
 //!
-//! ROCm/k8s-device-plugin (`internal/pkg/amdgpu/amdgpu.go`) joins the same files. Unlike there, no value is carried over from one
-//! device to the next: a device that lacks a file never gets the values of the device before it.
+//! ROCm/k8s-device-plugin (`internal/pkg/amdgpu/amdgpu.go`) joins the same files. Unlike in that plugin, no value is carried over
+//! from one device to the next: a device that lacks a file never gets the values of the device before it.
 
 use std::collections::BTreeMap;
 

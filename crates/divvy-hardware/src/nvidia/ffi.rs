@@ -1,7 +1,7 @@
 //! NVML calls that `nvml-wrapper` does not offer in the required form.
 //!
-//! The wrapper's `EventSet` drops the MIG instances of an event, and registering a GPU consumes the set if it fails. The wrapper also lacks
-//! the memory call of drivers before R510.
+//! The wrapper's `EventSet` drops the MIG instances of an event, and a failed registration of a GPU consumes the set. The wrapper
+//! also lacks the memory call of drivers before R510.
 
 #![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
 

@@ -68,8 +68,8 @@ impl Hub {
         self.lock().clients.remove(&client);
     }
 
-    /// Number a fault and send it to every client. A client that does not read is disconnected, so that it does not delay the others. It finds
-    /// the faults that it missed in [`Hello`].
+    /// Give a fault its sequence number, and send it to every client. A client that does not read is disconnected, so that it
+    /// does not delay the others. When it connects again, it finds the faults that it missed in [`Hello`].
     pub(super) fn publish(&self, fault: Fault) {
         let mut inner = self.lock();
         inner.seq += 1;

@@ -161,7 +161,8 @@ mod tests {
         }
     }
 
-    /// A vendor whose driver can be opened while it has answers, and fails with `closed` otherwise. Also return how often it was opened.
+    /// A vendor with a scripted driver. If `closed` is set, opening the driver fails with it. `opened` counts how often the
+    /// driver was opened.
     struct Script {
         vendor: Vendor,
         answers: Answers,
@@ -232,7 +233,7 @@ mod tests {
         start(Arc::new(Hub::new()), pace, "/proc".into(), vendors).expect("thread")
     }
 
-    /// A pace at which a driver is opened whenever it is asked.
+    /// A pace without pauses: every request reopens a driver that is broken or keeps a GPU lost.
     const AT_ONCE: Pace = Pace {
         reopen: Duration::ZERO,
         reopen_for_lost: Duration::ZERO,

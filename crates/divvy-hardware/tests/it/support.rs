@@ -285,7 +285,7 @@ pub(crate) async fn unavailable(client: &mut ProbeClient) -> Failure {
     wait_for(client, "failure", found).await
 }
 
-/// Poll until a condition holds that causes no notification.
+/// Poll until a condition holds. This is for conditions that cause no notification.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {

@@ -29,7 +29,7 @@ pub(crate) enum Wrong {
     /// Not JSON.
     #[error("the answer is not JSON: {text} (byte {at})")]
     Json { text: String, at: u64 },
-    /// The text ended before the list.
+    /// The text ended before the list was complete.
     #[error("the answer ended after {at} bytes, in the middle of the list")]
     Cut { at: u64 },
     /// The text is JSON but not a list.

@@ -310,8 +310,8 @@ struct Head {
 }
 
 impl Head {
-    /// Report whether the line is a Status that is not inside an event. An API server sends it if it refuses in the middle of a
-    /// watch.
+    /// Report whether the line is a Status that is not inside an event. An API server sends such a line if it refuses to
+    /// continue a watch.
     fn is_status(&self) -> bool {
         self.object.is_none() && self.kind.as_deref() == Some("Status")
     }
@@ -378,7 +378,7 @@ impl Remembered {
         self.listed = Some(BTreeSet::new());
     }
 
-    /// Forget the objects that were not unreadable in this list: they are gone or readable now.
+    /// Remember only the objects that were unreadable in this list. The others are gone or readable now.
     fn list_ends(&mut self) {
         if let Some(listed) = self.listed.take() {
             self.more &= listed.len() >= REMEMBERED;
