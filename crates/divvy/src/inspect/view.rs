@@ -105,7 +105,7 @@ pub struct PodView {
     /// The pod's namespace.
     pub namespace: String,
     /// The number of the pod's units on this GPU, in the node's unit. If the pod has the whole GPU, this is the number of all
-    /// its units.
+    /// the GPU's units.
     pub units: u64,
     /// Whether the pod has the whole GPU.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

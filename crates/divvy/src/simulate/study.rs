@@ -27,7 +27,7 @@ pub enum Flow {
     Replay,
 }
 
-/// A value with the seed that it belongs to.
+/// A value and its seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbered<T> {
     /// The seed, if the value has one.
