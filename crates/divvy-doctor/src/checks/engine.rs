@@ -18,8 +18,9 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
 
 /// Report whether this engine has CDI enabled.
 ///
-/// # Errors Returns [`Stop::Blind`] if neither the configuration nor the version of the engine tells. By default, CDI is enabled
-/// in containerd 2 and disabled in containerd 1.7.
+/// # Errors
+/// Returns [`Stop::Blind`] if the configuration does not say so and the version is unknown. By default, CDI is enabled in
+/// containerd 2 and disabled in containerd 1.7.
 fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
         Kind::Crio => return Ok(true),
