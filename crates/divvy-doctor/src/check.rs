@@ -12,7 +12,7 @@ pub struct Check {
     pub id: &'static str,
     /// The statement that is true when the check passes.
     pub title: &'static str,
-    /// The link in the chain from the driver to the pods to which the check belongs.
+    /// The link to which the check belongs, in the chain from the driver to the pods.
     pub group: Group,
     /// The severity of the check's most severe finding.
     pub severity: Severity,

@@ -63,7 +63,8 @@ pub struct Log {
     found: Vec<Explained>,
 }
 
-/// The indentation of wrapped lines, which starts them below the texts and not below the names of an explanation's three parts.
+/// The indentation of the second and further lines of a wrapped text, which start below the text and not below its name
+/// (`text`, `means`, or `fix`).
 const HANGING: &str = "           ";
 /// The largest number of characters of a log line to show.
 const SHOWN: usize = 240;

@@ -65,7 +65,7 @@ pub struct Line {
     pub id: &'static str,
     /// The title of the check, which is a statement that is true when the check passes.
     pub title: &'static str,
-    /// The link in the chain from the driver to the pods to which the check belongs.
+    /// The link to which the check belongs, in the chain from the driver to the pods.
     pub group: Group,
     /// The outcome.
     pub status: Status,

@@ -130,8 +130,8 @@ impl Checkpoint {
         json::print(self)
     }
 
-    /// Return the entries of this resource with exactly these ids. There may be more than one entry: an app container may receive
-    /// the ids of its pod's finished init container, and kubernetes#137534 hands ids out twice.
+    /// Return the entries of this resource with exactly these ids. There may be more than one entry: an app container may
+    /// receive the ids of its pod's finished init container, and a kubelet with the bug kubernetes#137534 hands ids out twice.
     pub fn find_by_ids(&self, resource: &str, ids: &BTreeSet<String>) -> Vec<&Entry> {
         self.entries
             .iter()

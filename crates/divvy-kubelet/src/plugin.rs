@@ -58,8 +58,9 @@ pub trait Plugin: Send + Sync + 'static {
     /// If this fails, the pod fails permanently, and its message contains the text of the refusal.
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal>;
 
-    /// Prepare the start of a container with these devices. The kubelet calls this before each start if [`Options::pre_start_required`] is set.
-    /// The method may do I/O. The future is dropped after 30 s, when the kubelet stops waiting, and when the plugin has to end.
+    /// Prepare the start of a container with these devices. The kubelet calls this before each start if
+    /// [`Options::pre_start_required`] is set. The method may do I/O. The future is dropped if the kubelet stops waiting, which
+    /// it does after 30 s, or if the plugin has to end.
     ///
     /// # Errors
     /// If this fails, the kubelet retries the container's start later, and an event contains the text of the refusal.

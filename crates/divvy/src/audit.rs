@@ -10,9 +10,10 @@
 //! {"at":1767323059.0,"node":"n1","pod_uid":"0e1…","container":"main","id":"4f2…","running":false}
 //! ```
 //!
-//! `at` is Unix time in seconds, from a clock that agrees with the recorder's clock to a few milliseconds. `gpus` are the minor numbers of
-//! `/dev/nvidia<minor>` in the container, or UUIDs. If `gpus` is absent, the environment variables decide. `env` is the environment of the
-//! container's process, of which the audit reads `NVIDIA_VISIBLE_DEVICES` and `ALIYUN_COM_GPU_MEM_*`. `id` is unique to the container.
+//! `at` is Unix time in seconds, from a clock that agrees with the recorder's clock to a few milliseconds. `gpus` are the minor
+//! numbers of `/dev/nvidia<minor>` in the container, or UUIDs. If `gpus` is absent, the audit takes the GPUs from the
+//! environment variables. `env` is the environment of the container's process, of which the audit reads
+//! `NVIDIA_VISIBLE_DEVICES` and `ALIYUN_COM_GPU_MEM_*`. `id` is unique to the container.
 
 pub mod history;
 pub mod read;

@@ -14,7 +14,7 @@ pub mod second_scheduler;
 
 use serde_json::Value;
 
-/// The API version of the configuration. Kubernetes 1.25 is the first to read it, and Kubernetes 1.29 and later read only this version.
+/// The API version of the configuration. Kubernetes 1.25 and later read it. Kubernetes 1.29 and later read no other API version.
 pub const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 /// The `kind` of the configuration.
 pub const KIND: &str = "KubeSchedulerConfiguration";
@@ -77,12 +77,12 @@ pub enum Error {
         path: String,
         /// The value of the field.
         found: String,
-        /// Which version of v1 lacks the field, and why the field cannot be omitted.
+        /// The version that removed the field, and the reason why the field cannot be omitted.
         why: String,
         /// What to write instead.
         instead: String,
     },
-    /// The file has a field with which kube-scheduler would not start once Divvy's entry is added.
+    /// A field of the file conflicts with Divvy's entry: kube-scheduler would not start with both.
     #[error("{origin}: {path} {found}; {why}. {instead} Nothing was written.")]
     Conflict {
         /// The file's name.
@@ -96,7 +96,7 @@ pub enum Error {
         /// What to do.
         instead: String,
     },
-    /// The API server could not call the extender at this address.
+    /// The API server could not call the extender at the address in the configuration.
     #[error("{0}")]
     Webhook(String),
     /// This Kubernetes version has no usable MutatingAdmissionPolicy.
@@ -297,7 +297,7 @@ impl Stanza {
     }
 }
 
-/// A whole configuration of a scheduler.
+/// A complete configuration file for a scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whole<'a> {
     /// Divvy's entry.

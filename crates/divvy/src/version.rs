@@ -57,8 +57,8 @@ pub struct Agents {
     pub version: String,
     /// The nodes whose agents have this version.
     pub nodes: BTreeSet<String>,
-    /// The nodes with an inventory of this version whose kubelet offers no units. An inventory stays on the node when the agent
-    /// stops.
+    /// The nodes that have an inventory of this version, but whose kubelet offers no units. When an agent stops, its inventory
+    /// stays on the node.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub away: BTreeSet<String>,
 }

@@ -19,8 +19,8 @@ fn pods(facts: &Facts<'_>) -> Result<(Engine, Configuration), Stop> {
 /// Report whether this engine has CDI enabled.
 ///
 /// # Errors
-/// Returns [`Stop::Blind`] if this is unknown: CDI is enabled by default in containerd 2 and disabled by default in containerd
-/// 1.7, but the configuration does not set it, and the version is unknown.
+/// Returns [`Stop::Blind`] if the configuration does not say so and the version is unknown. By default, CDI is enabled in
+/// containerd 2 and disabled in containerd 1.7.
 fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Result<bool, Stop> {
     match engine.kind {
         Kind::Crio => return Ok(true),

@@ -140,8 +140,8 @@ impl Facts<'_> {
     }
 
     /// Return the major and minor version of the containerd that runs pods. The sources are, in this order: the dumped
-    /// configuration, the package, and the Node objects. Which of the Node objects is this machine is unknown. They are therefore
-    /// used only if all nodes have containerd before 2.0, or all nodes have containerd 2.0 or later.
+    /// configuration, the package, and the Node objects. It is unknown which Node object describes this machine. The Node
+    /// objects are therefore used only if all nodes have containerd before 2.0, or all nodes have containerd 2.0 or later.
     pub(crate) fn containerd_version(&self, engine: &Engine) -> Option<(u32, u32)> {
         if let Asked::Answer(dump) = &self.containerd
             && let Ok(table) = dump.parse::<toml::Table>()

@@ -16,8 +16,8 @@ const LARGEST_SPEC: usize = 4 * 1024 * 1024;
 /// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
-/// A GPU vendor that doctor supports. There are more of them than in [`divvy_model::Vendor`], because doctor also helps with GPUs
-/// that Divvy does not offer yet.
+/// A GPU vendor that doctor supports. This type has more vendors than [`divvy_model::Vendor`], because doctor also helps with
+/// GPUs that Divvy does not offer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vendor {
     Nvidia,

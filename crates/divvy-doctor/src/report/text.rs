@@ -40,8 +40,8 @@ impl Report {
         })
     }
 
-    /// Return the report as text: the passes and findings under the headings of the chain, then the checks whose facts could not
-    /// be read, then the totals.
+    /// Return the report as text: the passes and findings under the headings of their groups, then the checks whose facts could
+    /// not be read, then the totals.
     pub fn print(&self, style: Style) -> String {
         let mut text = String::new();
         let mut group = None;
@@ -116,8 +116,8 @@ impl Report {
     }
 }
 
-/// For the checks that did not run: the source that they need (true for the cluster, false for the machine), their name, and the
-/// flag that selects the source.
+/// The kinds of checks that may not have run. For each kind: whether it needs the cluster (if not, it needs the machine), its
+/// name, and the advice to run it.
 const ELSEWHERE: [(bool, &str, &str); 2] = [
     (true, "cluster check", "add --cluster"),
     (false, "machine check", "add --node on the machine"),

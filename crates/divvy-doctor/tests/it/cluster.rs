@@ -250,7 +250,8 @@ fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
     assert_eq!(line.found, "2 nodes, 2 with GPUs; 3 pods wait for a GPU");
 }
 
-/// An example is the only node of a kubeadm cluster. Its taint also keeps off an agent that is intended to run there.
+/// After `kubeadm init`, a control plane is the only node of its cluster. Its taint also keeps off an agent that is intended to
+/// run there.
 #[test]
 fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
     let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");

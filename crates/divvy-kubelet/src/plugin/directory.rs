@@ -86,7 +86,8 @@ impl Directory {
         Identity::at(&self.kubelet)
     }
 
-    /// Return when the caller should check the directory again, whether or not it changed. Cancel-safe.
+    /// Wait until the caller should check the directory again: after a change, and in any case at regular intervals.
+    /// Cancel-safe.
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             () = self.changed.notified() => {}

@@ -318,7 +318,7 @@ impl<P: Plugin> PluginServer<P> {
 #[derive(Debug)]
 struct Ended {
     why: Why,
-    /// Whether the session was good for so long that the next failure counts as a new one.
+    /// Whether the kubelet's stream was open for at least `Timing::settled`. If so, the wait before the next attempt is reset.
     was_settled: bool,
 }
 

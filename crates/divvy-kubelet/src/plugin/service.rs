@@ -26,11 +26,11 @@ pub(super) struct Streams {
 /// Signals that end the parts of a server one after the other.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Ending {
-    /// Accept no further connections and streams. Pending calls continue.
+    /// Cancelled to end the streams and to accept no further connections and streams. Pending calls continue.
     pub(super) streams: CancellationToken,
-    /// Fail pending calls with an explanation.
+    /// Cancelled to fail pending calls with an explanation.
     pub(super) calls: CancellationToken,
-    /// Close connections without the cooperation of their peers.
+    /// Cancelled to close connections without the cooperation of their peers.
     pub(super) connections: CancellationToken,
 }
 

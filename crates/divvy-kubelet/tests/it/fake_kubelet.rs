@@ -122,7 +122,7 @@ impl Kubelet {
         self.directory.join(KUBELET_SOCKET)
     }
 
-    /// The plugin's socket from its last registration.
+    /// Return the path of the plugin's socket, as named in the plugin's last registration.
     pub(crate) fn plugin_socket(&self) -> PathBuf {
         self.directory
             .join(&self.record.borrow().asked.last().expect("registered").endpoint)

@@ -15,7 +15,7 @@ use crate::DEADLINE;
 use crate::fake_kubelet::{Kubelet, Next};
 use crate::test_plugin::{RESOURCE, Running, TestPlugin};
 
-/// The plugin's files in the directory.
+/// Return the names of the plugin's files in the directory.
 fn plugin_files(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(directory)
         .expect("the directory is there")

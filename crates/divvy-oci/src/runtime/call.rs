@@ -1,8 +1,9 @@
 //! The command line of an OCI runtime, parsed as runc and crun parse it.
 //!
 //! The parser understands only what it needs to recognize that a container is created. The real runtime receives all arguments
-//! unchanged. NVIDIA's runtime looks for `create` among all arguments, so there `delete create` (of a container named `create`)
-//! fails, and `run` adds no devices. Here, the command is the first argument that is neither a global flag nor the value of one.
+//! unchanged. NVIDIA's runtime looks for `create` among all arguments. Therefore, its `delete create` (of a container named
+//! `create`) fails, and its `run` adds no devices. Here, the command is the first argument that is neither a global flag nor
+//! the value of one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;

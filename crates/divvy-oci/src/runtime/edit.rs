@@ -132,7 +132,7 @@ pub enum Error {
     /// The runtime would refuse the changed file, so that no container would start.
     #[error("divvy-runtime would refuse the file: {0}")]
     Refused(settings::Error),
-    /// A name that must be a table has a plain value in the file.
+    /// The file has a plain value where a table must be. The text is the path of that value.
     #[error("{0} is not a table in the file, but it must be one")]
     NoTable(String),
 }

@@ -43,7 +43,7 @@ struct Snapshot {
     unreadable: Vec<Unreadable>,
 }
 
-/// The drivers by vendor. Only NVIDIA's matters here, because these are devices for NVIDIA's runtime.
+/// The drivers by vendor. Only NVIDIA's driver is read, because the generated spec contains only NVIDIA's devices.
 #[derive(Debug, Default, Deserialize)]
 struct Drivers {
     #[serde(default)]
@@ -81,8 +81,7 @@ struct Gpu {
     lost: bool,
 }
 
-/// A [`MigDevice`] without the description of its parts. A spec does not need them, and reading them would make this program
-/// larger.
+/// A [`MigDevice`] without its `parts`. A spec does not need this field, and the code to parse it would make this program larger.
 #[derive(Debug, Deserialize)]
 struct MigInstance {
     index: u32,

@@ -190,7 +190,7 @@ impl Cli {
 }
 
 /// Return the default of `nvidia-container-cli.ldconfig`. On Ubuntu, `/sbin/ldconfig` is a script that calls
-/// `/sbin/ldconfig.real`, so that program is preferred.
+/// `/sbin/ldconfig.real`, so `/sbin/ldconfig.real` is preferred if it exists.
 pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
     match exists("/sbin/ldconfig.real") {
         true => "@/sbin/ldconfig.real",

@@ -152,9 +152,9 @@ pub enum Unusable {
 /// Converts documents, in their order, into facts.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// The kinds with kubectl watch events in the previous files.
+    /// The kinds with kubectl watch events in the previous files, each with the number of these events.
     streamed: BTreeMap<Kind, u64>,
-    /// The kinds with kubectl watch events in the current file.
+    /// The kinds with kubectl watch events in the current file, each with the number of these events.
     streaming: BTreeMap<Kind, u64>,
     /// The UIDs of objects that the input contains outside of lists and watch events.
     bare: HashMap<String, ()>,

@@ -32,7 +32,7 @@ pub enum Verdict {
     NothingSeen,
 }
 
-/// Return the verdict on an outcome: that of its most severe finding.
+/// Return the verdict on an outcome. The most severe finding decides.
 pub fn verdict(outcome: &Outcome) -> Verdict {
     match outcome.worst() {
         Some(Level::Fault) => Verdict::Faults,

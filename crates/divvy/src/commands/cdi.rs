@@ -34,7 +34,8 @@ fn read_directory(path: &Path, shown: &str, priority: usize) -> std::io::Result<
     listed(path, shown, priority, |name| Some(path.join(name)))
 }
 
-/// Like [`directory`], for a directory of the machine whose root is `sys_root`; symbolic links are resolved below that root.
+/// Do the same as [`read_directory`] for a directory of the machine whose root is `sys_root`. Symbolic links are resolved below
+/// that root.
 fn read_directory_below(sys_root: &Path, directory: &str, priority: usize) -> std::io::Result<(Vec<Found>, Vec<String>)> {
     if sys_root == Path::new("/") {
         return read_directory(Path::new(directory), directory, priority);

@@ -18,7 +18,7 @@ pub use cluster::{namespaces, nodes, pods};
 
 /// The prefix of the program that kubectl calls for the completions of a plugin `kubectl-NAME` (`pkg/cmd/plugin/plugin_completion.go`).
 const ASKED_BY_KUBECTL: &str = "kubectl_complete-";
-/// The environment variable in which a shell's script names the shell.
+/// The environment variable in which a shell's completion script passes the name of the shell.
 const ASKED_BY_SHELL: &str = "DIVVY_COMPLETE";
 /// cobra's `ShellCompDirectiveNoFileComp`: the shell must not offer file names.
 const NO_FILES: u32 = 4;
@@ -78,8 +78,8 @@ fn for_kubectl(given: &[OsString]) -> Option<std::io::Result<String>> {
     Some(complete(line))
 }
 
-/// Return the cluster and the namespace that the flags on the command line select. The last flag may lack its value, because that
-/// is the word being typed.
+/// Return the cluster and the namespace that the flags on the command line select. The last flag may lack its value, because
+/// the user is still typing it.
 fn selected(words: &[OsString]) -> Selected {
     let parsed = (0..2).find_map(|less| {
         let words = words.get(..words.len().checked_sub(less)?)?;
@@ -99,8 +99,8 @@ fn is_flag(word: &OsString) -> bool {
     word.as_encoded_bytes().starts_with(b"-")
 }
 
-/// Return the command-line grammar. Unless the current word is a flag (`flags`), flags are hidden, so that they are offered only
-/// if nothing else is. kubectl does the same.
+/// Return the command-line grammar. If the current word is not a flag (`flags` is false), hide the flags: they are then offered
+/// only if there is nothing else to offer. kubectl does the same.
 fn grammar(flags: bool) -> clap::Command {
     fn without(command: clap::Command) -> clap::Command {
         let command = command.mut_args(|arg| if arg.is_positional() { arg } else { arg.hide(true) });

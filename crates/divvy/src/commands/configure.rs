@@ -266,7 +266,7 @@ fn own_runtime(here: bool) -> String {
     }
 }
 
-/// Return notes about requirements that are not visible in the changed files.
+/// Return notes for the user about what is still missing, such as a program or a newer containerd.
 fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &Wanted) -> anyhow::Result<Vec<String>> {
     let mut notes = Vec::new();
     if settings.path.starts_with('/') && root.file(&settings.path).is_none() {

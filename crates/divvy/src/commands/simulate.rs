@@ -23,7 +23,7 @@ use crate::simulate::{plots, text};
 /// The largest accepted input file in bytes.
 const LARGEST: u64 = 1 << 30;
 
-/// The default seeds: those of the published runs, whose orders of pods are known.
+/// The default seeds: those of the published runs. The order of the pods in each of these runs is known.
 const SEEDS: std::ops::RangeInclusive<u64> = 42..=46;
 
 /// Replay a trace, or place a cluster's pods again.

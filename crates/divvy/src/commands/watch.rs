@@ -11,7 +11,8 @@ use super::say;
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
 /// The longest additional pause after [`AT_MOST_EVERY`], if no change is reported.
 const EVERY: Duration = Duration::from_secs(5);
-/// The pause is at least this many times as long as the last read took, because reading a large cluster is expensive for the API server.
+/// The shortest pause after a read, as a multiple of the time that the read took. Reading a large cluster is expensive for the
+/// API server.
 const SHARE: u32 = 5;
 
 /// Call `look` immediately, after each change, and every few seconds, until it returns false. If a later call fails, print a note

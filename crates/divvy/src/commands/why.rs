@@ -272,8 +272,8 @@ fn runs_well(wants: &Wants, answer: &Answer) -> bool {
         && answer.notes.is_empty()
 }
 
-/// Replace the answers by the explainer's answers, which consider the whole cluster. If that fails, add notes with the reason, and with the
-/// permission with which the user would see more.
+/// Replace the answers by the explainer's answers, which consider the whole cluster. If the explainer gives no answer, add two
+/// notes: the reason, and the role that would let the user see more.
 async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
     let mut explainer = match answers.is_empty() {
         true => return,
@@ -315,7 +315,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
     }
 }
 
-/// Add the warnings and quotas about the pods that a user with access to a namespace may read.
+/// Add the warnings about the pods and the quotas of their namespaces, as far as the user may read them.
 async fn add_readable_facts(client: &kube::Client, answers: &mut [Answer]) {
     for answer in answers {
         let Some(pod) = answer.subject.pods.first().cloned() else {

@@ -22,7 +22,7 @@ pub struct View {
     pub whole: BTreeMap<&'static str, WholeSum>,
 }
 
-/// The numbers of GPUs that one resource offers as a whole.
+/// The numbers of whole GPUs that are offered under one resource name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct WholeSum {
     /// The number of GPUs that are allocated to pods.
@@ -45,14 +45,14 @@ pub struct NodeView {
     pub total: u64,
     /// The node's GPUs, sorted by vendor and index.
     pub gpus: Vec<GpuView>,
-    /// The pods on the node whose annotations name none of its GPUs.
+    /// The pods on the node whose annotations name none of the node's GPUs.
     pub pending: Vec<PodView>,
     /// The pods on the node that have whole GPUs but no allocation, because the kubelet chose the GPUs. Omitted if there are
     /// none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unnamed: Vec<UnnamedView>,
-    /// The reason, from the inventory, why containers get no driver libraries on this node, or wrong ones, and the command that
-    /// helps.
+    /// The reason why containers on this node get no driver libraries, or wrong ones, and the command that helps. Both come
+    /// from the inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_trouble: Option<String>,
 }
@@ -104,9 +104,10 @@ pub struct PodView {
     pub name: String,
     /// The pod's namespace.
     pub namespace: String,
-    /// The pod's units on this GPU, in the node's unit; all units of a GPU that the pod has as a whole.
+    /// The number of the pod's units on this GPU, in the node's unit. If the pod has the whole GPU, this is the number of all
+    /// the GPU's units.
     pub units: u64,
-    /// The pod has the whole GPU.
+    /// Whether the pod has the whole GPU.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
     /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
@@ -114,7 +115,7 @@ pub struct PodView {
     pub requested: Option<Requested>,
 }
 
-/// A pod that has whole GPUs, if only the kubelet knows which GPUs these are.
+/// A pod with whole GPUs that the kubelet chose. No allocation says which GPUs these are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct UnnamedView {
     /// The pod's name.

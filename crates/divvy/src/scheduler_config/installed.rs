@@ -101,7 +101,7 @@ fn base64(bytes: &ByteString) -> Result<String, String> {
     }
 }
 
-/// Return the default name in the certificate of the extender behind a Service.
+/// Return the name that the certificate of an extender has by default, given the name and namespace of the extender's Service.
 fn default_server_name_of(service: &str, namespace: &str) -> String {
     match service {
         "divvy-extender" => default_server_name(namespace),

@@ -1,6 +1,6 @@
 //! The manifests of a second kube-scheduler, for clusters whose control plane cannot be changed (EKS, GKE, AKS). It is
-//! Kubernetes' own program under another name, with Divvy's configuration. A further object assigns the pods that request GPU
-//! memory to it, so that no manifest of a pod changes ([`mutation`]).
+//! Kubernetes' own program under another name, with Divvy's configuration. A further object ([`mutation`]) assigns the pods
+//! that request GPU memory to this scheduler, so users need not change the manifests of their pods.
 
 pub mod mutation;
 

@@ -38,7 +38,7 @@ struct Document {
     items: Option<Vec<Item>>,
 }
 
-/// An item of a list. It is converted at once, because a JSON value takes many times the memory.
+/// An item of a list. It is converted as soon as it is parsed, because as a JSON value, it would take many times the memory.
 enum Item {
     Node(Box<NodeObject>),
     Pod(Box<PodObject>),

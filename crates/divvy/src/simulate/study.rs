@@ -27,7 +27,7 @@ pub enum Flow {
     Replay,
 }
 
-/// A value with the seed that it belongs to.
+/// A value and its seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbered<T> {
     /// The seed, if the value has one.
@@ -45,7 +45,7 @@ pub enum Arrival {
     Shuffled {
         /// The seed.
         seed: u64,
-        /// The total of the requests at which the order ends, in percent of the cluster's GPUs.
+        /// The length of the order. It ends when the requests add up to this percentage of the cluster's GPUs.
         percent: u32,
     },
 }
@@ -59,7 +59,8 @@ pub struct Study {
     pub policies: Vec<Policy>,
     /// The way in which pods arrive and end.
     pub flow: Flow,
-    /// The ranks of the nodes. `None` means the ranks that belong to the orders.
+    /// The ranks of the nodes. With `None`, each order of pods has its own ranks, and runs without an order use
+    /// [`Order::ranks_by_name`].
     pub ranks: Option<Vec<u64>>,
     /// The number of arrivals from which a policy may learn the usual requests. `None` means all arrivals.
     pub history: Option<u64>,

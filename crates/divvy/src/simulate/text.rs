@@ -27,11 +27,12 @@ pub struct Filled {
     pub policy: &'static str,
     /// The seed; `null` if the order comes from a file without a seed.
     pub seed: Option<u64>,
-    /// The GPUs in use in percent, when 95 % of the cluster's GPUs had been requested; `null` if the requests never reached 95 %.
+    /// The percentage of the cluster's GPUs that were in use when the requests had reached 95 % of the cluster's GPUs; `null`
+    /// if the requests never reached 95 %.
     pub at95: Option<f64>,
-    /// The GPUs in use in percent, when 100 % of the cluster's GPUs had been requested.
+    /// The percentage of the cluster's GPUs that were in use when the requests had reached 100 % of the cluster's GPUs.
     pub at100: Option<f64>,
-    /// The GPUs in use in percent, when 130 % of the cluster's GPUs had been requested.
+    /// The percentage of the cluster's GPUs that were in use when the requests had reached 130 % of the cluster's GPUs.
     pub at130: Option<f64>,
     /// The GPUs in use at the end, in thousandths of a GPU.
     pub used_milli: u64,

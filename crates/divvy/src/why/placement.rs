@@ -73,8 +73,8 @@ pub struct TermAnswer {
     pub milli: i64,
 }
 
-/// Rank the nodes for a pod as if the pod were not placed yet. The policy learns which requests are usual from the pods in the
-/// ledger.
+/// Rank the nodes for a pod as if the pod were not placed yet. From the pods in the ledger, the policy learns which requests
+/// are usual.
 pub fn placement(ledger: &Ledger, pod: &Pod, policy: Policy) -> Placement {
     let mut fleet = Fleet::new(policy, Limits::default());
     fleet.learn(ledger);

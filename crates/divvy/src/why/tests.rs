@@ -407,7 +407,6 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
     }
 }
 
-/// All obstacles of a node are found. They are ordered by how little a user can do about them.
 #[test]
 fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
     let gpu = |index: usize, health: &str| {
@@ -477,6 +476,7 @@ fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
     assert!(text.contains("the kubelet chose its GPUs"), "{text}");
 }
 
+/// All obstacles of a node are found. Those that the user can least change come first.
 #[test]
 fn a_node_with_several_obstacles_shows_them_all() {
     let node = node(|node| node["spec"] = json!({"unschedulable": true, "taints": [{"key": "team", "effect": "NoSchedule"}]}));
@@ -604,7 +604,7 @@ fn an_extender_that_is_away_is_named_and_preemption_is_not() {
     );
 }
 
-/// Finding 16: the node object was deleted, the kubelet registered again, and the label is gone.
+/// The Node object was deleted. The kubelet has created it again, without the label of the agents' DaemonSet.
 #[test]
 fn a_gpu_node_without_the_label_of_the_agents_daemonset_is_told_by_that_label() {
     let gone = node(|node| {

@@ -19,7 +19,8 @@ pub struct Style {
     pub coloured: bool,
 }
 
-/// The total number of GPUs to show without `all_nodes`. On each node, the GPUs with the most free memory are shown.
+/// The number of GPUs to show on all nodes together, unless `all_nodes` is set. On each node, those with the most free memory
+/// are shown.
 const GPUS: usize = 4;
 /// The number of holders to show for each GPU.
 const HOLDERS: usize = 2;

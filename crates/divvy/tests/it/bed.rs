@@ -277,8 +277,8 @@ impl Bed {
         .await
     }
 
-    /// Stop the kubelet, and delay the agent's report that it has stopped until the returned rule is removed. A pod that is bound
-    /// in the meantime was already on its way.
+    /// Stop the kubelet, and delay the agent's report that it has stopped until the returned rule is removed. A pod that is
+    /// bound in the meantime is like a pod whose binding was under way when the kubelet stopped.
     pub(crate) async fn kubelet_stops_unsaid(&self, node: &str, hard: bool) -> RuleId {
         let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
         let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
@@ -286,8 +286,8 @@ impl Bed {
         unsaid
     }
 
-    /// Wait until the extender binds without first reading the pod from the API server. Before that, just after it has listed the
-    /// pods, the extender makes no reservations, and its answers describe only one moment.
+    /// Wait until the extender binds a pod without first reading it from the API server. It does read pods for a while after it
+    /// has listed them. During that time, it makes no reservations, and its answers are true only at the moment of the answer.
     pub(crate) async fn settled(&self) {
         let uid = self.create_by_hand(&pod("settled"));
         assert_eq!(self.bind_known("settled", &uid, "n1").await, "");

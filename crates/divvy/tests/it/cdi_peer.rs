@@ -48,7 +48,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Return `None` and record the skip if the machine cannot be made.
+    /// Make the machine. If that is not possible, record a skip and return `None`.
     fn new() -> Option<Bed> {
         let programs_of_nvidia = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let directory = tempfile::tempdir().expect("a directory");

@@ -48,7 +48,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Return `None` and record the skip if the machine cannot be made.
+    /// Make the machine. If that is not possible, record a skip and return `None`.
     fn new() -> Option<Bed> {
         let theirs = divvy_skip::directory("DIVVY_NVIDIA_CTK", "NVIDIA's programs")?;
         let may = Command::new("unshare")

@@ -441,8 +441,8 @@ fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
     }
 }
 
-/// The machine's settings, its log, Docker's socket, and a runtime that prints without end. The test runs on the machine itself,
-/// with a private `/etc`.
+/// `divvy doctor` ends in each of three cases: the settings file is a pipe, the runtime prints without end, or Docker's socket
+/// never answers. The test runs on the machine itself, with a private `/etc`.
 #[test]
 fn doctor_on_the_machine_itself_waits_for_nobody() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -301,8 +301,8 @@ async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted
     bed.end().await;
 }
 
-/// This was measured on a real kubelet: the sidecar is given one of the init container's device ids without a further call. The
-/// other id must be among the ids of the next container.
+/// This was measured on a real kubelet: the kubelet gives the sidecar one of the init container's two device ids, and does not
+/// call the plugin for it. The next container must get the other id.
 #[tokio::test]
 async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_pods_gpu() {
     let bed = Bed::new(&[&[8, 8]]).await;

@@ -72,7 +72,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     );
 }
 
-/// This is the node's status after a plugin has stopped: the capacity remains, and the allocatable amount is 0.
+/// After a plugin has stopped, the capacity remains in the node's status, and the allocatable amount is 0.
 #[tokio::test]
 async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {
     let (resource, mut away) = node(2, "containerd://2.1.0", 0);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::commands::{say, write_whole};
 use crate::printer;
 
-/// The PATH of the hook.
+/// The directories in the hook's environment variable `PATH`.
 const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// Print the OCI hook, or write it to a file.

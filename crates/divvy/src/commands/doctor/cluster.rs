@@ -23,7 +23,8 @@ use crate::cli::doctor::DoctorArgs;
 use crate::commands::inspect::{access, warn_left_out};
 use crate::commands::progress::Arrived;
 
-/// A list must make progress within `--timeout`, and must be complete within this many times `--timeout`.
+/// The time limit for a complete list, as a multiple of `--timeout`. In addition, at least one object must arrive in each
+/// `--timeout`.
 const PATIENCE: u32 = 20;
 /// The number of characters to show of the API server's message when it refuses a request.
 const LONGEST_WORDS: usize = 500;
@@ -123,8 +124,8 @@ fn take<T>(
     }
 }
 
-/// Return the reason for each kind that could not be listed. Fails if no kind could be listed for another reason than missing
-/// permissions: then the API server itself cannot be reached.
+/// Return the reason for each kind that could not be listed. Fails if no kind could be listed and none of the reasons is a
+/// missing permission. In that case, the API server cannot be reached.
 fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, String> {
     if let Some((_, first)) = unlisted.first()
         && unlisted.len() == RIGHTS.len()

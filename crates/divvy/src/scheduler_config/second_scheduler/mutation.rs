@@ -1,6 +1,6 @@
-//! The object that assigns pods to the second scheduler, so that no manifest of a pod changes. It is a policy that the API server
-//! evaluates itself, or, on versions without such policies, a webhook that the extender answers ([`divvy_extender::admission`]).
-//! Both use the same conditions.
+//! The object that assigns pods to the second scheduler, so users need not change the manifests of their pods. The object is a
+//! policy that the API server evaluates itself, or, on versions without such policies, a webhook that the extender answers
+//! ([`divvy_extender::admission`]). Both use the same conditions.
 
 use divvy_extender::admission::{DEFAULT_SCHEDULER, check_scheduler_name, path};
 

@@ -126,7 +126,7 @@ struct Ask<'a> {
     annotation: Option<(&'a str, &'a str)>,
     /// The path at which `/dev/null` is mounted.
     mount: Option<&'a str>,
-    /// The CDI devices field of the CRI, as the kubelet uses it.
+    /// The name of a device in the CRI's list of CDI devices, which the kubelet uses.
     cdi: Option<&'a str>,
 }
 
@@ -399,7 +399,7 @@ fn spec(library: &Path) -> Value {
     })
 }
 
-/// The additional output lines of a container with that GPU, sorted. The line of the mount lacks the file system at its end.
+/// The output lines that a container has only because of the GPU of [`spec`], sorted. The line of the mount is not among them.
 const GPU: [&str; 7] = [
     "NVIDIA_VISIBLE_DEVICES=void",
     "OF_THE_SPEC=1",
@@ -441,7 +441,7 @@ fn write_runtime(engine: &Engine) {
     std::fs::set_permissions(engine.at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
 
-/// Write NVIDIA's settings file, with other first lines and another mode.
+/// Write NVIDIA's settings file for this OCI runtime and this mode. `first` is the beginning of the file, and `cdi` the end.
 fn settings(engine: &Engine, low_level: &str, first: &str, mode: &str, cdi: &str) {
     let text = format!(
         "{first}\n[nvidia-container-runtime]\nmode = {mode:?}\nruntimes = [{low_level:?}]\n[nvidia-container-runtime.modes.cdi]\n\

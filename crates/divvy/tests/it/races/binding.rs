@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::bed::Bed;
 
-/// Return the Bindings that the extender has sent.
+/// Return a [`Match`] for the Bindings that the extender sends.
 fn bindings() -> Match {
     Match::any().verb("create").resource("pods/binding").client("extender")
 }

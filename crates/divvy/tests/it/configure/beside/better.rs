@@ -66,7 +66,7 @@ fn all_in_one(theirs: &mut Root, own: &str, run: &Run, main: &str) -> Meanings {
     files
 }
 
-/// Add the runtime options that the user has set to the expected files, unless the run itself writes these options.
+/// Add to the expected files the runtime options that the user has set, unless the run itself writes these options.
 fn own_options(files: &mut Meanings, path: &str, pointer: &str, options: &Value) {
     let Some(runtime) = files.get_mut(path).and_then(|file| file.pointer_mut(pointer)) else {
         return;
