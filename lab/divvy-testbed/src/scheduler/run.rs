@@ -42,7 +42,8 @@ fn priority_of(pod: &Pod) -> i32 {
 /// The reason why a pod was not placed.
 #[derive(Debug)]
 enum Failure {
-    /// The pod fits nowhere (reason Unschedulable). It waits for an event; placed pods count as events if `minds_pods`.
+    /// The pod fits nowhere (reason Unschedulable). It waits for an event. If `minds_pods`, a pod that is placed is such an
+    /// event.
     Unschedulable { message: String, minds_pods: bool },
     /// A call failed (reason SchedulerError). It is retried after the back-off.
     Error(String),
