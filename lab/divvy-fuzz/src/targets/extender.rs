@@ -1,5 +1,5 @@
-//! The extender, called as by kube-scheduler. It knows a cluster of nodes with inventories and pods with rules. Its API server is part of the
-//! input: the objects that it lists, and its response to a Binding.
+//! The extender, called as kube-scheduler calls it. It knows a cluster of nodes with inventories and pods with rules. Its API
+//! server is part of the input: the objects that it lists, and its response to a Binding.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;

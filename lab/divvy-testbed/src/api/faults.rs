@@ -26,7 +26,8 @@ impl Match {
         Match::default()
     }
 
-    /// Match a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, or `deletecollection`. Several calls add up.
+    /// Match a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, or `deletecollection`. After several calls,
+    /// any of the verbs matches.
     pub fn verb(mut self, verb: &str) -> Match {
         self.verbs.push(verb.to_owned());
         self

@@ -263,7 +263,8 @@ impl Loop {
         found.collect()
     }
 
-    /// Return the nodes that pass the filters, with their scores before the extender's; or the reason why no node is considered further.
+    /// Return the nodes that pass the filters, with their scores without the extender's. The error is PreFilter's reason why no
+    /// node can have the pod.
     fn filter(&self, pod: &Pod) -> Result<Filtered, Failure> {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
