@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements with `crates/divvy-bench`.
+//! `cargo xtask bench`: measurements with `lab/divvy-bench`.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 //! Import cycles between the source files of one crate. The reader of one file in a circle has to read all of them. Such a circle
-//! shows that a file is missing: one with what two others need.
+//! shows that code which several files need should be in a separate file.
 //!
 //! An import is every path in a file's code that resolves to an item of another file of the same crate, once re-exports are
 //! followed. A `pub use` alone is not an import: a parent module that re-exports its children's items does not depend on them.

@@ -1,4 +1,4 @@
-//! The record of skipped tests and steps, and the list of allowed skips. See `crates/divvy-skip`.
+//! The record of skipped tests and steps, and the list of allowed skips. See `lab/divvy-skip`.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -102,7 +102,7 @@ pub fn install(root: &Path, gpus: &[MachineAmd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Return the path on the machine of the file in which the GPU at this index counts its memory errors.
+/// Return the path of the file that counts the memory errors of the GPU with this index. The path is that on the machine.
 pub fn memory_errors(index: usize) -> String {
     format!("/{FUNCTIONS}/{}/ras/umc_err_count", address(index))
 }

@@ -295,8 +295,8 @@ current-context: bench
     )
 }
 
-/// Judge a run. A tool that fails is fast, so the run counts only if its exit status is allowed and its output shows that it has
-/// read the cluster.
+/// Judge a run. A tool that fails early looks fast. A run therefore counts only if its exit status is allowed and its output
+/// shows that it has read the cluster.
 fn judged(name: &str, ended: anyhow::Result<Ended>, statuses: &[i32], proof: &str, budget: Budget) -> Row {
     let ended = match ended {
         Ok(ended) => ended,

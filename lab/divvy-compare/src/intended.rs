@@ -33,7 +33,7 @@ impl Intended {
         self.reasons.get(scenario).map(String::as_str)
     }
 
-    /// Return how an outcome differs from the recorded one, where Divvy differs from NVIDIA's plugin.
+    /// Return how Divvy's outcome of a scenario with an intended difference differs from the recorded outcome of Divvy.
     pub(crate) fn surprises(&self, ours: &Outcome) -> Vec<String> {
         match self.outcomes.iter().find(|outcome| outcome.name == ours.name) {
             Some(recorded) => differences(ours, recorded),

@@ -107,7 +107,7 @@ async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result
 const LABELLER: &str = "gpu-feature-discovery";
 
 /// The script that replaces the directories that a device plugin knows by name, and then runs the program under the name of
-/// NVIDIA's.
+/// NVIDIA's program.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi

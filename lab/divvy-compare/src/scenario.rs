@@ -69,9 +69,9 @@ pub(crate) struct Machine {
     pub(crate) memory: Option<u64>,
     /// The fabrics of GPUs, as in the machine description.
     pub(crate) fabrics: Vec<(u32, &'static str)>,
-    /// Whether the driver's files and device nodes, which CDI specs need, are below the directory where a pod has them.
+    /// Whether the driver's root as a pod sees it contains the driver's files and device nodes. CDI specs need them.
     pub(crate) has_files: bool,
-    /// Whether IMEX channel 0 exists below this directory.
+    /// Whether the driver's root also contains IMEX channel 0.
     pub(crate) has_channel: bool,
 }
 

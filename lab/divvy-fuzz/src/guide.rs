@@ -13,11 +13,12 @@ use crate::arguments::Ends;
 use crate::found::report;
 use divvy_fuzz::targets::Target;
 
-/// The processor time of a target before the next target's turn, if all targets run until the same end.
+/// The processor time of one turn of a target. Targets take turns if all of them run until the same end.
 const TURN: Duration = Duration::from_secs(5);
 /// The greatest length of an input in bytes. An object may have 256 KiB of annotations, but long inputs are slow.
 const LONGEST: usize = 64 << 10;
-/// The wall-clock seconds after which libFuzzer reports that an input does not end. Other programs may use the processor in the meantime.
+/// The wall-clock seconds after which libFuzzer reports that an input does not end. The limit is high because other programs may
+/// use the processor in the meantime.
 const ENDLESS_S: u64 = 300;
 
 /// A target and its results so far.

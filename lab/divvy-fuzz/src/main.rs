@@ -44,7 +44,7 @@ fn main() {
     });
 }
 
-/// Run the program. Return false if a rule was broken, which has been printed. An error is about the command line.
+/// Run the program. If a rule was broken, print it and return false. An error is about the command line.
 fn run(arguments: &Arguments) -> Result<bool, String> {
     if arguments.list {
         targets().iter().for_each(|target| println!("{}", target.name));

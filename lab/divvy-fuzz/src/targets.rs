@@ -27,7 +27,7 @@ pub struct Target {
     limits: Limits,
 }
 
-/// The cost limits of one input. A cost beyond them grows faster than the input.
+/// The cost limits of one input. A cost above them shows that the cost grows faster than the input.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Processor time for any input, in a debug build.
@@ -60,7 +60,7 @@ pub struct Cost {
     pub bytes: u64,
 }
 
-/// The document with the parsers: the last column of its table names the targets.
+/// The document that lists the parsers. The last column of its table names the targets.
 const TABLE: &str = include_str!("../../../docs/fuzzing.md");
 
 impl Target {

@@ -75,7 +75,8 @@ impl Seen {
     }
 }
 
-/// Run a target until it has had its time, or until `over` is set for all. The error is the input that broke a rule.
+/// Run a target until it has had its time, or until `over` is set, which ends all targets. The error is the input that broke a
+/// rule.
 pub(crate) fn run(target: &Target, ends: &Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
     seen.begin();
     let mut corpus: Vec<Vec<u8>> = target.seeds().cloned().collect();

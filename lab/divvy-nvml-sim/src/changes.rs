@@ -44,7 +44,7 @@ pub(crate) struct GpuChanges {
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
-    /// The error code with which the GPU cannot be registered for events; 0 means success.
+    /// The error code of calls that register the GPU for events; 0 means success.
     pub(crate) register: u32,
 }
 

@@ -87,7 +87,8 @@ impl Sim {
         }
     }
 
-    /// Handle nvmlInit. In the first call, `listen` opens the control socket at its path, before the gate: the socket can end a hang.
+    /// Handle nvmlInit. In the first call, `listen` opens the control socket at its path. This happens before the call passes the
+    /// gate, because a request on the socket can end a hang.
     pub(crate) fn init(&self, listen: impl FnOnce(PathBuf) -> io::Result<()>) -> Result<(), Code> {
         self.lock().configure(listen);
         let mut inner = self.gate();

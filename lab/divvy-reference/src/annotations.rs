@@ -9,7 +9,8 @@ use crate::cell;
 
 const NAMES: &str = include_str!("../../../crates/divvy-model/src/names.rs");
 
-/// What a doc comment in [`NAMES`] begins with, and the heading in the reference; `None` for a name that the reference leaves out.
+/// The words with which a doc comment in [`NAMES`] begins, and the heading in the reference for such names. `None` if the
+/// reference omits them.
 const KINDS: [(&str, Option<&str>); 10] = [
     (
         "Pod annotation that users write",

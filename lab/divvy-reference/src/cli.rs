@@ -49,7 +49,7 @@ fn command() -> clap::Command {
     Cli::command().mut_args(|arg| arg.hide_env_values(true))
 }
 
-/// Show `inspect gpushare` under its own name. In its help it has that of the kubectl plugin.
+/// Show `inspect gpushare` under its own name. In its `--help`, the command has the name of the kubectl plugin.
 fn show_own_name(command: &mut clap::Command) {
     let inspect = command
         .get_subcommands_mut()

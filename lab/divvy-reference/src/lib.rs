@@ -1,4 +1,4 @@
-//! Generates docs/reference and the man pages from what the programs are made of.
+//! Generates docs/reference and the man pages from the programs themselves.
 //!
 //! - [`annotations`]: from the doc comments in `divvy_model::names`
 //! - [`cli`]: from the grammar in `divvy::cli`

@@ -1,4 +1,4 @@
-//! The reference in the repository is what the programs say.
+//! A test that the reference in the repository matches what the programs generate.
 
 use std::path::{Path, PathBuf};
 

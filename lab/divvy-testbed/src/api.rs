@@ -241,8 +241,8 @@ impl ApiServer {
 
 /// Direct access for setting up and inspecting a cluster: the API's rules apply, but not HTTP, faults, or authentication.
 ///
-/// `resource` is `pods`, `leases.coordination.k8s.io`, …, and with a subresource, where one makes sense, `pods/status` or `pods/binding`.
-/// `namespace` is empty for cluster-scoped objects.
+/// `resource` is for example `pods` or `leases.coordination.k8s.io`. Where a method supports a subresource, it can also be
+/// `pods/status` or `pods/binding`. `namespace` is empty for cluster-scoped objects.
 impl ApiServer {
     fn target(&self, resource: &str, namespace: &str, name: &str) -> Result<Target, ApiError> {
         let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));

@@ -69,7 +69,7 @@ pub struct Embedded {
     settings: Settings,
     machines: Machines,
     unit: MemoryUnit,
-    /// Whether the agents offer NVIDIA's GPUs as a whole as well.
+    /// Whether the agents also offer NVIDIA's GPUs as whole GPUs.
     whole: bool,
     api: ApiServer,
     listening: Listening,

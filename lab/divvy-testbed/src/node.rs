@@ -130,7 +130,8 @@ pub struct Timings {
     pub status_period: Duration,
     /// The time from the end of a plugin's stream until its resource is removed.
     pub endpoint_grace: Duration,
-    /// The wait after a failed start, which PreStartContainer or the runtime refused (measured on a real kubelet: 0.6 s, then 14 s).
+    /// The wait before a container is started again after PreStartContainer or the runtime refused the start (measured on a real
+    /// kubelet: 0.6 s, then 14 s).
     pub start_retry: Backoff,
     /// The wait after the second and each later end of a container (a real kubelet: 10 s to 5 min). The first restart has no wait.
     pub restart_backoff: Backoff,
@@ -138,17 +139,19 @@ pub struct Timings {
     pub default_grace: Duration,
     /// The upper limit of every grace period, if any.
     pub max_grace: Option<Duration>,
-    /// The grace period of containers whose pod's object is gone because of a forced deletion, whatever the pod's own is (measured on
-    /// kubelet 1.36.3: 2 s in 17 of 17 cases; containers that ignore SIGTERM end 2.2 to 2.9 s after the object is gone).
+    /// The grace period of containers whose pod's object is gone because of a forced deletion. It replaces the pod's own grace
+    /// period (measured on kubelet 1.36.3: 2 s in 17 of 17 cases; containers that ignore SIGTERM end 2.2 to 2.9 s after the
+    /// object is gone).
     pub forced_grace: Duration,
-    /// The time from the removal of a pod object that was not being deleted until SIGTERM (measured: up to 1.5 s).
+    /// The time between the removal of a pod object and SIGTERM (measured: up to 1.5 s), if the pod was not already being
+    /// deleted.
     pub forced_after: Duration,
     /// The grace period of containers whose pod was deleted while no kubelet was running.
     pub orphan_grace: Duration,
     /// The duration of each container start (image pull and runtime).
     pub container_start: Duration,
-    /// The duration of an Allocate call after the ids are chosen. Bug B1, and everything else that can happen during an
-    /// admission, happens in this time.
+    /// The duration of an Allocate call after the ids are chosen. In this time, bug B1 and everything else that can happen during
+    /// an admission can occur.
     pub allocate: Duration,
     /// The time limit of PreStartContainer.
     pub pre_start: Duration,
@@ -448,7 +451,8 @@ impl Node {
         }
     }
 
-    /// Stop the kubelet; containers keep running. If `hard`, it ends as by SIGKILL; otherwise calls to plugins in progress are awaited.
+    /// Stop the kubelet; containers keep running. If `hard`, it ends as by SIGKILL; otherwise it first waits for its calls to
+    /// plugins that are in progress.
     pub async fn stop_kubelet(&self, hard: bool) {
         let _changing = self.changing.lock().await;
         self.stop(hard).await;

@@ -96,7 +96,7 @@ pub struct Living {
     pub env: std::collections::BTreeMap<String, String>,
 }
 
-/// Inspect the machines: return every running container of a test program. Sandbox containers are omitted.
+/// A function that inspects the machines. It returns every running container of a test program, but no sandbox containers.
 pub type Witness = Box<dyn FnMut() -> io::Result<Vec<Living>> + Send>;
 
 /// A program of a cluster: one of Kubernetes or one of Divvy.

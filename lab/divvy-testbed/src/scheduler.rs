@@ -60,11 +60,12 @@ use crate::node::Backoff;
 pub struct SchedulerConfig {
     /// The `spec.schedulerName` of the pods that the scheduler places.
     pub name: String,
-    /// The extender's `urlPrefix`. With `None`, pods are placed only by the nodes' sums.
+    /// The extender's `urlPrefix`. With `None`, only the filters and the sums of requests on each node decide where a pod is
+    /// placed.
     pub extender_url: Option<String>,
     /// The prioritize verb, sent with POST. With `None`, it is not called.
     pub prioritize_verb: Option<String>,
-    /// The preempt verb, sent with POST. With `None`, the victims are those that the sums require.
+    /// The preempt verb, sent with POST. With `None`, only the filters and the sums of requests decide which pods are evicted.
     pub preempt_verb: Option<String>,
     /// The resources whose pods go to the extender. If empty, every pod does.
     pub managed_resources: Vec<String>,

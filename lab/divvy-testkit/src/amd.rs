@@ -30,7 +30,7 @@ pub enum Machine {
 pub const DRIVER: &str = "6.10.5";
 
 const TOPOLOGY: &str = "sys/devices/virtual/kfd/kfd/topology/nodes";
-/// How many render minors the kernel keeps for a GPU that can be divided.
+/// How many render minors the kernel reserves for a GPU that can be divided.
 const MINORS: u32 = 8;
 
 /// A row of a table of nodes.

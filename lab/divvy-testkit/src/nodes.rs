@@ -70,14 +70,14 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
 /// The memory of a GPU of [`amd_node`].
 pub const AMD_MEMORY: MiB = MiB(65_520);
 
-/// Return a node with Divvy's agent that offers this many GPUs of AMD as a whole.
+/// Return a node with Divvy's agent that offers this many AMD GPUs as whole GPUs.
 pub fn amd_node(name: &str, gpus: usize) -> Node {
     let mut node = divvy_node(name, &[]);
     add_amd(&mut node, gpus);
     node
 }
 
-/// Let the node of [`divvy_node`] also have this many GPUs of AMD, which its agent offers as a whole.
+/// Add this many AMD GPUs to the node of [`divvy_node`]. Its agent offers them as whole GPUs.
 pub fn add_amd(node: &mut Node, gpus: usize) {
     let name = node.name.clone();
     if let Some(Ok(inventory)) = &mut node.inventory {
@@ -98,7 +98,7 @@ pub fn amd_uuid(node: &str, index: usize) -> String {
     format!("0x{node}-{index}")
 }
 
-/// Let a node's shared GPUs be offered as a whole as well.
+/// Let a node also offer its shared GPUs as whole GPUs.
 pub fn offer_whole(node: &mut Node) {
     if let Some(Ok(inventory)) = &mut node.inventory {
         let shared = inventory.gpus.iter_mut().filter(|gpu| gpu.units > 0);

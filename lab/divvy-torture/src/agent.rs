@@ -70,7 +70,7 @@ pub struct Agent {
     muddled: bool,
     /// The number of actions until the process is killed.
     pub dies_after: Option<u8>,
-    /// The visible state at the last comparison of reconciling with that of a restarted agent.
+    /// The inputs of the last comparison of what this agent and a restarted one would reconcile.
     compared: Option<Compared>,
 }
 
@@ -399,7 +399,7 @@ impl Agent {
     }
 
     /// Return the expected number of ids that are healthy: all ids of healthy GPUs, and as many ids of failed GPUs as pods hold
-    /// there, because kube-scheduler subtracts those. Return `None` if there are pods that no extender placed.
+    /// there, because kube-scheduler subtracts what those pods request. Return `None` if there are pods that no extender placed.
     fn expected_healthy(&self) -> Option<usize> {
         let foreign = |pod: &Pod| match &pod.held {
             Held::Allocation(allocation) => {

@@ -133,7 +133,7 @@ impl Extender {
         i64::try_from(api.now_ns / 1_000).unwrap() + self.wall_s * 1_000_000
     }
 
-    /// Report whether this replica may bind according to the clock.
+    /// Report whether this replica may bind now: it is the only one, or the Lease that it holds has not expired.
     pub fn leads(&self, api: &Api) -> bool {
         self.member.as_ref().is_none_or(|member| api.now_ns < member.held_until_ns)
     }

@@ -29,7 +29,7 @@ pub struct Local {
     pub terminating: bool,
     /// Whether the object is gone (forced deletion). The kubelet takes the ids back, and ends the containers later.
     pub removed: bool,
-    /// Whether the pod was failed while its containers run.
+    /// Whether the pod was evicted: its phase is Failed, although its containers may still run.
     pub evicted: bool,
     /// Whether the pod is in a terminal phase and none of its containers runs.
     pub finished: bool,

@@ -68,8 +68,8 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     }
 }
 
-/// Return the first words of a violation's text that contain no digit. They identify the broken invariant independently of the
-/// history.
+/// Return the first words of a violation's text, skipping words with a digit. They identify the broken invariant independently of
+/// the history.
 fn kind(what: &str) -> Vec<&str> {
     let words = what
         .split_whitespace()
@@ -77,8 +77,8 @@ fn kind(what: &str) -> Vec<&str> {
     words.take(6).collect()
 }
 
-/// Return the shortest history that still breaks the same invariant. Steps are removed, first half of them at a time and in the
-/// end one at a time, until no step can be removed.
+/// Return the shortest history that still breaks the same invariant. Steps are removed in blocks: at first blocks of half the
+/// steps, then ever smaller ones, and in the end single steps, until no step can be removed.
 pub fn shrink(history: &History) -> History {
     let breaks = |history: &History| play(history, false).err().map(|broken| broken.what);
     let Some(what) = breaks(history) else {

@@ -47,14 +47,14 @@ pub struct SimNode {
     pub creating: BTreeMap<(String, String), String>,
     /// For each UID: the PreStartContainer call that waits for the agent's list of pods.
     pub waiting: BTreeMap<String, Waiting>,
-    /// For each (UID, GPU): the memory that the pod has had since its grant, which is that of its allocation, but at least what
-    /// the kubelet gave it.
+    /// For each (UID, GPU): the memory that counts as held by the pod since its grant. It is the memory of its allocation, but at
+    /// least what the kubelet gave it.
     holds: BTreeMap<(String, String), MiB>,
     /// Whether the kubelet creates no cgroups for pods (`cgroupsPerQOS: false`).
     pub no_pod_cgroups: bool,
     /// The number of GPUs that were installed as replacements.
     replaced: u32,
-    /// For each (UID, GPU): the memory that the GPU had to share at the most recent grant for the pod.
+    /// For each (UID, GPU): how much memory the GPU was sharing at the most recent grant for the pod.
     granted_under: BTreeMap<(String, String), MiB>,
 }
 
@@ -473,7 +473,8 @@ impl SimNode {
         self.answered(api, uid, container, ids, at_once, answer, story)
     }
 
-    /// Check that no start is refused because of memory of ended pods, unless the API server was queried.
+    /// Check a refusal that the agent gave without querying the API server: pods that have not ended, or whose processes still
+    /// run, must really hold the memory.
     fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
         // If the running pods are unknown, every pod with a grant counts as running.
         if self.no_pod_cgroups {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use divvy_testbed::scenario::{Living, is_of_a_gpu};
 use divvy_testbed::simulated_driver;
 
-/// Report whether a container's cgroup has a process. `prefix` and the node name the cgroup that is the root of the node's kubelet.
+/// Report whether a container's cgroup has a process. `prefix` and `node` together are the name of the cgroup below which the
+/// node's kubelet keeps its pods.
 pub(super) fn is_populated(prefix: &str, node: &str, pod_uid: &str, container_id: &str) -> bool {
     ["", "besteffort/", "burstable/"].iter().any(|qos| {
         let below = format!("{prefix}-{node}/kubepods/{qos}pod{pod_uid}/{container_id}/cgroup.procs");

@@ -90,7 +90,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// Return the value with this number in a value.
+/// Return the value with this number, counting the values in `value` as [`size`] does, from 0.
 fn place(value: &mut Value, number: usize) -> Option<&mut Value> {
     let Some(mut left) = number.checked_sub(1) else {
         return Some(value);

@@ -205,7 +205,7 @@ fn leaves(value: &Value, found: &mut Vec<Value>) {
     }
 }
 
-/// Rules: a refusal names its subject and moves no cursor.
+/// Rules: a refusal names its subject and does not move the terminal's cursor.
 fn refused(said: &str, about: &str) {
     assert!(said.contains(about), "{said:?}");
     calm(said);
@@ -304,7 +304,7 @@ fn from_cluster(bytes: &[u8]) -> bool {
     }
 }
 
-/// Rule: only a word that cannot be guessed proves that the extender was called.
+/// Rule: a pod proves that the extender was called only if its status contains the nonce, which cannot be guessed.
 fn tried(bytes: &[u8]) -> bool {
     const NONCE: &str = "0123456789abcdef";
     let Ok(pod) = serde_json::from_slice::<Value>(bytes) else {
@@ -364,7 +364,7 @@ fn words(bytes: &[u8]) -> Vec<OsString> {
         .collect()
 }
 
-/// Rules: the task was on the command line, and work in the image begins at the image's root.
+/// Rules: the directories and links of a task come from the command line, and paths in the image begin at the image's root.
 fn hook(bytes: &[u8]) -> bool {
     let words = words(bytes);
     let said = |part: &str| {

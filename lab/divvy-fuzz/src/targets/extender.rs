@@ -1,5 +1,5 @@
-//! The extender, called as by kube-scheduler. It knows a cluster of nodes with inventories and pods with rules. Its API server is part of the
-//! input: the objects that it lists, and its response to a Binding.
+//! The extender, called as kube-scheduler calls it. It knows a cluster of nodes with inventories and pods with rules. Its API
+//! server is part of the input: the objects that it lists, and its response to a Binding.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -498,7 +498,8 @@ fn not_bound() -> Vec<Value> {
     seeds
 }
 
-/// Return fewer nodes than for the other verbs: each input has its own extender, because a bind changes the extender's state.
+/// Return the nodes for a bind. They are fewer than for the other verbs because each input starts a separate extender: a bind
+/// changes the extender's state.
 fn bind_nodes() -> Vec<Value> {
     nodes().into_iter().take(4).collect()
 }
@@ -660,7 +661,8 @@ impl Answer {
     }
 }
 
-/// The number of rounds of one virtual second in which the extender must have listed its cluster. It retries a failed list after 0.8 s.
+/// The number of rounds within which the extender must have listed its cluster. Each round is one virtual second. The extender
+/// retries a failed list after 0.8 s.
 const ROUNDS: usize = 5;
 
 impl Extender {

@@ -276,7 +276,7 @@ fn plain(text: &str) -> bool {
     text.chars().all(|c| c == '\n' || !c.is_control())
 }
 
-/// Rule: whatever the files say, the agent accepts what the probe makes of them, and a GPU without memory says why.
+/// Rule: for any content of the files, the agent accepts the probe's snapshot of them, and a GPU without memory has an error.
 fn amd_files(bytes: &[u8]) -> bool {
     let Some(snapshot) = Told::read(bytes).and_then(|told| divvy_hardware::amd::snapshot(&told)) else {
         return false;

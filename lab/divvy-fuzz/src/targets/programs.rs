@@ -77,8 +77,8 @@ const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn
 const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
-/// Rule: an accepted configuration has names that Kubernetes accepts, and labels follow from it. The bytes are also a virtual GPU's configuration
-/// space.
+/// Rules: the names in an accepted configuration are ones that Kubernetes accepts, and so are the values of the labels made from
+/// it. The bytes also serve as the PCI configuration space of a virtual GPU.
 fn nvidia(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
@@ -226,7 +226,7 @@ fn certificates(bytes: &[u8]) -> bool {
     }
 }
 
-/// Rule: every recording comes to an end, and its findings have a text.
+/// Rule: the audit of any recording ends, and each finding has an id and says what to do next.
 fn history(bytes: &[u8]) -> bool {
     let mut reader = Reader::default();
     let mut audit = Audit::new(Limits::default());

@@ -1,9 +1,9 @@
 //! Symbols for GPU instances and compute instances of MIG (nvml.h, "Multi Instance GPU Management").
 //!
-//! A MIG device is a GPU instance with one compute instance that has all of its slices, if the machine description names its
-//! profile. Otherwise each compute instance has one slice, and a GPU instance has the smallest profile with enough slices for its
-//! compute instances. The profiles are those of an A100 with 40 GB. On a GPU with another amount of memory, the memory of each
-//! profile is in proportion.
+//! If the machine description names the profile of a MIG device, the MIG device is a GPU instance with one compute instance,
+//! which has all slices of the GPU instance. Otherwise each compute instance has one slice, and a GPU instance has the smallest
+//! profile with enough slices for its compute instances. The profiles are those of an A100 with 40 GB. On a GPU with another
+//! amount of memory, the memory of each profile is in proportion.
 
 use std::ffi::c_uint;
 

@@ -48,12 +48,12 @@ impl Clock {
         rfc3339(plus(self.now(), seconds))
     }
 
-    /// Return a written timestamp shifted by seconds. An invalid timestamp counts as the current time.
+    /// Add seconds to a timestamp in RFC 3339. An invalid timestamp counts as the current time.
     pub(crate) fn shifted(&self, timestamp: &str, seconds: i64) -> String {
         rfc3339(plus(timestamp.parse().unwrap_or_else(|_| self.now()), seconds))
     }
 
-    /// Return the seconds since a written timestamp, never negative, or `None` if the timestamp is invalid.
+    /// Return the seconds since a timestamp in RFC 3339: 0 if it is in the future, `None` if it is invalid.
     pub(crate) fn seconds_since(&self, timestamp: &str) -> Option<u64> {
         let then: Timestamp = timestamp.parse().ok()?;
         Some(u64::try_from(self.now().duration_since(then).as_secs()).unwrap_or(0))

@@ -85,7 +85,8 @@ impl ApiError {
         }
     }
 
-    /// Set the object that the error is about in `Status.details`. `resource` is for example `pods` or `leases.coordination.k8s.io`.
+    /// Name in `Status.details` the object that the error is about. `resource` is for example `pods` or
+    /// `leases.coordination.k8s.io`.
     fn about(mut self, resource: &str, name: &str) -> ApiError {
         let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
         let mut details = Map::new();
@@ -189,7 +190,7 @@ impl ApiError {
         error
     }
 
-    /// Set when clients should retry (`Retry-After` and `details.retryAfterSeconds`).
+    /// Set the time after which clients should retry (`Retry-After` and `details.retryAfterSeconds`).
     pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
         self.retry_after_s = Some(seconds);
         let details = self.details.get_or_insert_with(|| Box::new(json!({})));

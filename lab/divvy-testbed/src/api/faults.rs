@@ -26,7 +26,8 @@ impl Match {
         Match::default()
     }
 
-    /// Match a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, or `deletecollection`. Several calls add up.
+    /// Match a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, or `deletecollection`. After several calls,
+    /// any of the verbs matches.
     pub fn verb(mut self, verb: &str) -> Match {
         self.verbs.push(verb.to_owned());
         self
@@ -155,7 +156,7 @@ pub(crate) struct Plan {
     pub(crate) lose_answer: bool,
     pub(crate) lose_request: bool,
     pub(crate) stale: Option<Frozen>,
-    /// The receiver that learns when the hanging rule is removed.
+    /// The receiver that learns when the rule with [`Effect::Hang`] is removed.
     pub(crate) hang: Option<watch::Receiver<()>>,
 }
 
@@ -193,7 +194,7 @@ impl Faults {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Add a rule, which counts from now on. All rules that match a request take effect together.
+    /// Add a rule. It applies to requests from now on. All rules that match a request take effect together.
     pub fn add(&self, rule: Rule) -> RuleId {
         let frozen = (rule.effect == Effect::StaleReads).then(|| Arc::new(self.registry.store.read(Inner::all_snapshots)));
         let mut rules = self.rules();

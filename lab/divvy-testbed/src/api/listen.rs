@@ -19,7 +19,7 @@ use tower::{Service, ServiceExt};
 use super::ApiServer;
 use super::http::Dropped;
 
-/// The router as a service for which a broken connection is an error.
+/// The router as a service that returns an error for a connection that a fault breaks.
 #[derive(Debug, Clone)]
 pub(crate) struct Breaking {
     router: axum::Router,

@@ -1,8 +1,9 @@
 //! The patch formats: RFC 7386 merge patch, RFC 6902 JSON patch, and Kubernetes' strategic merge patch.
 //!
-//! Simplifications: strategic merge knows the merge keys of the core types used here (see [`merge_key`]), and only by the name of the list
-//! field. `$retainKeys` is dropped (it matters only for volume sources and Deployment strategies), and `$setElementOrder` moves the listed
-//! elements to the front. Server-side apply is a strategic merge without field managers: fields that an applier omits are kept.
+//! Simplifications: strategic merge chooses the merge key by the name of the list field alone, and knows only the keys of the
+//! core types used here (see [`merge_key`]). `$retainKeys` is dropped (it matters only for volume sources and Deployment
+//! strategies), and `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge without
+//! field managers: fields that an applier omits are kept.
 
 use serde_json::{Map, Value};
 
@@ -156,7 +157,8 @@ fn strategic_list(target: &mut Value, items: &[Value], field: &str, order: Optio
     Ok(())
 }
 
-/// Return the merge key if the elements have it. The `ports` of a Service have `port`, those of a container `containerPort`.
+/// Return the merge key if the elements have it. The `ports` of a Service are keyed by `port`, those of a container by
+/// `containerPort`.
 fn keyed(field: &str, items: &[Value]) -> Option<&'static str> {
     let key = merge_key(field)?;
     let candidates = if field == "ports" { vec![key, "port"] } else { vec![key] };
@@ -213,7 +215,8 @@ fn without_directives(value: &Value) -> Value {
     }
 }
 
-/// Move the elements named in the order to the front, in that order. The others keep their order after them.
+/// Move the elements that `order` names to the front, in the order in which it names them. The others follow in their previous
+/// order.
 fn reorder(list: &mut [Value], field: &str, order: &Value) {
     let Value::Array(order) = order else { return };
     let key = keyed(field, order);

@@ -25,7 +25,7 @@ pub(crate) fn built_in_class(name: &str) -> Option<PriorityClass> {
 }
 
 /// Apply the Priority admission plugin: a pod must not set the values that its PriorityClass determines, unless they are equal.
-/// Simpler than upstream: no class is the default of all pods.
+/// Simpler than upstream: `globalDefault` has no effect.
 pub(crate) fn admit_priority(pod: &mut Value, class: impl Fn(&str) -> Option<PriorityClass>) -> Result<(), ApiError> {
     let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let refuse = |what: String| Err(ApiError::new(403, "Forbidden", format!("pods {name:?} is forbidden: {what}")));

@@ -104,7 +104,7 @@ impl Registry {
         })
     }
 
-    /// Set the server's fields of a new object.
+    /// Set those fields of a new object that the server determines.
     fn fresh(&self, inner: &mut Inner, resource: &Resource, mut object: Value) -> Result<Value, ApiError> {
         let metadata = &mut object["metadata"];
         let uid = inner.next_uid();

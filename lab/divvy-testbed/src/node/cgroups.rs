@@ -17,7 +17,7 @@ pub enum CgroupVersion {
     V1,
 }
 
-/// The PIDs in each cgroup, keyed by its `kubepods/…` path. The cgroups above are derived from these paths.
+/// The PIDs in each cgroup, keyed by its `kubepods/…` path. The parent cgroups are derived from these paths.
 pub(crate) type Tree = BTreeMap<String, Vec<u32>>;
 
 /// The writer of the cgroup files. Leaves are the cgroups of containers and sandboxes, which exist with or without processes. Anything

@@ -447,8 +447,8 @@ impl DeviceBooks {
         self.allocated = self.counted_from_held();
     }
 
-    /// Settle a container's devices: an ordinary init container leaves its ids to the containers that follow; any other container keeps
-    /// the ids that it took from them.
+    /// Settle a container's devices. An ordinary init container leaves its ids to the containers that follow. Any other container
+    /// keeps its ids, including those that init containers left to it.
     pub fn settle(&mut self, pod: &str, container: &str, leaves_ids: bool) {
         if self.reuse.0 != pod {
             self.reuse = (pod.to_owned(), BTreeMap::new());
@@ -480,7 +480,8 @@ impl DeviceBooks {
         &self.held
     }
 
-    /// Count the ids of each resource that pods hold, each id once. At admission, the node's allocatable counts as at least this number.
+    /// Count the ids of each resource that pods hold, each id once. At admission, the kubelet uses this number as the node's
+    /// allocatable if the node has fewer healthy ids.
     pub fn allocated_counts(&self) -> BTreeMap<String, usize> {
         self.allocated
             .iter()

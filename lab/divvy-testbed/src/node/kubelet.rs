@@ -100,8 +100,8 @@ impl Kubelet {
         Ok(Kubelet { shared })
     }
 
-    /// Stop everything. A soft stop waits at most 2 s for calls to plugins in progress. The socket files remain, as after the end of a real
-    /// kubelet.
+    /// Stop everything. A soft stop waits at most 2 s for calls to plugins that are in progress. The socket files remain, as
+    /// after the end of a real kubelet.
     pub(crate) async fn stop(self, hard: bool) {
         if !hard {
             let _ = tokio::time::timeout(Duration::from_secs(2), self.shared.busy.write()).await;
@@ -327,7 +327,8 @@ impl SyncLoop {
         }
     }
 
-    /// Admit a pod: devices first, then the node's sums. There is no rollback: the ids that an earlier container got are collected later.
+    /// Admit a pod: first allocate its devices, then check its requests against what the node has left. A rejected pod does not
+    /// return the ids that its containers already got; they are collected later.
     async fn admit(&self, plan: &PodPlan) -> Begin {
         let _busy = self.shared.busy.clone().read_owned().await;
         for container in &plan.containers {
@@ -346,7 +347,8 @@ impl SyncLoop {
     }
 
     /// Return the first resource of which the pod requests more than the node has left. The kubelet ignores a resource that the
-    /// node does not have at all. Allocatable counts as at least what pods already hold.
+    /// node does not have at all. If pods hold more ids of a resource than are healthy, the number of ids that they hold is used
+    /// as the node's allocatable.
     fn too_much(&self, plan: &PodPlan) -> Option<(String, u64, u64, u64)> {
         let devices = self.shared.manager.capacity();
         let held = self.shared.manager.read(|books| books.allocated_counts());

@@ -164,7 +164,8 @@ impl DeviceManager {
         self.lock().removed.extend(resources);
     }
 
-    /// Collect pods that ended. A podresources `List` triggers this as well, which is how bug B1 happens.
+    /// Forget pods that have ended, so that their ids are free again. A podresources `List` triggers this as well, which is how
+    /// bug B1 happens.
     pub(crate) fn collect(&self) {
         let mut inner = self.lock();
         if inner.starting {

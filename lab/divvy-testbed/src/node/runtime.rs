@@ -276,7 +276,7 @@ impl Runtime {
             .map_err(|error| format!("failed to create the pod's cgroup: {error}"))
     }
 
-    /// Create and start a container. The error is the runtime's text; nothing is left behind then.
+    /// Create and start a container. On failure, nothing is left behind, and the error is the runtime's text.
     pub(crate) fn run(&self, pod: &PodPlan, container: &ContainerPlan, options: &DeviceOptions) -> Result<ContainerView, String> {
         let id = self.lock().seed.hex(64);
         let resolved = cdi::resolve(&self.shared.paths.cdi_dir, &self.shared.paths.sys_root, &options.cdi_devices)

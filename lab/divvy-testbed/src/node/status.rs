@@ -35,7 +35,7 @@ pub(crate) struct Input<'a> {
     pub(crate) host_ip: &'a str,
     pub(crate) pod_ip: Option<&'a str>,
     pub(crate) now: Timestamp,
-    /// The stored status, whose foreign conditions and unchanged times are kept.
+    /// The stored status. Its unchanged times, and the conditions that are not the kubelet's, are kept.
     pub(crate) previous: Option<&'a PodStatus>,
 }
 

@@ -23,7 +23,7 @@ impl Tasks {
         });
     }
 
-    /// Run a task that watches the token itself.
+    /// Run a task that must end on its own when the group's token is canceled.
     pub(crate) fn spawn_to_its_end(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn(task);
     }

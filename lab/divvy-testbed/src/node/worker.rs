@@ -41,7 +41,7 @@ pub(crate) enum Begin {
 /// The back-off state of one container.
 #[derive(Debug, Default)]
 struct Retry {
-    /// The number of consecutive failed starts, which PreStartContainer or the runtime refused.
+    /// The number of consecutive starts that PreStartContainer or the runtime refused.
     failed_starts: u32,
     /// The number of restarts after the container ended.
     restarts: u32,

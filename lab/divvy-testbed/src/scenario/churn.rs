@@ -90,10 +90,10 @@ async fn whole_and_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn:
     play.started("default", "all").await.map(drop)
 }
 
-/// The beginning of the names of pods that no extender places.
+/// The prefix of the names of pods that bypass the scheduler and the extender.
 const PAST: &str = "past-";
 
-/// Returns a random pod with this name. The first argument returns a random number below its argument.
+/// A function that returns a random pod with a given name. It gets a random function, which returns a number below its argument.
 type Random<'a> = dyn Fn(&mut dyn FnMut(u64) -> u64, &str) -> PodBuilder + 'a;
 
 async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, random: &Random<'_>) -> Result<(), Stop> {

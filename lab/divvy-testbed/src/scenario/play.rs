@@ -22,8 +22,8 @@ pub(super) use reads::Seen;
 /// How long to wait for a required result. The limit is generous because only a failing play waits until the end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The patience for each node, in addition to [`PATIENCE`], if a cluster starts all its nodes at once: three programs start on
-/// each node.
+/// The patience for each node, in addition to [`PATIENCE`], if a cluster starts all its nodes at once. Three programs per node
+/// then start at the same time.
 const PATIENCE_PER_NODE: Duration = Duration::from_secs(2);
 
 /// The patience for Kubernetes' own programs after their API server was down. A watch of client-go (`NewReflectorWithOptions`) is retried

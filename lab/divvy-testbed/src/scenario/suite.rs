@@ -1,4 +1,5 @@
-//! The scenes that must have the same results on the embedded cluster and on a real one: the tutorial and its accidents.
+//! The scenes that must have the same results on the embedded cluster and on a real one: the tutorial, and everything that can go
+//! wrong after it.
 //!
 //! Each scene begins on a cluster without pods and leaves it without pods. The checks use what the API server reports, what `divvy`
 //! prints, and what containers report about themselves.

@@ -80,7 +80,7 @@ impl<'a> Cycle<'a> {
         self.between.count(node, other, by);
     }
 
-    /// Return the reason that applies to all nodes before the filters run, if any.
+    /// Return the reason why no node can have the pod, if PreFilter finds one before the filters run.
     pub fn rejection(&self) -> Option<&'static str> {
         (self.names() == &Names::Conflict).then_some(node_affinity::CONFLICT)
     }
@@ -155,9 +155,9 @@ impl<'a> Cycle<'a> {
 /// Apply kube-scheduler's filters to a pod: return for each node the reasons of the first filter that refuses it, or none if the pod fits.
 /// Extenders, preemption, and the queue (including scheduling gates) are not consulted.
 ///
-/// `bound` are the pods with a node in `spec.nodeName`. Other pods in it, pods that have ended, and the pod itself do not count. A node
-/// whose condition Ready is not True has the taint that the node controller would set. A namespace that is not in `namespaces` has no
-/// labels, and of the `namespaceSelector`s of `pod` only the empty one matches it.
+/// `bound` contains the pods on nodes. Pods in it that have no `spec.nodeName` or have ended do not count, and neither does the
+/// pod itself. A node whose condition Ready is not True has the taint that the node controller would set. A namespace that is not
+/// in `namespaces` has no labels. Among the `namespaceSelector`s of `pod`, only an empty one matches such a namespace.
 pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespace]) -> BTreeMap<String, Vec<String>> {
     let nodes: BTreeMap<String, NodeView> = nodes
         .iter()

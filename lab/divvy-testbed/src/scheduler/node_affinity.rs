@@ -13,7 +13,7 @@ pub const MISMATCH: &str = "node(s) didn't match Pod's node affinity/selector";
 /// The reason for the nodes that PreFilter excludes because the pod names others.
 pub const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
-/// The reason that PreFilter returns if no node can have the names that the pod requires.
+/// The reason that PreFilter returns if each of the pod's terms requires a node to have two different names.
 pub const CONFLICT: &str = "pod affinity terms conflict";
 
 /// The nodes that PreFilter passes to the filters.

@@ -68,7 +68,8 @@ fn add<'a>(counts: &mut Counts<'a>, key: &'a str, node: &'a NodeView, by: i64) {
     }
 }
 
-/// The pods of a cluster that one pod's affinity concerns, or whose affinity concerns that pod.
+/// Counts of pods by topology value: those that match one pod's affinity or anti-affinity, and those whose anti-affinity matches
+/// that pod.
 #[derive(Debug, Clone)]
 pub struct Between<'a> {
     pod: &'a PodView,

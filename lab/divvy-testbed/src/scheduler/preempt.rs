@@ -3,7 +3,7 @@
 //! counts.
 //!
 //! Simplifications: there are no PodDisruptionBudgets and no start times (pods of one priority are ordered by UID), every node is
-//! considered, and other pods do not leave the room to the nominated pod. A victim that is already being deleted is in no count of
+//! considered, and the room is not kept free for the nominated pod. A victim that is already being deleted is in no count of
 //! PodTopologySpread and is therefore not subtracted; kube-scheduler subtracts it.
 
 use std::collections::BTreeMap;
@@ -64,8 +64,8 @@ pub fn victims<'a>(
     (!victims.is_empty()).then_some(victims)
 }
 
-/// Return the node with the least important victims: by highest victim priority, then sum of priorities, then number of victims, each the
-/// lowest. On a tie, return the first by name.
+/// Return the node with the least important victims. Nodes are compared by the highest priority among their victims, then by the
+/// sum of the priorities, then by the number of victims; the lower value wins. On a tie, return the first by name.
 pub fn pick(candidates: &BTreeMap<String, Vec<String>>, priority: impl Fn(&str) -> i32) -> Option<&String> {
     let price = |victims: &Vec<String>| {
         let priorities = || victims.iter().map(|uid| i64::from(priority(uid)));
@@ -123,7 +123,7 @@ mod tests {
         )
     }
 
-    /// Do the same for a node with this many units, and pods given as UID, units, and priority.
+    /// Do the same as [`lost`] for a node with this many units, and pods given as UID, units, and priority.
     fn lost_units(units: u64, of: u64, pods: &[(&str, u64, i32)]) -> Option<Vec<String>> {
         let view = |units| PodView {
             requests: requests(units),

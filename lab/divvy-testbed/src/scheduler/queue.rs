@@ -27,7 +27,7 @@ struct Waiting {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Active,
-    /// The pod is being scheduled; `moves` is the count of moves when that began.
+    /// The pod is being scheduled. `moves` is the value that the queue's counter `moves` had when that began.
     InFlight {
         moves: u64,
     },
@@ -97,8 +97,9 @@ impl Queue {
         Some(rank.uid)
     }
 
-    /// Note that a pod did not fit or that a call failed. With `wait_for_event`, only an event of the cluster can change the result; an error
-    /// is retried after the back-off. If anything changed in the meantime, the back-off suffices as well.
+    /// Note that a pod did not fit or that a call failed. With `wait_for_event`, the pod waits for an event of the cluster,
+    /// because only an event can change the result. Otherwise, or if the cluster has changed since the attempt began, the pod
+    /// waits only for its back-off.
     pub fn failed(&mut self, uid: &str, now_ms: u64, wait_for_event: bool) {
         let Some(waiting) = self.pods.get_mut(uid) else {
             return;
@@ -123,15 +124,16 @@ impl Queue {
         }
     }
 
-    /// Note that a pod's refusal depends on other pods, so that [`wake_minding`](Queue::wake_minding) wakes it until it is tried again.
+    /// Note that a pod's refusal depends on other pods. Until the pod is tried again, [`wake_minding`](Queue::wake_minding) wakes
+    /// it.
     pub fn minds_pods(&mut self, uid: &str) {
         if let Some(waiting) = self.pods.get_mut(uid) {
             waiting.minds_pods = true;
         }
     }
 
-    /// Note that a pod was added to a node, or that labels by which pods on nodes are counted have changed. Pods refused because of such pods
-    /// may fit now.
+    /// Note that a pod was added to a node, or that labels by which pods on nodes are counted have changed. Pods that were
+    /// refused because of other pods may fit now.
     pub fn wake_minding(&mut self) {
         for waiting in self.pods.values_mut().filter(|waiting| waiting.minds_pods) {
             if matches!(waiting.place, Place::Unschedulable { .. }) {

@@ -42,7 +42,8 @@ fn priority_of(pod: &Pod) -> i32 {
 /// The reason why a pod was not placed.
 #[derive(Debug)]
 enum Failure {
-    /// The pod fits nowhere (reason Unschedulable). It waits for an event; placed pods count as events if `minds_pods`.
+    /// The pod fits nowhere (reason Unschedulable). It waits for an event. If `minds_pods`, a pod that is placed is such an
+    /// event.
     Unschedulable { message: String, minds_pods: bool },
     /// A call failed (reason SchedulerError). It is retried after the back-off.
     Error(String),
@@ -262,7 +263,8 @@ impl Loop {
         found.collect()
     }
 
-    /// Return the nodes that pass the filters, with their scores before the extender's; or the reason why no node is considered further.
+    /// Return the nodes that pass the filters, with their scores without the extender's. The error is PreFilter's reason why no
+    /// node can have the pod.
     fn filter(&self, pod: &Pod) -> Result<Filtered, Failure> {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);

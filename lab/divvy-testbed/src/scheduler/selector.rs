@@ -98,8 +98,9 @@ impl Selector {
         }
     }
 
-    /// Add the requirements of `matchLabelKeys` (`In`) and `mismatchLabelKeys` (`NotIn`): the owner's own value of each of these labels. Keys
-    /// that the owner lacks add nothing, and a selector that matches nothing remains so (`pkg/registry/core/pod/strategy.go`).
+    /// Add a requirement for each label in `matchLabelKeys` (`In`) or `mismatchLabelKeys` (`NotIn`), with the owner's value of
+    /// that label. Keys that the owner lacks add nothing, and a selector that matches nothing remains so
+    /// (`pkg/registry/core/pod/strategy.go`).
     pub fn with_keys(mut self, operator: &str, keys: Option<&Vec<String>>, owner: &Labels) -> Selector {
         for key in keys.into_iter().flatten() {
             if let (Selector::All(requirements), Some(value)) = (&mut self, owner.get(key)) {

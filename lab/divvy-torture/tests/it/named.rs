@@ -341,7 +341,7 @@ fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
 }
 
 /// According to the sums, there is room for a replacement of lower priority, but it would take the memory that the victims have
-/// left.
+/// freed.
 #[test]
 fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
     hold(
@@ -456,7 +456,7 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     );
 }
 
-/// The Binding is carried out, but a proxy answers instead of the API server, for example that it finds no page.
+/// The Binding is carried out, but a proxy answers instead of the API server, for example with a page that says "not found".
 #[test]
 fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
     for page in 0..12 {

@@ -20,7 +20,8 @@ fn in_container(version: &str) -> String {
     format!("/usr/lib/x86_64-linux-gnu/libcuda.so.{version}")
 }
 
-/// Return the path of a library on the node. A real driver keeps it elsewhere; `/etc/cdi` is a directory that every node has for itself.
+/// Return the path of a library on the node. A real driver installs it elsewhere. `/etc/cdi` is used here because each node has
+/// its own, even if several nodes share a machine.
 fn on_node(version: &str) -> String {
     format!("/etc/cdi/libcuda.so.{version}")
 }

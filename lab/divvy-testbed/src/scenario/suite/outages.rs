@@ -9,7 +9,7 @@ use crate::builders::pod;
 use crate::scenario::devices::check_own_gpu;
 use crate::scenario::{Cluster, End, Machine, Part, Play, Stop};
 
-/// Long enough for watches to end, back-offs to grow, and the extender's lease to expire.
+/// The length of an outage: enough for watches to end, back-offs to grow, and the extender's lease to expire.
 const OUTAGE: Duration = Duration::from_secs(30);
 
 pub(super) async fn api_server_away<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {

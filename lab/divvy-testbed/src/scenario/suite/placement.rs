@@ -47,7 +47,8 @@ fn index(reports: &[Report]) -> String {
     index.cloned().unwrap_or_default()
 }
 
-/// The chosen GPUs are those of the mixed node, which has two A100 and a T4. The laptop has a GeForce with 16 GiB.
+/// Play pods with rules about the GPU. The expected indices are those of GPUs of the mixed node, which has two A100 and a T4. The
+/// laptop has a GeForce with 16 GiB.
 pub(super) async fn wanted<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Pods choose their GPU by product, memory size, and preference")
         .await?;

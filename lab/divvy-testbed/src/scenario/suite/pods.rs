@@ -104,7 +104,7 @@ pub(super) async fn past_the_scheduler<C: Cluster>(play: &mut Play<'_, C>) -> Re
     Ok(())
 }
 
-/// The number of pods that are timed, of each kind.
+/// The number of pods of each kind whose start is timed.
 const TIMED: usize = 20;
 
 pub(super) async fn speed<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {

@@ -237,8 +237,8 @@ fn a_namespace_selector_does_not_mean_the_own_namespace_too() {
     cluster.check(&pod, &[FITS, AFFINITY, AFFINITY], "it is");
 }
 
-/// The lister does not know the namespace. So the namespace is not in the list into which a pod's own selector is converted, and
-/// it has no labels that the selectors of other pods could match.
+/// The labels of the namespace are unknown. A pod's own selectors are converted into lists of known namespaces, so they do not
+/// include it. The selectors of other pods find no labels in it to match.
 #[test]
 fn a_namespace_that_is_not_known_is_in_no_selector_of_the_pods_own_but_the_empty_one() {
     let lost = in_namespace(pod("p", "service=web", json!({})), "unknown");

@@ -16,7 +16,7 @@ fn recording(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Return the cluster on which the commands were recorded, before the commands.
+/// Return a cluster in the state that it had before the commands were recorded.
 fn cluster() -> ApiServer {
     let api = server();
     api.create(

@@ -28,7 +28,7 @@ fn write_library(bed: &Bed) {
     std::fs::write(directory.join("libcuda.so"), "").unwrap();
 }
 
-/// The runtime refuses the mount, as runc does, which makes the mounts. CDI accepts any path.
+/// CDI accepts any path. The runtime makes the mounts and refuses this one, as runc does.
 #[tokio::test]
 async fn a_mount_of_a_file_that_the_node_has_not_keeps_the_container_from_starting() {
     let (bed, plugin) = Bed::with_plugin(4).await;

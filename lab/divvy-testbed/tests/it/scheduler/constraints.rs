@@ -1,4 +1,5 @@
-//! Constraints other than sums that keep pods off nodes: taints, affinity, spread, ports, and gates; and the pods evicted for such a pod.
+//! Constraints other than sums that keep pods off nodes: taints, affinity, spread, ports, and gates; and evictions for a pod with
+//! such a constraint.
 
 use super::*;
 
