@@ -116,7 +116,8 @@ impl What {
                 "programs that use all of their memory run out of it, and which of them fails is a matter of chance"
             }
             What::Overcommitted { ran: false, .. } => {
-                "on paper only: the node's agent does not start a container without free memory for it, so a pod waits on its node"
+                "on paper only: the node's agent does not start a container without free memory for it, so a pod that is bound to the node does not start \
+                 until memory is free"
             }
             What::GivenEarly { .. } => {
                 "the history does not say when the old containers ended; the node's agent holds the new pod back until they have"

@@ -230,7 +230,7 @@ const FLAGS: [Flag; 37] = [
         &["IMEX_REQUIRED"],
         Bool,
         PLUGIN,
-        "End if a requested IMEX channel does not exist [default: false]",
+        "Exit if a requested IMEX channel does not exist [default: false]",
     ),
     flag(
         "kubelet-socket",

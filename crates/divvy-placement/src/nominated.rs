@@ -57,7 +57,7 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
     }
 }
 
-/// Choose GPUs for the pods in their order, and return for each pod when it has room.
+/// Choose GPUs for the pods in their order, and return for each pod whether it has room now, later, or never.
 fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
     entry.nominated_to.clear();
     let mut found = Vec::new();

@@ -330,11 +330,13 @@ Examples:
 
 After each change the audit looks for:
   GPUs with more memory allocated to bound, unfinished pods than they have,
-    by the annotations alone or with containers that really ran
-  allocations that changed after the binding, that were not bound, that cannot
-    be read, or that name a GPU that the node does not have or that failed
+    either only according to the annotations, or also while containers ran
+  allocations that changed after the binding, of pods that are not bound,
+    that cannot be read, or that name a GPU that the node does not have or that
+    failed
   pods that request GPU memory and were bound without an allocation
-  memory held for pods that are gone, and late deletions
+  memory held for pods that are gone, and pods that still exist long after
+    their grace period
   with --reports: containers on another GPU than allocated, with a wrong
     amount of memory in their variables, or without NVIDIA_VISIBLE_DEVICES=void;
     GPUs with more memory in use than they have
@@ -356,7 +358,7 @@ pub struct AuditArgs {
     /// Reports of the containers about themselves, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub reports: Vec<PathBuf>,
-    /// How long memory may be held for a deleted pod, and how late a deletion may be, such as 30s or 5m
+    /// How long memory may be held for a pod that is gone, and how long a pod may exist after its grace period, such as 30s or 5m
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
     pub leak_after: std::time::Duration,
     /// Output format
@@ -533,7 +535,8 @@ Examples:
   divvy demo --scenario vendors     shares of an NVIDIA GPU and whole AMD GPUs in one cluster
   divvy demo --keep                 keep the cluster up, to try kubectl on it
   divvy demo --nodes my-nodes.toml --keep
-  divvy demo -o json | jq -r .text  print every step as a line of JSON
+  divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
+  divvy demo -o json | jq -r .text  print the text of every step
 
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
 scheduler, the kubelets, the container runtime, and the NVML library are simulated.

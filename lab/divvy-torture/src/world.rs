@@ -522,7 +522,7 @@ impl World {
         }
     }
 
-    /// Create a pod for which the owner wrote a node and annotations. The annotations are converted to text and back.
+    /// Create a pod whose owner set `spec.nodeName` and the allocation's annotations by hand. The annotations are converted to text and back.
     fn forge(&mut self, name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) {
         let Some((name, request)) = self.new_pod(name, shape).filter(|(_, request)| request.rules.is_none()) else {
             return;

@@ -70,7 +70,7 @@ pub struct CdiGenerateArgs {
     /// How to name devices: index (0, 0:1), uuid (GPU-…), type-index (gpu0, mig0:1), both (index and uuid), or a list of these
     #[arg(long, value_name = "STRATEGY", value_delimiter = ',', default_value = "both")]
     pub device_name_strategy: Vec<CdiNaming>,
-    /// Include only these devices, by index or UUID; none adds a device with the driver's files but no GPU [default: all]
+    /// Include only these devices, by index or UUID; the value "none" adds a device that has the driver's files but no GPU [default: all]
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     pub device: Vec<String>,
     /// Omit the device "all"
@@ -197,7 +197,7 @@ Examples:
 
 STATE is ok, conflict (two files of one directory define the device, and engines then use neither), hidden (a directory with higher \
 priority also defines it), or stale (the file was generated for another driver than the loaded one, or names files that do not exist). \
-The command lists files that engines refuse or do not read on standard error.
+On standard error, the command lists files that engines refuse or do not read.
 
 Exit status: 0; with --strict 1 if a device is in conflict or stale, or if engines refuse a file.")]
 pub struct CdiListArgs {
@@ -244,7 +244,7 @@ pub struct CdiValidateArgs {
     /// Spec files, or directories of spec files; - is standard input
     #[arg(value_name = "FILE|DIR", required = true)]
     pub files: Vec<PathBuf>,
-    /// Root directory of the machine on which to look for stale files
+    /// Root directory of the machine whose driver and files the specs must match; a spec that does not match is stale
     #[arg(long, env = "DIVVY_SYS_ROOT", value_name = "DIR", default_value = "/")]
     pub sys_root: PathBuf,
     /// Output format

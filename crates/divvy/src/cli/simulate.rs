@@ -42,7 +42,7 @@ under a policy, in other units, or with more nodes. The command changes nothing 
 pods, nodeSelectors, and cordons, but not taints, affinity, quotas, or priorities. Pods that are being deleted stay on their nodes. So do pods on nodes that \
 are cordoned or advertise no GPU, and pods without GPU memory.
 
-fgd and rf know the mix of the whole list from the start, as published; divvy learns from the arriving pods; the other policies do not use the mix. \
+fgd and rf know from the start how often each kind of pod occurs in the list, as in their papers; divvy learns from the arriving pods; the other policies do not use the mix. \
 The same input gives exactly the same output for every --jobs.")]
 pub struct SimulateArgs {
     /// CSV file of the nodes
@@ -111,7 +111,7 @@ pub struct SimulateArgs {
     /// Let policies learn from only the first N arrivals
     #[arg(long, value_name = "N", help_heading = "Harder conditions")]
     pub history: Option<u64>,
-    /// Ranks of the nodes, which break ties [default: the ranks in the order]
+    /// Ranks of the nodes, which break ties [default: the ranks in the file of --order, else generated from the seed]
     #[arg(long, value_name = "HOW", help_heading = "Harder conditions")]
     pub node_order: Option<NodeOrder>,
     /// How to choose a node from a policy's costs
@@ -199,7 +199,7 @@ pub enum Arrivals {
 pub enum Lifetimes {
     /// Exponentially distributed, with the same mean for all pods
     Exp,
-    /// From creation_time to deletion_time; with --arrivals poisson in proportion to that time
+    /// From creation_time to deletion_time; with --arrivals poisson, all of these times multiplied by one factor
     Trace,
 }
 

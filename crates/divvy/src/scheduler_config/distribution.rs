@@ -159,7 +159,7 @@ sudo journalctl -u k3s --since -2min | grep -i scheduler
 ";
 
 const RKE2: &str = "\
-# RKE2: rke2-server writes the scheduler's static pod, and would overwrite a change of it. On each server node, one after the other:
+# RKE2: rke2-server writes the scheduler's static pod, and would overwrite any change to it. On each server node, one after the other:
 
 # 1. Create the configuration.
 sudo {make} -o {file}

@@ -385,7 +385,8 @@ async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_ca
     bed.end().await;
 }
 
-/// The kubelet checks its own sums after Allocate. If the check fails, it does not undo the allocation.
+/// After Allocate, the kubelet checks whether the pod's other requests, such as CPU, fit on the node. If they do not, it refuses the pod but
+/// does not undo the allocation.
 #[tokio::test]
 async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
     let bed = Bed::new(&[&[4]]).await;

@@ -94,8 +94,8 @@ fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_anoth
     });
 }
 
-/// A sidecar that has ended is being started again when the last app container ends. The pod's worker writes the pod's status
-/// only after this start, when the sidecar has ended as well.
+/// A sidecar has exited, and the kubelet is restarting it when the last app container ends. The pod must not count as ended yet: its worker
+/// first completes the restart, then ends the sidecar, and only then writes the pod's status.
 #[test]
 fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
     told(|world| {
