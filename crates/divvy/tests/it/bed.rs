@@ -530,6 +530,15 @@ impl Bed {
     /// Kill a node's agent, start it again, and wait until it has registered.
     pub(crate) async fn restart_agent(&mut self, node: &str) {
         self.cluster.kill_agent(node).await.expect("killed");
+        // Until the kubelet has noticed, its devices look as if the new agent had registered.
+        self.until("the kubelet to notice that the agent is gone", async |bed: &Bed| {
+            let resources = bed.node(node).device_manager().resources;
+            match resources.get(names::GPU_MEM) {
+                Some((_, healthy @ 1..)) => Err(format!("{healthy} devices")),
+                _ => Ok(()),
+            }
+        })
+        .await;
         self.cluster.start_agent(node).await.expect("started");
         self.registered(node).await;
     }
