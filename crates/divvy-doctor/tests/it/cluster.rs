@@ -336,7 +336,7 @@ fn the_other_plugin_is_deleted_by_its_own_name() {
     );
 }
 
-/// Divvy's agent offers shares and whole GPUs of the same GPUs, which is no fault. Another plugin that runs as well is reported.
+/// Divvy's agent may offer its GPUs both in shares and as a whole. A second plugin on the same cluster is reported.
 #[test]
 fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
     let both = |cluster: &mut Cluster| {

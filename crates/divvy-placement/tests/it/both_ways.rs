@@ -10,17 +10,17 @@ use proptest::prelude::*;
 use crate::fixture::*;
 
 /// A node with GPUs of 16 units that are offered in both ways.
-fn node(gpus: usize) -> Node {
+pub(crate) fn node(gpus: usize) -> Node {
     let mut node = divvy_node("n", &vec![16; gpus]);
     offer_whole(&mut node);
     node
 }
 
-fn nvidia(gpus: u64) -> Ask {
+pub(crate) fn nvidia(gpus: u64) -> Ask {
     Ask::whole(Vendor::Nvidia, gpus)
 }
 
-fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
+pub(crate) fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(node);
     for pod in pods {
@@ -40,7 +40,7 @@ fn placed(ledger: &Ledger, pod: &Pod) -> Result<Pod, Refusal> {
 }
 
 /// A pod that kube-scheduler bound without the extender.
-fn unnamed(name: &str, gpus: u64) -> Pod {
+pub(crate) fn unnamed(name: &str, gpus: u64) -> Pod {
     Pod {
         node: Some("n".to_owned()),
         ..whole_pending(Vendor::Nvidia, name, gpus)

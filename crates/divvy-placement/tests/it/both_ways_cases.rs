@@ -4,35 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::{GpuRules, MiB, Node, Pod, Vendor};
-use divvy_placement::{Ask, Ledger, Reservation, Standing};
+use divvy_placement::{Ask, Reservation, Standing};
 
+use crate::both_ways::{ledger, node, nvidia, unnamed};
 use crate::fixture::*;
-
-fn node(gpus: usize) -> Node {
-    let mut node = divvy_node("n", &vec![16; gpus]);
-    offer_whole(&mut node);
-    node
-}
-
-fn nvidia(gpus: u64) -> Ask {
-    Ask::whole(Vendor::Nvidia, gpus)
-}
-
-fn ledger(node: &Node, pods: &[Pod]) -> Ledger {
-    let mut ledger = Ledger::new(GIB);
-    ledger.apply_node(node);
-    for pod in pods {
-        ledger.apply_pod(pod.clone());
-    }
-    ledger
-}
-
-fn unnamed(name: &str, gpus: u64) -> Pod {
-    Pod {
-        node: Some("n".to_owned()),
-        ..whole_pending(Vendor::Nvidia, name, gpus)
-    }
-}
 
 fn with(gpus: u64, rules: GpuRules) -> Ask {
     Ask {
