@@ -11,9 +11,9 @@ use proptest::prelude::*;
 
 use crate::node::{GIB, Node, gpu, key, settings, simple};
 
-const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
+pub(crate) const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
 
-fn both() -> Settings {
+pub(crate) fn both() -> Settings {
     Settings {
         whole: true,
         ..settings()
@@ -21,16 +21,16 @@ fn both() -> Settings {
 }
 
 /// A node with GPUs of 4 units.
-fn node(gpus: u32) -> Node {
+pub(crate) fn node(gpus: u32) -> Node {
     Node::with(both(), (0..gpus).map(|index| gpu(index, 4 * GIB)).collect())
 }
 
-fn uuid(index: u32) -> String {
+pub(crate) fn uuid(index: u32) -> String {
     format!("GPU-{index}")
 }
 
 /// A pod that kube-scheduler bound without the extender: it has no allocation.
-fn plain(uid: &str, gpus: u64) -> Pod {
+pub(crate) fn plain(uid: &str, gpus: u64) -> Pod {
     let whole = WholeRequest {
         vendor: Vendor::Nvidia,
         containers: vec![WholeContainer {

@@ -4,48 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Handout, Reason, ResourceSpec, Settings};
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{
-    Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
-    WholeRequest,
-};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod};
 
+use crate::both_ways::{WHOLE, both, node, plain, uuid};
 use crate::node::{GIB, Node, gpu, key, settings, simple};
-
-const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
-
-fn both() -> Settings {
-    Settings {
-        whole: true,
-        ..settings()
-    }
-}
-
-fn node(gpus: u32) -> Node {
-    Node::with(both(), (0..gpus).map(|index| gpu(index, 4 * GIB)).collect())
-}
-
-fn uuid(index: u32) -> String {
-    format!("GPU-{index}")
-}
-
-fn plain(uid: &str, gpus: u64) -> Pod {
-    let whole = WholeRequest {
-        vendor: Vendor::Nvidia,
-        containers: vec![WholeContainer {
-            name: "main".to_owned(),
-            kind: ContainerKind::App,
-            gpus,
-        }],
-    };
-    Pod {
-        uid: uid.to_owned(),
-        namespace: "default".to_owned(),
-        name: format!("pod-{uid}"),
-        node: Some("n1".to_owned()),
-        request: PodRequest::with_whole(Vec::new(), vec![whole], None),
-        ..Pod::default()
-    }
-}
 
 fn placed(uid: &str, index: u32) -> Pod {
     Pod {
