@@ -52,6 +52,8 @@ pub struct Attempt {
 pub struct Observed {
     /// Whether the operator chose `--driver-spec auto`.
     pub auto: bool,
+    /// Whether containers get MIG devices from this agent (`--mig-devices`).
+    pub mig_devices: bool,
     /// The directory in which the probe looked for the driver's files.
     pub searched: String,
     /// Why the probe cannot check the driver's files, if it cannot.
@@ -108,7 +110,7 @@ pub fn decide(seen: &Observed) -> Verdict {
     let Some(basis) = seen.basis.as_ref().filter(|basis| !basis.gpus.is_empty()) else {
         return verdict(Step::Nothing, None);
     };
-    let Some((trouble, at)) = trouble(&seen.files, basis) else {
+    let Some((trouble, at)) = trouble(seen, basis) else {
         return verdict(own_goes(), None);
     };
     let generate = generate(seen, at);
@@ -215,16 +217,14 @@ impl Trouble {
     }
 }
 
-/// Return the problem of the first GPU whose containers would get no libraries or the wrong ones, and the file that causes it.
-fn trouble<'s>(files: &'s [SpecFile], basis: &Basis) -> Option<(Trouble, Option<&'s str>)> {
+/// Return the problem of the first device whose containers would get no libraries or the wrong ones, and the file that causes it.
+fn trouble<'s>(seen: &'s Observed, basis: &Basis) -> Option<(Trouble, Option<&'s str>)> {
     // Containers do not get a GPU as a whole while it is divided by MIG.
-    for uuid in basis
-        .gpus
-        .iter()
-        .filter(|gpu| gpu.mig.is_none())
-        .filter_map(|gpu| gpu.uuid.as_deref())
-    {
-        let Some(file) = files.iter().find(|file| file.devices.contains(uuid)) else {
+    let gpus = basis.gpus.iter().filter(|gpu| gpu.mig.is_none()).map(|gpu| &gpu.uuid);
+    let mig_devices = basis.gpus.iter().filter(|_| seen.mig_devices).flat_map(|gpu| &gpu.mig);
+    let mig_devices = mig_devices.flatten().map(|device| &device.uuid);
+    for uuid in gpus.chain(mig_devices).filter_map(Option::as_deref) {
+        let Some(file) = seen.files.iter().find(|file| file.devices.contains(uuid)) else {
             return Some((Trouble::of_none(uuid), None));
         };
         let path = &file.path;

@@ -27,7 +27,7 @@ mod vendor;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi as cdi;
-use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Pod, PodKey, Vendor};
+use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor};
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
@@ -65,13 +65,14 @@ pub struct Offer {
 }
 
 impl Settings {
-    /// Return what the agent offers of a vendor's GPU with this much memory.
-    pub fn offer(&self, vendor: Vendor, total: MiB) -> Offer {
+    /// Return what the agent offers of a vendor's GPU with this much memory. A partition of a GPU whose memory is shared is not
+    /// offered as a whole: the vendor's resource is for GPUs.
+    pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
         match vendor.shares_memory() {
             true => Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
-                whole: self.whole,
+                whole: self.whole && partition.is_none(),
             },
             false => Offer {
                 reserve: MiB::ZERO,

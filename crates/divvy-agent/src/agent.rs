@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_cdi as cdi;
+use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::{Code, Failure};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, MigDevice, Node, Pod, runtime};
+use divvy_model::{Health, MiB, Node, Pod, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -172,9 +173,9 @@ impl Agent {
         self.synced.send_replace(true);
     }
 
-    /// Set the MIG devices of each GPU in MIG mode, by GPU UUID. The driver's spec names them instead of the whole GPU.
-    pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) {
-        if self.driver_spec.set_mig(mig) {
+    /// Set the GPUs and MIG devices that the driver reports. The driver's spec names the MIG devices instead of a GPU in MIG mode.
+    pub(crate) fn set_places(&self, places: Vec<Place>) {
+        if self.driver_spec.set_places(places) {
             self.look.notify_one();
         }
     }
@@ -545,12 +546,8 @@ impl Agent {
         let probe = self.probe.get()?;
         let question = self
             .blocking(|agent| {
-                let (driver, gpus) = {
-                    let core = agent.core();
-                    let gpus = core.gpus().iter().filter(|gpu| gpu.vendor == driver_spec::VENDOR);
-                    (core.driver(driver_spec::VENDOR).to_owned(), gpus.cloned().collect::<Vec<_>>())
-                };
-                (!gpus.is_empty()).then(|| agent.driver_spec.question(&agent.store, &driver, &gpus))
+                let driver = agent.core().driver(driver_spec::VENDOR).to_owned();
+                agent.driver_spec.question(&agent.store, &driver)
             })
             .await??;
         let answer = answered(probe.driver(question.asked.clone())).await;

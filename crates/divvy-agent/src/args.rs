@@ -90,6 +90,9 @@ pub struct Settings {
     /// shares, and a GPU with shares is not given out as a whole
     #[arg(long, env = "DIVVY_WHOLE_GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub whole_gpus: Option<bool>,
+    /// Also share the memory of MIG devices, each as a GPU of its own; do not use NVIDIA's device plugin for them at the same time
+    #[arg(long, env = "DIVVY_MIG_DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub mig_devices: Option<bool>,
     /// How to put the GPU into the container [default: auto]
     #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
     pub device_list_strategy: Option<DeviceListStrategy>,

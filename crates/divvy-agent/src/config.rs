@@ -40,6 +40,8 @@ pub struct Config {
     pub reserve_memory: MiB,
     /// `--whole-gpus`: shared GPUs are offered as a whole as well.
     pub whole_gpus: bool,
+    /// `--mig-devices`: the memory of MIG devices is shared.
+    pub mig_devices: bool,
     /// `--device-list-strategy`: how containers get their GPUs.
     pub device_list_strategy: DeviceListStrategy,
     /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
@@ -82,6 +84,7 @@ impl Config {
             memory_unit: flags.memory_unit.or(file.memory_unit).unwrap_or(MemoryUnit::GIB),
             reserve_memory: flags.reserve_memory.or(file.reserve_memory).unwrap_or(MiB::ZERO),
             whole_gpus: flags.whole_gpus.or(file.whole_gpus).unwrap_or(false),
+            mig_devices: flags.mig_devices.or(file.mig_devices).unwrap_or(false),
             device_list_strategy: flags.device_list_strategy.or(file.device_list_strategy).unwrap_or_default(),
             metrics: flags.metrics.or(file.metrics),
             health_recovery: flags

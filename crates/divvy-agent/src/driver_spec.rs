@@ -3,7 +3,7 @@
 //! The probe checks the driver's files, because it can see the machine's root directory. The agent cannot: it talks to the API server and
 //! therefore runs without that access. This code runs with each reconciliation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use divvy_cdi::Format;
@@ -11,7 +11,7 @@ use divvy_cdi::driver_spec::Place;
 use divvy_cdi::stale;
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
 use divvy_hardware::{Code, Failure};
-use divvy_model::{Gpu, Health, MigDevice, Vendor, nvidia};
+use divvy_model::Vendor;
 
 use crate::store::{DriverSpecs, Stamp, Store};
 use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, SpecFile, Step, Trouble, Verdict, decide};
@@ -26,8 +26,9 @@ const MOST_PATHS: usize = 256 * 1024;
 #[derive(Debug)]
 pub(crate) struct DriverSpec {
     auto: bool,
-    /// The MIG devices of each GPU in MIG mode, by GPU UUID.
-    mig: Mutex<BTreeMap<String, Vec<MigDevice>>>,
+    mig_devices: bool,
+    /// The GPUs and their MIG devices.
+    places: Mutex<Vec<Place>>,
     state: Mutex<State>,
 }
 
@@ -80,50 +81,44 @@ pub(crate) struct SpecOrder {
 }
 
 impl DriverSpec {
-    pub(crate) fn new(auto: bool) -> DriverSpec {
+    /// Create the state for `--driver-spec` and `--mig-devices`.
+    pub(crate) fn new(auto: bool, mig_devices: bool) -> DriverSpec {
         DriverSpec {
             auto,
-            mig: Mutex::default(),
+            mig_devices,
+            places: Mutex::default(),
             state: Mutex::default(),
         }
     }
 
-    /// Store the MIG devices that the driver's library reports, for the next check. Report whether they changed.
-    pub(crate) fn set_mig(&self, mig: BTreeMap<String, Vec<MigDevice>>) -> bool {
-        let mut known = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
-        let differs = *known != mig;
-        *known = mig;
+    /// Store the GPUs and the MIG devices that the driver's library reports, for the next check. Report whether they changed.
+    pub(crate) fn set_places(&self, places: Vec<Place>) -> bool {
+        let mut known = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let differs = *known != places;
+        *known = places;
         differs
     }
 
-    /// Build the question for the probe. `driver` is the version that the driver's library reports. Blocks on files.
-    pub(crate) fn question(&self, store: &Store, driver: &str, gpus: &[Gpu]) -> Question {
+    /// Build the question for the probe. `None` if there is no GPU. `driver` is the version that the driver's library reports. Blocks
+    /// on files.
+    pub(crate) fn question(&self, store: &Store, driver: &str) -> Option<Question> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if places.is_empty() {
+            return None;
+        }
         let specs = store.driver_specs();
-        let mig = self.mig.lock().unwrap_or_else(PoisonError::into_inner);
-        let there = gpus.iter().filter(|gpu| gpu.health != Health::Lost);
-        let places = there.filter_map(|gpu| {
-            Some(Place {
-                index: gpu.index,
-                uuid: gpu.uuid.clone(),
-                minor: nvidia::minor(&gpu.nodes)?,
-                pci: gpu.pci.clone(),
-                mig: mig.get(&gpu.uuid).cloned(),
-            })
-        });
         let paths: BTreeSet<&String> = specs.files.iter().flat_map(|file| stale::host_paths(&file.spec)).collect();
         let mut bytes = 0;
         let paths = paths.into_iter().take_while(|path| {
             bytes += path.len() + 4;
             bytes <= MOST_PATHS
         });
-        Question {
-            asked: DriverQuestion {
-                version: driver.to_owned(),
-                gpus: places.collect(),
-                paths: paths.cloned().collect(),
-            },
-            specs,
-        }
+        let asked = DriverQuestion {
+            version: driver.to_owned(),
+            gpus: places,
+            paths: paths.cloned().collect(),
+        };
+        Some(Question { asked, specs })
     }
 
     /// Decide from the probe's answer, and carry out every verdict that needs no new spec. An `Err` asks the caller to have a
@@ -247,6 +242,7 @@ impl DriverSpec {
         });
         Observed {
             auto: self.auto,
+            mig_devices: self.mig_devices,
             searched: found.looked_at,
             blind,
             own_path: store.own_driver_spec().display().to_string(),

@@ -5,17 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
-use divvy_hardware::{GpuFacts, Snapshot};
-use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Vendor};
+use divvy_hardware::{Fault, GpuFacts, Snapshot};
+use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
 use tracing::{info, warn};
 
 use divvy_agent_core::Offer;
 
 use crate::agent::Agent;
 use crate::args::Probe;
-use crate::{Config, Error};
+use crate::{Config, Error, driver_spec};
 
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -27,7 +28,11 @@ const OFFERED_NO_MORE: &str =
 struct Machine {
     tracker: Tracker,
     drivers: BTreeMap<Vendor, String>,
-    /// The facts that the drivers last reported about each GPU, by UUID.
+    /// Whether MIG devices are offered.
+    mig_devices: bool,
+    /// The last snapshot's GPUs, as the drivers report them, by UUID.
+    reported: BTreeMap<String, GpuFacts>,
+    /// The facts that the drivers last reported about each GPU, by UUID. If MIG devices are offered, each of them is a GPU here.
     seen: BTreeMap<String, GpuFacts>,
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
@@ -53,6 +58,8 @@ pub(crate) async fn follow(
             ..Settings::default()
         }),
         drivers: BTreeMap::new(),
+        mig_devices: config.mig_devices,
+        reported: BTreeMap::new(),
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
         silent_since: None,
@@ -79,12 +86,12 @@ pub(crate) async fn follow(
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
-                agent.set_mig(mig_of(&snapshot));
-                changed = machine.snapshot(now, snapshot);
+                agent.set_places(places(&snapshot));
+                changed = machine.snapshot(&agent, now, snapshot);
             }
             Update::Fault(event) => {
                 let fault = event.fault;
-                changed = machine.tracker.fault(now, &fault);
+                changed = machine.fault(now, &fault);
                 if changed.is_empty() {
                     info!(
                         gpu = fault.uuid.as_deref().unwrap_or("?"),
@@ -152,11 +159,8 @@ impl Machine {
     /// Restore what the node's annotation says about failed GPUs, and about lost GPUs that still have grants.
     fn recall(&mut self, agent: &Agent, before: Option<Inventory>) {
         let Some(before) = before else { return };
-        let core = agent.core();
         for gpu in before.gpus {
-            let in_use = core
-                .records()
-                .any(|record| record.gpus.iter().any(|share| share.uuid == gpu.uuid));
+            let in_use = is_in_use(agent, &gpu.uuid);
             if gpu.health == Health::Failed || (gpu.health == Health::Lost && in_use) {
                 let verdict = Verdict {
                     health: gpu.health,
@@ -174,8 +178,15 @@ impl Machine {
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
-    fn snapshot(&mut self, now: u64, snapshot: Snapshot) -> Vec<String> {
+    fn snapshot(&mut self, agent: &Agent, now: u64, snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
+        let reported = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone()));
+        self.reported = reported.collect();
+        let snapshot = match self.mig_devices {
+            true => snapshot.divided(),
+            false => snapshot,
+        };
+        self.forget(agent, &snapshot);
         let changed = self.tracker.snapshot(now, &snapshot);
         let drivers = snapshot.drivers.into_iter();
         self.drivers = drivers.map(|(vendor, driver)| (vendor, driver.version)).collect();
@@ -184,6 +195,43 @@ impl Machine {
             self.seen.insert(facts.uuid.clone(), facts);
         }
         changed
+    }
+
+    /// Apply a fault, and return the UUIDs of the GPUs whose verdict changed.
+    fn fault(&mut self, now: u64, fault: &Fault) -> Vec<String> {
+        let gpu = fault.uuid.as_ref().and_then(|uuid| self.reported.get(uuid));
+        let faults = fault.divided(gpu.filter(|_| self.mig_devices));
+        let mut changed = Vec::new();
+        for fault in faults {
+            changed.extend(self.tracker.fault(now, &fault));
+        }
+        changed
+    }
+
+    /// Forget the MIG devices that were destroyed, and the GPUs that were divided into MIG devices. They are not lost: their GPU is
+    /// there. A device that a container still has stays, and counts as lost.
+    fn forget(&mut self, agent: &Agent, now: &Snapshot) {
+        let is_listed = |uuid: &str| now.gpus.iter().any(|gpu| gpu.uuid == uuid);
+        let is_reported = |uuid: &str, partition: Option<&Partition>| {
+            let gpu = partition.map_or(uuid, |partition| &partition.parent);
+            self.reported.contains_key(gpu)
+        };
+        let seen = self.seen.values().map(|gpu| (&gpu.uuid, gpu.partition.as_ref()));
+        let recalled = self.recalled.values().map(|gpu| (&gpu.uuid, gpu.partition.as_ref()));
+        let gone: Vec<String> = seen
+            .chain(recalled)
+            .filter(|(uuid, partition)| !is_listed(uuid) && is_reported(uuid, *partition))
+            .map(|(uuid, _)| uuid.clone())
+            .collect();
+        for uuid in gone.iter().filter(|uuid| !is_in_use(agent, uuid)) {
+            info!(
+                gpu = uuid,
+                "this device does not exist any more: MIG was configured in another way"
+            );
+            self.tracker.forget(uuid);
+            self.seen.remove(uuid);
+            self.recalled.remove(uuid);
+        }
     }
 
     /// Log which GPUs failed or recovered, and post an event about each on the node.
@@ -222,14 +270,14 @@ impl Machine {
         };
         let settings = agent.core().settings().clone();
         let seen = self.seen.values().map(|facts| {
-            let offer = settings.offer(facts.vendor, facts.total);
+            let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
             described(facts, fit(facts, verdict(&facts.uuid)), offer)
         });
         let recalled = self.recalled.values().map(|gpu| {
             let Verdict { health, reason } = verdict(&gpu.uuid);
             let gpu = gpu.clone();
             // The previous agent may have offered it in another way.
-            let whole = settings.offer(gpu.vendor, gpu.total).whole;
+            let whole = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref()).whole;
             Gpu {
                 health,
                 reason,
@@ -287,8 +335,27 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
     }
 }
 
-/// Return the MIG devices of each GPU in MIG mode, by GPU UUID.
-fn mig_of(snapshot: &Snapshot) -> BTreeMap<String, Vec<MigDevice>> {
-    let parts = |gpu: &GpuFacts| Some((gpu.uuid.clone(), MigDevice::of(gpu.mig, &gpu.mig_devices)?.to_vec()));
-    snapshot.gpus.iter().filter_map(parts).collect()
+/// Report whether a grant names the GPU.
+fn is_in_use(agent: &Agent, uuid: &str) -> bool {
+    let core = agent.core();
+    let mut records = core.records();
+    records.any(|record| record.gpus.iter().any(|share| share.uuid == uuid))
+}
+
+/// Return the GPUs for which a CDI spec of NVIDIA's driver describes devices.
+fn places(snapshot: &Snapshot) -> Vec<Place> {
+    let gpus = snapshot
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.vendor == driver_spec::VENDOR && !gpu.lost);
+    gpus.filter_map(|gpu| {
+        Some(Place {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: nvidia::minor(&gpu.nodes)?,
+            pci: gpu.pci.clone(),
+            mig: MigDevice::of(gpu.mig, &gpu.mig_devices).map(<[MigDevice]>::to_vec),
+        })
+    })
+    .collect()
 }

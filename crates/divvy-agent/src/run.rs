@@ -89,7 +89,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto),
+        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.mig_devices),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),

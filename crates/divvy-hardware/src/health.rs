@@ -149,7 +149,7 @@ impl GpuHealth {
     }
 }
 
-/// All GPUs of a node, by UUID. A GPU is never forgotten: if a known GPU is missing from a snapshot, it counts as lost.
+/// All GPUs of a node, by UUID. If a known GPU is missing from a snapshot, it counts as lost until [`Tracker::forget`].
 #[derive(Debug, Clone, Default)]
 pub struct Tracker {
     settings: Settings,
@@ -231,6 +231,11 @@ impl Tracker {
         for gpu in self.gpus.values_mut() {
             gpu.health.observe(now, &Observation::Unknown, &self.settings);
         }
+    }
+
+    /// Forget a GPU that is not a GPU any more, such as a MIG device that was destroyed.
+    pub fn forget(&mut self, uuid: &str) {
+        self.gpus.remove(uuid);
     }
 
     /// Return the verdict on a GPU, or `None` if the GPU is unknown.

@@ -16,6 +16,7 @@
 pub mod amd;
 pub mod backend;
 pub mod client;
+mod divided;
 mod error;
 mod facts;
 mod fault;

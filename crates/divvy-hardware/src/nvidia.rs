@@ -1,5 +1,6 @@
 //! NVIDIA GPUs through NVML. Only `divvy-probe` uses this module, because the library can hang or crash its process.
 
+mod capabilities;
 mod events;
 mod ffi;
 mod library;
@@ -27,6 +28,8 @@ pub struct Options {
     pub library: Option<PathBuf>,
     /// The root directory of the driver's files: `/`, or the path at which the host's or a driver container's root is mounted.
     pub driver_root: PathBuf,
+    /// The host's `/proc`.
+    pub proc_root: PathBuf,
 }
 
 /// An initialized NVML library.
@@ -36,6 +39,7 @@ pub struct Nvidia {
     calls: Calls,
     /// The constant facts of each GPU, which are read only once.
     known: Known,
+    proc_root: PathBuf,
     events: Option<events::Listener>,
 }
 
@@ -53,6 +57,7 @@ impl Nvidia {
                         nvml: Arc::new(nvml),
                         calls: calls.clone(),
                         known: Known::default(),
+                        proc_root: options.proc_root.clone(),
                         events: None,
                     });
                 }
@@ -79,7 +84,8 @@ fn text_of(path: &OsStr, error: &dyn std::error::Error) -> String {
 
 impl Backend for Nvidia {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
-        let snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
+        let mut snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
+        capabilities::add(&self.proc_root, &mut snapshot.gpus);
         Ok(self.known.complete(snapshot))
     }
 
@@ -125,8 +131,13 @@ impl GpuFacts {
         // CUDA cannot use the whole GPU in MIG mode.
         MigDevice::of(self.mig, &self.mig_devices)?;
         Some(format!(
-            "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0",
-            self.index
+            "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0{}",
+            self.index,
+            if self.mig_devices.is_empty() {
+                ""
+            } else {
+                ", or let the agent offer MIG devices (--mig-devices)"
+            }
         ))
     }
 }

@@ -120,6 +120,7 @@ fn nvidia_options(options: &Options) -> nvidia::Options {
     nvidia::Options {
         library: options.nvml_library.clone(),
         driver_root: options.driver_root.clone(),
+        proc_root: options.sys_root.join("proc"),
     }
 }
 

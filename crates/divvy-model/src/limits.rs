@@ -28,13 +28,13 @@ pub const ALLOCATION_SHARES: usize = 256;
 /// longest names is smaller.
 pub const ALLOCATION_BYTES: usize = 64 << 10;
 
-/// The maximum number of GPUs of a node, in its inventory or in `aliyun.com/gpu-count`. The largest machines have 16 GPUs, but
-/// the inventory also keeps lost GPUs.
-pub const NODE_GPUS: usize = 64;
+/// The maximum number of GPUs of a node, in its inventory or in `aliyun.com/gpu-count`. The largest machines have 16 GPUs, which MIG can
+/// divide into 112 parts, and the inventory also keeps lost GPUs.
+pub const NODE_GPUS: usize = 128;
 /// The maximum number of links of one GPU. For each other GPU, there may be one entry for NVLinks, and one for the nearest common
-/// ancestor on the PCI bus.
-pub const GPU_LINKS: usize = 2 * NODE_GPUS;
-/// The maximum number of device nodes of one GPU. An NVIDIA GPU has one, and an AMD GPU two.
+/// ancestor on the PCI bus. No machine has more than 64 GPUs that are connected.
+pub const GPU_LINKS: usize = 128;
+/// The maximum number of device nodes of one GPU. An NVIDIA GPU has one, a MIG device three, and an AMD GPU two.
 pub const GPU_NODES: usize = 8;
 /// The maximum number of different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;

@@ -16,6 +16,10 @@ pub struct MigDevice {
     pub gi: u32,
     /// ID of the compute instance within the GPU instance.
     pub ci: u32,
+    /// The minor numbers of the two device nodes `/dev/nvidia-caps/nvidia-cap<minor>` that give access to the GPU instance and to the
+    /// compute instance. `None` if the kernel module does not list them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capabilities: Option<(u32, u32)>,
     /// The components of the MIG device. `None` if the driver does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parts: Option<MigParts>,

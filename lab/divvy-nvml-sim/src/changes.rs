@@ -40,6 +40,8 @@ pub(crate) struct GpuChanges {
     pub(crate) lost: bool,
     /// The memory of processes in MiB, by PID. 0 means that a described process has ended.
     pub(crate) processes: BTreeMap<u32, u64>,
+    /// The MIG devices that processes use, by PID: the position among the GPU's MIG devices.
+    pub(crate) mig_of: BTreeMap<u32, u32>,
     /// The temperature in °C.
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.

@@ -34,6 +34,8 @@ enum Request {
         gpu: u32,
         pid: u32,
         used_mib: u64,
+        /// The position among the GPU's MIG devices of the one that the process uses.
+        mig: Option<u32>,
     },
     Temperature {
         gpu: u32,
@@ -145,12 +147,17 @@ fn perform(request: Request) -> Result<Value, String> {
             return Ok(json!({ "ok": true, "state": { "node": machine.name, "uuids": uuids, "changes": changes } }));
         }
         Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
-        Request::Memory { gpu, pid, used_mib } => sim().change(|changes, machine| {
+        Request::Memory { gpu, pid, used_mib, mig } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
                 return Err(format!("GPU {gpu} has {total} MiB, less than {used_mib}"));
             }
-            this_gpu(changes, machine, gpu)?.processes.insert(pid, used_mib);
+            let changed = this_gpu(changes, machine, gpu)?;
+            changed.processes.insert(pid, used_mib);
+            match mig {
+                Some(mig) => changed.mig_of.insert(pid, mig),
+                None => changed.mig_of.remove(&pid),
+            };
             Ok(())
         })?,
         Request::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,

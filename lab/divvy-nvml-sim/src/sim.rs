@@ -290,12 +290,14 @@ impl Inner {
         self.changes.gpus.get(&u32::try_from(index).ok()?)
     }
 
-    /// Return the memory of the processes on the GPU in MiB, by PID.
-    pub(crate) fn processes(&self, card: &Card, index: usize) -> BTreeMap<u32, u64> {
+    /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position.
+    pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> BTreeMap<u32, u64> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();
         if let Some(changes) = self.gpu(index) {
             processes.extend(&changes.processes);
             processes.retain(|pid, used| *used > 0 || !changes.processes.contains_key(pid));
+            let uses = |pid: &u32, mig: usize| changes.mig_of.get(pid).is_some_and(|used| *used as usize == mig);
+            processes.retain(|pid, _| mig.is_none_or(|mig| uses(pid, mig)));
         }
         processes
     }

@@ -63,6 +63,7 @@ fn last(basis: Basis, outcome: Result<(), &str>) -> Option<Attempt> {
 fn seen(files: Vec<SpecFile>) -> Observed {
     Observed {
         auto: true,
+        mig_devices: false,
         searched: "/host/".to_owned(),
         blind: None,
         own_path: "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json".to_owned(),

@@ -55,7 +55,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
 pub(crate) fn offered(settings: &Settings, gpus: &[Gpu]) -> Vec<Gpu> {
     let gpus = gpus.iter().cloned();
     gpus.map(|gpu| {
-        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total);
+        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
         Gpu {
             reserve,
             units,

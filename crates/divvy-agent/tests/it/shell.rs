@@ -22,6 +22,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+mod mig;
+
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// What the probe answers: each GPU's memory in MiB, and the XIDs so far.
@@ -31,6 +33,8 @@ struct Machine {
     xids: Vec<(usize, u64)>,
     /// MIG devices of the last GPU, if MIG mode is on.
     mig: Option<Vec<MigDevice>>,
+    /// The GPU instance and the compute instance that the XIDs name.
+    instances: Option<(u32, u32)>,
     /// The number of AMD GPUs.
     amd: usize,
 }
@@ -49,11 +53,11 @@ async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: 
                     line = lines.next_line() => line,
                     changed = machine.changed() => {
                         if changed.is_err() { return }
-                        let xids = machine.borrow_and_update().xids.clone();
+                        let Machine { xids, instances, .. } = machine.borrow_and_update().clone();
                         for (seq, (gpu, xid)) in xids.iter().enumerate().skip(told) {
                             let event = json!({
                                 "event": "fault", "seq": seq + 1, "vendor": "nvidia", "uuid": format!("GPU-{gpu}"), "code": xid,
-                                "fatal": xid_is_fatal(*xid), "name": format!("XID {xid}"), "partition": null,
+                                "fatal": xid_is_fatal(*xid), "name": format!("XID {xid}"), "partition": instances,
                             });
                             if write.write_all(format!("{event}\n").as_bytes()).await.is_err() { return }
                         }
@@ -234,10 +238,16 @@ impl Bed {
 
     /// Create a pod with one container that is already bound. Without `gpu`, the pod looks as if no extender had handled it.
     fn create(&self, name: &str, gpu: Option<u32>, units: u64) -> String {
+        let uuid = gpu.map(|gpu| format!("GPU-{gpu}"));
+        self.create_on(name, uuid, units)
+    }
+
+    /// Create a pod as [`Bed::create`] does, on the device with this UUID.
+    fn create_on(&self, name: &str, uuid: Option<String>, units: u64) -> String {
         let mut pod = builders::pod(name).gpu_mem(units).build();
         pod["spec"]["nodeName"] = "n1".into();
-        if let Some(gpu) = gpu {
-            let (uuid, memory) = (format!("GPU-{gpu}"), MiB(units * 1024));
+        if let Some(uuid) = uuid {
+            let memory = MiB(units * 1024);
             let allocation = Allocation {
                 v: 1,
                 gpus: vec![GpuShare {
@@ -607,7 +617,7 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
         uuid: format!("MIG-{gi}"),
         gi,
         ci: 0,
-        parts: None,
+        ..MigDevice::default()
     };
     bed.memory_is(56, 56).await;
     bed.machine.send_modify(|machine| machine.mig = Some(vec![part(1, 3)]));

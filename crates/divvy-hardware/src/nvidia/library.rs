@@ -93,6 +93,7 @@ mod tests {
             std::fs::write(file, "").expect("file");
         }
         let mut options = Options {
+            proc_root: "/proc".into(),
             library: None,
             driver_root: root.path().to_owned(),
         };

@@ -164,6 +164,7 @@ fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice
             uuid,
             gi,
             ci,
+            capabilities: None,
             parts: known.or_else(|| ffi::mig_parts(device, &mig, gi).ok()),
         });
     }
@@ -316,6 +317,9 @@ pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec
     for index in 0..count {
         let _call = calls.enter(format!("reading the processes of GPU {index}"));
         match identify(nvml, index) {
+            Ok((device, uuid)) if device.mig_mode().is_ok_and(|mode| mode.current == 1) => {
+                all.extend(processes_of_parts(&device, uuid));
+            }
             Ok((device, uuid)) => all.push(processes_of(&device, uuid)),
             // A device without a UUID is only reported under its last known UUID.
             Err(error) => all.extend(known.at(Vendor::Nvidia, index).map(|gpu| GpuProcesses {
@@ -326,6 +330,27 @@ pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec
         }
     }
     Ok(all)
+}
+
+/// Return the processes on each MIG device. NVML lists the processes of a GPU in MIG mode without the MIG devices that they use.
+fn processes_of_parts(device: &Device<'_>, uuid: String) -> Vec<GpuProcesses> {
+    let count = match device.mig_device_count() {
+        Ok(count) => count,
+        Err(error) => {
+            return vec![GpuProcesses {
+                uuid,
+                processes: Vec::new(),
+                error: Some(error.to_string()),
+            }];
+        }
+    };
+    let parts = (0..count).filter_map(|index| device.mig_device_by_index(index).ok());
+    parts
+        .filter_map(|part| {
+            let uuid = part.uuid().ok()?;
+            Some(processes_of(&part, uuid))
+        })
+        .collect()
 }
 
 fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {

@@ -53,6 +53,7 @@ fn device(index: u32, profile: &str) -> MigDevice {
         _ => (1, 4864, 0, 0),
     };
     MigDevice {
+        capabilities: None,
         index,
         uuid: format!("MIG-{index}"),
         gi: index + 1,

@@ -16,6 +16,7 @@ fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
         ..MigParts::default()
     });
     let device = of(parts).prop_map(|parts| MigDevice {
+        capabilities: None,
         parts,
         ..MigDevice::default()
     });

@@ -149,6 +149,7 @@ fn mig_device(gpu: u32, index: u32, profile: u32) -> MigDevice {
     };
     let gi = index + 1;
     MigDevice {
+        capabilities: None,
         index,
         uuid: format!("MIG-{gpu:08x}-0000-4000-8000-{gi:08x}0000"),
         gi,

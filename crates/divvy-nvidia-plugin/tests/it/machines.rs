@@ -22,6 +22,7 @@ fn mig_devices() -> impl Strategy<Value = Vec<MigDevice>> {
     });
     vec((parts, 0..20u32, 0..8u32), 0..7).prop_map(|list| {
         let device = |(index, (parts, gi, ci)): (u32, (Option<MigParts>, u32, u32))| MigDevice {
+            capabilities: None,
             index,
             uuid: String::new(),
             gi,

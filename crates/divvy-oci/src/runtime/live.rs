@@ -97,7 +97,7 @@ impl From<MigInstance> for MigDevice {
             uuid,
             gi,
             ci,
-            parts: None,
+            ..MigDevice::default()
         }
     }
 }

@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, put};
 use crate::machine::{Card, Machine, MigDevice};
-use crate::sim::{Code, sim};
+use crate::sim::{Code, Inner, sim};
 
 /// The limit of GPU indices. The handle of a MIG device contains the GPU's handle in the bits below this value, and the MIG device's index plus 1
 /// above them.
@@ -37,6 +37,21 @@ pub(super) fn by_uuid(machine: &Machine, uuid: &str) -> Option<(usize, ffi::nvml
     cards.find_map(|(card, described)| {
         let index = described.mig.iter().position(|mig| mig.uuid == uuid)?;
         Some((card, handle_of_mig(card, index)))
+    })
+}
+
+/// Run a call that concerns a GPU, or a MIG device of it: in this case with the position of the MIG device.
+pub(super) fn call_with_part<T>(
+    device: ffi::nvmlDevice_t,
+    work: impl FnOnce(&Inner, &Card, usize, Option<usize>) -> Result<T, Code>,
+) -> Result<T, Code> {
+    let Some((index, mig)) = place_of(device) else {
+        return device_call(device, |inner, card, index| work(inner, card, index, None));
+    };
+    sim().call(|inner, machine| {
+        let card = inner.present(machine, index)?;
+        card.mig.get(mig).ok_or(INVALID_ARGUMENT)?;
+        work(inner, card, index, Some(mig))
     })
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_uint;
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, answer, device_call};
+use super::{INSUFFICIENT_SIZE, INVALID_ARGUMENT, answer, mig};
 
 const MIB: u64 = 1 << 20;
 /// The value for "no MIG instance".
@@ -34,8 +34,8 @@ unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<()
 }
 
 fn compute<T>(device: ffi::nvmlDevice_t, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
-    device_call(device, |inner, card, index| {
-        let processes = inner.processes(card, index);
+    mig::call_with_part(device, |inner, card, index, mig| {
+        let processes = inner.processes(card, index, mig);
         Ok(processes
             .into_iter()
             .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))
@@ -91,7 +91,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
 
 /// All described processes are compute processes, so the list of graphics processes is empty.
 fn none<T>(device: ffi::nvmlDevice_t) -> Result<Vec<T>, ffi::nvmlReturn_t> {
-    device_call(device, |_, _, _| Ok(Vec::new()))
+    mig::call_with_part(device, |_, _, _, _| Ok(Vec::new()))
 }
 
 #[unsafe(no_mangle)]
