@@ -201,7 +201,7 @@ mod tests {
             let error = Allocation::parse(&of(containers + 1, gpus).to_json())
                 .expect_err("too many")
                 .to_string();
-            assert!(error.contains("at most 64 GPUs and 256 shares are read"), "{error}");
+            assert!(error.contains("at most 128 GPUs and 256 shares are read"), "{error}");
         }
         let error = Allocation::parse(&"x".repeat(ALLOCATION_BYTES + 1))
             .expect_err("too long")

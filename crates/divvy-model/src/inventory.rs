@@ -498,11 +498,23 @@ mod tests {
         }
     }
 
-    /// The machines are: 16 GPUs, each with an NVLink and a PCI entry for every other GPU; and 8 GPUs, each of which was replaced
-    /// seven times.
+    /// The machines are: 16 GPUs, each with an NVLink and a PCI entry for every other GPU; 8 GPUs, each of which was replaced
+    /// seven times; and 16 GPUs, each of which MIG divides into 7 parts.
     #[test]
     fn the_largest_machines_are_read() {
-        for inventory in [of(16, 30), of(64, 0), of(8, 14)] {
+        let mut divided = of(112, 0);
+        for (gpu, number) in divided.gpus.iter_mut().zip(0_u32..) {
+            gpu.uuid = format!("MIG-{number:036}");
+            gpu.nodes = ["nvidia15", "nvidia-caps/nvidia-cap2047", "nvidia-caps/nvidia-cap2048"]
+                .map(str::to_owned)
+                .into();
+            gpu.partition = Some(Partition {
+                parent: format!("GPU-{:036}", number / 7),
+                profile: "1g.10gb+me".to_owned(),
+            });
+            gpu.model = "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me".to_owned();
+        }
+        for inventory in [of(16, 30), of(64, 0), of(8, 14), divided] {
             let text = inventory.to_json();
             assert_eq!(Inventory::parse(&text), Ok(inventory), "{} bytes", text.len());
         }
@@ -523,7 +535,7 @@ mod tests {
             gpu.model = format!("T{number}");
         }
         for (inventory, part) in [
-            (of(65, 0), "it has 65 GPUs; at most 64 are read"),
+            (of(129, 0), "it has 129 GPUs; at most 128 are read"),
             (of(3_300, 0), "at most 65536 are read"),
             (with(&many), "has 129 links; at most 128 are read"),
             (with(&|gpu| gpu.uuid = long()), "uuid of GPU \"aaa"),

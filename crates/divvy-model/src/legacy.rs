@@ -145,10 +145,10 @@ mod tests {
 
     #[test]
     fn what_is_longer_than_any_allocation_is_refused_and_not_taken_for_nothing() {
-        let many: Vec<String> = (0..65).map(|gpu| format!("\"{gpu}\":1")).collect();
+        let many: Vec<String> = (0..129).map(|gpu| format!("\"{gpu}\":1")).collect();
         check(
             &[(names::GPUSHARE_ALLOCATION, &format!("{{\"0\":{{{}}}}}", many.join(",")))],
-            Err("scheduler.framework.gpushare.allocation: it names 65 GPUs; at most 64 are read"),
+            Err("scheduler.framework.gpushare.allocation: it names 129 GPUs; at most 128 are read"),
         );
         check(
             &[

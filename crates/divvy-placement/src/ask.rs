@@ -100,11 +100,12 @@ impl Ask {
         self.units == 0 && self.whole.is_none()
     }
 
-    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor.
+    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor. Memory
+    /// of several GPUs is not on parts of GPUs, because a CUDA process uses only one MIG device (NVIDIA's MIG User Guide).
     pub fn is_for(&self, gpu: &GpuState) -> bool {
         match self.whole {
             Some(vendor) => gpu.is_whole_of(vendor),
-            None => gpu.is_shared(),
+            None => gpu.is_shared() && (self.gpus == 1 || !gpu.is_part),
         }
     }
 
@@ -139,6 +140,12 @@ impl Ask {
     /// more.
     pub(crate) fn is_too_wide_for(&self, state: &NodeState) -> bool {
         self.whole.is_none() && self.gpus > 1 && state.source != Source::Inventory
+    }
+
+    /// Report whether the pod requests several GPUs on a node whose shared GPUs are all parts of GPUs ([`Ask::is_for`]).
+    pub(crate) fn is_too_wide_for_parts_of(&self, state: &NodeState) -> bool {
+        let mut shared = state.gpus.iter().filter(|gpu| gpu.is_shared());
+        self.whole.is_none() && self.gpus > 1 && !state.gpus.is_empty() && shared.all(|gpu| gpu.is_part)
     }
 
     /// Report whether the pod's rules accept the GPU's product.

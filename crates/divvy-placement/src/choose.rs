@@ -26,6 +26,9 @@ pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));
     }
+    if ask.is_too_wide_for_parts_of(state) {
+        return Err(Refusal::OnlyMigDevices);
+    }
     if ask.rules.is_some() && state.gpus.iter().filter(|gpu| taste.takes(gpu)).take(ask.gpus).count() < ask.gpus {
         return Err(Refusal::NoGpuTaken(ask.clone()));
     }

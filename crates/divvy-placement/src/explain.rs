@@ -197,6 +197,10 @@ impl fmt::Display for NodeReport {
             Err(Refusal::Unusable(why)) => write!(f, "node {node} is not offered: {why}"),
             Err(Refusal::Uncountable(ask)) => write!(f, "{ask} is not a request that any GPU could meet"),
             Err(Refusal::Unreadable(error)) => write!(f, "the pod's annotations: {error}"),
+            Err(Refusal::OnlyMigDevices) => write!(
+                f,
+                "node {node} has only MIG devices, and a CUDA process uses only one of them; several GPUs need GPUs that are not divided"
+            ),
             Err(Refusal::OneGpuOnly) => write!(
                 f,
                 "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"

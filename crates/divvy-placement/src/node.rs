@@ -44,6 +44,8 @@ pub struct GpuState {
     /// Whether the GPU is offered as a whole, through its vendor's resource. A pod that gets the GPU in this way holds all
     /// of its memory. If the vendor's GPUs are shared as well, the memory is shared as long as no pod has the whole GPU.
     pub whole: bool,
+    /// Whether this is a part of a GPU, such as a MIG device.
+    pub is_part: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
     pub uuid: Option<String>,
     /// The index among the vendor's GPUs.
@@ -322,6 +324,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     // gpushare serves the GPUs of one vendor, which is also that of an inventory that names none.
                     vendor: Vendor::default(),
                     whole: false,
+                    is_part: false,
                     uuid: None,
                     index,
                     model: String::new(),
@@ -397,6 +400,7 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
     GpuState {
         vendor: gpu.vendor,
         whole: gpu.whole,
+        is_part: gpu.partition.is_some(),
         uuid: Some(gpu.uuid.clone()),
         index: gpu.index,
         model: gpu.model.clone(),

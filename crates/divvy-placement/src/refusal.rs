@@ -24,6 +24,8 @@ pub enum Refusal {
     /// The pod requests several GPUs, but the node is known only by gpushare's capacities, and gpushare's device plugin gives a
     /// container one GPU.
     OneGpuOnly,
+    /// The pod requests several GPUs, but the node has only MIG devices, and a CUDA process uses only one of them.
+    OnlyMigDevices,
     /// The pod's rules cannot be read.
     Unreadable(Error),
     /// The request is more MiB than can be counted.
@@ -81,6 +83,7 @@ impl Refusal {
                 ask.gpus,
                 ask.memory.unwrap_or(MiB(u64::MAX))
             ),
+            Refusal::OnlyMigDevices => return Cow::Borrowed("only MIG devices, of which a process can use one"),
             Refusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
             Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),
         })

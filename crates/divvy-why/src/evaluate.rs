@@ -267,6 +267,7 @@ impl<'a> Question<'a> {
                 products: self.products(position),
             },
             Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
+            Refusal::OnlyMigDevices => Obstacle::OnlyMigDevices,
             Refusal::TooFewWhole(ask) => Obstacle::WholeGpus {
                 vendor: ask.whole.unwrap_or_default(),
                 needed: self.ask.gpus,

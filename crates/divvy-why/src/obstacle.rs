@@ -74,6 +74,8 @@ pub enum Obstacle {
     },
     /// The pod requests several GPUs, but gpushare's device plugin on the node gives a container only one.
     OneGpuOnly,
+    /// The pod requests several GPUs, but the node has only MIG devices.
+    OnlyMigDevices,
     /// The rules in the pod's annotations allow none, or too few, of the node's GPUs.
     Rules {
         /// The rules in words that follow "a GPU".
@@ -260,6 +262,10 @@ impl Obstacle {
                 "gpushare's device plugin serves it, which gives a container one GPU; several GPUs need Divvy's agent there"
                     .to_owned()
             }
+            Obstacle::OnlyMigDevices => {
+                "it has only MIG devices, and a CUDA process uses only one of them; several GPUs need GPUs that are not divided"
+                    .to_owned()
+            }
             Obstacle::Rules {
                 rules,
                 needed: 1,
@@ -405,6 +411,7 @@ impl Obstacle {
             Obstacle::AgentAway { .. } => "no Divvy agent running".to_owned(),
             Obstacle::NotOffered { .. } => "GPUs not offered (--all-nodes says why)".to_owned(),
             Obstacle::OneGpuOnly => "gpushare's device plugin gives a container one GPU".to_owned(),
+            Obstacle::OnlyMigDevices => "only MIG devices, of which a process can use one".to_owned(),
             Obstacle::Rules { rules, needed: 1, .. } => format!("no GPU {rules}"),
             Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs{}", spaced(rules)),
             Obstacle::TooSmall { .. } => format!("no GPU as large as {}, even empty", words.asked),
@@ -453,6 +460,7 @@ impl Obstacle {
                 | Obstacle::AgentAway { .. }
                 | Obstacle::NotOffered { .. }
                 | Obstacle::OneGpuOnly
+                | Obstacle::OnlyMigDevices
         )
     }
 

@@ -442,7 +442,7 @@ fn new_core(settings: &Settings, disk: &Disk, sight: Sight<'_>) -> Core {
 pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     let settings = core.settings();
     let complete = |gpu: &Gpu| {
-        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total);
+        let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
         Gpu {
             reserve,
             units,

@@ -78,6 +78,47 @@ fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
     assert_eq!(parts, [Some("1g.5gb".to_owned()), Some("1g.5gb".to_owned())]);
 }
 
+const DIVIDED: &str = "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n\
+    mig = [{ gpu_instance = 1, compute_instance = 0, uuid = \"MIG-1\" }, { gpu_instance = 2, compute_instance = 0, uuid = \"MIG-2\" }]\n";
+
+#[test]
+fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
+    let machine = Machine::new(DIVIDED);
+    let directory = machine.path("host/proc/driver/nvidia-caps");
+    std::fs::create_dir_all(&directory).expect("made");
+    std::fs::write(
+        directory.join("mig-minors"),
+        "config 1\ngpu0/gi1/access 3\ngpu0/gi1/ci0/access 4\ngpu0/gi2/access 5\n",
+    )
+    .expect("written");
+    let host = machine.path("host");
+    let output = once(&machine, &["--sys-root", &host.to_string_lossy()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let found: Vec<_> = snapshot.gpus[0]
+        .mig_devices
+        .iter()
+        .map(|device| device.capabilities)
+        .collect();
+    assert_eq!(found, [Some((3, 4)), None]);
+}
+
+#[test]
+fn processes_are_listed_with_the_mig_device_that_they_use() {
+    let machine = Machine::new(DIVIDED);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    machine.control(&json!({"op": "memory", "gpu": 0, "pid": 7, "used_mib": 100, "mig": 1}));
+    machine.control(&json!({"op": "memory", "gpu": 0, "pid": 8, "used_mib": 50, "mig": 0}));
+    let processes = json!([
+        {"uuid": "MIG-1", "processes": [{"pid": 8, "usedMiB": 50}]},
+        {"uuid": "MIG-2", "processes": [{"pid": 7, "usedMiB": 100}]},
+    ]);
+    let answer = client.ask("{\"v\":1,\"id\":2,\"op\":\"processes\"}");
+    assert_eq!(answer["ok"], processes, "{answer}");
+}
+
 #[test]
 fn a_gpu_belongs_to_a_fabric_only_when_its_registration_is_completed() {
     let cluster = "0a0b0c0d-0102-4304-8506-1718191a1b1c";

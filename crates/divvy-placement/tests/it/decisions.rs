@@ -388,3 +388,39 @@ fn an_index_is_the_card_that_is_there_and_not_the_one_that_it_replaced() {
     let view = ledger.node("n1").expect("known");
     assert_eq!([0, 1].map(|position| GIB.units_in(view.used(position))), [0, 5]);
 }
+
+#[test]
+fn memory_of_several_gpus_is_never_on_mig_devices_which_a_process_cannot_use_together() {
+    let mut node = divvy_node("n1", &[40, 4, 4, 40]);
+    let part = |gpu: &mut divvy_model::Gpu| {
+        gpu.partition = Some(divvy_model::Partition {
+            parent: "GPU-x".to_owned(),
+            profile: "1g.5gb".to_owned(),
+        });
+    };
+    edit_gpu(&mut node, 1, part);
+    edit_gpu(&mut node, 2, part);
+    let two = |node: &divvy_model::Node, units: u64| {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(node);
+        let ask = Ask {
+            gpus: 2,
+            units: 2 * units,
+            ..Ask::new(units, GIB)
+        };
+        let chosen = ledger.choose("n1", &ask)?;
+        Ok(chosen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>())
+    };
+    assert_eq!(two(&node, 2), Ok(vec![0, 3]));
+    edit_gpu(&mut node, 3, part);
+    assert!(matches!(two(&node, 2), Err(Refusal::TooFewFit(_))));
+    edit_gpu(&mut node, 0, part);
+    assert_eq!(two(&node, 2), Err(Refusal::OnlyMigDevices));
+    // A pod with one share gets one.
+    let mut ledger = Ledger::new(GIB);
+    ledger.apply_node(&node);
+    assert_eq!(
+        ledger.choose("n1", &Ask::new(3, GIB)).map(|choice| choice.gpus[0].index),
+        Ok(1)
+    );
+}
