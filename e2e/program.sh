@@ -9,6 +9,7 @@
 #                                  Agent, kubelet, and containerd stay stopped until they are started.
 #   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
 #   program.sh whole true|false       set --whole-gpus for all agents; wait until the agents offer their GPUs again
+#   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
 #   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
 # kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
@@ -130,6 +131,17 @@ change_unit() {
   "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
 }
 
+mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
+  # Nothing can be created in the kernel's own /proc/driver.
+  in_node "$1" bash -euc '
+    mountpoint -q /proc/driver || mount -t tmpfs tmpfs /proc/driver
+    cd /proc/driver; mkdir -p nvidia-caps nvidia/capabilities /dev/nvidia-caps
+    for directory in $2; do mkdir -p "nvidia/capabilities/$directory"; done
+    printf %s "$1" > nvidia-caps/mig-minors
+    for minor in $3; do [ -e "/dev/nvidia-caps/nvidia-cap$minor" ] || mknod -m 666 "/dev/nvidia-caps/nvidia-cap$minor" c 510 "$minor"; done' \
+    mig "$2" "$3" "$4"
+}
+
 offer_whole() {
   local node
   if is_installed; then
@@ -157,6 +169,7 @@ case $command in
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
   whole) [ $# = 1 ] || usage; offer_whole "$1" ;;
+  mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;
   *) usage ;;
 esac

@@ -536,6 +536,7 @@ Examples:
   divvy demo --keep                 keep the cluster up, to try kubectl on it
   divvy demo --nodes my-nodes.toml --keep
   divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
+  divvy demo --scenario mig         a GPU is divided by MIG, and its parts are shared
   divvy demo -o json | jq -r .text  print the text of every step
 
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
@@ -543,7 +544,7 @@ scheduler, the kubelets, the container runtime, and the NVML library are simulat
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
-    /// The scenario to play: tutorial, tour, vendors, or whole [default: tour; with --nodes, none]
+    /// The scenario to play: tutorial, tour, vendors, whole, or mig [default: tour; with --nodes, none]
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<String>,
     /// Simulate the nodes of this machine description (TOML)

@@ -165,6 +165,15 @@ impl Cluster for Real {
         fault.happen(&self.directory.join(node).join("nvml.sock"), gpu).await
     }
 
+    async fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> io::Result<()> {
+        let count = profiles.map_or(0, <[u32]>::len);
+        let files = simulated_driver::mig_files(gpu, u32::try_from(count).unwrap_or(u32::MAX));
+        let nodes: Vec<String> = files.nodes.iter().map(u32::to_string).collect();
+        let (directories, nodes) = (files.directories.join(" "), nodes.join(" "));
+        self.part(&["mig-files", node, &files.minors, &directories, &nodes]).await?;
+        simulated_driver::divide(&self.directory.join(node).join("nvml.sock"), gpu, profiles).await
+    }
+
     fn agents_are_pods(&self) -> bool {
         self.directory.join("install.objects.yaml").exists()
     }

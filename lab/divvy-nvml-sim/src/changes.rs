@@ -46,8 +46,23 @@ pub(crate) struct GpuChanges {
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
+    /// The MIG devices, if they are not the described ones.
+    pub(crate) mig: Option<Division>,
     /// The error code of calls that register the GPU for events; 0 means success.
     pub(crate) register: u32,
+}
+
+/// The MIG devices into which a GPU is divided; `None` if MIG is off.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Division(pub(crate) Option<Vec<Instance>>);
+
+/// A MIG device, in the form of the machine description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Instance {
+    pub(crate) gpu_instance: u32,
+    pub(crate) compute_instance: u32,
+    pub(crate) profile: u32,
 }
 
 /// The version of the file: its inode, and its modification time in seconds and nanoseconds. A replaced file has another inode.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, EventErrors, GpuChanges};
+use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance};
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 
@@ -36,6 +36,10 @@ enum Request {
         used_mib: u64,
         /// The position among the GPU's MIG devices of the one that the process uses.
         mig: Option<u32>,
+    },
+    Mig {
+        gpu: u32,
+        devices: Option<Vec<Instance>>,
     },
     Temperature {
         gpu: u32,
@@ -158,6 +162,11 @@ fn perform(request: Request) -> Result<Value, String> {
                 Some(mig) => changed.mig_of.insert(pid, mig),
                 None => changed.mig_of.remove(&pid),
             };
+            Ok(())
+        })?,
+        Request::Mig { gpu, devices } => sim().change(|changes, machine| {
+            this_gpu(changes, machine, gpu)?.mig = Some(Division(devices));
+            changes.descriptions += 1;
             Ok(())
         })?,
         Request::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,

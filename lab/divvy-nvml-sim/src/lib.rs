@@ -30,6 +30,7 @@
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
 //! {"op":"hang","seconds":30}                    0: calls return
+//! {"op":"mig","gpu":0,"devices":[{"gpu_instance":1,"compute_instance":0,"profile":0}]}   instead of the described ones; null: MIG is off
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```
@@ -41,8 +42,7 @@
 //!
 //! # Simplifications
 //!
-//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. MIG devices can
-//! only be created or destroyed by another description. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 
 #![allow(

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use divvy_model::machine::{MachineFabric, MachineGpu, MachineNode, Machines};
+use divvy_model::machine::{MachineFabric, MachineGpu, MachineMig, MachineNode, Machines};
+
+use crate::changes::{Changes, Division, Instance};
 
 /// One node of the description.
 #[derive(Debug)]
@@ -73,8 +75,8 @@ impl Pci {
 }
 
 impl Machine {
-    /// Read the machine description and select a node: the one with this name, or the first.
-    pub(crate) fn load(path: &Path, node: Option<&str>) -> Result<Machine, String> {
+    /// Read the machine description, select a node (the one with this name, or the first), and divide its GPUs as `changes` says.
+    pub(crate) fn load(path: &Path, node: Option<&str>, changes: &Changes) -> Result<Machine, String> {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         let node = match node {
@@ -86,7 +88,19 @@ impl Machine {
                 .first()
                 .ok_or_else(|| format!("{}: no node is described", path.display()))?,
         };
-        Machine::of(node)
+        let mut node = node.clone();
+        for (index, changed) in &changes.gpus {
+            if let (Some(gpu), Some(Division(devices))) = (node.gpus.get_mut(*index as usize), &changed.mig) {
+                let device = |of: &Instance| MachineMig {
+                    gpu_instance: of.gpu_instance,
+                    compute_instance: of.compute_instance,
+                    profile: Some(of.profile),
+                    uuid: None,
+                };
+                gpu.mig = devices.as_ref().map(|devices| devices.iter().map(device).collect());
+            }
+        }
+        Machine::of(&node)
     }
 
     fn of(node: &MachineNode) -> Result<Machine, String> {
@@ -270,7 +284,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, text).expect("file");
-        Machine::load(&path, None)
+        Machine::load(&path, None, &Changes::default())
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Sim {
             return Err(inner.changes.init_error);
         }
         if inner.references == 0 {
-            inner.machine = Some(Arc::new(load_machine().map_err(|text| {
+            inner.machine = Some(Arc::new(load_machine(&inner.changes).map_err(|text| {
                 complain(&text);
                 ffi::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED
             })?));
@@ -255,7 +255,7 @@ impl Inner {
         }
         self.descriptions = self.changes.descriptions;
         if self.machine.is_some() {
-            match load_machine() {
+            match load_machine(&self.changes) {
                 Ok(machine) => self.machine = Some(Arc::new(machine)),
                 Err(text) => complain(&text),
             }
@@ -270,7 +270,7 @@ impl Inner {
     fn described(&self) -> Result<Arc<Machine>, String> {
         match &self.machine {
             Some(machine) => Ok(machine.clone()),
-            None => load_machine().map(Arc::new),
+            None => load_machine(&self.changes).map(Arc::new),
         }
     }
 
@@ -368,10 +368,10 @@ fn env_number(name: &str) -> u64 {
     })
 }
 
-fn load_machine() -> Result<Machine, String> {
+fn load_machine(changes: &Changes) -> Result<Machine, String> {
     let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
     let node = env::var("DIVVY_NVML_SIM_NODE").ok();
-    Machine::load(&PathBuf::from(path), node.as_deref())
+    Machine::load(&PathBuf::from(path), node.as_deref(), changes)
 }
 
 /// Print a message to standard error. NVML's errors carry no text, and a mistake in the description must not look like a missing driver.

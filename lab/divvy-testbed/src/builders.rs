@@ -113,10 +113,15 @@ impl PodBuilder {
         self.limit(divvy_model::names::GPU_MEM, &units.to_string())
     }
 
+    /// Let the last container's program also list this directory.
+    pub fn listing(mut self, directory: &str) -> Self {
+        self.last().args = vec!["run".to_owned(), directory.to_owned()];
+        self
+    }
+
     /// Set the last container's limit of whole GPUs of a vendor, and let its program list `/dev/dri` as well.
-    pub fn whole(mut self, vendor: divvy_model::Vendor, gpus: u64) -> Self {
-        self.last().args = vec!["run".to_owned(), "/dev/dri".to_owned()];
-        self.limit(vendor.whole_resource(), &gpus.to_string())
+    pub fn whole(self, vendor: divvy_model::Vendor, gpus: u64) -> Self {
+        self.listing("/dev/dri").limit(vendor.whole_resource(), &gpus.to_string())
     }
 
     /// Set a limit of the last container.

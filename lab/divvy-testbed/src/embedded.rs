@@ -246,6 +246,7 @@ impl Embedded {
                     "--memory-unit",
                     &self.unit.to_string(),
                     &format!("--whole-gpus={}", self.whole),
+                    "--mig-devices",
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
@@ -484,6 +485,23 @@ impl Cluster for Embedded {
 
     async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
         fault.happen(&self.nvml(node), gpu).await
+    }
+
+    async fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> io::Result<()> {
+        let root = self.node(node)?.paths().sys_root;
+        let count = profiles.map_or(0, <[u32]>::len);
+        let files = simulated_driver::mig_files(gpu, u32::try_from(count).unwrap_or(u32::MAX));
+        let (driver, caps) = (root.join("proc/driver"), root.join("dev/nvidia-caps"));
+        for directory in &files.directories {
+            std::fs::create_dir_all(driver.join("nvidia/capabilities").join(directory))?;
+        }
+        std::fs::create_dir_all(driver.join("nvidia-caps"))?;
+        std::fs::write(driver.join("nvidia-caps/mig-minors"), &files.minors)?;
+        std::fs::create_dir_all(&caps)?;
+        for minor in &files.nodes {
+            std::fs::write(caps.join(format!("nvidia-cap{minor}")), "")?;
+        }
+        simulated_driver::divide(&self.nvml(node), gpu, profiles).await
     }
 
     fn agents_are_pods(&self) -> bool {

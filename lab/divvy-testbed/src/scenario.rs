@@ -141,6 +141,9 @@ pub trait Cluster {
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
     /// Apply a fault to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
+    /// Divide GPU `gpu` into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), or switch MIG off. No other GPU of the node is
+    /// divided.
+    fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;
     /// Report whether agents run as pods. If so, an agent cannot start before its kubelet, and the kubelet restarts an agent that is killed.
     fn agents_are_pods(&self) -> bool;
     /// End a program, which stays down until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). Do nothing if
@@ -180,11 +183,13 @@ pub enum Scenario {
     Vendors,
     /// Whole NVIDIA GPUs and shares on one node.
     Whole,
+    /// Shares of MIG devices.
+    Mig,
 }
 
 impl Scenario {
     /// Every scenario with its name and a one-line description.
-    pub const ALL: [(Scenario, &'static str, &'static str); 4] = [
+    pub const ALL: [(Scenario, &'static str, &'static str); 5] = [
         (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
         (
             Scenario::Tour,
@@ -201,6 +206,7 @@ impl Scenario {
             "whole",
             "whole NVIDIA GPUs (nvidia.com/gpu) and shares on one node",
         ),
+        (Scenario::Mig, "mig", "a GPU is divided by MIG, and its parts are shared"),
     ];
 
     /// Return the scenario with this name.
@@ -221,6 +227,7 @@ impl Scenario {
             }
             Scenario::Vendors => suite::vendors(play).await,
             Scenario::Whole => suite::whole(play).await,
+            Scenario::Mig => suite::mig(play).await,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
@@ -18,6 +18,39 @@ pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
         None => Ok(()),
         Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
     }
+}
+
+/// Divide a GPU into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), as `nvidia-smi mig -cgi … -C` does, or switch MIG off.
+/// The kernel module's files are those that [`mig_files`] names.
+pub async fn divide(socket: &Path, gpu: u32, profiles: Option<&[u32]>) -> io::Result<()> {
+    let instances = profiles.map(|profiles| {
+        let device = |(gi, profile)| json!({"gpu_instance": gi, "compute_instance": 0, "profile": profile});
+        (1_u32..).zip(profiles).map(device).collect::<Vec<_>>()
+    });
+    ask(socket, &json!({"op": "mig", "gpu": gpu, "devices": instances})).await
+}
+
+/// The files of NVIDIA's kernel module that describe the MIG devices of a machine with one divided GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MigFiles {
+    /// The content of `/proc/driver/nvidia-caps/mig-minors`.
+    pub minors: String,
+    /// The directories below `/proc/driver/nvidia/capabilities`, such as `gpu0/mig/gi1/ci0`.
+    pub directories: Vec<String>,
+    /// The minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>`.
+    pub nodes: Vec<u32>,
+}
+
+/// Return the kernel module's files for the GPU with this minor number, if it is divided into `count` MIG devices by [`divide`].
+pub fn mig_files(gpu: u32, count: u32) -> MigFiles {
+    let mut files = MigFiles::default();
+    for gi in 1..=count {
+        let (of_gi, of_ci) = (2 * gi + 1, 2 * gi + 2);
+        files.minors += &format!("gpu{gpu}/gi{gi}/access {of_gi}\ngpu{gpu}/gi{gi}/ci0/access {of_ci}\n");
+        files.directories.push(format!("gpu{gpu}/mig/gi{gi}/ci0"));
+        files.nodes.extend([of_gi, of_ci]);
+    }
+    files
 }
 
 /// Return the names of a directory's entries, or none if the directory does not exist.

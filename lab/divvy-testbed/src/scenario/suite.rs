@@ -7,6 +7,7 @@
 mod doctor;
 mod ends;
 mod libraries;
+mod mig;
 mod outages;
 mod placement;
 mod pods;
@@ -15,6 +16,7 @@ mod units;
 mod vendors;
 mod whole;
 
+pub(super) use mig::mig;
 pub(super) use vendors::vendors;
 pub(super) use whole::whole;
 
@@ -82,6 +84,8 @@ pub enum Scene {
     Speed,
     /// Shares of NVIDIA's GPUs and whole GPUs of AMD.
     Vendors,
+    /// Shares of MIG devices.
+    Mig,
     /// Whole GPUs of NVIDIA and shares on one node.
     Whole,
     /// [`Churn`](Self::Churn) of whole GPUs and shares on one node.
@@ -92,7 +96,7 @@ pub enum Scene {
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 31] = [
+    pub const ALL: [Scene; 32] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -121,6 +125,7 @@ impl Scene {
         Scene::Churn,
         Scene::Speed,
         Scene::Vendors,
+        Scene::Mig,
         Scene::Doctor,
         // The last ones: the kubelet lists nvidia.com/gpu for minutes after the agents no longer offer it, and doctor reports that.
         Scene::Whole,
@@ -204,6 +209,10 @@ impl Scene {
                 "speed",
                 "the time from a pod's creation until it runs, with and without a GPU",
             ),
+            Scene::Mig => (
+                "mig",
+                "a GPU is divided by MIG, its parts are shared, and MIG is switched off",
+            ),
             Scene::Vendors => (
                 "vendors",
                 "shares of an NVIDIA GPU and whole AMD GPUs in one cluster; an AMD GPU fails and recovers",
@@ -278,6 +287,7 @@ impl Scene {
             Scene::WholeChurn => churn::whole(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Vendors => vendors::vendors(play).await,
+            Scene::Mig => mig::mig(play).await,
             Scene::Whole => whole::whole(play).await,
             Scene::Doctor => doctor::play(play).await,
         }?;

@@ -1,0 +1,90 @@
+//! MIG devices whose memory is shared.
+
+use divvy_model::names;
+
+use crate::builders::{PodBuilder, pod};
+use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+
+/// The profiles 3g.20gb and 2g.10gb (`NVML_GPU_INSTANCE_PROFILE_3_SLICE`, `…_2_SLICE`).
+const PROFILES: [u32; 2] = [2, 1];
+/// The divided GPU.
+const GPU: u32 = 1;
+
+/// The machine has two A100 and a T4.
+pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("One of two A100 is divided by MIG while the agent runs; each part is shared by its own memory")
+        .await?;
+    let node = play.ready(Machine::Mixed).await?;
+    play.cluster.divide(&node, GPU, Some(&PROFILES)).await?;
+    play.step("divided", &node, "GPU 1 has the MIG devices 3g.20gb and 2g.10gb", Vec::new())?;
+    let played = shares(play, &node).await;
+    play.clear().await?;
+    play.scene("MIG is switched off, and the GPU is whole again").await?;
+    play.cluster.divide(&node, GPU, None).await?;
+    play.has(&node, names::GPU_MEM, Machine::Mixed.units()).await?;
+    played
+}
+
+async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    // 40 and 15 GiB of the other GPUs; 19968 MiB and 9856 MiB of the MIG devices.
+    play.has(node, names::GPU_MEM, 40 + 15 + 19 + 9).await?;
+    play.create(
+        &on("one", 6, "*MIG 2g.10gb").select(node),
+        "asks for 6 GiB of a MIG device 2g.10gb",
+    )
+    .await?;
+    let (_, one) = play.started("default", "one").await?;
+    play.create(&on("two", 3, "*MIG 2g.10gb").select(node), "asks for 3 GiB of it")
+        .await?;
+    let (_, two) = play.started("default", "two").await?;
+    let of_small = ["/dev/nvidia-caps/nvidia-cap5", "/dev/nvidia-caps/nvidia-cap6", "/dev/nvidia1"];
+    for (name, reports) in [("one", &one), ("two", &two)] {
+        let found = devices(reports);
+        play.check(found == of_small, &format!("{name} sees its MIG device and no other"), || {
+            format!("{found:?}")
+        })?;
+    }
+    play.create(
+        &on("large", 18, "*MIG 3g.20gb").select(node),
+        "asks for 18 GiB of a MIG device 3g.20gb",
+    )
+    .await?;
+    let (_, large) = play.started("default", "large").await?;
+    let found = devices(&large);
+    let of_large = ["/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap4", "/dev/nvidia1"];
+    play.check(found == of_large, "large sees the other MIG device", || format!("{found:?}"))?;
+
+    play.create(
+        &on("more", 1, "*MIG 2g.10gb").select(node),
+        "asks for 1 GiB more of the small one",
+    )
+    .await?;
+    play.refused("more", "Insufficient GPU Memory in one device").await?;
+    play.why("more", &["default/one", "default/two"]).await?;
+    let table = play
+        .run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
+        .await?;
+    for part in ["MIG 2g.10gb", "MIG 3g.20gb", "default/large"] {
+        play.check(table.contains(part), &format!("`inspect` shows {part}"), || table.clone())?;
+    }
+    play.delete("default", "one", "so that 6 GiB of it are free").await?;
+    let (_, more) = play.started("default", "more").await?;
+    let found = devices(&more);
+    play.check(found == of_small, "more has the freed memory", || format!("{found:?}"))?;
+    Ok(())
+}
+
+fn on(name: &str, units: u64, product: &str) -> PodBuilder {
+    pod(name)
+        .gpu_mem(units)
+        .listing("/dev/nvidia-caps")
+        .annotation(names::GPU_MODEL, product)
+        .grace_seconds(1)
+}
+
+/// Return the device nodes that give access to a GPU or to a MIG device.
+fn devices(reports: &[Report]) -> Vec<&str> {
+    let all = reports.iter().flat_map(|report| &report.devices).map(String::as_str);
+    let is_one = |path: &&str| path.starts_with("/dev/nvidia-caps/") || crate::scenario::devices::is_gpu(path);
+    all.filter(is_one).collect()
+}
