@@ -6,6 +6,8 @@
 //! text of the file ─────────────────────┴─► Config, warnings
 //! ```
 //!
+//! [`select`] is the decision of `config-manager`, which chooses the file for a node.
+//!
 //! Flags have priority over environment variables, those over the file, and the file over the defaults.
 //!
 //! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning. And
@@ -14,13 +16,17 @@
 mod error;
 mod file;
 mod flags;
+mod manager;
 mod merge;
+mod select;
 mod value;
 
 use std::collections::BTreeMap;
 
 pub use error::Error;
 pub use flags::{Invocation, Program, Stop};
+pub use manager::{ConfigManager, SignalTo};
+pub use select::{Available, Chosen, Fallback, Selection, Unlabelled, select};
 pub use value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
