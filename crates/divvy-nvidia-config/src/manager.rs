@@ -246,5 +246,7 @@ mod tests {
         assert_eq!(quiet.signal, None);
         let once = of(&["--oneshot"], &with(&[("SEND_SIGNAL", "true")])).expect("no signal");
         assert_eq!(once.signal, None);
+        let nothing = of(&["--default-config=", "--kubeconfig="], &with(&[])).expect("as if not given");
+        assert_eq!((nothing.unlabelled.default, nothing.kubeconfig), (None, None));
     }
 }

@@ -20,26 +20,29 @@ const LIMIT: Duration = Duration::from_secs(20);
 const LABEL: &str = "nvidia.com/device-plugin.config";
 const USER: &str = "config-manager";
 
-/// A process that writes a line into a file for each SIGHUP. It ends when it is dropped.
+/// SIGUSR1. A shell cannot react to SIGHUP if the tests run under nohup.
+const SIGNAL: i32 = 10;
+
+/// A process that writes a line into a file for each signal. It ends when it is dropped.
 struct Receiver {
     child: Child,
-    hangups: PathBuf,
+    signals: PathBuf,
 }
 
 impl Receiver {
-    async fn start(name: &str, hangups: PathBuf) -> Receiver {
+    async fn start(name: &str, signals: PathBuf) -> Receiver {
         // The shell waits without end until its standard input is closed; a trap interrupts `wait`.
-        let script = "trap 'echo hangup >> \"$0\"' HUP; exec 3<&0; cat <&3 >/dev/null & : >> \"$0\"; \
+        let script = "trap 'echo signal >> \"$0\"' USR1; exec 3<&0; cat <&3 >/dev/null & : >> \"$0\"; \
                       while kill -0 $! 2>/dev/null; do wait $!; done";
         let mut command = Command::new("/bin/sh");
-        command.arg0(name).arg("-c").arg(script).arg(&hangups).stdin(Stdio::piped());
+        command.arg0(name).arg("-c").arg(script).arg(&signals).stdin(Stdio::piped());
         let child = command.spawn().expect("a shell");
-        eventually("the shell has set its trap", || hangups.exists().then_some(())).await;
-        Receiver { child, hangups }
+        eventually("the shell has set its trap", || signals.exists().then_some(())).await;
+        Receiver { child, signals }
     }
 
     fn count(&self) -> usize {
-        fs::read_to_string(&self.hangups).expect("written").lines().count()
+        fs::read_to_string(&self.signals).expect("written").lines().count()
     }
 
     async fn has(&self, count: usize) {
@@ -98,7 +101,7 @@ impl Bed {
                 default: None,
                 fallbacks: vec![Fallback::Named, Fallback::Single],
             },
-            signal: Some(SignalTo { number: 1, process }),
+            signal: Some(SignalTo { number: SIGNAL, process }),
         };
         let bed = Bed {
             api,
@@ -238,7 +241,7 @@ async fn an_unknown_name_is_reported_on_the_node_and_the_previous_configuration_
     bed.label(json!("fast"));
     bed.start();
     bed.uses("fast").await;
-    let receiver = bed.receiver("hangups").await;
+    let receiver = bed.receiver("signals").await;
     receiver.has(1).await;
     bed.label(json!("..data"));
     bed.note("specified config ..data does not exist").await;
@@ -276,7 +279,7 @@ async fn an_unknown_name_at_the_start_gives_what_a_node_without_label_gets() {
 async fn an_edit_under_the_same_key_is_signalled_and_one_of_another_key_is_not() {
     let mut bed = Bed::new(&["default", "fast"]).await;
     bed.once().await.expect("linked");
-    let receiver = bed.receiver("hangups").await;
+    let receiver = bed.receiver("signals").await;
     bed.start();
     // The init container has made the link, so the start changes nothing. Wait until the content is known.
     bed.label(json!("fast"));
@@ -304,7 +307,7 @@ async fn the_signal_waits_for_the_process() {
     let mut bed = Bed::new(&["default"]).await;
     bed.start();
     bed.uses("default").await;
-    let receiver = bed.receiver("hangups").await;
+    let receiver = bed.receiver("signals").await;
     receiver.has(1).await;
     bed.stop().await;
 }
@@ -313,7 +316,7 @@ async fn the_signal_waits_for_the_process() {
 async fn once_writes_the_link_of_the_label_without_a_signal_as_soon_as_the_api_server_answers() {
     let bed = Bed::new(&["default", "fast"]).await;
     bed.label(json!("fast"));
-    let receiver = bed.receiver("hangups").await;
+    let receiver = bed.receiver("signals").await;
     let refuse = Effect::Refuse {
         code: 503,
         retry_after_s: None,
