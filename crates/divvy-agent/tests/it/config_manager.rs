@@ -82,8 +82,10 @@ impl Bed {
         static BEDS: AtomicU32 = AtomicU32::new(0);
         let api = ApiServer::new(Options::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
-        for name in ["n1", "n2"] {
-            api.create("nodes", json!({"metadata": {"name": name}})).expect("created");
+        // The other node's label must not matter.
+        let other = json!({"metadata": {"name": "n0", "labels": {LABEL: "fast"}}});
+        for node in [other, json!({"metadata": {"name": "n1"}})] {
+            api.create("nodes", node).expect("created");
         }
         let directory = tempfile::tempdir().expect("temp dir");
         let path = |name: &str| directory.path().join(name).display().to_string();
@@ -299,6 +301,9 @@ async fn an_edit_under_the_same_key_is_signalled_and_one_of_another_key_is_not()
     bed.mount(&[("default", "edited"), ("fast", "again")]);
     receiver.has(3).await;
     bed.stop().await;
+    // The files were looked at several times while the names were wrong, but each was reported once.
+    let events = bed.api.list("events.events.k8s.io", "").expect("listed");
+    assert!(events.iter().all(|event| event["series"].is_null()), "{events:?}");
     assert_eq!(bed.target(), Some(bed.file("fast")));
 }
 
