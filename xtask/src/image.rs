@@ -279,6 +279,7 @@ fn files(
         // Under these names it takes the place of NVIDIA's programs; the same file as above.
         ("usr/bin/nvidia-device-plugin".to_owned(), agent.clone()),
         ("usr/bin/gpu-feature-discovery".to_owned(), agent.clone()),
+        ("usr/bin/config-manager".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),

@@ -40,6 +40,9 @@ pub enum Error {
     /// The node cannot be labelled.
     #[error("{0}")]
     Labels(String),
+    /// `config-manager` cannot choose a configuration.
+    #[error("{0}")]
+    ConfigManager(String),
     /// A part of the agent ended unexpectedly.
     #[error("{part} ended unexpectedly: {text}")]
     Ended {

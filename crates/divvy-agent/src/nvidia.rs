@@ -8,6 +8,7 @@
 //! Like NVIDIA's plugin, it needs no access to the API server.
 
 mod cdi;
+mod config_manager;
 mod facts;
 mod health;
 mod labels;
@@ -33,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use self::cdi::Specs;
+pub use self::config_manager::manage_config;
 use self::facts::Facts;
 use self::health::Health;
 pub use self::main::main;

@@ -10,6 +10,21 @@ pub enum Error {
     /// A value is not allowed.
     #[error("unable to validate flags: {0}")]
     Flags(String),
+    /// A flag of `config-manager` that needs a value has none.
+    #[error("invalid <{0}>: must not be empty string")]
+    Missing(&'static str),
+    /// `--fallback-strategies` contains an unknown name.
+    #[error("unknown fallback strategy: {0}")]
+    UnknownFallback(String),
+    /// There is no file to choose.
+    #[error("no configuration files available")]
+    NoFiles,
+    /// No file has the name of the label's value, or of `--default-config`.
+    #[error("specified config {0} does not exist")]
+    NoSuchConfig(String),
+    /// The node has no label, there is no default, and no fallback applies.
+    #[error("no config was set, no default was provided, and all fallbacks failed")]
+    NothingChosen,
 }
 
 impl Error {

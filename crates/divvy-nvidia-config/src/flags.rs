@@ -6,6 +6,8 @@ use clap::{Arg, ArgAction, Command};
 
 use crate::{Environment, Error};
 
+mod config_manager;
+
 /// The NVIDIA program whose flags are accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
@@ -13,6 +15,8 @@ pub enum Program {
     DevicePlugin,
     /// `gpu-feature-discovery`.
     FeatureDiscovery,
+    /// `config-manager`.
+    ConfigManager,
 }
 
 impl Program {
@@ -21,6 +25,7 @@ impl Program {
         match argv0.rsplit('/').next() {
             Some("nvidia-device-plugin") => Some(Program::DevicePlugin),
             Some("gpu-feature-discovery") => Some(Program::FeatureDiscovery),
+            Some("config-manager") => Some(Program::ConfigManager),
             _ => None,
         }
     }
@@ -30,6 +35,7 @@ impl Program {
         match self {
             Program::DevicePlugin => "nvidia-device-plugin",
             Program::FeatureDiscovery => "gpu-feature-discovery",
+            Program::ConfigManager => "config-manager",
         }
     }
 
@@ -41,6 +47,22 @@ impl Program {
             Program::FeatureDiscovery => {
                 "Describe this node's NVIDIA GPUs in node labels. Divvy's replacement of NVIDIA's GPU feature discovery."
             }
+            Program::ConfigManager => {
+                "Choose this node's configuration file by a node label. Divvy's replacement of NVIDIA's config-manager."
+            }
+        }
+    }
+
+    /// Return the text after the flags in the help.
+    fn more(self) -> String {
+        let variables: Vec<String> = of(self)
+            .filter(|flag| is_variable_only(flag))
+            .map(|flag| format!("  {}: {}", flag.env.join(", "), flag.help))
+            .collect();
+        match self {
+            Program::ConfigManager => config_manager::MORE.to_owned(),
+            _ if variables.is_empty() => String::new(),
+            _ => format!("Environment variables without a flag:\n{}", variables.join("\n")),
         }
     }
 }
@@ -69,6 +91,8 @@ struct Flag {
 const PLUGIN: &[Program] = &[Program::DevicePlugin];
 const DISCOVERY: &[Program] = &[Program::FeatureDiscovery];
 const BOTH: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery];
+const WITH_CLUSTER: &[Program] = &[Program::FeatureDiscovery, Program::ConfigManager];
+const ALL: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery, Program::ConfigManager];
 
 const fn flag(
     name: &'static str,
@@ -323,7 +347,7 @@ const FLAGS: [Flag; 37] = [
         "kubeconfig",
         &["KUBECONFIG"],
         Text,
-        DISCOVERY,
+        WITH_CLUSTER,
         "The kubeconfig file [default: the pod's service account]",
     ),
     flag(
@@ -347,7 +371,7 @@ const FLAGS: [Flag; 37] = [
         DISCOVERY,
         "Namespace of the NodeFeature object [default: default]",
     ),
-    flag("node-name", &["NODE_NAME"], Text, DISCOVERY, "Name of this node"),
+    flag("node-name", &["NODE_NAME"], Text, WITH_CLUSTER, "Name of this node"),
     flag(
         "pod-name",
         &["POD_NAME"],
@@ -359,7 +383,7 @@ const FLAGS: [Flag; 37] = [
         "log-level",
         &["DIVVY_LOG"],
         Text,
-        BOTH,
+        ALL,
         "Level of the log on standard error: error, warn, info, debug, or trace",
     ),
 ];
@@ -367,7 +391,13 @@ const FLAGS: [Flag; 37] = [
 /// The settings that have only an environment variable and no flag: the health checks.
 const VARIABLES_ONLY: [&str; 2] = ["disable-healthchecks", "enable-healthchecks"];
 /// The flags for which an empty environment variable counts as a value. For all others, an empty variable counts as not set.
-const EMPTY_IS_A_VALUE: [&str; 2] = ["output-file", "kubelet-socket"];
+const EMPTY_IS_A_VALUE: [&str; 5] = [
+    "output-file",
+    "kubelet-socket",
+    "node-label",
+    "send-signal",
+    "process-to-signal",
+];
 
 /// A program's arguments and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -448,18 +478,19 @@ impl Invocation {
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Some(false)),
             _ => Err(Error::load(format!(
                 "--{name} ({}) is {text:?}; write true or false",
-                variables(name).join(", ")
+                variables(self.program, name).join(", ")
             ))),
         }
     }
 }
 
 fn of(program: Program) -> impl Iterator<Item = &'static Flag> {
-    FLAGS.iter().filter(move |flag| flag.programs.contains(&program))
+    let flags = FLAGS.iter().chain(&config_manager::FLAGS);
+    flags.filter(move |flag| flag.programs.contains(&program))
 }
 
-fn variables(name: &str) -> &'static [&'static str] {
-    FLAGS.iter().find(|flag| flag.name == name).map_or(&[], |flag| flag.env)
+fn variables(program: Program, name: &str) -> &'static [&'static str] {
+    of(program).find(|flag| flag.name == name).map_or(&[], |flag| flag.env)
 }
 
 fn is_variable_only(flag: &Flag) -> bool {
@@ -508,18 +539,10 @@ impl Flag {
 }
 
 fn command(program: Program, version: &'static str) -> Command {
-    let variables = of(program).filter(|flag| is_variable_only(flag));
-    let lines: Vec<String> = variables
-        .map(|flag| format!("  {}: {}", flag.env.join(", "), flag.help))
-        .collect();
-    let more = match lines.is_empty() {
-        true => String::new(),
-        false => format!("Environment variables without a flag:\n{}", lines.join("\n")),
-    };
     Command::new(program.name())
         .about(program.about())
         .version(version)
-        .after_help(more)
+        .after_help(program.more())
         .args(
             of(program)
                 .filter(|flag| !is_variable_only(flag))
@@ -565,6 +588,7 @@ mod tests {
             ("/usr/bin/nvidia-device-plugin", Some(Program::DevicePlugin)),
             ("nvidia-device-plugin", Some(Program::DevicePlugin)),
             ("/usr/bin/gpu-feature-discovery", Some(Program::FeatureDiscovery)),
+            ("config-manager", Some(Program::ConfigManager)),
             ("divvy-agent", None),
             ("", None),
         ] {
@@ -659,5 +683,6 @@ mod tests {
     fn help_names_every_flag_its_default_and_its_variable() {
         insta::assert_snapshot!(command(Program::DevicePlugin, "1.2.3").term_width(130).render_help());
         insta::assert_snapshot!(command(Program::FeatureDiscovery, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(command(Program::ConfigManager, "1.2.3").term_width(130).render_help());
     }
 }

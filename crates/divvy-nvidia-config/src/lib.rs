@@ -1,10 +1,12 @@
-//! The configuration of NVIDIA's device plugin and GPU feature discovery: flags, environment variables, and the configuration file, version
-//! v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
+//! The configuration of NVIDIA's device plugin, GPU feature discovery, and config-manager: flags, environment variables, and the configuration
+//! file, version v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
 //!
 //! ```text
 //! arguments, environment ─► Invocation ─┐
 //! text of the file ─────────────────────┴─► Config, warnings
 //! ```
+//!
+//! [`select`] is the decision of `config-manager`, which chooses the file for a node.
 //!
 //! Flags have priority over environment variables, those over the file, and the file over the defaults.
 //!
@@ -14,13 +16,17 @@
 mod error;
 mod file;
 mod flags;
+mod manager;
 mod merge;
+mod select;
 mod value;
 
 use std::collections::BTreeMap;
 
 pub use error::Error;
 pub use flags::{Invocation, Program, Stop};
+pub use manager::{ConfigManager, SignalTo};
+pub use select::{Available, Chosen, Fallback, Selection, Unlabelled, select};
 pub use value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,

@@ -4,11 +4,12 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
-use super::{Loaded, Source, Surroundings, device_plugin};
+use super::{Loaded, Source, Surroundings, device_plugin, manage_config};
 use crate::Error;
 
 /// Run in place of one of NVIDIA's programs, with this process's arguments and environment.
@@ -46,6 +47,16 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         part: "the wait for signals",
         text: error.to_string(),
     })?;
+    match program {
+        Program::ConfigManager => {
+            let options = invocation.config_manager();
+            manage_config(options.map_err(|error| Error::ConfigManager(error.to_string()))?, stop).await
+        }
+        Program::DevicePlugin | Program::FeatureDiscovery => run_with_driver(program, invocation, stop).await,
+    }
+}
+
+async fn run_with_driver(program: Program, invocation: Invocation, stop: CancellationToken) -> Result<(), Error> {
     let file = invocation.config_file().map(Into::into);
     let cluster = ClusterOptions {
         kubeconfig: invocation.text("kubeconfig").map(Into::into),
@@ -59,9 +70,9 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
     });
     let surroundings = Surroundings::of_pod()?;
     let probe_dir = surroundings.probe_dir.clone();
-    let ended = match program {
-        Program::DevicePlugin => device_plugin(source, surroundings, stop).await,
-        Program::FeatureDiscovery => label(source, cluster, surroundings, stop).await,
+    let ended = match program == Program::FeatureDiscovery {
+        true => label(source, cluster, surroundings, stop).await,
+        false => device_plugin(source, surroundings, stop).await,
     };
     match std::fs::remove_dir_all(&probe_dir) {
         Err(error) if error.kind() != ErrorKind::NotFound => warn!("{} is left over: {error}", probe_dir.display()),

@@ -1,3 +1,4 @@
-//! The whole agent on an emulated node.
+//! The whole agent on an emulated node, and the programs under NVIDIA's names.
 
+mod config_manager;
 mod shell;

@@ -1,0 +1,94 @@
+//! The directory with the configuration files, and the symbolic link to the chosen one.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read as _};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use divvy_nvidia_config::Available;
+
+/// The maximum size of a configuration file in bytes, which is the limit of a ConfigMap.
+const BYTES: u64 = 1 << 20;
+
+/// Return the files of a directory that can be chosen.
+pub(super) fn available(directory: &Path) -> Result<Available, String> {
+    let fail = |error: std::io::Error| {
+        format!(
+            "error getting list of configuration files: error reading directory: {}: {error}",
+            directory.display()
+        )
+    };
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        // A label cannot have a name that is not text. The files of a ConfigMap are symbolic links, so links are followed.
+        if let Ok(name) = entry.file_name().into_string() {
+            let is_file = fs::metadata(entry.path()).is_ok_and(|about| about.is_file());
+            entries.push((name, is_file));
+        }
+    }
+    Ok(Available::of(entries))
+}
+
+/// The symbolic link to the configuration that is in use.
+pub(super) struct Destination(PathBuf);
+
+impl Destination {
+    pub(super) fn new(path: PathBuf) -> Destination {
+        Destination(path)
+    }
+
+    /// Return what the link points to, even if that does not exist; `None` if there is no link.
+    ///
+    /// # Errors
+    /// Fails if there is something else in its place, which is then not replaced.
+    pub(super) fn target(&self) -> Result<Option<PathBuf>, String> {
+        let path = self.0.display();
+        match fs::read_link(&self.0) {
+            Ok(target) => Ok(Some(target)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => Err(format!(
+                "{path} is not a symbolic link, and config-manager does not replace what it has not made; \
+                 remove {path}, or set another --config-file-dst (CONFIG_FILE_DST)"
+            )),
+            Err(error) => Err(format!("error checking if file '{path}' exists: {error}")),
+        }
+    }
+
+    /// Report whether the link leads to something that can be read.
+    pub(super) fn is_usable(&self) -> bool {
+        fs::metadata(&self.0).is_ok_and(|about| !about.is_dir())
+    }
+
+    /// Read the content of the link's target, which is empty for a device such as `/dev/null`. A relative target starts in the link's directory.
+    pub(super) fn content(&self, target: &Path) -> Result<Vec<u8>, String> {
+        let path = self.0.parent().unwrap_or(Path::new("/")).join(target);
+        let fail = |text: &dyn std::fmt::Display| format!("the configuration file {} cannot be used: {text}", path.display());
+        let mut content = Vec::new();
+        if fs::metadata(&path).map_err(|error| fail(&error))?.is_file() {
+            let opened = File::open(&path).map_err(|error| fail(&error))?;
+            opened
+                .take(BYTES + 1)
+                .read_to_end(&mut content)
+                .map_err(|error| fail(&error))?;
+        }
+        match content.len() as u64 > BYTES {
+            true => Err(fail(&"it is larger than 1 MiB; make it smaller, or choose another file")),
+            false => Ok(content),
+        }
+    }
+
+    /// Let the link point to another target. There is a link at every moment.
+    pub(super) fn link_to(&self, target: &Path) -> Result<(), String> {
+        let fail = |error: std::io::Error| format!("error creating symlink: {}: {error}", self.0.display());
+        let mut name = self.0.file_name().unwrap_or_default().to_owned();
+        name.push(".next");
+        let next = self.0.with_file_name(name);
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(fail(error)),
+            _ => {}
+        }
+        symlink(target, &next).map_err(fail)?;
+        fs::rename(&next, &self.0).map_err(fail)
+    }
+}
