@@ -1,7 +1,9 @@
 //! NVIDIA GPUs in MIG mode as what programs can use: one GPU for each MIG device.
 
+use divvy_model::limits::DEVICE_TEXT_BYTES;
 use divvy_model::{MiB, MigDevice, Partition};
 
+use crate::facts::is_uuid;
 use crate::{Fault, GpuFacts, Snapshot};
 
 /// The distance between the indices of the MIG devices of two GPUs. NVML has fewer MIG devices per GPU.
@@ -32,9 +34,15 @@ impl Snapshot {
 }
 
 impl GpuFacts {
-    /// Return the MIG devices into which the GPU is divided. The result is empty if MIG is off.
+    /// Return the MIG devices into which the GPU is divided. The result is empty if MIG is off, and if the driver names MIG devices in
+    /// the format of drivers before R470 (`MIG-GPU-…/1/0`), which cannot be the name of a CDI device.
     pub fn divisions(&self) -> &[MigDevice] {
-        MigDevice::of(self.mig, &self.mig_devices).unwrap_or_default()
+        let devices = MigDevice::of(self.mig, &self.mig_devices).unwrap_or_default();
+        let can_be_named = |device: &MigDevice| is_uuid(&device.uuid) && device.index < INDICES;
+        match devices.iter().all(can_be_named) {
+            true => devices,
+            false => &[],
+        }
     }
 
     fn division(&self, device: &MigDevice) -> GpuFacts {
@@ -72,7 +80,7 @@ impl GpuFacts {
                 parent: self.uuid.clone(),
                 profile: profile.clone(),
             }),
-            model: format!("{} MIG {profile}", self.model).trim().to_owned(),
+            model: product(&self.model, &profile),
             sms: parts.multiprocessors,
             bandwidth_gbs: share(self.bandwidth_gbs),
             total: memory,
@@ -87,6 +95,15 @@ impl GpuFacts {
             ..self.clone()
         }
     }
+}
+
+/// Return the product name of a MIG device, in the length that an inventory can have.
+fn product(model: &str, profile: &str) -> String {
+    let part = format!("MIG {profile}");
+    let room = DEVICE_TEXT_BYTES.saturating_sub(part.len() + 1);
+    format!("{} {part}", &model[..model.floor_char_boundary(room)])
+        .trim()
+        .to_owned()
 }
 
 impl Fault {
@@ -117,6 +134,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use divvy_model::{MigParts, Vendor};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     use super::*;
     use crate::SNAPSHOT_VERSION;
@@ -215,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_stays_undivided_if_its_mig_devices_have_the_names_of_old_drivers() {
+        let old = MigDevice {
+            uuid: "MIG-GPU-0/1/0".to_owned(),
+            ..device(0, 1, 0)
+        };
+        let all = snapshot(vec![gpu(0, Some((true, true)), vec![old, device(1, 2, 0)])]);
+        assert_eq!(all.divided(), all);
+        assert!(all.gpus[0].unfit().is_some());
+    }
+
+    #[test]
     fn a_fault_hits_the_mig_device_that_it_names_or_all_of_the_gpu() {
         let gpu = gpu(0, Some((true, true)), vec![device(0, 1, 0), device(1, 2, 0)]);
         let fault = |partition| Fault {
@@ -232,5 +262,52 @@ mod tests {
         assert_eq!(hit(fault(Some((3, 0))), Some(&gpu)), ["MIG-1-0", "MIG-2-0"]);
         assert_eq!(hit(fault(None), Some(&gpu)), ["MIG-1-0", "MIG-2-0"]);
         assert_eq!(hit(fault(None), None), ["GPU-0"]);
+    }
+
+    fn any_device() -> impl Strategy<Value = MigDevice> {
+        let parts = proptest::option::of((any::<u64>(), 0_u32..9, 0_u32..9, any::<u32>()));
+        let uuid = prop_oneof!["MIG-[0-9a-f]{0,99}", "GPU-[ab]", "MIG-GPU-a/1/0", ".{0,9}"];
+        (uuid, 0_u32..200, 0_u32..4, 0_u32..3, parts).prop_map(|(uuid, index, gi, ci, parts)| MigDevice {
+            index,
+            uuid,
+            gi,
+            ci,
+            capabilities: (gi > 0).then_some((gi, ci)),
+            parts: parts.map(|(memory, gi_slices, ci_slices, multiprocessors)| MigParts {
+                gi_slices,
+                ci_slices,
+                // Most of these are possible sizes.
+                memory: if ci_slices == 8 { memory } else { memory % 200_000 },
+                multiprocessors,
+                ..MigParts::default()
+            }),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_driver_can_report_stays_so_when_it_is_divided(
+            gpus in vec((prop_oneof!["GPU-[abc]", "[a-z]{1,96}"], ".{0,40}", any::<bool>(), 0_u64..1 << 41, vec(any_device(), 0..8)), 0..5),
+        ) {
+            let gpus = (0..).zip(gpus).map(|(index, (uuid, model, is_on, total, devices))| GpuFacts {
+                uuid,
+                model,
+                total: MiB(total),
+                ..gpu(index, Some((is_on, is_on)), devices)
+            });
+            let all = snapshot(gpus.collect());
+            prop_assume!(all.validate().is_ok());
+            let divided = all.divided();
+            prop_assert_eq!(divided.validate().map_err(|error| error.to_string()), Ok(()));
+            for gpu in &divided.gpus {
+                prop_assert!(gpu.model.len() <= DEVICE_TEXT_BYTES);
+            }
+            // The memory of a GPU instance is offered once.
+            let devices = || all.gpus.iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (&gpu.uuid, device)));
+            for gpu in divided.gpus.iter().filter(|gpu| gpu.partition.is_some() && gpu.error.is_none()) {
+                let of = devices().find(|(_, device)| device.uuid == gpu.uuid).map(|(parent, device)| (parent, device.gi));
+                prop_assert_eq!(devices().filter(|(parent, device)| Some((*parent, device.gi)) == of).count(), 1);
+            }
+        }
     }
 }

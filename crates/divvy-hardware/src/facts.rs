@@ -1,6 +1,6 @@
 //! The state of a machine's GPUs at one moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Link, MiB, MigDevice, Partition, Vendor};
 use serde::{Deserialize, Serialize};
@@ -181,6 +181,8 @@ pub struct Process {
 
 /// The maximum number of GPUs in input from outside the process. No machine has so many GPUs.
 pub(crate) const MAX_GPUS: usize = 256;
+/// The maximum number of MIG devices of a GPU. NVIDIA's GPUs have at most 7 GPU instances with 7 compute instances each.
+const MAX_MIG_DEVICES: usize = 64;
 /// The maximum number of device nodes of a GPU. A GPU has one or two of its own.
 const MAX_NODES: usize = 8;
 
@@ -228,6 +230,13 @@ impl Snapshot {
             if gpu.nodes.len() > MAX_NODES || !gpu.nodes.iter().all(|node| is_node(node)) {
                 return refuse(format!("GPU {} has device nodes that are not paths below /dev", gpu.uuid));
             }
+            let is_possible = |device: &MigDevice| {
+                let memory = device.parts.map_or(0, |parts| parts.memory);
+                is_text(&device.uuid, 96) && memory < 1 << 40
+            };
+            if gpu.mig_devices.len() > MAX_MIG_DEVICES || !gpu.mig_devices.iter().all(is_possible) {
+                return refuse(format!("GPU {} has malformed MIG devices", gpu.uuid));
+            }
             let texts = [&gpu.pci, &gpu.model, &gpu.cc];
             if texts.iter().any(|text| !is_text(text, 96)) || gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
                 return refuse(format!("GPU {} has a field that is not printable text", gpu.uuid));
@@ -238,6 +247,11 @@ impl Snapshot {
             if gpu.links.len() > 2 * MAX_GPUS || gpu.links.iter().any(|link| !is_uuid(&link.0) || !is_text(&link.1, 32)) {
                 return refuse(format!("GPU {} has malformed links", gpu.uuid));
             }
+        }
+        let mut names: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        let mut devices = self.gpus.iter().flat_map(|gpu| &gpu.mig_devices);
+        if let Some(twice) = devices.find(|device| !names.insert(&device.uuid)) {
+            return refuse(format!("MIG device {} appears twice", twice.uuid));
         }
         Ok(())
     }
@@ -467,7 +481,26 @@ mod tests {
         };
         assert_eq!(with(|_| {}), Ok(()));
         type Edit = fn(&mut Snapshot);
-        let cases: [(Edit, &str); 12] = [
+        let cases: [(Edit, &str); 15] = [
+            (|s| s.gpus[0].mig_devices = vec![MigDevice::default(); 65], "malformed MIG"),
+            (
+                |s| {
+                    s.gpus[0].mig_devices = vec![MigDevice {
+                        uuid: "MIG-\n".to_owned(),
+                        ..MigDevice::default()
+                    }];
+                },
+                "malformed MIG",
+            ),
+            (
+                |s| {
+                    s.gpus[0].mig_devices = vec![MigDevice {
+                        uuid: "GPU-b".to_owned(),
+                        ..MigDevice::default()
+                    }];
+                },
+                "MIG device GPU-b appears twice",
+            ),
             (|s| s.v = 1, "version 1"),
             (|s| s.gpus[0].nodes = vec!["../sda".to_owned()], "device nodes"),
             (|s| s.gpus[0].nodes = vec!["dri//card0".to_owned()], "device nodes"),
