@@ -122,6 +122,8 @@ check_all() {
   . "$CLUSTER_ROOT/play.sh"
   # shellcheck source=second_scheduler.sh
   . "$CLUSTER_ROOT/second_scheduler.sh"
+  # shellcheck source=nvidia_plugin.sh
+  . "$CLUSTER_ROOT/nvidia_plugin.sh"
   two_pods
   libraries
   forged
@@ -132,6 +134,7 @@ check_all() {
   objects
   namespace_user
   second_scheduler
+  nvidia_plugin
   memory
   clear_pods
   finish

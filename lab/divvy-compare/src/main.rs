@@ -13,13 +13,14 @@ mod scenario;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use futures::{StreamExt as _, TryStreamExt as _};
 
 use self::intended::{Intended, differences};
-use self::play::{Outcome, play};
+use self::play::{Measured, Outcome, measure, play};
 use self::scenario::{Scenario, all};
 
 /// Compare Divvy with NVIDIA's device plugin on a simulated driver
@@ -60,6 +61,12 @@ enum Command {
         /// NVIDIA's program, or the file that `record` wrote
         theirs: PathBuf,
     },
+    /// Measure how fast programs react, and what they need; takes a minute for each
+    Measure {
+        /// The device plugins, with optimization
+        #[arg(required = true)]
+        programs: Vec<PathBuf>,
+    },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -85,6 +92,7 @@ async fn main() -> Result<ExitCode> {
             }
             Ok(ExitCode::SUCCESS)
         }
+        Command::Measure { programs } => measure_all(programs, &cli.simulator).await,
         Command::Compare { ours, theirs } => {
             let theirs: Vec<Outcome> = match theirs.extension().is_some_and(|extension| extension == "json") {
                 true => {
@@ -138,6 +146,29 @@ async fn main() -> Result<ExitCode> {
             })
         }
     }
+}
+
+async fn measure_all(programs: &[PathBuf], simulator: &Path) -> Result<ExitCode> {
+    println!("registered   resident    idle CPU       XID    3 of 16   program");
+    for program in programs {
+        let Measured {
+            registered,
+            resident_kib,
+            idle_ms_per_minute,
+            xid,
+            preferred,
+        } = measure(program, simulator).await?;
+        let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+        println!(
+            "{:7.1} ms  {:5.1} MiB  {idle_ms_per_minute:4} ms/min  {:6.1} ms  {:7.1} ms  {}",
+            ms(registered),
+            resident_kib as f64 / 1024.0,
+            ms(xid),
+            ms(preferred),
+            program.display()
+        );
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// How many scenarios are played at the same time. They mostly wait.

@@ -1,5 +1,7 @@
 //! Plays a scenario to a program.
 
+mod measure;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+pub(crate) use self::measure::{Measured, measure};
 use crate::kubelet::{Device, Kubelet, Registered, Seen};
 use crate::scenario::{GPU, Machine, Scenario, Step};
 

@@ -163,6 +163,19 @@ fn machine(gpus: u32) -> Machine {
     }
 }
 
+/// Return a scenario in which nothing happens, on a machine with this many GPUs, of which groups of eight are connected.
+pub(crate) fn idle(gpus: u32) -> Scenario {
+    let pairs = (0..gpus).flat_map(|a| (0..a).map(move |b| (a, b)));
+    let links = pairs.filter(|(a, b)| a / 8 == b / 8).map(|(a, b)| (a, b, 2));
+    scenario(
+        "idle",
+        Machine {
+            links: links.collect(),
+            ..machine(gpus)
+        },
+    )
+}
+
 fn with_files(gpus: u32) -> Machine {
     Machine {
         has_files: true,
