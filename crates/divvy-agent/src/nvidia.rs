@@ -36,6 +36,7 @@ use self::cdi::Specs;
 use self::facts::Facts;
 use self::health::Health;
 pub use self::main::main;
+pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
 use crate::Error;
