@@ -31,6 +31,17 @@ pub(crate) enum Seen {
     Silence,
 }
 
+impl Seen {
+    fn labels(&self, host: &Host) -> Option<Result<Labels, Error>> {
+        let machine = match self {
+            Seen::Nothing => return None,
+            Seen::Snapshot(snapshot) => host.machine(Snapshot::clone(snapshot), 0),
+            Seen::Silence => host.without_gpus(0),
+        };
+        Some(plain_labels(&machine))
+    }
+}
+
 enum Output {
     Node(Box<NodeLabels>),
     NodeFeature(Box<Published>),
@@ -85,15 +96,9 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
     let mut written = None;
     loop {
         let now = seen.borrow_and_update().clone();
-        let found = match now {
-            Seen::Nothing => None,
-            Seen::Snapshot(snapshot) => Some(plain_labels(&host.machine(Snapshot::clone(&snapshot), 0))),
-            Seen::Silence => Some(plain_labels(&host.without_gpus(0))),
-        };
-        let wanted = match found {
-            None => None,
-            Some(Ok(labels)) => Some(labels),
-            Some(Err(error)) => {
+        let wanted = match now.labels(&host).transpose() {
+            Ok(wanted) => wanted,
+            Err(error) => {
                 agent.ready.set(PART, format!("the node cannot be labelled: {error}"));
                 None
             }
