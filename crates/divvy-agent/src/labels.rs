@@ -3,7 +3,9 @@
 mod describe;
 mod node;
 mod publish;
+mod seen;
 
 pub use describe::{Host, plain_labels};
 pub use node::NodeLabels;
-pub(crate) use publish::{Seen, publish};
+pub(crate) use publish::publish;
+pub(crate) use seen::Seen;

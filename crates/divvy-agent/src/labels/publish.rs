@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_hardware::Snapshot;
 use divvy_labels::{Labels, NodeFeature};
 use tracing::{info, warn};
 
-use super::{Host, NodeLabels, plain_labels};
+use super::{Host, NodeLabels};
 use crate::agent::Agent;
 use crate::args::LabelsMode;
 use crate::nvidia::Published;
@@ -18,29 +17,6 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// The part in `/readyz`.
 const PART: &str = "labels";
-
-/// What the agent has last seen of the node's GPUs.
-#[derive(Debug, Clone, Default)]
-pub(crate) enum Seen {
-    /// Nothing yet.
-    #[default]
-    Nothing,
-    /// The drivers' answer.
-    Snapshot(Arc<Snapshot>),
-    /// The driver has been silent for so long that no GPU is offered.
-    Silence,
-}
-
-impl Seen {
-    fn labels(&self, host: &Host) -> Option<Result<Labels, Error>> {
-        let machine = match self {
-            Seen::Nothing => return None,
-            Seen::Snapshot(snapshot) => host.machine(Snapshot::clone(snapshot), 0),
-            Seen::Silence => host.without_gpus(0),
-        };
-        Some(plain_labels(&machine))
-    }
-}
 
 enum Output {
     Node(Box<NodeLabels>),

@@ -84,7 +84,6 @@ async fn who_changes_a_label_without_apply_owns_it_alone() {
     assert_eq!(code, 409);
     let message = answer["details"]["causes"][0]["message"].as_str().unwrap();
     assert!(message.starts_with("conflict with \"testbed\" using v1 at "), "{message}");
-    // Who does not apply the label loses nothing by it.
     assert_eq!(apply(&api, "fieldManager=a", &json!({})).await.0, 200);
     assert_eq!(labels(&api), json!({"x": "2"}));
     let gone = json!({"metadata": {"labels": {"x": null}}});
@@ -92,7 +91,7 @@ async fn who_changes_a_label_without_apply_owns_it_alone() {
     assert_eq!(
         apply(&api, "fieldManager=a", &json!({"x": "1"})).await.0,
         200,
-        "nobody owns it"
+        "it has no owner"
     );
 }
 
