@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
+use crate::labels::Seen;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::Metrics;
 use crate::pending_event::PendingEvent;
@@ -74,6 +75,10 @@ pub(crate) struct Agent {
     hardware_generation: std::sync::atomic::AtomicU64,
     /// The inventory as JSON, or an empty string until the first GPU was seen.
     pub(crate) inventory: watch::Sender<Arc<str>>,
+    /// What the labels of the node are made from.
+    pub(crate) seen: watch::Sender<Seen>,
+    /// The labels that the node has, or `None` until it was seen.
+    pub(crate) labels_on_node: watch::Sender<Option<BTreeMap<String, String>>>,
     pub(crate) events: mpsc::Sender<PendingEvent>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
@@ -139,6 +144,8 @@ impl Agent {
             published: Mutex::new((0, false)),
             hardware_generation: std::sync::atomic::AtomicU64::new(0),
             inventory: watch::Sender::new(Arc::from("")),
+            seen: watch::Sender::default(),
+            labels_on_node: watch::Sender::default(),
             events: parts.events,
             metrics: Metrics::default(),
             ready: Readiness::default(),

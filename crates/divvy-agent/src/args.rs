@@ -93,6 +93,12 @@ pub struct Settings {
     /// Also share the memory of MIG devices, each as a GPU of its own; do not use NVIDIA's device plugin for them at the same time
     #[arg(long, env = "DIVVY_MIG_DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub mig_devices: Option<bool>,
+    /// Where to write labels that describe the node's NVIDIA GPUs, such as nvidia.com/gpu.product [default: off]
+    #[arg(long, env = "DIVVY_LABELS", value_name = "WHERE")]
+    pub labels: Option<LabelsMode>,
+    /// With --labels node-feature: the agent's pod, with which the NodeFeature object is deleted [default: the object stays]
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod_name: Option<String>,
     /// How to put the GPU into the container [default: auto]
     #[arg(long, env = "DIVVY_DEVICE_LIST_STRATEGY", value_name = "STRATEGY")]
     pub device_list_strategy: Option<DeviceListStrategy>,
@@ -157,6 +163,19 @@ pub enum DriverSpecMode {
     Off,
 }
 
+/// Where the agent writes the labels that describe the node's NVIDIA GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LabelsMode {
+    /// Nowhere
+    #[default]
+    Off,
+    /// To the node
+    Node,
+    /// To a NodeFeature object, from which Node Feature Discovery takes them
+    NodeFeature,
+}
+
 impl Settings {
     /// Read a file.
     ///
@@ -209,7 +228,8 @@ mod tests {
     #[test]
     fn a_file_says_what_the_flags_say() {
         let text = "node-name = \"n1\"\nmemory-unit = \"256MiB\"\nreserve-memory = \"512MiB\"\nprobe = \"unix:/run/p.sock\"\n\
-                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n";
+                    metrics = \"127.0.0.1:9400\"\nhealth-recovery = \"2m\"\ndriver-root = \"/run/nvidia/driver\"\ndriver-spec = \"off\"\n\
+                    labels = \"node-feature\"\n";
         let file = Settings::parse("f", text).expect("readable");
         let config = Config::merged(Settings::default(), file.clone());
         assert_eq!(config.node_name, "n1");
@@ -218,8 +238,8 @@ mod tests {
         assert_eq!(config.probe, Some(Probe::Socket("/run/p.sock".into())));
         assert_eq!(config.health_recovery, Duration::from_secs(120));
         assert_eq!(
-            (config.driver_root.as_str(), config.driver_spec),
-            ("/run/nvidia/driver", DriverSpecMode::Off)
+            (config.driver_root.as_str(), config.driver_spec, config.labels),
+            ("/run/nvidia/driver", DriverSpecMode::Off, LabelsMode::NodeFeature)
         );
         assert_eq!(config.state_dir(), Path::new("/var/lib/kubelet/plugins/divvy.dev"));
         let flags = Settings {
@@ -245,6 +265,7 @@ mod tests {
             ),
             ("device-list-strategy = \"x\"", "expected one of `auto`, `cdi`, `envvar`"),
             ("driver-spec = \"on\"", "expected `auto` or `off`"),
+            ("labels = \"nodes\"", "expected one of `off`, `node`, `node-feature`"),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),
             ("metrics = \"here\"", "metrics"),

@@ -169,9 +169,18 @@ pub(crate) async fn publish_inventory(
 }
 
 fn check_node(agent: &Agent, change: &Change<NodeObject>) {
+    let check = |object: &NodeObject| {
+        agent.check_node(&convert::node(object));
+        let labels = Some(object.metadata.labels.clone().unwrap_or_default());
+        agent.labels_on_node.send_if_modified(|known| {
+            let changed = *known != labels;
+            *known = labels;
+            changed
+        });
+    };
     match change {
-        Change::Apply(object) => agent.check_node(&convert::node(object)),
-        Change::Reset(objects) => objects.iter().for_each(|object| agent.check_node(&convert::node(object))),
+        Change::Apply(object) => check(object),
+        Change::Reset(objects) => objects.iter().for_each(check),
         Change::Delete(_) | Change::Interrupted(_) | Change::Resumed => {}
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_model::{MemoryUnit, MiB};
 
 use crate::Error;
-use crate::args::{DeviceListStrategy, DriverSpecMode, Probe, Settings};
+use crate::args::{DeviceListStrategy, DriverSpecMode, LabelsMode, Probe, Settings};
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
@@ -42,6 +42,10 @@ pub struct Config {
     pub whole_gpus: bool,
     /// `--mig-devices`: the memory of MIG devices is shared.
     pub mig_devices: bool,
+    /// `--labels`: where the labels of the node's NVIDIA GPUs are written.
+    pub labels: LabelsMode,
+    /// `--pod-name`: the pod that owns the NodeFeature object of `--labels node-feature`.
+    pub pod_name: Option<String>,
     /// `--device-list-strategy`: how containers get their GPUs.
     pub device_list_strategy: DeviceListStrategy,
     /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
@@ -85,6 +89,8 @@ impl Config {
             reserve_memory: flags.reserve_memory.or(file.reserve_memory).unwrap_or(MiB::ZERO),
             whole_gpus: flags.whole_gpus.or(file.whole_gpus).unwrap_or(false),
             mig_devices: flags.mig_devices.or(file.mig_devices).unwrap_or(false),
+            labels: flags.labels.or(file.labels).unwrap_or_default(),
+            pod_name: flags.pod_name.or(file.pod_name),
             device_list_strategy: flags.device_list_strategy.or(file.device_list_strategy).unwrap_or_default(),
             metrics: flags.metrics.or(file.metrics),
             health_recovery: flags

@@ -15,7 +15,8 @@ use tracing::{info, warn};
 use divvy_agent_core::Offer;
 
 use crate::agent::Agent;
-use crate::args::Probe;
+use crate::args::{LabelsMode, Probe};
+use crate::labels::Seen;
 use crate::{Config, Error, driver_spec};
 
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
@@ -87,6 +88,9 @@ pub(crate) async fn follow(
                 agent.ready.clear("gpus");
                 agent.metrics.probe(true);
                 agent.set_places(places(&snapshot));
+                if config.labels != LabelsMode::Off {
+                    agent.seen.send_replace(Seen::Snapshot(Arc::new(snapshot.clone())));
+                }
                 changed = machine.snapshot(&agent, now, snapshot);
             }
             Update::Fault(event) => {
@@ -107,6 +111,9 @@ pub(crate) async fn follow(
                 agent.metrics.probe(false);
                 agent.ready.set("gpus", failure.to_string());
                 let since = *machine.silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SILENCE {
+                    agent.seen.send_replace(Seen::Silence);
+                }
                 if since.elapsed() < SILENCE || (machine.seen.is_empty() && machine.recalled.is_empty()) {
                     continue;
                 }

@@ -21,6 +21,7 @@ mod error;
 mod files;
 mod hardware;
 mod http;
+pub mod labels;
 mod memory_in_use;
 mod metrics;
 pub mod nvidia;
@@ -31,7 +32,7 @@ mod registration;
 mod run;
 mod store;
 
-pub use args::{Args, DeviceListStrategy, DriverSpecMode, Probe, Settings};
+pub use args::{Args, DeviceListStrategy, DriverSpecMode, LabelsMode, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;

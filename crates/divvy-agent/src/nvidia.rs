@@ -38,6 +38,7 @@ pub use self::config_manager::manage_config;
 use self::facts::Facts;
 use self::health::Health;
 pub use self::main::main;
+pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
 use crate::Error;

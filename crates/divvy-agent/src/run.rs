@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use divvy_kube::client::{Choice, connect};
+use divvy_kube::client::{Choice, Connection, connect};
 use divvy_kubelet::checkpoint::Writing;
 use divvy_kubelet::plugin::{Plugin as _, PluginServer, Settings as PluginSettings, Status};
 use tokio::sync::{mpsc, watch};
@@ -17,7 +17,7 @@ use crate::driver_spec::DriverSpec;
 use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
-use crate::{Config, Error, cluster, hardware, http};
+use crate::{Config, Error, cluster, hardware, http, labels};
 use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
@@ -84,7 +84,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         context: config.context.clone(),
         ..Choice::default()
     };
-    let client = connect(&choice).await?.client;
+    let Connection { client, namespace, .. } = connect(&choice).await?;
     let (events, queue) = mpsc::channel(EVENTS);
     let agent = Arc::new(Agent::new(Parts {
         core,
@@ -119,6 +119,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         &stop,
         cluster::publish_inventory(agent.clone(), config.node_name.clone(), written.clone()),
     ));
+    tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());
         async move {

@@ -1,3 +1,4 @@
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{MiB, MigDevice, MigParts};
@@ -72,7 +73,7 @@ pub struct Labels {
 const COMPUTE: u32 = 0x03_02_00;
 const GRAPHICS: u32 = 0x03_00_00;
 
-/// Return the labels of a node.
+/// Return the labels of a node. They do not depend on the order of its GPUs.
 ///
 /// # Errors
 /// Fails if the driver's version is malformed, or if the configuration shares MIG devices through MPS.
@@ -85,6 +86,8 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
     if machine.gpus.is_empty() {
         return Ok(found);
     }
+    let mut gpus: Vec<&Gpu> = machine.gpus.iter().collect();
+    gpus.sort_by_cached_key(|gpu| rank(gpu));
     let divided = machine.gpus.iter().any(|gpu| gpu.mig == Some(true));
     let is_mps = config.sharing.strategy == SharingStrategy::Mps;
     if is_mps && divided && config.mig_strategy != MigStrategy::None {
@@ -103,13 +106,23 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
     }
     let fabrics: BTreeSet<&Fabric> = machine.gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()).collect();
     if let (Some(fabric), 1) = (fabrics.first(), fabrics.len()) {
-        found.set("gpu.clique", format!("{}.{}", fabric.cluster, fabric.clique));
+        found.set("gpu.clique", value(&format!("{}.{}", fabric.cluster, fabric.clique)));
     }
-    models(machine, config, &mut found);
+    models(&gpus, config, &mut found);
     if config.mig_strategy == MigStrategy::Mixed {
-        profiles(machine, config, &mut found);
+        profiles(&gpus, config, &mut found);
     }
     Ok(found)
+}
+
+/// Return the place of a GPU among those of the node. Where a label describes one of several GPUs, it describes the first one. GPUs
+/// of the same rank have the same labels.
+fn rank(gpu: &Gpu) -> impl Ord + use<> {
+    let devices = gpu.mig_devices.iter().map(|device| device.parts);
+    let devices: Vec<_> = devices
+        .map(|parts| parts.map(|parts| (parts.gi_profile, numbers(&parts))))
+        .collect();
+    (Reverse((gpu.memory, gpu.cc)), gpu.model.clone(), gpu.mig, devices)
 }
 
 impl Labels {
@@ -223,9 +236,9 @@ impl Model<'_> {
 }
 
 /// Add the labels of all GPU models. The labels that do not name a model describe the first one.
-fn models(machine: &Machine, config: &Config, found: &mut Labels) {
+fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
     let mut by_name: BTreeMap<String, Vec<&Gpu>> = BTreeMap::new();
-    for gpu in &machine.gpus {
+    for gpu in gpus {
         by_name.entry(value(&gpu.model)).or_default().push(gpu);
     }
     let mut models: Vec<Model<'_>> = by_name.into_iter().map(|(name, gpus)| Model { name, gpus }).collect();
@@ -253,9 +266,9 @@ fn models(machine: &Machine, config: &Config, found: &mut Labels) {
         found.set("gpu.compute.major", cc.0.to_string());
         found.set("gpu.compute.minor", cc.1.to_string());
     }
-    let divided = machine.gpus.iter().any(|gpu| gpu.mig == Some(true));
+    let divided = gpus.iter().any(|gpu| gpu.mig == Some(true));
     match config.mig_strategy == MigStrategy::Single && divided {
-        true => single(machine, config, first, found),
+        true => single(gpus, config, first, found),
         false => whole(config, first, found),
     }
 }
@@ -280,12 +293,11 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
 }
 
 /// Add the labels of MIG devices that are offered as GPUs (the MIG strategy `single`).
-fn single(machine: &Machine, config: &Config, model: &Model<'_>, found: &mut Labels) {
-    let devices: Vec<(&Gpu, &MigDevice)> = (machine.gpus.iter())
-        .flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (gpu, device)))
+fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels) {
+    let devices: Vec<(&Gpu, &MigDevice)> = (gpus.iter())
+        .flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (*gpu, device)))
         .collect();
-    let facts = machine
-        .gpus
+    let facts = gpus
         .iter()
         .map(|gpu| (gpu.mig == Some(true), gpu.memory, gpu.mig_devices.as_slice()));
     let first = devices.first().filter(|_| has_uniform_mig_devices(facts));
@@ -319,7 +331,13 @@ fn product(model: &Model<'_>, profile: &str, shared: &Shared) -> String {
 }
 
 fn attributes(name: &str, parts: &MigParts, found: &mut Labels) {
-    for (what, number) in [
+    for (what, number) in numbers(parts) {
+        found.set(&format!("{name}.{what}"), number.to_string());
+    }
+}
+
+fn numbers(parts: &MigParts) -> [(&'static str, u64); 9] {
+    [
         ("memory", parts.memory),
         ("multiprocessors", parts.multiprocessors.into()),
         ("slices.gi", parts.gi_slices.into()),
@@ -329,18 +347,16 @@ fn attributes(name: &str, parts: &MigParts, found: &mut Labels) {
         ("engines.encoder", parts.encoders.into()),
         ("engines.jpeg", parts.jpeg.into()),
         ("engines.ofa", parts.ofa.into()),
-    ] {
-        found.set(&format!("{name}.{what}"), number.to_string());
-    }
+    ]
 }
 
 /// Add the labels of the MIG devices of each profile.
-fn profiles(machine: &Machine, config: &Config, found: &mut Labels) {
+fn profiles(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
     let mut by_profile: BTreeMap<String, Vec<(&Gpu, MigParts)>> = BTreeMap::new();
-    for gpu in machine.gpus.iter().filter(|gpu| gpu.mig == Some(true)) {
+    for gpu in gpus.iter().filter(|gpu| gpu.mig == Some(true)) {
         for device in &gpu.mig_devices {
             if let (Some(profile), Some(parts)) = (device.profile(gpu.memory), device.parts) {
-                by_profile.entry(profile).or_default().push((gpu, parts));
+                by_profile.entry(profile).or_default().push((*gpu, parts));
             }
         }
     }

@@ -10,6 +10,7 @@
 //! - A MIG profile that is newer than this program is labelled like any other.
 //! - A malformed PCI capability of a virtual GPU is not an error.
 
+mod conflict;
 mod error;
 mod family;
 mod labels;
@@ -17,6 +18,7 @@ mod output;
 mod text;
 mod vgpu;
 
+pub use conflict::{must_be_written, owners};
 pub use error::Error;
 pub use labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
-pub use output::{NodeFeature, file, node_feature};
+pub use output::{MANAGER, NodeFeature, file, node, node_feature};

@@ -1,5 +1,7 @@
 //! The forms in which labels are published.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use crate::Labels;
@@ -36,4 +38,13 @@ pub fn node_feature(labels: &Labels, of: &NodeFeature) -> Value {
             "labels": labels.labels,
         },
     })
+}
+
+/// The field manager of labels that are written to a node. Labels that it no longer applies disappear from the node.
+pub const MANAGER: &str = "divvy-labels";
+
+/// Return the body of a server-side apply that gives these labels to the node with this name and uid. The uid prevents that a node
+/// is created.
+pub fn node(labels: &BTreeMap<String, String>, name: &str, uid: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": uid, "labels": labels}})
 }

@@ -449,6 +449,11 @@ impl Invocation {
         Ok(Invocation { program, given })
     }
 
+    pub(crate) fn without_flags(program: Program) -> Invocation {
+        let given = BTreeMap::new();
+        Invocation { program, given }
+    }
+
     pub(crate) fn program(&self) -> Program {
         self.program
     }

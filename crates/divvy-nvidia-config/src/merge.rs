@@ -28,6 +28,15 @@ impl Invocation {
     }
 }
 
+impl Default for Config {
+    /// Return what the programs use without flags, variables, and a file.
+    fn default() -> Config {
+        let none = Invocation::without_flags(Program::FeatureDiscovery);
+        let (config, _) = none.config(None).expect("the defaults are allowed");
+        config
+    }
+}
+
 fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(Config, Vec<String>), Error> {
     let flags = &file.flags;
     let text = |flag: &str, file: &Option<String>, default: &str| -> String {

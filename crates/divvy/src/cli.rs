@@ -4,6 +4,7 @@
 pub mod cdi;
 pub mod configure;
 pub mod doctor;
+pub mod labels;
 mod nvidia_ctk;
 pub mod output;
 pub mod runtime_config;
@@ -51,6 +52,7 @@ Examples:
       compare how many pods the same GPUs hold under each policy
   divvy doctor
       find problems on this machine, from the driver to the kubelet
+  divvy labels                     node labels that describe this machine's GPUs
   divvy cdi generate
       a CDI spec of this machine's GPUs, for Docker, Podman, and containerd
   divvy configure docker --dry-run
@@ -95,6 +97,7 @@ pub enum Command {
     Configure(Box<configure::ConfigureArgs>),
     RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
+    Labels(Box<labels::LabelsArgs>),
     /// Create NVIDIA's device nodes and the links to them, as `nvidia-ctk system` does
     #[command(subcommand, hide = true)]
     NvidiaSystem(system::SystemCommand),

@@ -10,6 +10,8 @@ pub mod demo;
 pub mod doctor;
 pub mod hook;
 pub mod inspect;
+pub mod labels;
+mod probe;
 mod progress;
 pub mod runtime_config;
 pub mod scheduler_config;
@@ -39,6 +41,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Audit(args) => audit::run(*args).await,
         Command::SchedulerConfig(args) => scheduler_config::run(*args).await,
         Command::Cdi(command) => cdi::run(command).await,
+        Command::Labels(args) => labels::run(*args).await.map(|()| true),
         Command::Configure(args) => configure::run(*args).await.map(|()| true),
         Command::RuntimeConfig(args) => runtime_config::run(&args).map(|()| true),
         Command::NvidiaSystem(command) => system::run(command).map(|()| true),

@@ -1,5 +1,7 @@
 //! The objects of Divvy in a cluster, the plan to remove them, and the text of both.
 
+use std::collections::BTreeSet;
+
 use divvy_host::plain;
 use divvy_model::{Held, Inventory, MemoryUnit, MiB, Node, Pod, Vendor, names};
 use serde::Serialize;
@@ -137,6 +139,8 @@ pub struct NodeLeft {
     pub annotations: Vec<String>,
     /// Divvy's extended resources in the node's status.
     pub resources: Vec<&'static str>,
+    /// The keys of the labels that only Divvy's agents or `divvy labels` wrote.
+    pub labels: Vec<String>,
     /// Whether the node has the label `gpushare=true`.
     pub labelled: bool,
 }
@@ -144,7 +148,8 @@ pub struct NodeLeft {
 impl NodeLeft {
     /// Report whether there is anything to remove from the node. `labels` says whether the label is to be removed as well.
     pub fn has_something(&self, labels: bool) -> bool {
-        !self.annotations.is_empty() || !self.resources.is_empty() || (labels && self.labelled)
+        let kept_by_none = [self.annotations.is_empty(), self.resources.is_empty(), self.labels.is_empty()];
+        kept_by_none.contains(&false) || (labels && self.labelled)
     }
 }
 
@@ -277,10 +282,29 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
     let left = NodeLeft {
         name: node.pointer("/metadata/name")?.as_str()?.to_owned(),
         resources: resources.collect(),
+        labels: labels_left(node),
         labelled: keys("/metadata/labels").any(|(key, value)| key == "gpushare" && value == "true"),
         annotations,
     };
     (left.labelled || left.has_something(false)).then_some(left)
+}
+
+/// Return the labels that have Divvy's field manager and no other.
+fn labels_left(node: &Value) -> Vec<String> {
+    let entries = node.pointer("/metadata/managedFields").and_then(Value::as_array);
+    let (ours, others): (Vec<&Value>, Vec<&Value>) =
+        (entries.into_iter().flatten()).partition(|entry| entry["manager"] == divvy_labels::MANAGER);
+    let keys = |entries: Vec<&Value>| -> BTreeSet<String> {
+        let owned = entries
+            .into_iter()
+            .filter_map(|entry| entry.pointer("/fieldsV1/f:metadata/f:labels")?.as_object());
+        let fields = owned.flat_map(serde_json::Map::keys);
+        fields
+            .filter_map(|field| field.strip_prefix("f:"))
+            .map(str::to_owned)
+            .collect()
+    };
+    keys(ours).difference(&keys(others)).cloned().collect()
 }
 
 fn offers_whole(inventory: &Inventory, vendor: Vendor) -> bool {
@@ -404,6 +428,7 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
                 "aliyun.com/gpu-mem and gpu-count in the status",
                 nodes(&|node| !node.resources.is_empty()),
             ),
+            ("labels about NVIDIA GPUs", nodes(&|node| !node.labels.is_empty())),
             ("the label gpushare=true", nodes(&|node| labels && node.labelled)),
         ] {
             if count > 0 {

@@ -27,6 +27,7 @@ mod faults;
 mod http;
 mod include;
 mod listen;
+mod ownership;
 mod patch;
 mod pods;
 mod proxy;
@@ -303,7 +304,7 @@ impl ApiServer {
             target.name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
             self.registry().bind(&target, &object, false)?
         } else {
-            self.registry().create(&target, object, WriteOptions::default())?
+            self.registry().create(&target, object, &direct())?
         };
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
@@ -314,7 +315,7 @@ impl ApiServer {
     /// The API's errors: 404, 409, 422, …
     pub fn patch(&self, resource: &str, namespace: &str, name: &str, kind: PatchKind, patch: &Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        let (stored, _) = self.registry().patch(&target, kind, patch, WriteOptions::default())?;
+        let (stored, _) = self.registry().patch(&target, kind, patch, &direct())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
@@ -324,7 +325,7 @@ impl ApiServer {
     /// The API's errors: 404, 409 if `metadata.resourceVersion` is not the current one, 422, …
     pub fn update(&self, resource: &str, namespace: &str, name: &str, object: Value) -> Result<Value, ApiError> {
         let target = self.target(resource, namespace, name)?;
-        let (stored, _) = self.registry().update(&target, object, WriteOptions::default())?;
+        let (stored, _) = self.registry().update(&target, object, &direct())?;
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
@@ -350,6 +351,14 @@ impl ApiServer {
             }
         };
         tokio::time::timeout(limit, search).await.ok().flatten()
+    }
+}
+
+/// The options of writes through the methods of [`ApiServer`].
+fn direct() -> WriteOptions {
+    WriteOptions {
+        manager: "testbed".to_owned(),
+        ..WriteOptions::default()
     }
 }
 

@@ -1,28 +1,22 @@
 //! The agent in place of NVIDIA's GPU feature discovery: the same flags, configuration, and labels.
 
-use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::client::snapshot;
-use divvy_hardware::{GpuFacts, Snapshot};
-use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, file, labels};
-use divvy_model::Vendor;
+use divvy_labels::{Labels, Machine, file, labels};
 use divvy_nvidia_config::{Config, Discovery, SleepInterval};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::node_feature::{ClusterOptions, Published};
 use super::{Loaded, Source, Surroundings, probe};
+use crate::labels::Host;
 use crate::{Error, files};
 
 /// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
-/// NVIDIA's PCI vendor id.
-const NVIDIA: &str = "0x10de";
-/// The maximum size in bytes of a kernel file that is read here.
-const BYTES: u64 = 4096;
 
 /// Keep the node's labels up to date until `stop` is cancelled, or write them once.
 ///
@@ -42,16 +36,13 @@ pub(super) async fn label(
         .map_or(0, |since| since.as_secs());
     loop {
         let config = &loaded.config;
-        let machine = match describe(config, &surroundings, started).await {
+        let host = Host::read(&surroundings.root, Path::new(&config.feature_discovery.machine_type_file));
+        let machine = match describe(config, &surroundings, &host, started).await {
             Ok(machine) => machine,
             Err(text) if config.fail_on_init_error => return Err(Error::Labels(text)),
             Err(text) => {
                 warn!("{text}; the labels say that there is no GPU");
-                Machine {
-                    timestamp: started,
-                    pci: pci_devices(&surroundings.root),
-                    ..Machine::default()
-                }
+                host.without_gpus(started)
             }
         };
         let found = labels(&machine, config).map_err(|error| Error::Labels(error.to_string()))?;
@@ -95,69 +86,10 @@ fn load(source: &Source) -> Result<Loaded, Error> {
 }
 
 /// Describe the machine with facts from the driver and the kernel.
-async fn describe(config: &Config, surroundings: &Surroundings, timestamp: u64) -> Result<Machine, String> {
-    let Snapshot { drivers, gpus, .. } = snapshot(&probe(config, surroundings), ANSWER)
-        .await
-        .map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
-    let driver = drivers.get(&Vendor::Nvidia).cloned().unwrap_or_default();
-    let cuda = driver.cuda.split_once('.');
-    let root = &surroundings.root;
-    let gpus = gpus.into_iter().filter(|gpu| gpu.vendor == Vendor::Nvidia && !gpu.lost);
-    Ok(Machine {
-        driver: driver.version,
-        cuda: cuda.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
-        machine_type: text(Path::new(&config.feature_discovery.machine_type_file)),
-        gpus: gpus.map(|facts| gpu(facts, root)).collect(),
-        pci: pci_devices(root),
-        timestamp,
-    })
-}
-
-fn gpu(facts: GpuFacts, root: &Path) -> Gpu {
-    let cc = facts.cc.split_once('.');
-    let device = root.join("sys/bus/pci/devices").join(&facts.pci);
-    // A simulated GPU may have the address of another device.
-    let is_nvidias = !facts.pci.is_empty() && text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA);
-    Gpu {
-        memory: facts.total,
-        cc: cc.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
-        pci_class: is_nvidias.then(|| class(&device)).flatten(),
-        mig: facts.mig.map(|(is_on, _)| is_on),
-        mig_devices: facts.mig_devices,
-        fabric: facts.fabric.map(|fabric| Fabric {
-            cluster: fabric.cluster,
-            clique: fabric.clique,
-        }),
-        model: facts.model,
-    }
-}
-
-fn class(device: &Path) -> Option<u32> {
-    let text = text(&device.join("class"))?;
-    u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
-}
-
-/// Return NVIDIA's PCI devices in the kernel's list.
-fn pci_devices(root: &Path) -> Vec<PciDevice> {
-    let directory = root.join("sys/bus/pci/devices");
-    let names = files::names(&directory).unwrap_or_default().into_iter();
-    let devices = names.map(|name| directory.join(name));
-    let nvidias = devices.filter(|device| text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA));
-    nvidias
-        .map(|device| PciDevice {
-            config: bytes(&device.join("config")).unwrap_or_default(),
-        })
-        .collect()
-}
-
-fn bytes(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).ok()?.take(BYTES).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
-}
-
-fn text(path: &Path) -> Option<String> {
-    String::from_utf8(bytes(path)?).ok()
+async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, String> {
+    let found = snapshot(&probe(config, surroundings), ANSWER).await;
+    let found = found.map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
+    Ok(host.machine(found, timestamp))
 }
 
 /// Where the labels are written.

@@ -21,7 +21,7 @@ pub(super) struct ClusterOptions {
 }
 
 /// The NodeFeature object of this node.
-pub(super) struct Published {
+pub(crate) struct Published {
     objects: Api<DynamicObject>,
     of: NodeFeature,
     /// The labels that this process wrote last.
@@ -36,25 +36,31 @@ impl Published {
         })
         .await?
         .client;
+        let of = NodeFeature {
+            node: options.node.clone(),
+            namespace: options.namespace.clone(),
+            owners: Vec::new(),
+        };
+        Ok(Published::new(client, of, options.pod.as_deref()).await)
+    }
+
+    /// Return the object of a node. Its owners are `pod` and what owns that pod.
+    pub(crate) async fn new(client: kube::Client, of: NodeFeature, pod: Option<&str>) -> Published {
         let kind = GroupVersionKind::gvk("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature");
         let resource = ApiResource::from_gvk_with_plural(&kind, "nodefeatures");
-        let owners = match &options.pod {
-            Some(pod) => owners(&client, &options.namespace, pod).await,
+        let owners = match pod {
+            Some(pod) => owners(&client, &of.namespace, pod).await,
             None => Vec::new(),
         };
-        Ok(Published {
-            objects: Api::namespaced_with(client, &options.namespace, &resource),
-            of: NodeFeature {
-                node: options.node.clone(),
-                namespace: options.namespace.clone(),
-                owners,
-            },
+        Published {
+            objects: Api::namespaced_with(client, &of.namespace, &resource),
+            of: NodeFeature { owners, ..of },
             written: None,
-        })
+        }
     }
 
     /// Create or update the object, if the labels have changed.
-    pub(super) async fn write(&mut self, labels: &Labels) -> Result<(), Error> {
+    pub(crate) async fn write(&mut self, labels: &Labels) -> Result<(), Error> {
         if self.written.as_ref() == Some(labels) {
             return Ok(());
         }

@@ -1,6 +1,8 @@
 //! The whole agent, in this process: an embedded API server, an emulated kubelet and container runtime on real sockets, and a probe with
 //! scripted answers.
 
+mod labels;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Rule};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Resource, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{ContainerView, Node, NodeSpec};
 use serde_json::{Value, json};
@@ -146,7 +148,11 @@ impl Bed {
     }
 
     async fn with(gpus: &[u64], change: impl FnOnce(&mut NodeSpec)) -> Bed {
-        let api = ApiServer::new(Options::default());
+        let feature = Resource::custom("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature", true);
+        let api = ApiServer::new(Options {
+            resources: vec![feature],
+            ..Options::default()
+        });
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
         let directory = tempfile::tempdir().expect("temp dir");
         let kubeconfig = directory.path().join("kubeconfig");

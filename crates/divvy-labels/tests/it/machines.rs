@@ -1,39 +1,81 @@
 use divvy_labels::{Fabric, Gpu, Labels, Machine, NodeFeature, PciDevice, labels, node_feature};
 use divvy_model::{MiB, MigDevice, MigParts};
+use divvy_nvidia_config::Config;
 use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
 
 use crate::build::{config, machine};
 
-fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
-    let models = prop_oneof![Just("NVIDIA A100".to_owned()), Just("Tesla T4".to_owned()), ".{0,120}"];
-    let parts = (0..20u32, 0..8u32, 0..8u32, any::<u64>()).prop_map(|(profile, gi_slices, ci_slices, memory)| MigParts {
-        gi_profile: Some(profile),
-        gi_slices,
-        ci_slices,
-        memory,
-        ..MigParts::default()
+/// What a broken driver may say: any bytes, read as text.
+fn text() -> impl Strategy<Value = String> {
+    let bytes = vec(any::<u8>(), 0..200).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    prop_oneof![bytes, ".{0,120}", "[-_. a-zA-Z0-9]{0,120}"]
+}
+
+fn model() -> impl Strategy<Value = String> {
+    prop_oneof![
+        4 => Just("NVIDIA A100".to_owned()),
+        // The same label as the model above.
+        2 => Just(" NVIDIA  A100 ".to_owned()),
+        2 => Just("Tesla T4".to_owned()),
+        2 => text(),
+    ]
+}
+
+fn number() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0..8u32, 1 => any::<u32>()]
+}
+
+fn memory() -> impl Strategy<Value = u64> {
+    prop_oneof![1 => Just(0), 4 => Just(40960u64), 4 => 1..200_000u64, 1 => any::<u64>()]
+}
+
+fn mig_device() -> impl Strategy<Value = MigDevice> {
+    let numbers = proptest::array::uniform8(number());
+    let parts = (of(0..20u32), memory(), numbers).prop_map(|(gi_profile, memory, numbers)| {
+        let [
+            gi_slices,
+            ci_slices,
+            multiprocessors,
+            copy_engines,
+            decoders,
+            encoders,
+            jpeg,
+            ofa,
+        ] = numbers;
+        MigParts {
+            gi_profile,
+            gi_slices,
+            ci_slices,
+            memory,
+            multiprocessors,
+            copy_engines,
+            decoders,
+            encoders,
+            jpeg,
+            ofa,
+        }
     });
-    let device = of(parts).prop_map(|parts| MigDevice {
-        capabilities: None,
+    let parts = prop_oneof![4 => Just(Some(MigParts { gi_slices: 1, ci_slices: 1, memory: 4864, ..MigParts::default() })), 1 => of(parts)];
+    parts.prop_map(|parts| MigDevice {
         parts,
         ..MigDevice::default()
-    });
-    let fabric = (0..2u32).prop_map(|clique| Fabric {
-        cluster: "c".to_owned(),
-        clique,
-    });
-    let gpu = (
-        models,
-        0..100_000u64,
-        of((0..20u32, 0..10u32)),
-        of(any::<u32>()),
+    })
+}
+
+fn gpu() -> impl Strategy<Value = Gpu> {
+    let fabric = (prop_oneof![3 => Just("c".to_owned()), 1 => text()], number());
+    let facts = (
+        model(),
+        memory(),
+        of((number(), number())),
+        prop_oneof![Just(Some(0x03_02_00)), of(any::<u32>())],
         of(any::<bool>()),
-        vec(device, 0..4),
-        of(fabric),
+        vec(mig_device(), 0..=7),
+        of(fabric.prop_map(|(cluster, clique)| Fabric { cluster, clique })),
     );
-    let gpu = gpu.prop_map(|(model, memory, cc, pci_class, mig, mig_devices, fabric)| Gpu {
+    facts.prop_map(|(model, memory, cc, pci_class, mig, mig_devices, fabric)| Gpu {
         model,
         memory: MiB(memory),
         cc,
@@ -41,11 +83,54 @@ fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
         mig,
         mig_devices,
         fabric,
-    });
-    vec(gpu, 0..17)
+    })
 }
 
-/// Check the rules of k8s.io/apimachinery: at most 63 characters, with a letter or a digit at the beginning and at the end.
+/// Up to 16 GPUs with up to 112 MIG devices. Some machines have 16 times the same GPU.
+fn gpus() -> impl Strategy<Value = Vec<Gpu>> {
+    prop_oneof![
+        3 => vec(gpu(), 0..=16),
+        1 => (gpu(), 1..=16usize).prop_map(|(gpu, count)| vec![gpu; count]),
+    ]
+}
+
+fn any_machine() -> impl Strategy<Value = Machine> {
+    let version = prop_oneof![
+        2 => Just("550.54.15".to_owned()),
+        1 => (text(), text()).prop_map(|(major, minor)| format!("{major}.{minor}")),
+        1 => text(),
+    ];
+    let config_space = vec(vec(any::<u8>(), 0..300), 0..3);
+    (
+        gpus(),
+        version,
+        of((number(), number())),
+        of(text()),
+        config_space,
+        any::<u64>(),
+    )
+        .prop_map(|(gpus, driver, cuda, machine_type, pci, timestamp)| Machine {
+            driver,
+            cuda,
+            machine_type,
+            gpus,
+            pci: pci.into_iter().map(|config| PciDevice { config }).collect(),
+            timestamp,
+        })
+}
+
+fn any_config() -> impl Strategy<Value = Config> {
+    let strategies = prop_oneof![Just("none"), Just("single"), Just("mixed")];
+    let files = prop_oneof![
+        Just(String::new()),
+        Just("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}, {name: nvidia.com/mig-1g.5gb, replicas: 2}]}}".to_owned()),
+        Just("sharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}".to_owned()),
+    ];
+    (strategies, files).prop_map(|(strategy, file)| config(&[&format!("--mig-strategy={strategy}")], &file))
+}
+
+/// Check the expressions of k8s.io/apimachinery (`pkg/util/validation`): a part of a key is `([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]`
+/// with at most 63 characters. A value is the same, or empty.
 fn is_label_part(text: &str) -> bool {
     let alphanumeric = |character: Option<char>| character.is_some_and(|character| character.is_ascii_alphanumeric());
     text.len() <= 63
@@ -57,34 +142,40 @@ fn is_label_part(text: &str) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn every_label_is_one_that_kubernetes_accepts_whatever_the_order_of_the_gpus(
-        found in gpus(),
-        machine_type in of(".{0,100}"),
-        config_space in vec(any::<u8>(), 0..300),
-        strategy in prop_oneof![Just("none"), Just("single"), Just("mixed")],
-    ) {
-        let machine = Machine {
-            gpus: found,
-            machine_type,
-            pci: vec![PciDevice { config: config_space }],
-            ..machine(0)
+    fn kubernetes_accepts_every_label_whatever_the_machine_says(machine in any_machine(), config in any_config()) {
+        let found = labels(&machine, &config);
+        let Ok(Labels { labels: found, .. }) = found else {
+            prop_assert!(!machine.gpus.is_empty() && ![2, 3].contains(&machine.driver.split('.').count()), "{found:?}");
+            return Ok(());
         };
-        let config = config(&[&format!("--mig-strategy={strategy}")], "");
-        let Labels { labels: found, .. } = labels(&machine, &config).expect("labels");
         for (key, value) in &found {
             prop_assert!(key.strip_prefix("nvidia.com/").is_some_and(is_label_part), "{key}");
             prop_assert!(value.is_empty() || is_label_part(value), "{key}={value}");
         }
-        let mut turned = machine.clone();
-        turned.gpus.reverse();
-        let again = labels(&turned, &config).expect("labels").labels;
-        let stable = |key: &&String| ["nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"].contains(&key.as_str());
-        for key in found.keys().filter(stable) {
-            prop_assert_eq!(found.get(key), again.get(key), "{}", key);
-        }
+        prop_assert_eq!(found.contains_key("nvidia.com/gpu.count"), !machine.gpus.is_empty());
+    }
+
+    #[test]
+    fn no_label_depends_on_the_order_of_the_gpus(
+        (machine, turned) in any_machine().prop_flat_map(|machine| {
+            let turned = Just(machine.gpus.clone()).prop_shuffle();
+            (Just(machine), turned)
+        }),
+        config in any_config(),
+    ) {
+        let turned = Machine { gpus: turned, ..machine.clone() };
+        prop_assert_eq!(labels(&machine, &config), labels(&turned, &config));
+    }
+
+    #[test]
+    fn the_memory_is_that_of_the_largest_gpu(found in gpus()) {
+        let largest = found.iter().map(|gpu| gpu.memory.0).max().filter(|memory| *memory > 0);
+        let machine = Machine { gpus: found, ..machine(0) };
+        let found = labels(&machine, &config(&[], "")).expect("labels").labels;
+        prop_assert_eq!(found.get("nvidia.com/gpu.memory").cloned(), largest.map(|memory| memory.to_string()));
     }
 }
 

@@ -246,7 +246,7 @@ async fn delete(client: &Client, object: &Object, kind: Kind, dry_run: bool) -> 
     }
 }
 
-/// Remove Divvy's annotations and resources from a node; with `labels`, also remove the label `gpushare=true`.
+/// Remove Divvy's annotations, resources, and labels from a node; with `labels`, also remove the label `gpushare=true`.
 async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) -> anyhow::Result<()> {
     let api = nodes_api(client);
     let params = PatchParams {
@@ -266,8 +266,10 @@ async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) ->
             none(node.annotations.iter().map(String::as_str).collect()),
         );
     }
-    if labels && node.labelled {
-        metadata.insert("labels".to_owned(), none(vec!["gpushare"]));
+    let gpushare = (labels && node.labelled).then_some("gpushare");
+    let labels: Vec<&str> = node.labels.iter().map(String::as_str).chain(gpushare).collect();
+    if !labels.is_empty() {
+        metadata.insert("labels".to_owned(), none(labels));
     }
     let gone = |result: kube::Result<DynamicObject>, right: &str| match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),

@@ -14,6 +14,7 @@ fn node(name: &str) -> NodeLeft {
         name: name.to_owned(),
         annotations: vec!["divvy.dev/inventory".to_owned()],
         resources: vec![names::GPU_MEM, names::GPU_COUNT],
+        labels: vec!["nvidia.com/gpu.count".to_owned()],
         labelled: true,
     }
 }
@@ -58,6 +59,7 @@ fn nothing() -> Found {
         nodes: vec![NodeLeft {
             annotations: Vec::new(),
             resources: Vec::new(),
+            labels: Vec::new(),
             ..node("n1")
         }],
         pods: Vec::new(),
@@ -114,6 +116,22 @@ fn of_a_thousand_pods_the_first_ten_are_named() {
     ] {
         assert!(text.contains("ml/p9 (node n1) and 990 more") && text.len() < 4_000, "{text}");
     }
+}
+
+#[test]
+fn of_the_labels_those_that_only_divvy_applied_are_removed() {
+    let entry = |manager: &str, keys: &[&str]| {
+        let keys: serde_json::Map<String, Value> = keys.iter().map(|key| (format!("f:{key}"), json!({}))).collect();
+        json!({"manager": manager, "operation": "Apply", "fieldsV1": {"f:metadata": {"f:labels": keys}}})
+    };
+    let managed = [
+        entry("divvy-labels", &["nvidia.com/gpu.count", "nvidia.com/gpu.memory"]),
+        entry("nfd-master", &["nvidia.com/gpu.memory", "nvidia.com/gpu.mode"]),
+        json!({"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {}}}),
+    ];
+    let left = node_left(&json!({"metadata": {"name": "n1", "managedFields": managed}})).expect("something");
+    assert_eq!(left.labels, ["nvidia.com/gpu.count"]);
+    assert!(left.has_something(false));
 }
 
 #[test]

@@ -1,8 +1,13 @@
 //! The manifests in `examples/`, which users copy. The chart's policies admit them, and their pods get GPUs.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use divvy_agent::labels::plain_labels;
+use divvy_labels::{Gpu, Machine};
+use divvy_model::{MiB, MigDevice, MigParts};
+use divvy_testbed::api::PatchKind;
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
@@ -47,6 +52,63 @@ fn pods(file: &str, object: &Value) -> Vec<Value> {
         .collect()
 }
 
+/// The labels of a node for which the examples are written. MIG devices are those of one of its GPUs.
+fn labels_of_node() -> BTreeMap<String, String> {
+    let gpu = |mig_devices: Vec<MigDevice>| Gpu {
+        model: "NVIDIA A100-SXM4-80GB".to_owned(),
+        memory: MiB(81920),
+        mig: Some(!mig_devices.is_empty()),
+        mig_devices,
+        ..Gpu::default()
+    };
+    let parts = MigParts {
+        gi_profile: Some(0),
+        gi_slices: 1,
+        ci_slices: 1,
+        memory: 9728,
+        ..MigParts::default()
+    };
+    let device = MigDevice {
+        parts: Some(parts),
+        ..MigDevice::default()
+    };
+    let machine = Machine {
+        driver: "550.54.15".to_owned(),
+        gpus: vec![gpu(Vec::new()), gpu(vec![device])],
+        ..Machine::default()
+    };
+    let mut labels = plain_labels(&machine).expect("labels").labels;
+    labels.insert("accelerator".to_owned(), "nvidia-a100".to_owned());
+    labels
+}
+
+#[test]
+fn the_labels_that_the_examples_select_are_those_that_divvy_writes() {
+    let labels = labels_of_node();
+    let mut selected = 0;
+    for (file, object) in examples() {
+        for pod in pods(&file, &object) {
+            for (key, value) in pod["spec"]["nodeSelector"].as_object().into_iter().flatten() {
+                assert_eq!(labels.get(key).map(String::as_str), value.as_str(), "{file}: {key}");
+                selected += 1;
+            }
+            let terms =
+                &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+            for term in terms.as_array().into_iter().flatten() {
+                let key = term["matchExpressions"][0]["key"].as_str().expect("a key");
+                assert!(labels.contains_key(key), "{file}: {key}");
+                selected += 1;
+            }
+        }
+    }
+    assert_eq!(selected, 4);
+}
+
+/// Report whether a pod requests MIG devices, which the agents of the embedded cluster do not offer.
+fn is_for_mig(pod: &Value) -> bool {
+    pod["spec"]["containers"].to_string().contains("nvidia.com/mig-")
+}
+
 #[test]
 fn the_admission_policies_admit_each_example() {
     let examples = examples();
@@ -66,8 +128,16 @@ fn the_admission_policies_admit_each_example() {
 async fn each_example_gets_its_gpus() {
     let mut bed = Bed::with_amd(&[&[40, 40], &[40, 40]], 2).await;
     bed.offer_whole().await;
+    for node in bed.api().list("nodes", "").expect("listed") {
+        let (name, labels) = (&node["metadata"]["name"], json!({"metadata": {"labels": labels_of_node()}}));
+        let labelled = bed
+            .api()
+            .patch("nodes", "", name.as_str().expect("a name"), PatchKind::Merge, &labels);
+        labelled.expect("labelled");
+    }
     for (file, object) in examples() {
-        let pods = pods(&file, &object);
+        let mut pods = pods(&file, &object);
+        pods.retain(|pod| !is_for_mig(pod));
         let names: Vec<String> = pods
             .iter()
             .map(|pod| pod["metadata"]["name"].as_str().expect("a name").to_owned())

@@ -20,6 +20,7 @@ mod examples;
 mod hostile;
 mod invariants;
 mod kubelet_cases;
+mod labels;
 mod migration;
 mod outside;
 mod races;

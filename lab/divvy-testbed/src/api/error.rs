@@ -140,6 +140,34 @@ impl ApiError {
         .about(resource, name)
     }
 
+    /// Return the error for an apply that would change fields of other managers. A conflict is the manager, as upstream prints it,
+    /// and the path of the field (apimachinery `managedfields/internal/conflict.go`).
+    pub(crate) fn apply_conflict(conflicts: &[(String, String)]) -> ApiError {
+        let message = match conflicts {
+            [(manager, field)] => format!("Apply failed with 1 conflict: conflict with {manager}: {field}"),
+            many => {
+                let mut managers: Vec<&str> = many.iter().map(|(manager, _)| manager.as_str()).collect();
+                managers.sort_unstable();
+                managers.dedup();
+                let mut lines = Vec::new();
+                for manager in managers {
+                    lines.push(format!("conflicts with {manager}:"));
+                    let fields = many.iter().filter(|(of, _)| of == manager);
+                    lines.extend(fields.map(|(_, field)| format!("- {field}")));
+                }
+                format!("Apply failed with {} conflicts: {}", many.len(), lines.join("\n"))
+            }
+        };
+        let causes: Vec<Value> = (conflicts.iter())
+            .map(|(manager, field)| {
+                json!({"reason": "FieldManagerConflict", "message": format!("conflict with {manager}"), "field": field})
+            })
+            .collect();
+        let mut error = ApiError::new(409, "Conflict", message);
+        error.details = Some(Box::new(json!({"causes": causes})));
+        error
+    }
+
     pub(crate) fn bad_request(why: impl Into<String>) -> ApiError {
         ApiError::new(400, "BadRequest", why)
     }

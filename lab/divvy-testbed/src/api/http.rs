@@ -36,6 +36,7 @@ struct Call {
     query: Query,
     rendering: Rendering,
     content_type: String,
+    user_agent: String,
     body: Vec<u8>,
     stale: Option<Frozen>,
 }
@@ -196,6 +197,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         query,
         rendering,
         content_type,
+        user_agent: facts.user_agent,
         body,
         stale: plan.stale,
     };
@@ -277,9 +279,18 @@ impl Call {
             "list" => self.list(api),
             "watch" => self.watch(api),
             "create" => self.create(api),
-            "update" => Ok(written(registry.update(&self.target, self.json()?, self.write_options()?)?)),
+            "update" => Ok(written(registry.update(
+                &self.target,
+                self.json()?,
+                &self.write_options()?,
+            )?)),
             "patch" => {
-                let result = registry.patch(&self.target, self.patch_kind()?, &self.json()?, self.write_options()?)?;
+                let (kind, options) = (self.patch_kind()?, self.write_options()?);
+                if kind == PatchKind::Apply && self.query.get("fieldManager").is_none_or(str::is_empty) {
+                    let why = [FieldError::required("fieldManager", "is required for apply patch")];
+                    return Err(ApiError::invalid("meta.k8s.io", "PatchOptions", "", &why));
+                }
+                let result = registry.patch(&self.target, kind, &self.json()?, &options)?;
                 Ok(written(result))
             }
             "delete" => {
@@ -345,6 +356,11 @@ impl Call {
         Ok(WriteOptions {
             dry_run: self.dry_run()?,
             strict: self.query.get("fieldValidation") == Some("Strict"),
+            manager: match self.query.get("fieldManager") {
+                None | Some("") => self.user_agent.split('/').next().unwrap_or_default().to_owned(),
+                Some(manager) => manager.to_owned(),
+            },
+            force: self.query.is_true("force"),
         })
     }
 
@@ -532,7 +548,7 @@ impl Call {
                 registry.bind(&target, &body, dry_run)?;
             }
             _ => {
-                let stored = registry.create(&self.target, body, self.write_options()?)?;
+                let stored = registry.create(&self.target, body, &self.write_options()?)?;
                 let rendered = self.rendering.object(resource, &stored, &registry.clock);
                 return Ok(json_response(StatusCode::CREATED, &rendered));
             }

@@ -2,8 +2,8 @@
 //!
 //! Simplifications: strategic merge chooses the merge key by the name of the list field alone, and knows only the keys of the
 //! core types used here (see [`merge_key`]). `$retainKeys` is dropped (it matters only for volume sources and Deployment
-//! strategies), and `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge without
-//! field managers: fields that an applier omits are kept.
+//! strategies), and `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge; `ownership`
+//! adds the managers of labels.
 
 use serde_json::{Map, Value};
 

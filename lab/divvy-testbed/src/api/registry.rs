@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::clock::Clock;
 use super::error::{ApiError, FieldError};
+use super::ownership::{self, Writer};
 use super::resources::{Resource, Resources, Target};
 use super::selector::Selector;
 use super::set_or_remove::set_or_remove;
@@ -29,7 +30,8 @@ pub enum PatchKind {
     Strategic,
     /// `application/json-patch+json`
     Json,
-    /// `application/apply-patch+yaml` (JSON only): a strategic merge without field managers that creates an absent object.
+    /// `application/apply-patch+yaml` (JSON only): a strategic merge that creates an absent object. Labels have field managers; other
+    /// fields that an applier omits are kept.
     Apply,
 }
 
@@ -54,12 +56,16 @@ pub enum Deleted {
 }
 
 /// The options of a write.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WriteOptions {
     /// Whether to check the write without storing anything.
     pub(crate) dry_run: bool,
     /// `fieldValidation=Strict`: whether unknown fields are refused instead of dropped.
     pub(crate) strict: bool,
+    /// The field manager.
+    pub(crate) manager: String,
+    /// Whether an apply takes over fields of other managers.
+    pub(crate) force: bool,
 }
 
 const STALE: &str = "the object has been modified; please apply your changes to the latest version and try again";
@@ -74,7 +80,7 @@ fn priority_class(inner: &Inner, name: &str) -> Option<pods::PriorityClass> {
 }
 
 impl Registry {
-    pub(crate) fn create(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<Arc<Value>, ApiError> {
+    pub(crate) fn create(&self, target: &Target, mut body: Value, options: &WriteOptions) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
         if !target.name.is_empty() {
@@ -146,7 +152,12 @@ impl Registry {
     }
 
     /// Handle PUT. The result's boolean is true if the object was created.
-    pub(crate) fn update(&self, target: &Target, mut body: Value, options: WriteOptions) -> Result<(Arc<Value>, bool), ApiError> {
+    pub(crate) fn update(
+        &self,
+        target: &Target,
+        mut body: Value,
+        options: &WriteOptions,
+    ) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
         self.check_body(resource, &mut body, options.strict)?;
         let body_name = body["metadata"]["name"].as_str().unwrap_or("");
@@ -160,7 +171,7 @@ impl Registry {
         self.store.write(|inner| {
             let key = (target.namespace.clone(), target.name.clone());
             match inner.get(&resource.storage(), &key) {
-                Some(existing) => Ok((self.replace(inner, target, &existing, body, options.dry_run)?, false)),
+                Some(existing) => Ok((self.replace(inner, target, &existing, body, options, None)?, false)),
                 None if resource.create_on_update && target.subresource.is_empty() => {
                     checks::namespace(inner, resource, &target.namespace)?;
                     let object = self.fresh(inner, resource, body)?;
@@ -177,14 +188,24 @@ impl Registry {
         target: &Target,
         kind: PatchKind,
         body: &Value,
-        options: WriteOptions,
+        options: &WriteOptions,
     ) -> Result<(Arc<Value>, bool), ApiError> {
         let resource = &*target.resource;
+        let (time, version) = (self.clock.timestamp(), resource.api_version());
+        let writer = Writer {
+            manager: &options.manager,
+            time: &time,
+            version: &version,
+        };
         self.store.write(|inner| {
             let key = (target.namespace.clone(), target.name.clone());
             let Some(existing) = inner.get(&resource.storage(), &key) else {
                 if kind != PatchKind::Apply || !target.subresource.is_empty() {
                     return Err(ApiError::not_found(&resource.qualified(), &target.name));
+                }
+                if let Some(uid) = body["metadata"]["uid"].as_str().filter(|uid| !uid.is_empty()) {
+                    let why = format!("uid mismatch: the provided object specified uid {uid}, and no existing object was found");
+                    return Err(ApiError::conflict(&resource.qualified(), &target.name, &why));
                 }
                 let mut object = Value::Object(Map::new());
                 patch::strategic(&mut object, body)?;
@@ -193,14 +214,20 @@ impl Registry {
                 object["metadata"]["name"] = target.name.clone().into();
                 checks::name(resource, &target.name)?;
                 checks::namespace(inner, resource, &target.namespace)?;
-                let object = self.fresh(inner, resource, object)?;
+                let mut object = self.fresh(inner, resource, object)?;
+                let managed = ownership::after_apply(&Value::Null, body, writer);
+                set_or_remove(&mut object["metadata"], "managedFields", managed);
                 return Ok((commit(inner, resource, object, options.dry_run), true));
             };
             // The patch applies to the view of the object that its writer sees.
             let mut object = events::to_view(resource, &existing).into_owned();
             match kind {
                 PatchKind::Merge => patch::merge(&mut object, body),
-                PatchKind::Strategic | PatchKind::Apply => patch::strategic(&mut object, body)?,
+                PatchKind::Strategic => patch::strategic(&mut object, body)?,
+                PatchKind::Apply => {
+                    patch::strategic(&mut object, body)?;
+                    ownership::apply(&existing, body, &mut object, writer, options.force)?;
+                }
                 PatchKind::Json => patch::json_patch(&mut object, body)?,
             }
             if object["metadata"]["name"] != existing["metadata"]["name"] {
@@ -212,18 +239,20 @@ impl Registry {
             }
             self.check_body(resource, &mut object, options.strict)?;
             checks::place_in_namespace(target, &mut object)?;
-            Ok((self.replace(inner, target, &existing, object, options.dry_run)?, false))
+            let applied = (kind == PatchKind::Apply).then_some(body);
+            Ok((self.replace(inner, target, &existing, object, options, applied)?, false))
         })
     }
 
-    /// Finish a PUT or PATCH: preconditions, immutable fields, validation, and the commit.
+    /// Finish a PUT or PATCH: preconditions, immutable fields, validation, and the commit. `applied` is the body of an apply.
     fn replace(
         &self,
         inner: &mut Inner,
         target: &Target,
         existing: &Arc<Value>,
         mut new: Value,
-        dry_run: bool,
+        options: &WriteOptions,
+        applied: Option<&Value>,
     ) -> Result<Arc<Value>, ApiError> {
         let resource = &*target.resource;
         let name = target.name.as_str();
@@ -273,7 +302,17 @@ impl Registry {
         ] {
             set_or_remove(&mut new["metadata"], field, existing["metadata"][field].clone());
         }
-        set_or_remove(&mut new["metadata"], "managedFields", Value::Null);
+        let (time, version) = (self.clock.timestamp(), resource.api_version());
+        let writer = Writer {
+            manager: &options.manager,
+            time: &time,
+            version: &version,
+        };
+        let managed = match applied {
+            Some(body) => ownership::after_apply(existing, body, writer),
+            None => ownership::after_update(existing, &new, writer),
+        };
+        set_or_remove(&mut new["metadata"], "managedFields", managed);
         if resource.is_core("pods") {
             pods::normalise_quantities(&mut new);
             let errors = pods::validate_update(existing, &new);
@@ -289,12 +328,12 @@ impl Registry {
         if new == **existing {
             return Ok(existing.clone());
         }
-        let stored = commit(inner, resource, new, dry_run);
+        let stored = commit(inner, resource, new, options.dry_run);
         let ends = !stored["metadata"]["deletionTimestamp"].is_null()
             && no_finalizers(&stored)
             && stored["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
             && !resource.is_core("namespaces");
-        if ends && !dry_run {
+        if ends && !options.dry_run {
             return Ok(forget(inner, resource, &key_of(&stored)).unwrap_or(stored));
         }
         Ok(stored)

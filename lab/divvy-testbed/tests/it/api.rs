@@ -1,5 +1,6 @@
 //! The embedded API server, tested through kube-rs and through recorded requests of a real kubectl.
 
+mod apply;
 mod events;
 mod faults;
 mod kubectl;

@@ -1,14 +1,12 @@
 //! `divvy cdi generate`: finds the machine's GPUs, and writes a CDI spec for them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_agent as agent;
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::{Format, is_spec_file};
-use divvy_hardware::client::{Probe, Spawn, snapshot};
+use divvy_hardware::client::{Spawn, snapshot};
 use divvy_hardware::{Code, Failure, GpuFacts, Snapshot};
 use divvy_host::Files;
 use divvy_host::Tree;
@@ -16,10 +14,8 @@ use divvy_model::{MigDevice, Vendor};
 
 use super::{read_directory, say, warn_about_files, write_whole};
 use crate::cli::cdi::{CdiFormat, CdiGenerateArgs, CdiHooks, CdiMode, CdiNaming, CdiSource, CdiVendor};
+use crate::commands::probe::{self, PATIENCE};
 use crate::printer;
-
-/// The time limit for the probe. It is long because the initialization of a driver also initializes each of its GPUs.
-const PATIENCE: Duration = Duration::from_secs(75);
 
 /// Generate the spec, and print it or write it to a file.
 pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
@@ -275,18 +271,7 @@ fn from_facts(facts: &GpuFacts, tree: &dyn Tree) -> Option<nvidia::Gpu> {
 }
 
 async fn ask_probe(args: &CdiGenerateArgs) -> anyhow::Result<Snapshot> {
-    let probe = match &args.probe {
-        Some(text) => match text.parse().map_err(anyhow::Error::msg).context("--probe")? {
-            agent::Probe::Socket(socket) => Probe::Socket(socket),
-            agent::Probe::Start(program) => Probe::Spawn(spawn(args, program)),
-        },
-        None => {
-            let own = std::env::current_exe().context(
-                "this program's own path is unknown, so divvy-probe cannot be found next to it; give its path with --probe",
-            )?;
-            Probe::Spawn(spawn(args, own.with_file_name("divvy-probe")))
-        }
-    };
+    let probe = probe::named(args.probe.as_deref(), |program| spawn(args, program))?;
     let asked = snapshot(&probe, PATIENCE).await.map(|all| all.only(Vendor::Nvidia));
     asked.map_err(|Failure { code, text }| {
         let hint = match code {

@@ -236,6 +236,77 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
     insta::assert_snapshot!(long.join("\n"), @"the annotation divvy.dev/gpu-model has more than 1024 bytes; which GPUs a pod takes is said in fewer");
 }
 
+/// Return the refusals of a patch by the agent on node `n1`.
+fn refusals_of_agent(policy: &Policy, was: &Value, now: &Value) -> Vec<String> {
+    let node = |labels: &Value| json!({"metadata": {"name": "n1", "labels": labels}, "spec": {}, "status": {}});
+    policy.refusals(&node(now), &node(was), "system:serviceaccount:divvy-system:divvy-agent")
+}
+
+#[test]
+fn an_agent_labels_nothing_unless_it_is_told_to() {
+    let policy = Policy::of_chart("divvy-inventory");
+    let (was, now) = (json!({"a": "b"}), json!({"a": "b", "nvidia.com/gpu.count": "1"}));
+    assert_eq!(refusals_of_agent(&policy, &was, &was), Vec::<String>::new());
+    let [refusal] = &refusals_of_agent(&policy, &was, &now)[..] else {
+        panic!("refused");
+    };
+    assert!(
+        refusal.contains("labels, taints and everything else are not its own"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn an_agent_that_labels_its_node_writes_no_other_label_than_nvidias() {
+    let Some(text) = with(&[json!({"agent": {"labels": "node"}})]) else {
+        return;
+    };
+    let policy = Policy::of(&parse(&text), "divvy-inventory");
+    let was = json!({"a": "b", "nvidia.com/gpu.count": "1"});
+    for (now, refused) in [
+        (
+            json!({"a": "b", "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "1"}),
+            None,
+        ),
+        (json!({"a": "b"}), None),
+        (json!({"a": "c", "nvidia.com/gpu.count": "1"}), Some("a")),
+        (json!({"nvidia.com/gpu.count": "1"}), Some("a")),
+        (
+            json!({"a": "b", "nvidia.com/gpu.count": "1", "node-role.kubernetes.io/control-plane": ""}),
+            Some("node-role.kubernetes.io/control-plane"),
+        ),
+        (json!({"a": "b", "nvidia.computer/x": "1"}), Some("nvidia.computer/x")),
+    ] {
+        let told = refusals_of_agent(&policy, &was, &now);
+        let expected =
+            refused.map(|key| format!("Divvy's agent writes labels that begin with nvidia.com/, and {key} are not its own"));
+        assert_eq!(told, expected.into_iter().collect::<Vec<_>>(), "{now}");
+    }
+    let tainted = |spec: &Value| json!({"metadata": {"name": "n1"}, "spec": spec, "status": {}});
+    let (was, now) = (tainted(&json!({})), tainted(&json!({"unschedulable": true})));
+    let told = policy.refusals(&now, &was, "system:serviceaccount:divvy-system:divvy-agent");
+    assert_eq!(
+        told,
+        ["Divvy's agent writes the annotation divvy.dev/inventory of its node; taints and everything else are not its own"]
+    );
+    assert!(text.contains("- --labels=node\n"), "{text}");
+}
+
+#[test]
+fn only_an_agent_that_writes_node_features_may_write_them() {
+    for (mode, expected) in [("off", false), ("node", false), ("node-feature", true)] {
+        let Some(text) = with(&[json!({"agent": {"labels": mode}})]) else {
+            return;
+        };
+        assert_eq!(text.contains("nodefeatures"), expected, "{mode}");
+        let agent = parse(&text).into_iter().find(|object| {
+            let name = &object["metadata"]["name"];
+            object["kind"] == "DaemonSet" && name == "divvy-agent"
+        });
+        assert_eq!(agent.expect("there").to_string().contains("POD_NAME"), expected, "{mode}");
+    }
+}
+
 /// In a cluster with the policies, a user reads the policy's message. In a cluster without them, the user reads the extender's
 /// message, in an event or from `kubectl divvy why`.
 #[test]

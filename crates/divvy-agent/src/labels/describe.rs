@@ -1,0 +1,134 @@
+//! Describes a machine with facts from the driver and the kernel.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use divvy_hardware::{GpuFacts, Snapshot};
+use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
+use divvy_model::Vendor;
+use divvy_nvidia_config::{Config, MigStrategy};
+
+use crate::{Error, files};
+
+/// NVIDIA's PCI vendor id.
+const NVIDIA: &str = "0x10de";
+/// The maximum size in bytes of a kernel file that is read here.
+const BYTES: u64 = 4096;
+
+/// What the kernel says about a machine. It stays the same as long as the machine runs.
+#[derive(Debug)]
+pub struct Host {
+    root: PathBuf,
+    machine_type: Option<String>,
+    pci: Vec<PciDevice>,
+}
+
+impl Host {
+    /// Read the files below `root`, where the kernel's PCI devices are found below `/sys`, and the file with the machine's type. What
+    /// cannot be read is unknown.
+    pub fn read(root: &Path, machine_type_file: &Path) -> Host {
+        Host {
+            root: root.to_owned(),
+            machine_type: text(machine_type_file),
+            pci: pci_devices(root),
+        }
+    }
+
+    /// Read the files of the machine on which this program runs. `root` has its `/sys`, unless only parts of it are mounted there:
+    /// a container sees the machine's PCI devices in its own `/sys`.
+    pub fn of_machine(root: &Path) -> Host {
+        let has_devices = root.join("sys/bus/pci/devices").is_dir();
+        let root = if has_devices { root } else { Path::new("/") };
+        Host::read(root, &root.join("sys/class/dmi/id/product_name"))
+    }
+
+    /// Describe the machine with what its drivers report. `timestamp` is the start of the program in seconds since 1970.
+    pub fn machine(&self, snapshot: Snapshot, timestamp: u64) -> Machine {
+        let Snapshot { drivers, gpus, .. } = snapshot;
+        let driver = drivers.get(&Vendor::Nvidia).cloned().unwrap_or_default();
+        let gpus = gpus.into_iter().filter(|gpu| gpu.vendor == Vendor::Nvidia && !gpu.lost);
+        Machine {
+            driver: driver.version,
+            cuda: numbers(&driver.cuda),
+            gpus: gpus.map(|facts| gpu(facts, &self.root)).collect(),
+            ..self.without_gpus(timestamp)
+        }
+    }
+
+    /// Describe the machine if the driver does not answer.
+    pub fn without_gpus(&self, timestamp: u64) -> Machine {
+        Machine {
+            machine_type: self.machine_type.clone(),
+            pci: self.pci.clone(),
+            timestamp,
+            ..Machine::default()
+        }
+    }
+}
+
+/// Return the labels that NVIDIA's GPU feature discovery writes with its default configuration, without the time of the start. A
+/// machine with MIG devices has the labels of the MIG strategy `mixed`, so that a pod can select a node by their profile.
+///
+/// # Errors
+/// The driver's version is malformed.
+pub fn plain_labels(machine: &Machine) -> Result<Labels, Error> {
+    let mut config = Config::default();
+    config.feature_discovery.no_timestamp = true;
+    if machine.gpus.iter().any(|gpu| gpu.mig == Some(true)) {
+        config.mig_strategy = MigStrategy::Mixed;
+    }
+    labels(machine, &config).map_err(|error| Error::Labels(error.to_string()))
+}
+
+fn gpu(facts: GpuFacts, root: &Path) -> Gpu {
+    let device = root.join("sys/bus/pci/devices").join(&facts.pci);
+    // A simulated GPU may have the address of another device.
+    let is_nvidias = !facts.pci.is_empty() && text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA);
+    Gpu {
+        memory: facts.total,
+        cc: numbers(&facts.cc),
+        pci_class: is_nvidias.then(|| class(&device)).flatten(),
+        mig: facts.mig.map(|(is_on, _)| is_on),
+        mig_devices: facts.mig_devices,
+        fabric: facts.fabric.map(|fabric| Fabric {
+            cluster: fabric.cluster,
+            clique: fabric.clique,
+        }),
+        model: facts.model,
+    }
+}
+
+/// Parse a version such as `12.4`.
+fn numbers(version: &str) -> Option<(u32, u32)> {
+    let (major, minor) = version.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn class(device: &Path) -> Option<u32> {
+    let text = text(&device.join("class"))?;
+    u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
+}
+
+/// Return NVIDIA's PCI devices in the kernel's list.
+fn pci_devices(root: &Path) -> Vec<PciDevice> {
+    let directory = root.join("sys/bus/pci/devices");
+    let names = files::names(&directory).unwrap_or_default().into_iter();
+    let devices = names.map(|name| directory.join(name));
+    let nvidias = devices.filter(|device| text(&device.join("vendor")).is_some_and(|vendor| vendor.trim() == NVIDIA));
+    nvidias
+        .map(|device| PciDevice {
+            config: bytes(&device.join("config")).unwrap_or_default(),
+        })
+        .collect()
+}
+
+fn bytes(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn text(path: &Path) -> Option<String> {
+    String::from_utf8(bytes(path)?).ok()
+}

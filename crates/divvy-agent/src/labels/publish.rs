@@ -1,0 +1,113 @@
+//! Keeps the labels of the agent's node up to date.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_labels::{Labels, NodeFeature};
+use tracing::{info, warn};
+
+use super::{Host, NodeLabels};
+use crate::agent::Agent;
+use crate::args::LabelsMode;
+use crate::nvidia::Published;
+use crate::{Config, Error};
+
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// The part in `/readyz`.
+const PART: &str = "labels";
+
+enum Output {
+    Node(Box<NodeLabels>),
+    NodeFeature(Box<Published>),
+}
+
+impl Output {
+    async fn write(&mut self, labels: &Labels) -> Result<(), Error> {
+        match self {
+            Output::Node(node) => {
+                for sentence in node.write(labels).await? {
+                    warn!("{sentence}");
+                }
+                Ok(())
+            }
+            Output::NodeFeature(published) => published.write(labels).await,
+        }
+    }
+
+    /// Report whether the labels must be written again, because the node has other ones.
+    fn is_undone(&self, wanted: &Labels, on_node: Option<&BTreeMap<String, String>>) -> bool {
+        match (self, on_node) {
+            (Output::Node(node), Some(on_node)) => node.must_be_written(wanted, on_node),
+            // Node Feature Discovery writes what the NodeFeature object says.
+            _ => false,
+        }
+    }
+}
+
+/// Keep the node's labels equal to what the probe reports. They stay when the agent ends.
+pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String) -> Result<(), Error> {
+    let mut output = match config.labels {
+        LabelsMode::Off => return std::future::pending().await,
+        LabelsMode::Node => Output::Node(Box::new(NodeLabels::new(agent.client(), &config.node_name))),
+        LabelsMode::NodeFeature => {
+            let of = NodeFeature {
+                node: config.node_name,
+                namespace,
+                owners: Vec::new(),
+            };
+            Output::NodeFeature(Box::new(Published::new(agent.client(), of, config.pod_name.as_deref()).await))
+        }
+    };
+    let root = config.sys_root;
+    let host = tokio::task::spawn_blocking(move || Host::of_machine(&root)).await;
+    let host = host.map_err(|error| Error::Ended {
+        part: "the description of the machine",
+        text: error.to_string(),
+    })?;
+    let mut seen = agent.seen.subscribe();
+    let mut on_node = agent.labels_on_node.subscribe();
+    let mut wait = RETRY_FIRST;
+    let mut written = None;
+    loop {
+        let now = seen.borrow_and_update().clone();
+        let wanted = match now.labels(&host).transpose() {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                agent.ready.set(PART, format!("the node cannot be labelled: {error}"));
+                None
+            }
+        };
+        if let Some(labels) = wanted {
+            if written.as_ref() != Some(&labels) {
+                match output.write(&labels).await {
+                    Ok(()) => {
+                        info!("wrote {} labels of the node", labels.labels.len());
+                        labels.warnings.iter().for_each(|warning| warn!("{warning}"));
+                        wait = RETRY_FIRST;
+                        written = Some(labels);
+                    }
+                    Err(error) => {
+                        warn!("{error}; trying again");
+                        agent.ready.set(PART, error.to_string());
+                        tokio::time::sleep(wait).await;
+                        wait = (wait * 2).min(RETRY_MAX);
+                        continue;
+                    }
+                }
+            }
+            agent.ready.clear(PART);
+        }
+        // Both senders live as long as the agent.
+        tokio::select! {
+            _ = seen.changed() => {}
+            _ = on_node.changed() => {
+                let on_node = on_node.borrow_and_update().clone();
+                if written.as_ref().is_some_and(|labels| output.is_undone(labels, on_node.as_ref())) {
+                    written = None;
+                }
+            }
+        }
+    }
+}

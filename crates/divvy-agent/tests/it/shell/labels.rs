@@ -1,0 +1,151 @@
+//! The labels of the agent's node.
+
+use divvy_agent::LabelsMode;
+use divvy_model::MigParts;
+use divvy_testbed::api::PatchKind;
+
+use super::*;
+
+impl Bed {
+    async fn with_labels(gpus: &[u64], mode: LabelsMode) -> Bed {
+        let mut bed = Bed::new(gpus).await;
+        bed.ready_is(200, "ok").await;
+        bed.stop_agent().await;
+        bed.config.labels = mode;
+        bed.start_agent();
+        bed
+    }
+
+    fn labels(&self) -> Value {
+        self.api.get("nodes", "", "n1").expect("there")["metadata"]["labels"].clone()
+    }
+
+    /// Wait until a label of the node has this value, or is missing.
+    async fn label_is(&self, name: &str, value: Option<&str>) {
+        let key = format!("nvidia.com/{name}");
+        let look = |api: &ApiServer| {
+            let node = api.get("nodes", "", "n1").ok()?;
+            (node["metadata"]["labels"][&key].as_str() == value).then_some(())
+        };
+        let found = self.api.until(LIMIT, look).await;
+        assert!(found.is_some(), "{key}={value:?} expected: {}", self.labels());
+    }
+
+    fn set_label(&self, name: &str, value: &Value) {
+        let patch = json!({"metadata": {"labels": {format!("nvidia.com/{name}"): value}}});
+        self.api.patch("nodes", "", "n1", PatchKind::Merge, &patch).expect("patched");
+    }
+}
+
+#[tokio::test]
+async fn labels_follow_the_gpus_and_stay_when_the_agent_ends() {
+    let mut bed = Bed::with_labels(&[16384, 15109], LabelsMode::Node).await;
+    for (name, value) in [
+        ("gpu.count", "2"),
+        ("gpu.product", "NVIDIA-T4"),
+        ("gpu.memory", "16384"),
+        ("cuda.driver-version.full", "550.54.15"),
+        ("mig.capable", "false"),
+    ] {
+        bed.label_is(name, Some(value)).await;
+    }
+    bed.label_is("gfd.timestamp", None).await;
+    bed.ready_is(200, "ok").await;
+
+    bed.stop_agent().await;
+    bed.label_is("gpu.count", Some("2")).await;
+
+    bed.machine.send_modify(|machine| machine.gpus = Vec::new());
+    bed.start_agent();
+    bed.label_is("gpu.count", None).await;
+    let left: Vec<String> = bed.labels().as_object().expect("a map").keys().cloned().collect();
+    let ours = left.iter().filter(|key| key.starts_with("nvidia.com/"));
+    assert_eq!(ours.collect::<Vec<_>>(), ["nvidia.com/vgpu.present"]);
+
+    let device = MigDevice {
+        parts: Some(MigParts {
+            gi_profile: Some(0),
+            gi_slices: 1,
+            ci_slices: 1,
+            memory: 4864,
+            ..MigParts::default()
+        }),
+        ..MigDevice::default()
+    };
+    bed.machine.send_modify(|machine| {
+        machine.gpus = vec![40960];
+        machine.mig = Some(vec![device.clone(), device]);
+    });
+    bed.label_is("mig-1g.5gb.count", Some("2")).await;
+    bed.label_is("mig.strategy", Some("mixed")).await;
+}
+
+#[tokio::test]
+async fn a_label_of_another_manager_stays_until_it_is_removed() {
+    let mut bed = Bed::with_labels(&[16384], LabelsMode::Node).await;
+    bed.label_is("gpu.count", Some("1")).await;
+    bed.stop_agent().await;
+    bed.set_label("gpu.count", &json!("7"));
+    bed.machine.send_modify(|machine| machine.gpus = vec![16384, 16384, 32768]);
+    bed.start_agent();
+    bed.label_is("gpu.memory", Some("32768")).await;
+    bed.label_is("gpu.count", Some("7")).await;
+    bed.ready_is(200, "ok").await;
+    bed.set_label("gpu.count", &Value::Null);
+    bed.label_is("gpu.count", Some("3")).await;
+}
+
+#[tokio::test]
+async fn labels_are_written_when_they_change_or_disappear_and_not_otherwise() {
+    let bed = Bed::with_labels(&[16384], LabelsMode::Node).await;
+    bed.label_is("gpu.count", Some("1")).await;
+    bed.ready_is(200, "ok").await;
+    // Before each write of labels the agent reads its node, and at no other time.
+    let reads = Match::any().verb("get").resource("nodes").client("agent");
+    let id = bed.api.faults().add(Rule::new(reads, Effect::Latency(Duration::ZERO)));
+    bed.set_label("gpu.count", &Value::Null);
+    bed.label_is("gpu.count", Some("1")).await;
+    let before = bed.api.faults().fired(id);
+    bed.machine.send_modify(|machine| machine.gpus = vec![16384, 16384]);
+    bed.label_is("gpu.count", Some("2")).await;
+    // The GPU's health is no label, and many snapshots later it recovers.
+    bed.machine.send_modify(|machine| machine.xids.push((0, 79)));
+    bed.inventory(|inventory| inventory.gpus[0].health == divvy_model::Health::Failed)
+        .await;
+    bed.inventory(|inventory| inventory.gpus[0].health == divvy_model::Health::Ok)
+        .await;
+    assert_eq!(bed.api.faults().fired(id) - before, 1);
+}
+
+#[tokio::test]
+async fn a_failed_write_of_labels_is_told_and_tried_again() {
+    let mut bed = Bed::with_labels(&[16384], LabelsMode::Off).await;
+    bed.ready_is(200, "ok").await;
+    bed.stop_agent().await;
+    let reads = Match::any().verb("get").resource("nodes").client("agent");
+    let refuse = Effect::Refuse {
+        code: 500,
+        retry_after_s: None,
+    };
+    let id = bed.api.faults().add(Rule::new(reads, refuse));
+    bed.config.labels = LabelsMode::Node;
+    bed.start_agent();
+    bed.ready_is(503, "labels").await;
+    bed.api.faults().remove(id);
+    bed.label_is("gpu.count", Some("1")).await;
+    bed.ready_is(200, "ok").await;
+}
+
+#[tokio::test]
+async fn labels_go_to_a_node_feature_object_instead() {
+    let bed = Bed::with_labels(&[16384], LabelsMode::NodeFeature).await;
+    let look = |api: &ApiServer| {
+        let found = api
+            .get("nodefeatures.nfd.k8s-sigs.io", "default", "nvidia-features-for-n1")
+            .ok()?;
+        (found["spec"]["labels"]["nvidia.com/gpu.count"] == "1").then_some(())
+    };
+    assert!(bed.api.until(LIMIT, look).await.is_some());
+    bed.label_is("gpu.count", None).await;
+    bed.ready_is(200, "ok").await;
+}
