@@ -13,6 +13,8 @@ pub enum Program {
     DevicePlugin,
     /// `gpu-feature-discovery`.
     FeatureDiscovery,
+    /// `mps-control-daemon`.
+    MpsControlDaemon,
 }
 
 impl Program {
@@ -21,6 +23,7 @@ impl Program {
         match argv0.rsplit('/').next() {
             Some("nvidia-device-plugin") => Some(Program::DevicePlugin),
             Some("gpu-feature-discovery") => Some(Program::FeatureDiscovery),
+            Some("mps-control-daemon") => Some(Program::MpsControlDaemon),
             _ => None,
         }
     }
@@ -30,6 +33,7 @@ impl Program {
         match self {
             Program::DevicePlugin => "nvidia-device-plugin",
             Program::FeatureDiscovery => "gpu-feature-discovery",
+            Program::MpsControlDaemon => "mps-control-daemon",
         }
     }
 
@@ -40,6 +44,9 @@ impl Program {
             }
             Program::FeatureDiscovery => {
                 "Describe this node's NVIDIA GPUs in node labels. Divvy's replacement of NVIDIA's GPU feature discovery."
+            }
+            Program::MpsControlDaemon => {
+                "Run CUDA's Multi-Process Service for the GPUs that this node shares through it. Divvy's replacement of NVIDIA's MPS control daemon."
             }
         }
     }
@@ -69,6 +76,7 @@ struct Flag {
 const PLUGIN: &[Program] = &[Program::DevicePlugin];
 const DISCOVERY: &[Program] = &[Program::FeatureDiscovery];
 const BOTH: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery];
+const ALL: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery, Program::MpsControlDaemon];
 
 const fn flag(
     name: &'static str,
@@ -98,7 +106,7 @@ const FLAGS: [Flag; 37] = [
         "mig-strategy",
         &["GFD_MIG_STRATEGY", "MIG_STRATEGY"],
         Text,
-        BOTH,
+        ALL,
         "How MIG devices are offered: none, single (as nvidia.com/gpu), or mixed (one resource for each profile) [default: none]",
     ),
     flag(
@@ -243,7 +251,7 @@ const FLAGS: [Flag; 37] = [
         "config-file",
         &["GFD_CONFIG_FILE", "CONFIG_FILE"],
         Text,
-        BOTH,
+        ALL,
         "Configuration file of version v1, YAML or JSON. A change of its content takes effect without a restart",
     ),
     flag(
@@ -359,7 +367,7 @@ const FLAGS: [Flag; 37] = [
         "log-level",
         &["DIVVY_LOG"],
         Text,
-        BOTH,
+        ALL,
         "Level of the log on standard error: error, warn, info, debug, or trace",
     ),
 ];
@@ -369,10 +377,14 @@ const VARIABLES_ONLY: [&str; 2] = ["disable-healthchecks", "enable-healthchecks"
 /// The flags for which an empty environment variable counts as a value. For all others, an empty variable counts as not set.
 const EMPTY_IS_A_VALUE: [&str; 2] = ["output-file", "kubelet-socket"];
 
+/// The subcommand of `mps-control-daemon`.
+const MOUNT_SHM: &str = "mount-shm";
+
 /// A program's arguments and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     program: Program,
+    is_mount_shm: bool,
     /// The values from flags and variables, by the flag's name.
     given: BTreeMap<&'static str, Vec<String>>,
 }
@@ -416,7 +428,16 @@ impl Invocation {
                 given.insert(flag.name, values);
             }
         }
-        Ok(Invocation { program, given })
+        Ok(Invocation {
+            program,
+            is_mount_shm: matches.subcommand_name() == Some(MOUNT_SHM),
+            given,
+        })
+    }
+
+    /// Report whether the program is only to mount the shared memory of MPS, and to end then.
+    pub fn is_mount_shm(&self) -> bool {
+        self.is_mount_shm
     }
 
     pub(crate) fn program(&self) -> Program {
@@ -516,7 +537,10 @@ fn command(program: Program, version: &'static str) -> Command {
         true => String::new(),
         false => format!("Environment variables without a flag:\n{}", lines.join("\n")),
     };
+    let mount = Command::new(MOUNT_SHM).about("Mount the memory that the processes of MPS share at /mps/shm, and end");
     Command::new(program.name())
+        .subcommands((program == Program::MpsControlDaemon).then_some(mount))
+        .disable_help_subcommand(true)
         .about(program.about())
         .version(version)
         .after_help(more)
@@ -659,5 +683,23 @@ mod tests {
     fn help_names_every_flag_its_default_and_its_variable() {
         insta::assert_snapshot!(command(Program::DevicePlugin, "1.2.3").term_width(130).render_help());
         insta::assert_snapshot!(command(Program::FeatureDiscovery, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(command(Program::MpsControlDaemon, "1.2.3").term_width(130).render_help());
+    }
+
+    #[test]
+    fn only_the_mps_control_daemon_has_the_subcommand_that_mounts_shared_memory() {
+        let parsed = |program, arguments| parse(program, arguments, &[]).map(|parsed| parsed.is_mount_shm());
+        assert_eq!(parsed(Program::MpsControlDaemon, &["mount-shm"]), Ok(true));
+        assert_eq!(parsed(Program::MpsControlDaemon, &["--mig-strategy=none"]), Ok(false));
+        for (program, arguments) in [
+            (Program::DevicePlugin, &["mount-shm"][..]),
+            (Program::MpsControlDaemon, &["mount"]),
+            (Program::MpsControlDaemon, &["--mps-root=/x"]),
+        ] {
+            assert!(
+                parsed(program, arguments).is_err_and(|stop| stop.is_error),
+                "{program:?} {arguments:?}"
+            );
+        }
     }
 }
