@@ -313,6 +313,27 @@ pub fn daemons(resources: &[Resource], machine: &Machine, root: &Path) -> Result
     Ok(daemons)
 }
 
+/// Return the daemon that an ended run of the program has left behind in this directory. `text` is the content of its file
+/// [`EXCLUSIVE`]; lines that are no UUIDs are left out. [`changes`] always ends such a daemon.
+pub fn left_over(resource: &str, directory: PathBuf, text: &str) -> Daemon {
+    let is_uuid = |line: &&str| {
+        line.strip_prefix("GPU-")
+            .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
+    };
+    let gpu = |uuid: &str| SharedGpu {
+        uuid: uuid.to_owned(),
+        index: 0,
+        limit: None,
+        is_usable: true,
+    };
+    Daemon {
+        resource: resource.to_owned(),
+        directory,
+        gpus: text.lines().filter(is_uuid).map(gpu).collect(),
+        threads: 0,
+    }
+}
+
 /// What to do about the daemons of a node after something has changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {

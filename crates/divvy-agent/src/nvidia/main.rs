@@ -1,6 +1,7 @@
 //! Runs the programs that have NVIDIA's names.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
@@ -8,7 +9,7 @@ use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
-use super::{Loaded, Source, Surroundings, device_plugin};
+use super::{Loaded, Source, Surroundings, device_plugin, mps, mps_control_daemon};
 use crate::Error;
 
 /// Run in place of one of NVIDIA's programs, with this process's arguments and environment.
@@ -42,6 +43,9 @@ pub fn main(program: Program) -> ExitCode {
 }
 
 async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
+    if invocation.is_mount_shm() {
+        return mps::mount_shm(&mps::Mps::of_pod().shm(), Path::new("/proc"));
+    }
     let stop = divvy_program::until_stopped(false).map_err(|error| Error::Ended {
         part: "the wait for signals",
         text: error.to_string(),
@@ -62,6 +66,7 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
     let ended = match program {
         Program::DevicePlugin => device_plugin(source, surroundings, stop).await,
         Program::FeatureDiscovery => label(source, cluster, surroundings, stop).await,
+        Program::MpsControlDaemon => mps_control_daemon(source, surroundings, stop).await,
     };
     match std::fs::remove_dir_all(&probe_dir) {
         Err(error) if error.kind() != ErrorKind::NotFound => warn!("{} is left over: {error}", probe_dir.display()),

@@ -6,7 +6,7 @@ use divvy_model::MiB;
 use divvy_nvidia_config::{Config, SharingStrategy};
 use divvy_nvidia_plugin::mps::{
     Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, SharedGpu, Supervision, changes, daemons, directory,
-    excerpt,
+    excerpt, left_over,
 };
 use divvy_nvidia_plugin::{Error, Machine, offer};
 use proptest::prelude::*;
@@ -201,6 +201,16 @@ fn only_daemons_that_would_serve_differently_are_restarted() {
     }
     let ended = changes(std::slice::from_ref(&same), &[]);
     assert_eq!((ended.end, ended.start.len()), (vec![same.resource.clone()], 0));
+    let earlier = left_over(
+        &same.resource,
+        same.directory.clone(),
+        &format!("{}\nGPU-$(reboot)\n--id\n{}\n", u(0), u(7)),
+    );
+    assert_eq!(
+        earlier.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>(),
+        [u(0), u(7)]
+    );
+    assert!(!kept(&earlier, &same));
     let first = changes(&[], std::slice::from_ref(&same));
     assert_eq!((first.end.len(), first.start), (0, vec![same]));
 }
