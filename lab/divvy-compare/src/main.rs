@@ -7,6 +7,7 @@
 mod go_client;
 mod intended;
 mod kubelet;
+mod mps;
 mod play;
 mod scenario;
 

@@ -1,3 +1,4 @@
 //! The whole agent on an emulated node.
 
+mod mps;
 mod shell;
