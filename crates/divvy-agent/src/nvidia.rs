@@ -300,11 +300,10 @@ impl<'c> Node<'c> {
             .collect();
         for name in waiting.keys() {
             // A container would have no limits, or would not start. A resource that is registered already stays registered.
-            match (lists.remove(name), self.running.contains_key(name)) {
-                (Some(devices), true) => {
-                    lists.insert(name.clone(), devices.into_iter().map(unhealthy).collect());
-                }
-                _ => {}
+            if let Some(devices) = lists.remove(name)
+                && self.running.contains_key(name)
+            {
+                lists.insert(name.clone(), devices.into_iter().map(unhealthy).collect());
             }
         }
         let sockets: BTreeMap<String, String> = found
