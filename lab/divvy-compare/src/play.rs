@@ -59,10 +59,8 @@ pub(crate) struct Running {
 
 /// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is next to it. `simulator` is the path of the simulated NVML.
 pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    match scenario.program {
-        Program::DevicePlugin => {}
-        Program::FeatureDiscovery => return labels(program, simulator, scenario).await,
-        Program::MpsControlDaemon => return mps::play(program, simulator, scenario).await,
+    if scenario.program == Program::FeatureDiscovery {
+        return labels(program, simulator, scenario).await;
     }
     let mut running = Running::start(program, simulator, scenario)?;
     let exit = running.wait_for(scenario.resources).await?;

@@ -1,4 +1,4 @@
-//! Scripts that stand in for the driver's programs that MPS needs. They record their calls in the file `calls` beside them.
+//! Scripts that stand in for the driver's programs that MPS needs. They record their calls in the file `calls` in their directory.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;

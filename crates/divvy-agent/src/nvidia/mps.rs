@@ -402,3 +402,61 @@ fn directories(path: &Path) -> Result<Vec<String>, Error> {
     let is_directory = |name: &String| std::fs::symlink_metadata(path.join(name)).is_ok_and(|data| data.is_dir());
     Ok(files::names(path)?.into_iter().filter(is_directory).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_hardware::{GpuFacts, SNAPSHOT_VERSION, Snapshot};
+    use divvy_model::{MiB, MigDevice};
+    use divvy_nvidia_config::{Environment, Invocation, Program};
+
+    use super::*;
+
+    fn config(arguments: &[&str], text: &str) -> Config {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let invocation = Invocation::parse(Program::MpsControlDaemon, "1", &arguments, &Environment::new()).expect("arguments");
+        invocation.config(Some(text)).expect("a configuration").0
+    }
+
+    #[tokio::test]
+    async fn a_node_is_ready_if_nothing_is_shared_and_not_if_nothing_can_be_shared() {
+        let shared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}";
+        for (config, expected) in [(config(&[], ""), true), (config(&["--mig-strategy=single"], shared), false)] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| directory.path().join(name);
+            let surroundings = Surroundings {
+                probe: at("probe"),
+                probe_dir: at("private"),
+                sockets: at("sockets"),
+                cdi_dir: at("cdi"),
+                root: at("root"),
+                mps: Mps {
+                    root: at("mps"),
+                    ..Mps::of_pod()
+                },
+            };
+            let mut node = Node::new(&surroundings).expect("a node");
+            let gpu = GpuFacts {
+                uuid: "GPU-0".to_owned(),
+                total: MiB(40960),
+                mig: Some((true, true)),
+                mig_devices: vec![MigDevice {
+                    uuid: "MIG-0".to_owned(),
+                    ..MigDevice::default()
+                }],
+                ..GpuFacts::default()
+            };
+            let snapshot = Snapshot {
+                v: SNAPSHOT_VERSION,
+                drivers: BTreeMap::new(),
+                gpus: vec![gpu],
+                unreadable: Vec::new(),
+            };
+            node.update(&config, Some(Update::Snapshot(snapshot)))
+                .await
+                .expect("a decision");
+            assert_eq!((at("mps/.ready").exists(), node.running.len()), (expected, 0));
+            node.end().await;
+            assert!(!at("mps/.ready").exists());
+        }
+    }
+}

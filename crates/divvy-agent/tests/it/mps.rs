@@ -1,5 +1,5 @@
 //! The agent in place of NVIDIA's MPS control daemon, with the real probe on a simulated driver, and scripts in place of the driver's
-//! programs; and the device plugin beside it, with an emulated kubelet.
+//! programs; and the device plugin next to it, with an emulated kubelet.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -11,8 +11,10 @@ use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_nvidia_plugin::mps::Intervals;
 use divvy_testbed::api::{ApiServer, Options};
 use divvy_testbed::node::{Node, NodeSpec};
+use divvy_testbed::simulated_driver::ask;
 use divvy_testkit::mps::{CALLS, install};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -242,6 +244,26 @@ async fn a_daemon_gets_the_limits_and_the_end_leaves_a_clean_node() {
 }
 
 #[tokio::test]
+async fn on_a_node_with_selinux_containers_may_use_the_connections() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2));
+    std::fs::create_dir_all(bed.at("root/sys/fs/selinux")).expect("created");
+    let running = bed.start();
+    if rustix::process::geteuid().is_root() {
+        until("ready", || bed.is_ready()).await;
+        let mut label = [0u8; 100];
+        let read = rustix::fs::lgetxattr(bed.at("mps/nvidia.com/gpu/pipe"), "security.selinux", &mut label);
+        let length = read.expect("a label");
+        assert_eq!(&label[..length], b"system_u:object_r:container_file_t:s0");
+    } else {
+        // Without the right to set the label, nothing is started.
+        until("an attempt", || bed.at("mps/nvidia.com/gpu/pipe").exists()).await;
+        assert!(!bed.is_ready() && bed.count("control -d") == 0);
+    }
+    stop(running).await;
+}
+
+#[tokio::test]
 async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(2));
@@ -341,7 +363,8 @@ async fn a_changed_configuration_restarts_only_the_daemons_that_it_concerns() {
 #[tokio::test]
 async fn what_a_killed_run_left_behind_is_cleared_before_anything_is_served() {
     let bed = Bed::new(&[A100]);
-    bed.configure(&replicas(2));
+    bed.configure(&replicas(2).replace("sharing", "flags: {failOnInitError: false}\nsharing"));
+    std::fs::write(bed.at("control.state"), r#"{"initError":9}"#).expect("written");
     let old = bed.at("mps/nvidia.com/old");
     std::fs::create_dir_all(old.join("log")).expect("created");
     for directory in [old.clone(), bed.at("mps/nvidia.com/gpu")] {
@@ -350,14 +373,18 @@ async fn what_a_killed_run_left_behind_is_cleared_before_anything_is_served() {
     }
     std::fs::write(old.join(".exclusive"), format!("{}\n", uuid(7))).expect("written");
     std::fs::write(bed.at("mps/.ready"), "").expect("written");
-    bed.mode("control", "fail");
     let running = bed.start();
+    // The markers do not wait for the driver, which is not loaded yet.
     until("the markers are gone", || {
         !bed.is_ready() && !bed.is_started("nvidia.com/gpu")
     })
     .await;
+    assert_eq!(bed.calls(), Vec::<String>::new());
+    until("the driver's socket", || bed.at("control").exists()).await;
+    ask(&bed.at("control"), &json!({"op": "init", "error": 0}))
+        .await
+        .expect("loaded");
     until("the other GPU is open again", || bed.calls().contains(&smi(7, "DEFAULT"))).await;
-    bed.mode("control", "");
     until("ready", || bed.is_ready()).await;
     assert!(!old.join(".started").exists() && !old.join(".exclusive").exists() && !old.join("log").exists());
     stop(running).await;
