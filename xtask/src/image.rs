@@ -1,7 +1,8 @@
 //! `cargo xtask image`: an OCI image archive, built without a container engine.
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
-//! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). For the node itself it contains the
+//! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
+//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). For the node itself it contains the
 //! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
@@ -41,6 +42,9 @@ const MOST_MIB: f64 = 20.0;
 
 /// Parts of glibc to which a driver's library may be linked, although they are empty since glibc 2.34.
 const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
+
+/// The paths of glibc's loader on x86-64 and on Arm, as glibc programs name it.
+const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (mut name, mut out, mut fast) = (None, None, false);
@@ -280,6 +284,7 @@ fn files(
         ("usr/bin/nvidia-device-plugin".to_owned(), agent.clone()),
         ("usr/bin/gpu-feature-discovery".to_owned(), agent.clone()),
         ("usr/bin/config-manager".to_owned(), agent.clone()),
+        ("usr/bin/mps-control-daemon".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
@@ -306,6 +311,11 @@ fn files(
             .to_owned();
         files.insert(at, path);
     }
+    ensure!(
+        LOADERS.iter().any(|loader| files.contains_key(*loader)),
+        "the image has no loader at {}: NVIDIA's container runtime mounts nvidia-smi and nvidia-cuda-mps-control, which need it there",
+        LOADERS.join(" or ")
+    );
     Ok(files)
 }
 

@@ -37,6 +37,9 @@ pub enum Error {
     /// The agent cannot serve what NVIDIA's device plugin would serve.
     #[error("error starting plugins: {0}")]
     Plugin(String),
+    /// The memory that the processes of MPS share cannot be mounted.
+    #[error("{0}")]
+    Mps(String),
     /// The node cannot be labelled.
     #[error("{0}")]
     Labels(String),

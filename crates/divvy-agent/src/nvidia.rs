@@ -1,8 +1,8 @@
-//! The agent in place of NVIDIA's device plugin: the same flags, configuration, sockets, and answers.
+//! The agent in place of NVIDIA's device plugin, GPU feature discovery, and MPS control daemon: the same flags, configuration, sockets, and answers.
 //!
 //! ```text
 //! divvy-probe ─► health, facts ─► divvy_nvidia_plugin::offer ─► plugin ── kubelet: ListAndWatch, preferred, Allocate
-//! configuration file, SIGHUP ─────────────┘
+//! configuration file, SIGHUP ─────────────┘                      └─ mps: whether the MPS control daemon serves
 //! ```
 //!
 //! Like NVIDIA's plugin, it needs no access to the API server.
@@ -13,11 +13,12 @@ mod facts;
 mod health;
 mod labels;
 mod main;
+mod mps;
 mod node_feature;
 mod plugin;
 mod reload;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +28,7 @@ use divvy_hardware::nvidia::has_library;
 use divvy_hardware::{Code, Failure, Snapshot};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
 use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
-use divvy_nvidia_plugin::offer;
+use divvy_nvidia_plugin::{Resource, offer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +39,7 @@ pub use self::config_manager::manage_config;
 use self::facts::Facts;
 use self::health::Health;
 pub use self::main::main;
+pub use self::mps::{Mps, mps_control_daemon};
 pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
@@ -59,6 +61,8 @@ pub struct Surroundings {
     pub cdi_dir: PathBuf,
     /// The root directory that contains `/dev` and `/proc`.
     pub root: PathBuf,
+    /// Where MPS is.
+    pub mps: Mps,
 }
 
 impl Surroundings {
@@ -83,6 +87,7 @@ impl Surroundings {
             sockets: SOCKETS.into(),
             cdi_dir: "/var/run/cdi".into(),
             root: "/".into(),
+            mps: Mps::of_pod(),
         })
     }
 }
@@ -134,7 +139,11 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
         let update = tokio::select! {
             () = stop.cancelled() => break,
             update = client.next() => update,
-            ended = node.ended() => return ended,
+            changed = node.changed() => {
+                changed?;
+                node.publish()?;
+                continue;
+            }
         };
         let Some(update) = update else {
             return Err(Error::Ended {
@@ -178,11 +187,6 @@ fn check(config: &Config) -> Result<(), Error> {
     if config.plugin.kubelet_socket.is_empty() {
         return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
     }
-    if config.sharing.strategy == SharingStrategy::Mps {
-        return refuse(
-            "sharing.mps is not served yet: nothing starts the MPS control daemon. Use sharing.timeSlicing, or keep NVIDIA's device plugin",
-        );
-    }
     Ok(())
 }
 
@@ -212,6 +216,8 @@ struct Node<'c> {
     running: BTreeMap<String, Running>,
     servers: JoinSet<divvy_kubelet::Result<()>>,
     stop: CancellationToken,
+    /// The MPS control daemons, if devices are shared through MPS.
+    daemons: Option<mps::Daemons>,
     /// The messages about the offer that were logged last. The same messages are not logged again.
     said: Vec<String>,
 }
@@ -239,6 +245,7 @@ impl<'c> Node<'c> {
             running: BTreeMap::new(),
             servers: JoinSet::new(),
             stop: stop.clone(),
+            daemons: (config.sharing.strategy == SharingStrategy::Mps).then(|| mps::Daemons::follow(surroundings.mps.clone())),
             said: Vec::new(),
         }
     }
@@ -285,12 +292,23 @@ impl<'c> Node<'c> {
         if found.resources.is_empty() {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }
+        let waiting = self.waiting(&found.resources);
+        let texts = waiting.iter();
+        warnings.extend(texts.map(|(name, reason)| format!("{name} is not served: error checking MPS daemon health: {reason}")));
         self.say(warnings);
-        let lists: BTreeMap<String, _> = found
+        let mut lists: BTreeMap<String, _> = found
             .resources
             .iter()
             .map(|resource| (resource.name().to_owned(), plugin::devices(resource)))
             .collect();
+        for name in waiting.keys() {
+            // A container would have no limits, or would not start. A resource that is registered already stays registered.
+            if let Some(devices) = lists.remove(name)
+                && self.running.contains_key(name)
+            {
+                lists.insert(name.clone(), devices.into_iter().map(unhealthy).collect());
+            }
+        }
         let sockets: BTreeMap<String, String> = found
             .resources
             .iter()
@@ -326,6 +344,21 @@ impl<'c> Node<'c> {
             }
         }
         Ok(())
+    }
+
+    /// Return the resources that wait for their MPS control daemon, with the reason.
+    fn waiting(&mut self, resources: &[Resource]) -> BTreeMap<String, String> {
+        let Some(daemons) = &mut self.daemons else {
+            return BTreeMap::new();
+        };
+        let shared = resources.iter().filter(|resource| resource.uses_mps()).map(Resource::name);
+        let shared: BTreeSet<String> = shared.map(str::to_owned).collect();
+        daemons.want(shared.clone());
+        let answers = shared.into_iter().map(|name| {
+            let answer = daemons.answer(&name);
+            (name, answer)
+        });
+        answers.filter_map(|(name, answer)| Some((name, answer.err()?))).collect()
     }
 
     fn start(&mut self, name: String, socket: &str, devices: Vec<divvy_kubelet::plugin::Device>) {
@@ -379,26 +412,43 @@ impl<'c> Node<'c> {
         }
     }
 
-    /// Wait until a server ends because of an error, and return the error.
-    async fn ended(&mut self) -> Result<(), Error> {
-        loop {
-            match self.servers.join_next().await {
-                Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) => return Err(error.into()),
-                Some(Err(error)) => {
-                    return Err(Error::Ended {
-                        part: "a plugin server",
-                        text: error.to_string(),
-                    });
-                }
+    /// Wait until an MPS control daemon answers, or no longer does. Cancel-safe.
+    ///
+    /// # Errors
+    /// A server has ended because of an error.
+    async fn changed(&mut self) -> Result<(), Error> {
+        let daemons = async {
+            match &mut self.daemons {
+                Some(daemons) => daemons.changed().await,
                 None => std::future::pending().await,
             }
+        };
+        tokio::select! {
+            () = daemons => Ok(()),
+            error = failed(&mut self.servers) => Err(error),
         }
     }
 
     /// Wait until the servers have removed their sockets.
     async fn end(mut self) {
         while self.servers.join_next().await.is_some() {}
+    }
+}
+
+/// Wait until a server ends because of an error, and return the error.
+async fn failed(servers: &mut JoinSet<divvy_kubelet::Result<()>>) -> Error {
+    loop {
+        match servers.join_next().await {
+            Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => return error.into(),
+            Some(Err(error)) => {
+                return Error::Ended {
+                    part: "a plugin server",
+                    text: error.to_string(),
+                };
+            }
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -17,6 +17,8 @@ pub enum Program {
     FeatureDiscovery,
     /// `config-manager`.
     ConfigManager,
+    /// `mps-control-daemon`.
+    MpsControlDaemon,
 }
 
 impl Program {
@@ -26,6 +28,7 @@ impl Program {
             Some("nvidia-device-plugin") => Some(Program::DevicePlugin),
             Some("gpu-feature-discovery") => Some(Program::FeatureDiscovery),
             Some("config-manager") => Some(Program::ConfigManager),
+            Some("mps-control-daemon") => Some(Program::MpsControlDaemon),
             _ => None,
         }
     }
@@ -36,6 +39,7 @@ impl Program {
             Program::DevicePlugin => "nvidia-device-plugin",
             Program::FeatureDiscovery => "gpu-feature-discovery",
             Program::ConfigManager => "config-manager",
+            Program::MpsControlDaemon => "mps-control-daemon",
         }
     }
 
@@ -49,6 +53,9 @@ impl Program {
             }
             Program::ConfigManager => {
                 "Choose this node's configuration file by a node label. Divvy's replacement of NVIDIA's config-manager."
+            }
+            Program::MpsControlDaemon => {
+                "Run CUDA's Multi-Process Service for the GPUs that this node shares through it. Divvy's replacement of NVIDIA's MPS control daemon."
             }
         }
     }
@@ -92,7 +99,14 @@ const PLUGIN: &[Program] = &[Program::DevicePlugin];
 const DISCOVERY: &[Program] = &[Program::FeatureDiscovery];
 const BOTH: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery];
 const WITH_CLUSTER: &[Program] = &[Program::FeatureDiscovery, Program::ConfigManager];
-const ALL: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery, Program::ConfigManager];
+/// The programs that read a configuration file.
+const CONFIGURED: &[Program] = &[Program::DevicePlugin, Program::FeatureDiscovery, Program::MpsControlDaemon];
+const ALL: &[Program] = &[
+    Program::DevicePlugin,
+    Program::FeatureDiscovery,
+    Program::ConfigManager,
+    Program::MpsControlDaemon,
+];
 
 const fn flag(
     name: &'static str,
@@ -122,7 +136,7 @@ const FLAGS: [Flag; 37] = [
         "mig-strategy",
         &["GFD_MIG_STRATEGY", "MIG_STRATEGY"],
         Text,
-        BOTH,
+        CONFIGURED,
         "How MIG devices are offered: none, single (as nvidia.com/gpu), or mixed (one resource for each profile) [default: none]",
     ),
     flag(
@@ -267,7 +281,7 @@ const FLAGS: [Flag; 37] = [
         "config-file",
         &["GFD_CONFIG_FILE", "CONFIG_FILE"],
         Text,
-        BOTH,
+        CONFIGURED,
         "Configuration file of version v1, YAML or JSON. A change of its content takes effect without a restart",
     ),
     flag(
@@ -399,10 +413,14 @@ const EMPTY_IS_A_VALUE: [&str; 5] = [
     "process-to-signal",
 ];
 
+/// The subcommand of `mps-control-daemon`.
+const MOUNT_SHM: &str = "mount-shm";
+
 /// A program's arguments and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invocation {
     program: Program,
+    is_mount_shm: bool,
     /// The values from flags and variables, by the flag's name.
     given: BTreeMap<&'static str, Vec<String>>,
 }
@@ -446,12 +464,24 @@ impl Invocation {
                 given.insert(flag.name, values);
             }
         }
-        Ok(Invocation { program, given })
+        Ok(Invocation {
+            program,
+            is_mount_shm: matches.subcommand_name() == Some(MOUNT_SHM),
+            given,
+        })
+    }
+
+    /// Report whether the program is only to mount the shared memory of MPS, and to end then.
+    pub fn is_mount_shm(&self) -> bool {
+        self.is_mount_shm
     }
 
     pub(crate) fn without_flags(program: Program) -> Invocation {
-        let given = BTreeMap::new();
-        Invocation { program, given }
+        Invocation {
+            program,
+            is_mount_shm: false,
+            given: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn program(&self) -> Program {
@@ -544,7 +574,10 @@ impl Flag {
 }
 
 fn command(program: Program, version: &'static str) -> Command {
+    let mount = Command::new(MOUNT_SHM).about("Mount the memory that the processes of MPS share at /mps/shm, and end");
     Command::new(program.name())
+        .subcommands((program == Program::MpsControlDaemon).then_some(mount))
+        .disable_help_subcommand(true)
         .about(program.about())
         .version(version)
         .after_help(program.more())
@@ -689,5 +722,23 @@ mod tests {
         insta::assert_snapshot!(command(Program::DevicePlugin, "1.2.3").term_width(130).render_help());
         insta::assert_snapshot!(command(Program::FeatureDiscovery, "1.2.3").term_width(130).render_help());
         insta::assert_snapshot!(command(Program::ConfigManager, "1.2.3").term_width(130).render_help());
+        insta::assert_snapshot!(command(Program::MpsControlDaemon, "1.2.3").term_width(130).render_help());
+    }
+
+    #[test]
+    fn only_the_mps_control_daemon_has_the_subcommand_that_mounts_shared_memory() {
+        let parsed = |program, arguments| parse(program, arguments, &[]).map(|parsed| parsed.is_mount_shm());
+        assert_eq!(parsed(Program::MpsControlDaemon, &["mount-shm"]), Ok(true));
+        assert_eq!(parsed(Program::MpsControlDaemon, &["--mig-strategy=none"]), Ok(false));
+        for (program, arguments) in [
+            (Program::DevicePlugin, &["mount-shm"][..]),
+            (Program::MpsControlDaemon, &["mount"]),
+            (Program::MpsControlDaemon, &["--mps-root=/x"]),
+        ] {
+            assert!(
+                parsed(program, arguments).is_err_and(|stop| stop.is_error),
+                "{program:?} {arguments:?}"
+            );
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! The configuration of NVIDIA's device plugin, GPU feature discovery, and config-manager: flags, environment variables, and the configuration
-//! file, version v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
+//! The configuration of NVIDIA's device plugin, GPU feature discovery, MPS control daemon, and config-manager: flags, environment variables,
+//! and the configuration file, version v1 (<https://github.com/NVIDIA/k8s-device-plugin>, README.md and api/config/v1).
 //!
 //! ```text
 //! arguments, environment ─► Invocation ─┐

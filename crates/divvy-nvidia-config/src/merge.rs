@@ -74,12 +74,12 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     };
     let mig_text = text("mig-strategy", &flags.mig_strategy, "none");
     let mps_root = text("mps-root", &flags.mps_root, "");
-    // GPU feature discovery reads the same file, and does not know the root.
-    if sharing.strategy == SharingStrategy::Mps && given.program() == Program::DevicePlugin {
+    if sharing.strategy == SharingStrategy::Mps && given.program() != Program::FeatureDiscovery {
         if mig_text == "mixed" {
             return Err(Error::flags("using --mig-strategy=mixed is not supported with MPS"));
         }
-        if mps_root.is_empty() {
+        // The other programs read the same file, and do not need the root on the host.
+        if mps_root.is_empty() && given.program() == Program::DevicePlugin {
             return Err(Error::flags("using MPS requires --mps-root to be specified"));
         }
     }
@@ -594,6 +594,17 @@ mod tests {
         assert!(!read.sharing.fail_requests_greater_than_one);
         let slices = config("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 3}]}}").sharing;
         assert!(!slices.fail_requests_greater_than_one);
+    }
+
+    #[test]
+    fn the_mps_control_daemon_does_not_need_the_root_on_the_host_and_refuses_mig_mixed() {
+        let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
+        let read = |arguments| of(Program::MpsControlDaemon, arguments, &[], file).map(|(config, _)| config.sharing.strategy);
+        assert_eq!(read(&[]), Ok(SharingStrategy::Mps));
+        assert_eq!(
+            read(&["--mig-strategy=mixed"]),
+            Err(Error::flags("using --mig-strategy=mixed is not supported with MPS"))
+        );
     }
 
     #[test]

@@ -1,3 +1,5 @@
+use divvy_model::MiB;
+
 /// Why nothing can be offered, or why a request is refused. Where NVIDIA's plugin has an error message, the text is the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -45,6 +47,22 @@ pub enum Error {
         /// The limit of the GPU.
         most: u32,
     },
+    /// A GPU has less than 1 MiB for each client of CUDA's Multi-Process Service.
+    #[error(
+        "GPU {index} has {} MiB of memory, and {replicas} replicas cannot have 1 MiB each; reduce the number of replicas in sharing.mps",
+        memory.0
+    )]
+    TooLittleToShare {
+        /// The GPU's index.
+        index: u32,
+        /// The GPU's memory.
+        memory: MiB,
+        /// The number in the configuration.
+        replicas: u32,
+    },
+    /// A resource's name cannot be the name of a directory, which MPS needs.
+    #[error("the resource name {0:?} cannot be the path of a directory for MPS; write a name such as nvidia.com/gpu")]
+    NotADirectoryName(String),
     /// An IMEX channel that the configuration requires is missing.
     #[error("error querying IMEX channels: requested IMEX channel channel{0} does not exist")]
     NoImexChannel(u32),

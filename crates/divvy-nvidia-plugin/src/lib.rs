@@ -4,7 +4,8 @@
 //! ```text
 //! Config, Machine ─► offer ─► Resource ─► devices     ListAndWatch
 //!                                     ├─► allocate    Allocate
-//!                                     └─► preferred   GetPreferredAllocation
+//!                                     ├─► preferred   GetPreferredAllocation
+//!                                     └─► mps         the MPS control daemons: start, supervision, end
 //! ```
 //!
 //! Intended differences from NVIDIA's plugin:
@@ -14,12 +15,16 @@
 //! - The configuration's `rename`, `devices`, and `resources` take effect. NVIDIA's plugin reads them and ignores them.
 //! - A MIG profile that is newer than this program is offered like any other.
 //! - Replicas are spread over GPUs even if they are replicas of MIG devices.
+//! - No MPS control daemon is started for MIG devices. NVIDIA's program says that it skips them, and starts one all the same.
+//! - The limits of a control daemon are read back, a daemon that dies is started again, and GPUs are closed to other processes
+//!   only as long as their daemon is wanted.
 //! - [`Resource::preferred`] never fails. An error would reject the pod, although the kubelet can choose devices on its own.
 
 mod allocate;
 mod error;
 mod health;
 mod machine;
+pub mod mps;
 mod offer;
 mod preferred;
 mod wildcard;

@@ -24,6 +24,8 @@ pub struct Gpu {
     pub uuid: String,
     /// Whether the driver lost the GPU before any of its values could be read.
     pub unreadable: bool,
+    /// Whether the driver has lost the GPU, or no longer lists it.
+    pub lost: bool,
     /// NVML's index.
     pub index: u32,
     /// The number in `/dev/nvidia<minor>`.

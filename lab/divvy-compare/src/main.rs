@@ -4,9 +4,11 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a program for a terminal")]
 
+mod daemon;
 mod go_client;
 mod intended;
 mod kubelet;
+mod mps;
 mod play;
 mod scenario;
 
@@ -21,7 +23,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 
 use self::intended::{Intended, differences};
 use self::play::{Measured, Outcome, measure, play};
-use self::scenario::{Scenario, all};
+use self::scenario::{Program, Scenario, all};
 
 /// Compare Divvy with NVIDIA's device plugin on a simulated driver
 #[derive(Debug, Parser)]
@@ -177,7 +179,10 @@ const AT_ONCE: usize = 10;
 /// Play all scenarios, and return what the program did in each.
 async fn play_all(program: &Path, simulator: &Path, scenarios: &[Scenario]) -> Result<Vec<Outcome>> {
     let outcomes = scenarios.iter().enumerate().map(async |(number, scenario)| {
-        let outcome = play(program, simulator, scenario).await;
+        let outcome = match scenario.program {
+            Program::MpsControlDaemon => daemon::play(program, simulator, scenario).await,
+            Program::DevicePlugin | Program::FeatureDiscovery => play(program, simulator, scenario).await,
+        };
         anyhow::Ok((number, outcome.with_context(|| scenario.name)?))
     });
     let played = futures::stream::iter(outcomes).buffer_unordered(AT_ONCE);

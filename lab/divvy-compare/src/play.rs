@@ -25,7 +25,8 @@ use tokio::time::{sleep, timeout};
 
 pub(crate) use self::measure::{Measured, measure};
 use crate::kubelet::{Device, Kubelet, Registered, Seen};
-use crate::scenario::{GPU, Machine, Scenario, Step};
+use crate::mps;
+use crate::scenario::{GPU, Machine, Program, Scenario, Step};
 
 /// What a program did in a scenario.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,25 +44,25 @@ pub(crate) struct Outcome {
 }
 
 /// How long the program may take to register, or to end.
-const START: Duration = Duration::from_secs(15);
+pub(crate) const START: Duration = Duration::from_secs(15);
 /// How long to wait for a change of the devices that may not come.
 const CHANGE: Duration = Duration::from_millis(1500);
 /// How long a plugin may take to notice another configuration or other MIG devices.
 const NOTICE: Duration = Duration::from_secs(8);
 /// How long to wait for messages that should not come.
-const SETTLE: Duration = Duration::from_millis(300);
+pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 
 /// A running program, in a mount namespace of its own.
-struct Running {
-    child: Child,
-    directory: TempDir,
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) directory: TempDir,
     kubelet: Kubelet,
     log: PathBuf,
 }
 
 /// Play a scenario. `program` is the device plugin; NVIDIA's GPU feature discovery is next to it. `simulator` is the path of the simulated NVML.
 pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    if scenario.is_labels {
+    if scenario.program == Program::FeatureDiscovery {
         return labels(program, simulator, scenario).await;
     }
     let mut running = Running::start(program, simulator, scenario)?;
@@ -88,9 +89,7 @@ pub(crate) async fn play(program: &Path, simulator: &Path, scenario: &Scenario) 
 
 /// Let a program print the labels, and return them as the outcome.
 async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Outcome> {
-    let beside = program.with_file_name(LABELLER);
-    let program = if beside.exists() { beside } else { program.to_owned() };
-    let mut running = Running::start(&program, simulator, scenario)?;
+    let mut running = Running::start(&beside(program, scenario), simulator, scenario)?;
     let status = timeout(START, running.child.wait())
         .await
         .context("the program does not end")??;
@@ -107,7 +106,11 @@ async fn labels(program: &Path, simulator: &Path, scenario: &Scenario) -> Result
     })
 }
 
-const LABELLER: &str = "gpu-feature-discovery";
+/// Return the path of NVIDIA's program for a scenario, next to NVIDIA's device plugin. Divvy's is one program for all.
+pub(crate) fn beside(program: &Path, scenario: &Scenario) -> PathBuf {
+    let beside = program.with_file_name(scenario.program.name());
+    if beside.exists() { beside } else { program.to_owned() }
+}
 
 /// The script that replaces the directories that a device plugin knows by name, and then runs the program under the name of
 /// NVIDIA's program.
@@ -116,10 +119,11 @@ mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mou
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
 mount -t tmpfs tmpfs /proc/driver && mkdir /proc/driver/nvidia-caps && cp "$SCENE/mig-minors" /proc/driver/nvidia-caps/
 [ -e /var/run/cdi ] || ln -s /run /var/run
+if [ -d "$SCENE/mps" ]; then mkdir -p /mps && mount --bind "$SCENE/mps" /mps; fi
 exec -a "$NAME" "$PROGRAM" "$@""#;
 
 impl Running {
-    fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {
+    pub(crate) fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {
         let directory = tempfile::Builder::new().prefix("compare").tempdir()?;
         let at = |name: &str| directory.path().join(name);
         for name in ["kubelet", "cdi", "lib"] {
@@ -130,7 +134,7 @@ impl Running {
         std::fs::write(at("mig-minors"), scenario.machine.mig_minors())?;
         std::fs::write(at("type"), "DGX-A100-fake-model\n")?;
         let mut args = scenario.args.clone();
-        if scenario.is_labels {
+        if scenario.program == Program::FeatureDiscovery {
             args.push(format!("--machine-type-file={}", at("type").display()));
         }
         if let Some(config) = scenario.config {
@@ -147,14 +151,7 @@ impl Running {
             .args(["--mount", "--propagation", "private", "bash", "-c", SCRIPT, "bash"])
             .args(&args)
             .env("SCENE", directory.path())
-            .env(
-                "NAME",
-                if scenario.is_labels {
-                    LABELLER
-                } else {
-                    "nvidia-device-plugin"
-                },
-            )
+            .env("NAME", scenario.program.name())
             .env("PROGRAM", std::path::absolute(program)?)
             .env("LD_LIBRARY_PATH", at("lib"))
             .env("DIVVY_NVML_SIM", at("machine.toml"))
@@ -167,6 +164,12 @@ impl Running {
             .kill_on_drop(true);
         if let Some(state) = scenario.machine.state {
             std::fs::write(at("control.state"), state)?;
+        }
+        if scenario.uses_mps() {
+            command.env("PATH", mps::prepare(directory.path())?);
+        }
+        if scenario.machine.has_control_daemon {
+            mps::start_control(directory.path())?;
         }
         let kubelet = Kubelet::start(&at("kubelet"))?;
         let child = command
@@ -272,6 +275,14 @@ impl Running {
                 };
                 std::fs::write(self.directory.path().join("machine.toml"), machine.text())?;
                 self.control(&json!({"op": "describe"})).await?;
+                Ok(self.after_a_change(&before).await)
+            }
+            Step::ControlDaemon(runs) => {
+                let before = self.kubelet.seen().borrow().clone();
+                match runs {
+                    true => mps::start_control(self.directory.path())?,
+                    false => mps::end_control(self.directory.path())?,
+                }
                 Ok(self.after_a_change(&before).await)
             }
             Step::Configure(text) => {
@@ -387,7 +398,7 @@ impl Running {
         self.signal(rustix::process::Signal::HUP)
     }
 
-    fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) -> Result<()> {
         let pid = self.child.id().context("the program has ended")?;
         let pid = rustix::process::Pid::from_raw(i32::try_from(pid)?).context("a process ID")?;
         // The program replaced the shell, which had replaced unshare.
@@ -411,7 +422,7 @@ impl Running {
     }
 
     /// Return the last line of the log that says why the program ended.
-    fn last_line(&self) -> Result<String> {
+    pub(crate) fn last_line(&self) -> Result<String> {
         let log = std::fs::read_to_string(&self.log)?;
         let mut lines = log.lines().filter_map(|line| line.split_once("error starting plugins: "));
         Ok(lines
@@ -420,7 +431,7 @@ impl Running {
             .to_owned())
     }
 
-    async fn stop(mut self) -> Result<()> {
+    pub(crate) async fn stop(mut self) -> Result<()> {
         if self.child.id().is_some() {
             self.signal(rustix::process::Signal::TERM)?;
             if timeout(Duration::from_secs(5), self.child.wait()).await.is_err() {

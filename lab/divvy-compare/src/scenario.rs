@@ -8,8 +8,8 @@ pub(crate) const GPU: &str = "nvidia.com/gpu";
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// Whether the scenario is played to GPU feature discovery, which prints labels and ends.
-    pub(crate) is_labels: bool,
+    /// The program to which the scenario is played.
+    pub(crate) program: Program,
     pub(crate) machine: Machine,
     pub(crate) args: Vec<String>,
     pub(crate) env: Vec<(&'static str, &'static str)>,
@@ -17,6 +17,26 @@ pub(crate) struct Scenario {
     /// The number of resources that the plugin registers; 0 if it is expected to end, or to wait.
     pub(crate) resources: usize,
     pub(crate) steps: Vec<Step>,
+}
+
+/// NVIDIA's programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    DevicePlugin,
+    /// GPU feature discovery, which prints labels and ends.
+    FeatureDiscovery,
+    /// The MPS control daemon. It is ended when it is ready.
+    MpsControlDaemon,
+}
+
+impl Program {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Program::DevicePlugin => "nvidia-device-plugin",
+            Program::FeatureDiscovery => "gpu-feature-discovery",
+            Program::MpsControlDaemon => "mps-control-daemon",
+        }
+    }
 }
 
 /// A step of a scenario.
@@ -49,6 +69,8 @@ pub(crate) enum Step {
     Rewrite(&'static str),
     /// The GPUs are divided into other MIG devices.
     Divide(&'static str),
+    /// A control daemon of MPS runs from now on, and its marker is there, or both go away.
+    ControlDaemon(bool),
 }
 
 /// A machine. Its GPUs are NVIDIA A100 unless a field says otherwise.
@@ -73,6 +95,8 @@ pub(crate) struct Machine {
     pub(crate) has_files: bool,
     /// Whether the driver's root also contains IMEX channel 0.
     pub(crate) has_channel: bool,
+    /// Whether a control daemon of MPS runs before the program starts.
+    pub(crate) has_control_daemon: bool,
 }
 
 impl Machine {
@@ -194,7 +218,7 @@ fn divided(gpus: u32, mig: &'static str) -> Machine {
 fn scenario(name: &'static str, machine: Machine) -> Scenario {
     Scenario {
         name,
-        is_labels: false,
+        program: Program::DevicePlugin,
         machine,
         args: Vec::new(),
         env: Vec::new(),
@@ -205,6 +229,11 @@ fn scenario(name: &'static str, machine: Machine) -> Scenario {
 }
 
 impl Scenario {
+    /// Report whether the program uses the driver's programs for MPS.
+    pub(crate) fn uses_mps(&self) -> bool {
+        self.program == Program::MpsControlDaemon || self.config.is_some_and(|config| config.contains("mps:"))
+    }
+
     fn args(mut self, args: &[&str]) -> Scenario {
         self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self
@@ -416,10 +445,65 @@ pub(crate) fn all() -> Vec<Scenario> {
             .args(&["--mps-root=/run/nvidia/mps"])
             .resources(0),
     ];
+    all.extend(mps());
     all.extend(wrong_arguments());
     all.extend(choices());
     all.extend(labels());
     all
+}
+
+const MPS_OF_2: &str = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n";
+
+fn mps() -> Vec<Scenario> {
+    let daemon = |name: &'static str, machine: Machine, config: &'static str| Scenario {
+        program: Program::MpsControlDaemon,
+        ..scenario(name, machine).config(config)
+    };
+    let ready = Machine {
+        has_control_daemon: true,
+        ..machine(2)
+    };
+    let plugin =
+        |name: &'static str, machine: Machine| scenario(name, machine).config(MPS_OF_2).args(&["--mps-root=/run/nvidia/mps"]);
+    vec![
+        plugin("T29 MPS with a daemon that is ready", ready.clone())
+            .step(Step::Allocate(GPU, vec![vec![replica(0, 1)]]))
+            .step(Step::Allocate(GPU, vec![vec![replica(0, 0), replica(1, 0)]])),
+        plugin("T29 the MPS daemon goes away and returns", ready)
+            .step(Step::ControlDaemon(false))
+            .step(Step::ControlDaemon(true)),
+        plugin("T29 the MPS daemon starts later", machine(2))
+            .resources(0)
+            .step(Step::ControlDaemon(true)),
+        daemon(
+            "MPS daemon, 4 replicas",
+            machine(2),
+            "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n",
+        ),
+        daemon(
+            "MPS daemon, 7 replicas",
+            machine(1),
+            "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 7}]}}\n",
+        ),
+        daemon(
+            "MPS daemon, renamed",
+            machine(1),
+            "version: v1\nsharing: {mps: {renameByDefault: true, resources: [{name: gpu, replicas: 2}]}}\n",
+        ),
+        daemon(
+            "MPS daemon, 49 replicas",
+            machine(1),
+            "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}\n",
+        )
+        .resources(0),
+        daemon("MPS daemon, MIG single", divided(1, "0=0,0"), MPS_OF_2)
+            .args(&["--mig-strategy=single"])
+            .resources(0),
+        daemon("MPS daemon, MIG mixed", divided(2, "0=0,0"), MPS_OF_2)
+            .args(&["--mig-strategy=mixed"])
+            .resources(0),
+        daemon("MPS daemon, nothing is shared", machine(1), "version: v1\n"),
+    ]
 }
 
 /// A part of a fabric.
@@ -440,7 +524,7 @@ fn fabric(fabrics: &[&'static str]) -> Machine {
 
 fn labels() -> Vec<Scenario> {
     let print = |name: &'static str, machine: Machine| Scenario {
-        is_labels: true,
+        program: Program::FeatureDiscovery,
         ..scenario(name, machine).args(&[
             "--oneshot",
             "--no-timestamp",

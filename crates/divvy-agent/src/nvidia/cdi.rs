@@ -191,6 +191,7 @@ mod tests {
             sockets: at("sockets"),
             cdi_dir: at("cdi"),
             root: at("root"),
+            mps: crate::nvidia::Mps::of_pod(),
         };
         let mut specs = Specs::default();
         let mut update = || specs.update(&config, &surroundings, &Facts::default());

@@ -20,6 +20,8 @@ const MIG_MINORS_BYTES: u64 = 1 << 20;
 pub(super) struct Facts {
     /// The last report about each GPU, by UUID. GPUs that have disappeared are kept.
     seen: BTreeMap<String, GpuFacts>,
+    /// The UUIDs of the GPUs that the last report lists.
+    listed: BTreeSet<String>,
     /// The indices of the GPUs whose values could not be read.
     unreadable: Vec<u32>,
     /// The driver's version.
@@ -55,6 +57,7 @@ impl Facts {
             .filter(|device| device.vendor == Vendor::Nvidia);
         let unreadable = unreadable.map(|device| device.index);
         self.unreadable = unreadable.filter(|index| !gone.contains(index)).collect();
+        self.listed = current;
     }
 
     /// Return all GPUs that the driver has ever listed.
@@ -73,7 +76,10 @@ impl Facts {
 
     /// Describe the machine. `root` is the directory that contains `/dev` and `/proc`.
     pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
-        let known = self.seen.values().map(|facts| gpu(facts, health));
+        let known = self.seen.values().map(|facts| Gpu {
+            lost: facts.lost || !self.listed.contains(&facts.uuid),
+            ..gpu(facts, health)
+        });
         let mut gpus: Vec<Gpu> = known
             .chain(self.unreadable.iter().map(|index| Machine::unreadable(*index)))
             .collect();
@@ -111,6 +117,7 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
     Gpu {
         uuid: facts.uuid.clone(),
         unreadable: false,
+        lost: facts.lost,
         index: facts.index,
         minor: facts.minor,
         model: facts.model.clone(),

@@ -1,15 +1,15 @@
 //! Runs the programs that have NVIDIA's names.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 
 use divvy_nvidia_config::{Environment, Invocation, Program, Stop};
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
-use super::{Loaded, Source, Surroundings, device_plugin, manage_config};
+use super::{Loaded, Source, Surroundings, device_plugin, manage_config, mps, mps_control_daemon};
 use crate::Error;
 
 /// Run in place of one of NVIDIA's programs, with this process's arguments and environment.
@@ -43,6 +43,9 @@ pub fn main(program: Program) -> ExitCode {
 }
 
 async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
+    if invocation.is_mount_shm() {
+        return mps::mount_shm(&mps::Mps::of_pod().shm(), Path::new("/proc"));
+    }
     let stop = divvy_program::until_stopped(false).map_err(|error| Error::Ended {
         part: "the wait for signals",
         text: error.to_string(),
@@ -52,28 +55,38 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
             let options = invocation.config_manager();
             manage_config(options.map_err(|error| Error::ConfigManager(error.to_string()))?, stop).await
         }
-        Program::DevicePlugin | Program::FeatureDiscovery => run_with_driver(program, invocation, stop).await,
+        Program::DevicePlugin => with_driver(invocation, |source, surroundings| device_plugin(source, surroundings, stop)).await,
+        Program::FeatureDiscovery => {
+            let cluster = ClusterOptions {
+                kubeconfig: invocation.text("kubeconfig").map(Into::into),
+                node: invocation.text("node-name").unwrap_or_default().to_owned(),
+                namespace: invocation.text("namespace").unwrap_or("default").to_owned(),
+                pod: invocation.text("pod-name").map(str::to_owned),
+            };
+            with_driver(invocation, |source, surroundings| label(source, cluster, surroundings, stop)).await
+        }
+        Program::MpsControlDaemon => {
+            with_driver(invocation, |source, surroundings| {
+                mps_control_daemon(source, surroundings, stop)
+            })
+            .await
+        }
     }
 }
 
-async fn run_with_driver(program: Program, invocation: Invocation, stop: CancellationToken) -> Result<(), Error> {
+/// Run a program that reads a configuration and asks the driver, and remove the directory of its probe.
+async fn with_driver<F>(invocation: Invocation, work: impl FnOnce(Source, Surroundings) -> F) -> Result<(), Error>
+where
+    F: Future<Output = Result<(), Error>>,
+{
     let file = invocation.config_file().map(Into::into);
-    let cluster = ClusterOptions {
-        kubeconfig: invocation.text("kubeconfig").map(Into::into),
-        node: invocation.text("node-name").unwrap_or_default().to_owned(),
-        namespace: invocation.text("namespace").unwrap_or("default").to_owned(),
-        pod: invocation.text("pod-name").map(str::to_owned),
-    };
     let source = Source::new(file, move |text| {
         let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
         Ok(Loaded { config, warnings })
     });
     let surroundings = Surroundings::of_pod()?;
     let probe_dir = surroundings.probe_dir.clone();
-    let ended = match program == Program::FeatureDiscovery {
-        true => label(source, cluster, surroundings, stop).await,
-        false => device_plugin(source, surroundings, stop).await,
-    };
+    let ended = work(source, surroundings).await;
     match std::fs::remove_dir_all(&probe_dir) {
         Err(error) if error.kind() != ErrorKind::NotFound => warn!("{} is left over: {error}", probe_dir.display()),
         _ => {}

@@ -1,4 +1,5 @@
 //! The whole agent on an emulated node, and the programs under NVIDIA's names.
 
 mod config_manager;
+mod mps;
 mod shell;

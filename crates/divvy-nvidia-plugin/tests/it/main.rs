@@ -5,4 +5,5 @@ mod allocation;
 mod build;
 mod choice;
 mod machines;
+mod mps;
 mod resources;

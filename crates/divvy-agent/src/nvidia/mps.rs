@@ -1,0 +1,462 @@
+//! The agent in place of NVIDIA's MPS control daemon: the same flags, configuration, files, and commands.
+//!
+//! ```text
+//! divvy-probe ─► facts ─► divvy_nvidia_plugin::{offer, mps::daemons} ─► mps::changes ─► supervisor ─► host, tools: nvidia-smi,
+//! configuration file, SIGHUP ──────┘                                        └─► .ready                nvidia-cuda-mps-control
+//! ```
+//!
+//! The device plugin runs in another container, and follows the daemons by their files and their answers (`watch`).
+
+mod host;
+mod shm;
+mod supervisor;
+mod tools;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use divvy_hardware::client::{ProbeClient, Timing, Update};
+use divvy_hardware::{Code, Failure};
+use divvy_nvidia_config::{Config, Imex};
+use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, Intervals, READY, STARTED, changes, daemons, left_over};
+use divvy_nvidia_plugin::offer;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use self::host::Host;
+pub(super) use self::shm::mount_shm;
+use self::supervisor::{Serving, supervise};
+use self::tools::Tools;
+pub(super) use self::watch::Daemons;
+use super::facts::Facts;
+use super::health::Health;
+use super::{Loaded, Source, Surroundings, probe};
+use crate::{Error, files};
+
+/// Where the control daemons' files and the driver's programs are, and how patient the program is.
+#[derive(Debug, Clone)]
+pub struct Mps {
+    /// The directory of the control daemons' files.
+    pub root: PathBuf,
+    /// The root directory that contains `/sys`.
+    pub system: PathBuf,
+    /// The directories in which `nvidia-smi` and `nvidia-cuda-mps-control` are looked for, as in the variable `PATH`.
+    pub path: OsString,
+    /// The time in which `nvidia-cuda-mps-control` must end. `nvidia-smi` has three times as much.
+    pub deadline: Duration,
+    /// The intervals of the supervision.
+    pub intervals: Intervals,
+}
+
+impl Mps {
+    /// Return the settings for a program that runs in a pod.
+    pub(super) fn of_pod() -> Mps {
+        Mps {
+            root: "/mps".into(),
+            system: "/".into(),
+            path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
+            deadline: Duration::from_secs(10),
+            intervals: Intervals::default(),
+        }
+    }
+
+    /// Return the directory of the memory that the processes of MPS share.
+    pub(super) fn shm(&self) -> PathBuf {
+        self.root.join("shm")
+    }
+
+    fn host(&self) -> Host {
+        Host {
+            tools: Tools {
+                path: self.path.clone(),
+                deadline: self.deadline,
+            },
+            root: self.system.clone(),
+        }
+    }
+}
+
+/// Run the MPS control daemons of the configuration until `stop` is cancelled. A new configuration, other GPUs, and a daemon that
+/// dies restart only the daemons that they concern.
+///
+/// # Errors
+/// Fails if the configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
+/// says not to wait for it. The daemons have been ended.
+pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
+    let mut reloads = source.watch();
+    let mut config = load(&source).map_err(Error::Plugin)?;
+    let mut node = Node::new(&surroundings)?;
+    let mut spawn = probe(&config, &surroundings);
+    let mut client = ProbeClient::start(spawn.clone(), Timing::default());
+    let ended = loop {
+        let result = tokio::select! {
+            () = stop.cancelled() => break Ok(()),
+            update = client.next() => node.update(&config, update).await,
+            result = node.changed() => result,
+            () = reloads.changed() => match load(&source) {
+                Ok(next) => {
+                    info!("the configuration is read again");
+                    config = next;
+                    let wanted = probe(&config, &surroundings);
+                    if wanted != spawn {
+                        client = ProbeClient::start(wanted.clone(), Timing::default());
+                        spawn = wanted;
+                    }
+                    node.reconcile(&config).await
+                }
+                Err(text) => {
+                    error!("{text}; the daemons continue with the previous configuration");
+                    Ok(())
+                }
+            },
+        };
+        if result.is_err() {
+            break result;
+        }
+    };
+    node.end().await;
+    ended
+}
+
+fn load(source: &Source) -> Result<Config, String> {
+    let Loaded { config, warnings } = source.load()?;
+    warnings.iter().for_each(|warning| warn!("{warning}"));
+    // IMEX channels concern the device plugin only.
+    Ok(Config {
+        imex: Imex::default(),
+        ..config
+    })
+}
+
+/// What is known about the node, and the daemons that run on it.
+struct Node {
+    mps: Mps,
+    facts: Facts,
+    /// Whether the driver's description of the GPUs has led to a decision.
+    is_planned: bool,
+    /// Whether the configuration suits the GPUs.
+    is_suitable: bool,
+    serving: Serving,
+    running: BTreeMap<String, Running>,
+    tasks: JoinSet<String>,
+    /// What an ended run of this program has left behind.
+    left_over: Vec<Daemon>,
+    root: PathBuf,
+    said: Vec<String>,
+}
+
+/// The supervisor of one daemon.
+struct Running {
+    description: tokio::sync::watch::Sender<Daemon>,
+    stop: CancellationToken,
+}
+
+impl Node {
+    /// Remove the markers of an earlier run: its daemons ended with its container.
+    fn new(surroundings: &Surroundings) -> Result<Node, Error> {
+        let mps = surroundings.mps.clone();
+        files::make_directory(&mps.root, 0o755)?;
+        files::remove(&mps.root, READY)?;
+        Ok(Node {
+            left_over: clear(&mps.root)?,
+            facts: Facts::default(),
+            is_planned: false,
+            is_suitable: true,
+            serving: Serving::default(),
+            running: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            root: surroundings.root.clone(),
+            said: Vec::new(),
+            mps,
+        })
+    }
+
+    async fn update(&mut self, config: &Config, update: Option<Update>) -> Result<(), Error> {
+        match update {
+            Some(Update::Snapshot(snapshot)) => {
+                self.facts.snapshot(snapshot);
+                self.reconcile(config).await
+            }
+            // A daemon says itself how it copes with an error of a GPU.
+            Some(Update::Fault(_)) => Ok(()),
+            Some(Update::Unavailable(failure)) => self.unavailable(config, &failure),
+            None => Err(Error::Ended {
+                part: "the probe's client",
+                text: "it stopped sending updates".to_owned(),
+            }),
+        }
+    }
+
+    /// Process a failed attempt to get a snapshot from the driver. Daemons that run are left alone.
+    fn unavailable(&mut self, config: &Config, failure: &Failure) -> Result<(), Error> {
+        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
+        if is_missing && self.facts.is_empty() && config.fail_on_init_error {
+            return Err(Error::Plugin(format!(
+                "error getting daemons: nvml init failed: {}",
+                failure.text
+            )));
+        }
+        self.say(vec![format!("the driver does not answer: {failure}")]);
+        Ok(())
+    }
+
+    /// Let the daemons run that the configuration wants on these GPUs.
+    async fn reconcile(&mut self, config: &Config) -> Result<(), Error> {
+        // Before the driver has answered, nothing is known about the GPUs.
+        if self.facts.driver.is_empty() && self.facts.is_empty() {
+            return Ok(());
+        }
+        let wanted = self.wanted(config)?;
+        let started: Vec<Daemon> = {
+            let serving = self.serving.borrow();
+            let described = |(name, running): (&String, &Running)| match serving.get(name) {
+                Some(daemon) => daemon.clone(),
+                None => running.description.borrow().clone(),
+            };
+            self.running.iter().map(described).collect()
+        };
+        for daemon in std::mem::take(&mut self.left_over) {
+            info!(
+                resource = daemon.resource,
+                "an earlier run has left files behind; they are removed"
+            );
+            self.mps.host().end(&daemon).await;
+        }
+        let changes = changes(&started, &wanted);
+        if !changes.end.is_empty() {
+            self.unready();
+        }
+        for resource in &changes.end {
+            if let Some(running) = self.running.get(resource) {
+                running.stop.cancel();
+            }
+        }
+        while changes.end.iter().any(|resource| self.running.contains_key(resource)) {
+            self.joined().await?;
+        }
+        for daemon in changes.keep {
+            if let Some(running) = self.running.get(&daemon.resource) {
+                running.description.send_replace(daemon);
+            }
+        }
+        for daemon in changes.start {
+            self.start(daemon);
+        }
+        self.is_planned = true;
+        self.mark()
+    }
+
+    /// Return the daemons that the configuration wants on these GPUs.
+    fn wanted(&mut self, config: &Config) -> Result<Vec<Daemon>, Error> {
+        let refused = |error: divvy_nvidia_plugin::Error| {
+            let within = match error {
+                divvy_nvidia_plugin::Error::TooManyClients { .. } => "invalid MPS configuration: ",
+                _ => "",
+            };
+            Error::Plugin(format!("error getting daemons: {within}{error}"))
+        };
+        let machine = self.facts.machine(&Health::new(config).0, config, &self.root);
+        let offered = offer(config, &machine);
+        self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
+        let (resources, mut said) = match offered {
+            Ok(found) => (found.resources, found.warnings),
+            Err(divvy_nvidia_plugin::Error::MpsWithMig) => {
+                let text = "MPS sharing is not supported for MIG devices; skipping daemon creation".to_owned();
+                (Vec::new(), vec![text])
+            }
+            Err(error) => return Err(refused(error)),
+        };
+        let wanted = daemons(&resources, &machine, &self.mps.root).map_err(refused)?;
+        if wanted.is_empty() {
+            said.push("No devices are configured for MPS sharing; Waiting indefinitely.".to_owned());
+        }
+        self.say(said);
+        Ok(wanted)
+    }
+
+    fn start(&mut self, daemon: Daemon) {
+        let name = daemon.resource.clone();
+        let (description, described) = tokio::sync::watch::channel(daemon);
+        let stop = CancellationToken::new();
+        let supervised = supervise(
+            self.mps.host(),
+            self.mps.intervals,
+            described,
+            self.serving.clone(),
+            stop.clone(),
+        );
+        let resource = name.clone();
+        self.tasks.spawn(async move {
+            supervised.await;
+            resource
+        });
+        self.running.insert(name, Running { description, stop });
+    }
+
+    /// Wait until the daemons that serve are others, and update the marker that says that all do.
+    async fn changed(&mut self) -> Result<(), Error> {
+        let mut serving = self.serving.subscribe();
+        // A change between the last update of the marker and now must not be missed.
+        if self.is_ready() == self.has_marker() {
+            tokio::select! {
+                // There is always a sender: this node's own.
+                _ = serving.changed() => {}
+                Some(Err(error)) = self.tasks.join_next() => return Err(broken(&error)),
+            }
+        }
+        self.mark()
+    }
+
+    fn is_ready(&self) -> bool {
+        let serving = self.serving.borrow();
+        self.is_planned && self.is_suitable && self.running.keys().all(|name| serving.contains_key(name))
+    }
+
+    fn has_marker(&self) -> bool {
+        self.mps.root.join(READY).exists()
+    }
+
+    fn mark(&mut self) -> Result<(), Error> {
+        match (self.is_ready(), self.has_marker()) {
+            (true, false) => {
+                files::write_atomic(&self.mps.root, READY, b"", 0o644)?;
+                info!("all MPS control daemons serve with their limits");
+            }
+            (false, true) => self.unready(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn unready(&self) {
+        if let Err(error) = files::remove(&self.mps.root, READY) {
+            warn!("Failed to remove .ready file: {error}");
+        }
+    }
+
+    /// Wait until a supervisor ends.
+    async fn joined(&mut self) -> Result<(), Error> {
+        match self.tasks.join_next().await {
+            Some(Ok(resource)) => {
+                self.running.remove(&resource);
+                Ok(())
+            }
+            Some(Err(error)) => Err(broken(&error)),
+            None => Err(Error::Ended {
+                part: "the supervision of the MPS control daemons",
+                text: "a daemon has no supervisor".to_owned(),
+            }),
+        }
+    }
+
+    fn say(&mut self, texts: Vec<String>) {
+        if self.said != texts {
+            texts.iter().for_each(|text| warn!("{text}"));
+            self.said = texts;
+        }
+    }
+
+    /// End all daemons, and leave the node as it was.
+    async fn end(mut self) {
+        self.unready();
+        info!("Stopping MPS daemons.");
+        self.running.values().for_each(|running| running.stop.cancel());
+        while let Some(ended) = self.tasks.join_next().await {
+            if let Err(error) = ended {
+                error!("{}", broken(&error));
+            }
+        }
+    }
+}
+
+fn broken(error: &JoinError) -> Error {
+    Error::Ended {
+        part: "the supervision of an MPS control daemon",
+        text: error.to_string(),
+    }
+}
+
+/// Remove the markers that say that a daemon serves. Return the daemons to which they belonged.
+fn clear(root: &Path) -> Result<Vec<Daemon>, Error> {
+    let mut found = Vec::new();
+    for prefix in directories(root)? {
+        for name in directories(&root.join(&prefix))? {
+            let directory = root.join(&prefix).join(&name);
+            let (has_marker, gpus) = (directory.join(STARTED).exists(), directory.join(EXCLUSIVE));
+            files::remove(&directory, STARTED)?;
+            let text = files::read(&gpus, files::LIMIT)?;
+            if has_marker || text.is_some() {
+                found.push(left_over(&format!("{prefix}/{name}"), directory, &text.unwrap_or_default()));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Return the names of a directory's directories. Links are left out.
+fn directories(path: &Path) -> Result<Vec<String>, Error> {
+    let is_directory = |name: &String| std::fs::symlink_metadata(path.join(name)).is_ok_and(|data| data.is_dir());
+    Ok(files::names(path)?.into_iter().filter(is_directory).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_hardware::{GpuFacts, SNAPSHOT_VERSION, Snapshot};
+    use divvy_model::{MiB, MigDevice};
+    use divvy_nvidia_config::{Environment, Invocation, Program};
+
+    use super::*;
+
+    fn config(arguments: &[&str], text: &str) -> Config {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let invocation = Invocation::parse(Program::MpsControlDaemon, "1", &arguments, &Environment::new()).expect("arguments");
+        invocation.config(Some(text)).expect("a configuration").0
+    }
+
+    #[tokio::test]
+    async fn a_node_is_ready_if_nothing_is_shared_and_not_if_nothing_can_be_shared() {
+        let shared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}";
+        for (config, expected) in [(config(&[], ""), true), (config(&["--mig-strategy=single"], shared), false)] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| directory.path().join(name);
+            let surroundings = Surroundings {
+                probe: at("probe"),
+                probe_dir: at("private"),
+                sockets: at("sockets"),
+                cdi_dir: at("cdi"),
+                root: at("root"),
+                mps: Mps {
+                    root: at("mps"),
+                    ..Mps::of_pod()
+                },
+            };
+            let mut node = Node::new(&surroundings).expect("a node");
+            let gpu = GpuFacts {
+                uuid: "GPU-0".to_owned(),
+                total: MiB(40960),
+                mig: Some((true, true)),
+                mig_devices: vec![MigDevice {
+                    uuid: "MIG-0".to_owned(),
+                    ..MigDevice::default()
+                }],
+                ..GpuFacts::default()
+            };
+            let snapshot = Snapshot {
+                v: SNAPSHOT_VERSION,
+                drivers: BTreeMap::new(),
+                gpus: vec![gpu],
+                unreadable: Vec::new(),
+            };
+            node.update(&config, Some(Update::Snapshot(snapshot)))
+                .await
+                .expect("a decision");
+            assert_eq!((at("mps/.ready").exists(), node.running.len()), (expected, 0));
+            node.end().await;
+            assert!(!at("mps/.ready").exists());
+        }
+    }
+}

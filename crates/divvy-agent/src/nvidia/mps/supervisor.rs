@@ -1,0 +1,171 @@
+//! Keeps one daemon running.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+use std::time::Duration;
+
+use divvy_host::plain_line;
+use divvy_nvidia_plugin::mps::{Daemon, Intervals, Next, Report, Supervision, excerpt};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::host::Host;
+use super::tools::process;
+
+/// The daemons that serve with their limits, as they were started, by resource.
+pub(super) type Serving = watch::Sender<BTreeMap<String, Daemon>>;
+
+/// The maximum number of bytes of a daemon's log that are read at a time.
+const BYTES: u64 = 64 * 1024;
+
+/// Keep a daemon running until `stop` is cancelled, and end it then. `description` is the daemon as its next start must make it.
+pub(super) async fn supervise(
+    host: Host,
+    intervals: Intervals,
+    description: watch::Receiver<Daemon>,
+    serving: Serving,
+    stop: CancellationToken,
+) {
+    let daemon = description.borrow().clone();
+    let mut supervisor = Supervisor {
+        daemon,
+        host,
+        description,
+        serving,
+        log: Log::default(),
+    };
+    let mut life = Supervision::new(intervals);
+    let mut next = Next::Start(0);
+    loop {
+        let report = tokio::select! {
+            () = stop.cancelled() => break,
+            report = supervisor.step(next) => report,
+        };
+        next = life.next(report);
+        if let (Report::NotStarted, Next::Start(pause)) = (report, next) {
+            info!("Failed to start one or more MPS deamons. Retrying in {}s...", pause / 1000);
+        }
+    }
+    supervisor.withdrawn();
+    supervisor.host.end(&supervisor.daemon).await;
+    supervisor.log.pass_on(&supervisor.daemon);
+    info!(resource = supervisor.daemon.resource, "Stopped MPS control daemon");
+}
+
+struct Supervisor {
+    host: Host,
+    /// The daemon as it was started last.
+    daemon: Daemon,
+    description: watch::Receiver<Daemon>,
+    serving: Serving,
+    log: Log,
+}
+
+impl Supervisor {
+    async fn step(&mut self, next: Next) -> Report {
+        match next {
+            Next::Check(pause) => {
+                sleep(Duration::from_millis(pause)).await;
+                self.check().await
+            }
+            Next::Start(pause) => {
+                if self.withdrawn() {
+                    self.host.withdraw(&self.daemon).await;
+                }
+                sleep(Duration::from_millis(pause)).await;
+                self.start().await
+            }
+        }
+    }
+
+    async fn check(&mut self) -> Report {
+        self.log.pass_on(&self.daemon);
+        let Err(error) = self.host.answers(&self.daemon).await else {
+            return Report::Answers;
+        };
+        let is_running = process(&self.daemon.pipe_directory()).is_some();
+        warn!(
+            resource = self.daemon.resource,
+            is_running, "error checking MPS daemon health: {error}"
+        );
+        Report::Silent { is_running }
+    }
+
+    async fn start(&mut self) -> Report {
+        self.daemon = self.description.borrow_and_update().clone();
+        info!(resource = self.daemon.resource, "Starting MPS daemon");
+        self.log = Log::default();
+        match self.host.start(&self.daemon).await {
+            Ok(()) => {
+                info!(resource = self.daemon.resource, "MPS daemon is healthy");
+                self.serving.send_modify(|serving| {
+                    serving.insert(self.daemon.resource.clone(), self.daemon.clone());
+                });
+                Report::Started
+            }
+            Err(error) => {
+                self.log.pass_on(&self.daemon);
+                error!(resource = self.daemon.resource, "Failed to start MPS daemon: {error}");
+                Report::NotStarted
+            }
+        }
+    }
+
+    /// Note that the daemon does not serve. Report whether it did.
+    fn withdrawn(&self) -> bool {
+        self.serving
+            .send_if_modified(|serving| serving.remove(&self.daemon.resource).is_some())
+    }
+}
+
+/// How much of a daemon's log has been passed on.
+#[derive(Debug, Default)]
+struct Log {
+    position: u64,
+}
+
+impl Log {
+    /// Pass on what the daemon has written since the last time. The amount is limited, so that a daemon cannot fill this
+    /// program's log.
+    fn pass_on(&mut self, daemon: &Daemon) {
+        let (lines, left_out) = match self.read(&daemon.log()) {
+            Ok(text) => excerpt(&text),
+            Err(error) => {
+                if error.kind() != std::io::ErrorKind::NotFound {
+                    warn!("cannot read {}: {error}", daemon.log().display());
+                }
+                return;
+            }
+        };
+        for line in lines {
+            info!(resource = daemon.resource, "control.log: {}", plain_line(line.chars()));
+        }
+        if left_out > 0 {
+            info!(resource = daemon.resource, "control.log: {left_out} more lines are left out");
+        }
+    }
+
+    fn read(&mut self, path: &Path) -> std::io::Result<String> {
+        let mut file = std::fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        if length < self.position {
+            // It is another file now.
+            self.position = 0;
+        }
+        // What does not fit is skipped: the latest lines say why a daemon ended.
+        self.position = self.position.max(length.saturating_sub(BYTES));
+        file.seek(SeekFrom::Start(self.position))?;
+        let mut bytes = Vec::new();
+        file.take(BYTES).read_to_end(&mut bytes)?;
+        // A line that is not complete is read the next time.
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            bytes.truncate(end + 1);
+            self.position = self.position.saturating_add(bytes.len() as u64);
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        Ok(String::new())
+    }
+}

@@ -1,0 +1,514 @@
+//! The agent in place of NVIDIA's MPS control daemon, with the real probe on a simulated driver, and scripts in place of the driver's
+//! programs; and the device plugin next to it, with an emulated kubelet.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use divvy_agent::Error;
+use divvy_agent::nvidia::{Loaded, Mps, Source, Surroundings, device_plugin, mps_control_daemon};
+use divvy_nvidia_config::{Environment, Invocation, Program};
+use divvy_nvidia_plugin::mps::Intervals;
+use divvy_testbed::api::{ApiServer, Options};
+use divvy_testbed::node::{Node, NodeSpec};
+use divvy_testbed::simulated_driver::ask;
+use divvy_testkit::mps::{CALLS, install};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The deadline for everything that a test waits for, chosen for a slow machine.
+const LIMIT: Duration = Duration::from_secs(30);
+const CONTROL: &str = "nvidia-cuda-mps-control";
+
+/// Return the path of another crate's program in cargo's target directory. Build it if it does not exist.
+fn built(package: &str, file: &str) -> PathBuf {
+    let exe = std::env::current_exe().expect("this test's path");
+    let profile = exe.ancestors().nth(2).expect("target/PROFILE/deps/test");
+    let path = profile.join(file);
+    if !path.exists() {
+        let mut cargo = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]);
+        cargo.arg(profile.parent().expect("cargo's target directory"));
+        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
+    }
+    path
+}
+
+fn uuid(index: u32) -> String {
+    format!("GPU-{index:08x}-0000-4000-8000-000000000000")
+}
+
+/// A node in a directory, with a simulated driver.
+struct Bed {
+    directory: TempDir,
+    surroundings: Surroundings,
+}
+
+type Running = (JoinHandle<Result<(), Error>>, CancellationToken);
+
+impl Bed {
+    /// Create a node with GPUs of these models.
+    fn new(models: &[&str]) -> Bed {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        for name in ["bin", "mps", "root", "cdi", "sockets"] {
+            std::fs::create_dir(at(name)).expect("created");
+        }
+        install(&at("bin")).expect("the scripts");
+        let probe = at("probe");
+        let script = format!(
+            "#!/bin/sh\nexport DIVVY_NVML_SIM={:?} DIVVY_NVML_SIM_CONTROL={:?}\nexec {:?} --nvml-library {:?} --sys-root {:?} \"$@\"\n",
+            at("machine.toml"),
+            at("control"),
+            built("divvy-hardware", "divvy-probe"),
+            built("divvy-nvml-sim", "libdivvy_nvml_sim.so"),
+            at("root"),
+        );
+        std::fs::write(&probe, script).expect("written");
+        std::fs::set_permissions(&probe, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        let mut path = at("bin").into_os_string();
+        path.push(":/usr/bin:/bin");
+        let surroundings = Surroundings {
+            probe,
+            probe_dir: at("private"),
+            sockets: at("sockets"),
+            cdi_dir: at("cdi"),
+            root: at("root"),
+            mps: Mps {
+                root: at("mps"),
+                system: at("root"),
+                path,
+                deadline: Duration::from_secs(10),
+                intervals: Intervals {
+                    check: 50,
+                    retry: 200,
+                    backoff: 50,
+                },
+            },
+        };
+        let bed = Bed { directory, surroundings };
+        bed.describe(models, "");
+        bed
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Write the machine's description. `more` has further values of each GPU.
+    fn describe(&self, models: &[&str], more: &str) {
+        let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"550.54.15\"\n".to_owned();
+        for (index, model) in (0..).zip(models) {
+            let uuid = uuid(index);
+            text.push_str(&format!(
+                "[[node.gpu]]\nmodel = \"{model}\"\nuuid = \"{uuid}\"\nmemory_mib = 40960\ncc = \"8.0\"\n{more}\n"
+            ));
+        }
+        std::fs::write(self.at("machine.toml"), text).expect("written");
+    }
+
+    fn configure(&self, text: &str) {
+        let (new, file) = (self.at("config.new"), self.at("config.yaml"));
+        std::fs::write(&new, text).expect("written");
+        std::fs::rename(new, file).expect("replaced");
+    }
+
+    fn source(&self, program: Program, arguments: &[&str]) -> Source {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        let invocation = Invocation::parse(program, "1", &arguments, &Environment::new()).expect("arguments");
+        Source::new(Some(self.at("config.yaml")), move |text| {
+            let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
+            Ok(Loaded { config, warnings })
+        })
+    }
+
+    fn start(&self) -> Running {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, arguments: &[&str]) -> Running {
+        let stop = CancellationToken::new();
+        let source = self.source(Program::MpsControlDaemon, arguments);
+        let surroundings = self.surroundings.clone();
+        let task = tokio::spawn(mps_control_daemon(source, surroundings, stop.clone()));
+        (task, stop)
+    }
+
+    /// Let one of the scripts behave in another way.
+    fn mode(&self, script: &str, mode: &str) {
+        std::fs::write(self.at("bin").join(format!("{script}.mode")), mode).expect("written");
+    }
+
+    /// Return the recorded calls, except questions, in short words.
+    fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.at("bin").join(CALLS)).unwrap_or_default();
+        let root = self.at("mps").display().to_string();
+        let lines = text.lines().filter(|line| !line.starts_with("control get_"));
+        lines.map(|line| line.replace(&root, "/mps")).collect()
+    }
+
+    fn count(&self, part: &str) -> usize {
+        self.calls().iter().filter(|call| call.contains(part)).count()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.at("mps/.ready").exists()
+    }
+
+    fn is_started(&self, resource: &str) -> bool {
+        self.at("mps").join(resource).join(".started").exists()
+    }
+
+    /// Return the process of a resource's control daemon, if it exists.
+    fn process(&self, resource: &str) -> Option<Pid> {
+        let file = self.at("mps").join(resource).join(format!("pipe/{CONTROL}.pid"));
+        let number = std::fs::read_to_string(file).ok()?.trim().parse().ok()?;
+        let pid = Pid::from_raw(number)?;
+        test_kill_process(pid).ok().map(|()| pid)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // A test that fails leaves scripts behind that run in the background.
+        for resource in ["nvidia.com/gpu", "nvidia.com/a100", "nvidia.com/h100"] {
+            if let Some(pid) = self.process(resource) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Wait until something holds.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < LIMIT, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn ended((task, _): Running) -> Result<(), Error> {
+    tokio::time::timeout(LIMIT, task)
+        .await
+        .expect("ends in time")
+        .expect("no panic")
+}
+
+async fn stop(running: Running) {
+    running.1.cancel();
+    ended(running).await.expect("a stop is no error");
+}
+
+fn share(resources: &str) -> String {
+    format!("version: v1\nsharing: {{mps: {{resources: [{resources}]}}}}\n")
+}
+
+fn replicas(count: u32) -> String {
+    share(&format!("{{name: nvidia.com/gpu, replicas: {count}}}"))
+}
+
+const A100: &str = "NVIDIA A100-SXM4-40GB";
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe";
+
+fn smi(gpu: u32, mode: &str) -> String {
+    format!("nvidia-smi -i {} -c {mode}", uuid(gpu))
+}
+
+#[tokio::test]
+async fn a_daemon_gets_the_limits_and_the_end_leaves_a_clean_node() {
+    let bed = Bed::new(&[A100; 2]);
+    bed.configure(&replicas(4));
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    let mut expected = vec![
+        smi(0, "EXCLUSIVE_PROCESS"),
+        smi(1, "EXCLUSIVE_PROCESS"),
+        format!("control -d CUDA_MPS_LOG_DIRECTORY=/mps/nvidia.com/gpu/log {PIPE}"),
+        format!("control set_default_device_pinned_mem_limit 0 10240M {PIPE}"),
+        format!("control set_default_device_pinned_mem_limit 1 10240M {PIPE}"),
+        format!("control set_default_active_thread_percentage 25 {PIPE}"),
+    ];
+    assert_eq!(bed.calls(), expected);
+    assert!(bed.is_started("nvidia.com/gpu"));
+    stop(running).await;
+    expected.extend([format!("control quit {PIPE}"), smi(0, "DEFAULT"), smi(1, "DEFAULT")]);
+    assert_eq!(bed.calls(), expected);
+    let left = std::fs::read_dir(bed.at("mps/nvidia.com/gpu")).expect("its directory");
+    let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert_eq!(left, ["pipe"]);
+    assert!(!bed.is_ready() && bed.process("nvidia.com/gpu").is_none());
+}
+
+#[tokio::test]
+async fn on_a_node_with_selinux_containers_may_use_the_connections() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2));
+    std::fs::create_dir_all(bed.at("root/sys/fs/selinux")).expect("created");
+    let running = bed.start();
+    if rustix::process::geteuid().is_root() {
+        until("ready", || bed.is_ready()).await;
+        let mut label = [0u8; 100];
+        let read = rustix::fs::lgetxattr(bed.at("mps/nvidia.com/gpu/pipe"), "security.selinux", &mut label);
+        let length = read.expect("a label");
+        assert_eq!(&label[..length], b"system_u:object_r:container_file_t:s0");
+    } else {
+        // Without the right to set the label, nothing is started.
+        until("an attempt", || bed.at("mps/nvidia.com/gpu/pipe").exists()).await;
+        assert!(!bed.is_ready() && bed.count("control -d") == 0);
+    }
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2));
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    for restart in 2..4 {
+        let process = bed.process("nvidia.com/gpu").expect("a process");
+        // While the restart fails, nothing says that the resource is served.
+        bed.mode("control", "fail");
+        kill_process(process, Signal::KILL).expect("killed");
+        until("withdrawn", || !bed.is_ready() && !bed.is_started("nvidia.com/gpu")).await;
+        bed.mode("control", "");
+        until("ready again", || bed.is_ready()).await;
+        assert!(bed.is_started("nvidia.com/gpu"));
+        assert_eq!(bed.count("set_default_device_pinned_mem_limit 0 20480M"), restart);
+    }
+    assert_eq!(bed.count("while .started is there"), 0);
+    assert_eq!(bed.count("DEFAULT"), 0, "the GPU stays closed while its daemon is wanted");
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn a_daemon_whose_limits_are_not_what_was_set_never_serves() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2));
+    bed.mode("control", "wrong");
+    let running = bed.start();
+    until("two attempts", || bed.count("control -d") > 1).await;
+    assert!(!bed.is_ready() && !bed.is_started("nvidia.com/gpu"));
+    bed.mode("control", "");
+    until("ready", || bed.is_ready()).await;
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn a_failed_start_is_tried_again_and_programs_that_hang_are_killed() {
+    let mut bed = Bed::new(&[A100]);
+    bed.surroundings.mps.deadline = Duration::from_secs(1);
+    bed.configure(&replicas(2));
+    bed.mode("smi", "hang");
+    let running = bed.start();
+    let hanging = bed.at("bin/hanging");
+    let number = || std::fs::read_to_string(&hanging).ok()?.trim().parse().ok();
+    until("the program hangs", || number().is_some()).await;
+    let first = number().and_then(Pid::from_raw).expect("a process");
+    until("it is killed", || test_kill_process(first).is_err()).await;
+    bed.mode("smi", "fail");
+    let attempts = bed.count("EXCLUSIVE_PROCESS");
+    until("another attempt", || bed.count("EXCLUSIVE_PROCESS") > attempts + 1).await;
+    assert_eq!(
+        bed.count("control -d"),
+        0,
+        "without the compute mode, a container could do without its limits"
+    );
+    // A daemon that does not quit is killed.
+    bed.mode("smi", "");
+    until("ready", || bed.is_ready()).await;
+    bed.mode("control", "hang");
+    let process = bed.process("nvidia.com/gpu").expect("a process");
+    stop(running).await;
+    until("the daemon has ended", || test_kill_process(process).is_err()).await;
+    assert_eq!(bed.calls().last(), Some(&smi(0, "DEFAULT")));
+}
+
+#[tokio::test]
+async fn a_changed_configuration_restarts_only_the_daemons_that_it_concerns() {
+    let bed = Bed::new(&[A100, "NVIDIA H100 80GB HBM3"]);
+    let configure = |a100: u32, h100: &str| {
+        let patterns = "resources: {gpus: [{pattern: '*A100*', name: a100}, {pattern: '*', name: h100}]}\n";
+        bed.configure(&format!(
+            "{patterns}{}",
+            share(&format!("{{name: a100, replicas: {a100}}}{h100}")).replace("version: v1\n", "")
+        ));
+    };
+    configure(2, ", {name: h100, replicas: 5}");
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    let h100 = bed.process("nvidia.com/h100").expect("a process");
+    configure(4, ", {name: h100, replicas: 5}");
+    until("the new limit", || {
+        bed.count("set_default_device_pinned_mem_limit 0 10240M") == 1
+    })
+    .await;
+    until("ready again", || bed.is_ready()).await;
+    assert_eq!(bed.process("nvidia.com/h100"), Some(h100));
+    assert_eq!((bed.count("-d "), bed.count("quit")), (3, 1));
+    configure(4, "");
+    until("the GPU that is no longer shared is open", || {
+        bed.calls().contains(&smi(1, "DEFAULT"))
+    })
+    .await;
+    until("ready", || bed.is_ready() && !bed.is_started("nvidia.com/h100")).await;
+    assert!(bed.is_started("nvidia.com/a100"));
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn what_a_killed_run_left_behind_is_cleared_before_anything_is_served() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2).replace("sharing", "flags: {failOnInitError: false}\nsharing"));
+    std::fs::write(bed.at("control.state"), r#"{"initError":9}"#).expect("written");
+    let old = bed.at("mps/nvidia.com/old");
+    std::fs::create_dir_all(old.join("log")).expect("created");
+    for directory in [old.clone(), bed.at("mps/nvidia.com/gpu")] {
+        std::fs::create_dir_all(&directory).expect("created");
+        std::fs::write(directory.join(".started"), "").expect("written");
+    }
+    std::fs::write(old.join(".exclusive"), format!("{}\n", uuid(7))).expect("written");
+    std::fs::write(bed.at("mps/.ready"), "").expect("written");
+    let running = bed.start();
+    // The markers do not wait for the driver, which is not loaded yet.
+    until("the markers are gone", || {
+        !bed.is_ready() && !bed.is_started("nvidia.com/gpu")
+    })
+    .await;
+    assert_eq!(bed.calls(), Vec::<String>::new());
+    until("the driver's socket", || bed.at("control").exists()).await;
+    ask(&bed.at("control"), &json!({"op": "init", "error": 0}))
+        .await
+        .expect("loaded");
+    until("the other GPU is open again", || bed.calls().contains(&smi(7, "DEFAULT"))).await;
+    until("ready", || bed.is_ready()).await;
+    assert!(!old.join(".started").exists() && !old.join(".exclusive").exists() && !old.join("log").exists());
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn a_configuration_that_does_not_suit_the_node_is_refused_with_nvidias_texts() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(49));
+    let error = ended(bed.start()).await.expect_err("too many").to_string();
+    assert_eq!(
+        error,
+        "error starting plugins: error getting daemons: invalid MPS configuration: invalid device maximum allowed replicas exceeded: 49 > 48"
+    );
+    bed.configure(&replicas(2));
+    let error = ended(bed.start_with(&["--mig-strategy=mixed"])).await.expect_err("mixed");
+    assert_eq!(
+        error.to_string(),
+        "error starting plugins: unable to validate flags: using --mig-strategy=mixed is not supported with MPS"
+    );
+    assert_eq!(bed.calls(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn mig_devices_get_no_daemon() {
+    let bed = Bed::new(&[]);
+    bed.describe(
+        &[A100],
+        "mig_capable = true\nmig = [{ gpu_instance = 1, compute_instance = 0, profile = 0, uuid = \"MIG-0\" }]",
+    );
+    bed.configure(&replicas(2));
+    let old = bed.at("mps/nvidia.com/old");
+    std::fs::create_dir_all(&old).expect("created");
+    std::fs::write(old.join(".exclusive"), format!("{}\n", uuid(7))).expect("written");
+    let running = bed.start_with(&["--mig-strategy=single"]);
+    // What an earlier run left behind is cleared when it is known which daemons are wanted.
+    until("a decision", || bed.calls() == [smi(7, "DEFAULT")]).await;
+    assert!(!bed.is_ready());
+    stop(running).await;
+}
+
+/// A device plugin on the bed's node, with an emulated kubelet.
+struct PluginBed {
+    api: ApiServer,
+    _node: Node,
+    sockets: PathBuf,
+    running: Running,
+}
+
+impl PluginBed {
+    async fn new(bed: &Bed) -> PluginBed {
+        let api = ApiServer::new(Options::default());
+        let mut spec = NodeSpec::new("n1", bed.at("node"));
+        spec.timings.status_period = Duration::from_millis(10);
+        let sockets = spec.paths().kubelet_dir.join("device-plugins");
+        let node = Node::start(api.client(), spec).await.expect("a node");
+        let surroundings = Surroundings {
+            sockets: sockets.clone(),
+            probe_dir: bed.at("private-too"),
+            ..bed.surroundings.clone()
+        };
+        let socket = format!("--kubelet-socket={}", sockets.join("kubelet.sock").display());
+        let source = bed.source(Program::DevicePlugin, &["--mps-root=/run/nvidia/mps", &socket]);
+        let stop = CancellationToken::new();
+        PluginBed {
+            running: (tokio::spawn(device_plugin(source, surroundings, stop.clone())), stop),
+            api,
+            _node: node,
+            sockets,
+        }
+    }
+
+    /// Wait until the node's status has this number of GPUs.
+    async fn has(&self, kind: &str, count: Option<&str>) {
+        let found = self.api.until(LIMIT, |api| {
+            let node = api.get("nodes", "", "n1").ok()?;
+            let found = node["status"][kind]["nvidia.com/gpu"].as_str();
+            (found == count).then_some(())
+        });
+        assert!(found.await.is_some(), "{kind} is not {count:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_plugin_serves_only_while_the_daemon_serves() {
+    let bed = Bed::new(&[A100; 2]);
+    bed.configure(&replicas(2));
+    // The marker alone does not count: a control daemon must answer.
+    std::fs::create_dir_all(bed.at("mps/nvidia.com/gpu/pipe")).expect("created");
+    std::fs::write(bed.at("mps/nvidia.com/gpu/.started"), "").expect("written");
+    let plugin = PluginBed::new(&bed).await;
+    let calls = bed.at("bin").join(CALLS);
+    let questions = || {
+        std::fs::read_to_string(&calls)
+            .unwrap_or_default()
+            .matches("get_default")
+            .count()
+    };
+    until("two questions", || questions() > 1).await;
+    assert!(!plugin.sockets.join("nvidia-gpu.sock").exists());
+    let daemon = bed.start();
+    plugin.has("allocatable", Some("4")).await;
+    bed.mode("control", "fail");
+    kill_process(bed.process("nvidia.com/gpu").expect("a process"), Signal::KILL).expect("killed");
+    plugin.has("allocatable", Some("0")).await;
+    plugin.has("capacity", Some("4")).await;
+    bed.mode("control", "");
+    plugin.has("allocatable", Some("4")).await;
+    stop(daemon).await;
+    plugin.has("allocatable", Some("0")).await;
+    stop(plugin.running).await;
+}
+
+#[tokio::test]
+async fn without_the_control_program_the_marker_alone_counts_for_the_plugin() {
+    let bed = Bed::new(&[A100]);
+    bed.configure(&replicas(2));
+    std::fs::remove_file(bed.at("bin").join(CONTROL)).expect("removed");
+    let plugin = PluginBed::new(&bed).await;
+    let directory = bed.at("mps/nvidia.com/gpu");
+    std::fs::create_dir_all(&directory).expect("created");
+    std::fs::write(directory.join(".started"), "").expect("written");
+    plugin.has("allocatable", Some("2")).await;
+    std::fs::remove_file(directory.join(".started")).expect("removed");
+    plugin.has("allocatable", Some("0")).await;
+    stop(plugin.running).await;
+}

@@ -1,0 +1,472 @@
+//! The control daemons of CUDA's Multi-Process Service (MPS): which a node needs, how each is started and ended, and what to do
+//! when something changes. All functions here are pure; the actions are performed elsewhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use divvy_model::MiB;
+
+use crate::{Error, Machine, Resource};
+
+/// A GPU that an MPS control daemon serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedGpu {
+    /// NVML's UUID.
+    pub uuid: String,
+    /// NVML's index, by which the control daemon names the GPU.
+    pub index: u32,
+    /// The memory that each client process may allocate. `None` if the GPU's memory is not known.
+    pub limit: Option<MiB>,
+    /// Whether the GPU can be configured now. If the driver has lost it, or if it is in MIG mode, it cannot.
+    pub is_usable: bool,
+}
+
+/// The MPS control daemon of one resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Daemon {
+    /// The resource's name, such as `nvidia.com/gpu`.
+    pub resource: String,
+    /// The directory of the daemon's files. It is below the root of all daemons.
+    pub directory: PathBuf,
+    /// The GPUs in the order of their indices.
+    pub gpus: Vec<SharedGpu>,
+    /// The part of a GPU's threads that a client process may use, in percent: 1 to 50.
+    pub threads: u32,
+}
+
+/// A GPU's compute mode (nvidia-smi's option `-c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any process may use the GPU.
+    Default,
+    /// One process may use the GPU: the MPS server.
+    ExclusiveProcess,
+}
+
+impl ComputeMode {
+    /// Return nvidia-smi's name of the mode.
+    pub fn name(self) -> &'static str {
+        match self {
+            ComputeMode::Default => "DEFAULT",
+            ComputeMode::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        }
+    }
+}
+
+/// A value that the control daemon is asked for, after it was set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// A part of a GPU's threads in percent.
+    Threads(u32),
+    /// An amount of memory.
+    Memory(MiB),
+}
+
+/// What an answer of the control daemon says about a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadBack {
+    /// The limit is set.
+    Same,
+    /// Another limit is set.
+    Different,
+    /// The answer has no value of this kind.
+    Unclear,
+}
+
+impl Limit {
+    /// Compare the limit with the control daemon's answer, such as `25.0` or `10240M`. The last word that is a value counts.
+    pub fn read_back(self, answer: &str) -> ReadBack {
+        let is_separator = |character: char| character.is_whitespace() || matches!(character, ':' | '=' | ',');
+        let mut words = answer.split(is_separator).rev();
+        let is_same = match self {
+            Limit::Threads(percent) => {
+                let found = words.find_map(|word| word.trim_end_matches('%').parse::<f64>().ok());
+                found.map(|found| (found - f64::from(percent)).abs() < 0.5)
+            }
+            Limit::Memory(limit) => words.find_map(bytes).map(|found| Some(found) == limit.0.checked_mul(1 << 20)),
+        };
+        match is_same {
+            Some(true) => ReadBack::Same,
+            Some(false) => ReadBack::Different,
+            None => ReadBack::Unclear,
+        }
+    }
+}
+
+/// Return the bytes of a text such as `10240M`, `10240MB`, or `10G`. A number without a unit may be a device's index, and is no
+/// amount.
+fn bytes(word: &str) -> Option<u64> {
+    let digits = word.find(|character: char| !character.is_ascii_digit()).unwrap_or(word.len());
+    let (number, unit) = word.split_at(digits);
+    let shift = match unit {
+        "B" => 0,
+        "K" | "KB" | "KiB" => 10,
+        "M" | "MB" | "MiB" => 20,
+        "G" | "GB" | "GiB" => 30,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// A step of a daemon's start or end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Set a GPU's compute mode.
+    SetComputeMode {
+        /// The GPU's UUID.
+        gpu: String,
+        /// The mode.
+        mode: ComputeMode,
+    },
+    /// Create a directory and its missing parents.
+    MakeDirectory(PathBuf),
+    /// Allow containers to use a directory, on a node with SELinux.
+    LabelDirectory(PathBuf),
+    /// Remove a directory with its content. It may be missing.
+    RemoveDirectory(PathBuf),
+    /// Write a file with this content.
+    WriteFile(PathBuf, String),
+    /// Remove a file. It may be missing.
+    RemoveFile(PathBuf),
+    /// Start the control daemon.
+    Start,
+    /// Give the control daemon a command.
+    Command(String),
+    /// Ask the control daemon for a value, and check it.
+    Check {
+        /// The command.
+        command: String,
+        /// The expected value.
+        limit: Limit,
+    },
+    /// End the control daemon, if it runs.
+    Quit,
+}
+
+/// The command that any control daemon answers. Its answer does not matter.
+pub const PROBE_COMMAND: &str = "get_default_active_thread_percentage";
+/// The command that ends a control daemon.
+pub const QUIT_COMMAND: &str = "quit";
+/// The name of the file, in the directory of a resource, that says that the daemon serves the resource with its limits.
+pub const STARTED: &str = ".started";
+/// The name of the file, in the directory of a resource, that lists the GPUs whose compute mode was changed.
+pub const EXCLUSIVE: &str = ".exclusive";
+/// The name of the file, in the root, that says that all daemons serve.
+pub const READY: &str = ".ready";
+
+impl Daemon {
+    /// Return the directory for the connections of clients.
+    pub fn pipe_directory(&self) -> PathBuf {
+        self.directory.join("pipe")
+    }
+
+    /// Return the directory of the daemon's log.
+    pub fn log_directory(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    /// Return the daemon's log.
+    pub fn log(&self) -> PathBuf {
+        self.log_directory().join("control.log")
+    }
+
+    /// Return the environment variables of the control daemon, and of the program that gives it commands.
+    pub fn environment(&self) -> BTreeMap<&'static str, PathBuf> {
+        BTreeMap::from([
+            ("CUDA_MPS_PIPE_DIRECTORY", self.pipe_directory()),
+            ("CUDA_MPS_LOG_DIRECTORY", self.log_directory()),
+        ])
+    }
+
+    /// Return the steps that start the daemon, in their order. If one fails, the ones after it must not be done. GPUs that
+    /// cannot be configured are left out.
+    pub fn start(&self) -> Vec<Action> {
+        let usable = || self.gpus.iter().filter(|gpu| gpu.is_usable);
+        let touched: String = self.gpus.iter().map(|gpu| format!("{}\n", gpu.uuid)).collect();
+        let memory = || usable().filter_map(|gpu| Some((gpu.index, gpu.limit?)));
+        let mut actions = vec![
+            // What an earlier run has left behind would make the new daemon fail.
+            Action::Quit,
+            Action::MakeDirectory(self.pipe_directory()),
+            Action::LabelDirectory(self.pipe_directory()),
+            Action::MakeDirectory(self.log_directory()),
+            Action::WriteFile(self.directory.join(EXCLUSIVE), touched),
+        ];
+        actions.extend(usable().map(|gpu| Action::SetComputeMode {
+            gpu: gpu.uuid.clone(),
+            mode: ComputeMode::ExclusiveProcess,
+        }));
+        actions.push(Action::Start);
+        actions.extend(
+            memory().map(|(index, limit)| Action::Command(format!("set_default_device_pinned_mem_limit {index} {}M", limit.0))),
+        );
+        actions.push(Action::Command(format!(
+            "set_default_active_thread_percentage {}",
+            self.threads
+        )));
+        actions.extend(memory().map(|(index, limit)| Action::Check {
+            command: format!("get_default_device_pinned_mem_limit {index}"),
+            limit: Limit::Memory(limit),
+        }));
+        actions.push(Action::Check {
+            command: PROBE_COMMAND.to_owned(),
+            limit: Limit::Threads(self.threads),
+        });
+        actions.push(Action::WriteFile(self.directory.join(STARTED), String::new()));
+        actions
+    }
+
+    /// Return the steps that withdraw the daemon from service while it is still wanted: the GPUs stay closed to other processes.
+    pub fn withdraw(&self) -> Vec<Action> {
+        vec![Action::RemoveFile(self.directory.join(STARTED)), Action::Quit]
+    }
+
+    /// Return the steps that end the daemon, in their order. All must be done, even if some fail.
+    pub fn end(&self) -> Vec<Action> {
+        let mut actions = self.withdraw();
+        actions.extend(restore(self.gpus.iter().map(|gpu| gpu.uuid.as_str())));
+        actions.push(Action::RemoveFile(self.directory.join(EXCLUSIVE)));
+        actions.push(Action::RemoveDirectory(self.log_directory()));
+        actions
+    }
+
+    /// Report whether a daemon that was started with this description serves as `wanted`. A GPU that can no longer be configured
+    /// needs no restart. A GPU that could not be configured at the start, and can be now, has no limits yet.
+    fn serves(&self, wanted: &Daemon) -> bool {
+        let is_alike = |(own, other): (&SharedGpu, &SharedGpu)| {
+            let own_when_usable = SharedGpu {
+                is_usable: other.is_usable,
+                ..own.clone()
+            };
+            own_when_usable == *other && (own.is_usable || !other.is_usable)
+        };
+        let is_same = (&self.resource, &self.directory, self.threads) == (&wanted.resource, &wanted.directory, wanted.threads);
+        is_same && self.gpus.len() == wanted.gpus.len() && self.gpus.iter().zip(&wanted.gpus).all(is_alike)
+    }
+}
+
+/// Return the steps that open GPUs to all processes again.
+pub fn restore<'u>(gpus: impl Iterator<Item = &'u str>) -> impl Iterator<Item = Action> {
+    gpus.map(|gpu| Action::SetComputeMode {
+        gpu: gpu.to_owned(),
+        mode: ComputeMode::Default,
+    })
+}
+
+/// Return the directory of a resource's daemon.
+///
+/// # Errors
+/// Fails if the name is not a prefix and a name, which Kubernetes accepts: another one might name a directory elsewhere.
+pub fn directory(root: &Path, resource: &str) -> Result<PathBuf, Error> {
+    let is_plain = |part: &str| {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        part.starts_with(|first: char| first.is_ascii_alphanumeric()) && part.bytes().all(is_allowed)
+    };
+    match resource.split_once('/') {
+        Some((prefix, name)) if is_plain(prefix) && is_plain(name) => Ok(root.join(prefix).join(name)),
+        _ => Err(Error::NotADirectoryName(resource.to_owned())),
+    }
+}
+
+/// Return the daemons that a node needs, in the order of the resources: one for each resource that is shared through MPS and has
+/// GPUs. `root` is the directory of all daemons' files.
+///
+/// # Errors
+/// Fails if a GPU has too little memory to be shared, or if a resource's name cannot be the name of a directory.
+pub fn daemons(resources: &[Resource], machine: &Machine, root: &Path) -> Result<Vec<Daemon>, Error> {
+    let mut daemons = Vec::new();
+    for resource in resources.iter().filter(|resource| resource.uses_mps()) {
+        let mut gpus = Vec::new();
+        let mut most = 1;
+        for unit in &resource.units {
+            let (Some(gpu), Some(replicas)) = (machine.gpus.get(unit.gpu), unit.replicas) else {
+                continue;
+            };
+            if gpu.unreadable {
+                continue;
+            }
+            let limit = gpu.memory.0 / u64::from(replicas.max(1));
+            if limit == 0 && gpu.memory.0 > 0 {
+                return Err(Error::TooLittleToShare {
+                    index: gpu.index,
+                    memory: gpu.memory,
+                    replicas,
+                });
+            }
+            most = most.max(replicas);
+            gpus.push(SharedGpu {
+                uuid: gpu.uuid.clone(),
+                index: gpu.index,
+                limit: (limit > 0).then_some(MiB(limit)),
+                is_usable: !gpu.lost && !gpu.is_divided(),
+            });
+        }
+        if !gpus.is_empty() {
+            daemons.push(Daemon {
+                resource: resource.name.clone(),
+                directory: directory(root, &resource.name)?,
+                gpus,
+                threads: (100 / most).max(1),
+            });
+        }
+    }
+    Ok(daemons)
+}
+
+/// Return the daemon that an ended run of the program has left behind in this directory. `text` is the content of its file
+/// [`EXCLUSIVE`]; lines that are no UUIDs are left out. [`changes`] always ends such a daemon.
+pub fn left_over(resource: &str, directory: PathBuf, text: &str) -> Daemon {
+    let is_uuid = |line: &&str| {
+        line.strip_prefix("GPU-")
+            .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-'))
+    };
+    let gpu = |uuid: &str| SharedGpu {
+        uuid: uuid.to_owned(),
+        index: 0,
+        limit: None,
+        is_usable: true,
+    };
+    Daemon {
+        resource: resource.to_owned(),
+        directory,
+        gpus: text.lines().filter(is_uuid).map(gpu).collect(),
+        threads: 0,
+    }
+}
+
+/// What to do about the daemons of a node after something has changed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The resources whose daemons must end. This comes first, because a GPU may move from one daemon to another.
+    pub end: Vec<String>,
+    /// The daemons to start.
+    pub start: Vec<Daemon>,
+    /// Daemons that keep running. They must be described like this when they are started again.
+    pub keep: Vec<Daemon>,
+}
+
+/// Return what to do so that the wanted daemons run. `started` has the daemons as they were started. A daemon whose clients would
+/// not notice a difference keeps running, because its end would end its clients.
+pub fn changes(started: &[Daemon], wanted: &[Daemon]) -> Changes {
+    let mut changes = Changes::default();
+    for daemon in wanted {
+        match started.iter().find(|known| known.resource == daemon.resource) {
+            Some(known) if known.serves(daemon) => changes.keep.push(daemon.clone()),
+            _ => changes.start.push(daemon.clone()),
+        }
+    }
+    let kept: BTreeSet<&str> = changes.keep.iter().map(|daemon| daemon.resource.as_str()).collect();
+    let ending = started.iter().filter(|known| !kept.contains(known.resource.as_str()));
+    changes.end = ending.map(|known| known.resource.clone()).collect();
+    changes
+}
+
+/// What was found out about a daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    /// It was started, and its limits are set.
+    Started,
+    /// It could not be started.
+    NotStarted,
+    /// It answers.
+    Answers,
+    /// It does not answer.
+    Silent {
+        /// Whether its process exists.
+        is_running: bool,
+    },
+}
+
+/// What to do next about a daemon. Times are in ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Check after this time whether it answers.
+    Check(u64),
+    /// Withdraw it from service at once, and start it after this time.
+    Start(u64),
+}
+
+/// The intervals of the supervision in ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Intervals {
+    /// The time between two checks.
+    pub check: u64,
+    /// The time after a failed start.
+    pub retry: u64,
+    /// The time before the first restart. It doubles with each restart up to `retry`.
+    pub backoff: u64,
+}
+
+impl Default for Intervals {
+    fn default() -> Intervals {
+        Intervals {
+            check: 3_000,
+            // As NVIDIA's program.
+            retry: 30_000,
+            backoff: 1_000,
+        }
+    }
+}
+
+/// The number of answers in a row after which a daemon counts as reliable again.
+const RELIABLE: u32 = 20;
+
+/// The supervision of one daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Supervision {
+    intervals: Intervals,
+    restarts: u32,
+    answers: u32,
+    is_silent: bool,
+}
+
+impl Supervision {
+    /// Create the supervision of a daemon that is about to be started.
+    pub fn new(intervals: Intervals) -> Supervision {
+        Supervision {
+            intervals,
+            restarts: 0,
+            answers: 0,
+            is_silent: false,
+        }
+    }
+
+    /// Return what to do after a report. A daemon whose process exists is started again only if it is silent twice in a row: a
+    /// restart ends its clients, and a node under load may just be slow.
+    pub fn next(&mut self, report: Report) -> Next {
+        let was_silent = std::mem::replace(&mut self.is_silent, matches!(report, Report::Silent { .. }));
+        match report {
+            Report::NotStarted => Next::Start(self.intervals.retry),
+            Report::Started => Next::Check(self.intervals.check),
+            Report::Answers => {
+                self.answers = self.answers.saturating_add(1);
+                if self.answers >= RELIABLE {
+                    self.restarts = 0;
+                }
+                Next::Check(self.intervals.check)
+            }
+            Report::Silent { is_running: true } if !was_silent => Next::Check(self.intervals.check),
+            Report::Silent { .. } => {
+                let factor = 1u64.checked_shl(self.restarts).unwrap_or(u64::MAX);
+                let pause = self.intervals.backoff.saturating_mul(factor).min(self.intervals.retry);
+                *self = Supervision {
+                    restarts: self.restarts.saturating_add(1),
+                    ..Supervision::new(self.intervals)
+                };
+                Next::Start(pause)
+            }
+        }
+    }
+}
+
+/// The maximum number of lines of a daemon's log that are passed on at a time, and of characters of a line.
+const LINES: usize = 40;
+const CHARACTERS: usize = 400;
+
+/// Return the lines of a daemon's log that are passed on, and the number of the others.
+pub fn excerpt(text: &str) -> (Vec<String>, usize) {
+    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    let first = lines.by_ref().take(LINES);
+    let first = first.map(|line| line.chars().take(CHARACTERS).collect()).collect();
+    (first, lines.count())
+}

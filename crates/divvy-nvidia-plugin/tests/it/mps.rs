@@ -1,0 +1,339 @@
+//! The MPS control daemons: how they are started and ended, and what happens when something changes.
+
+use std::path::{Component, Path, PathBuf};
+
+use divvy_model::MiB;
+use divvy_nvidia_config::{Config, SharingStrategy};
+use divvy_nvidia_plugin::mps::{
+    Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, SharedGpu, Supervision, changes, daemons, directory,
+    excerpt, left_over,
+};
+use divvy_nvidia_plugin::{Error, Machine, offer};
+use proptest::prelude::*;
+
+use crate::build::{config, gpu, machine, pattern, replicated, share, u};
+
+const ROOT: &str = "/mps";
+
+fn plan(config: &Config, machine: &Machine) -> Result<Vec<Daemon>, Error> {
+    daemons(&offer(config, machine)?.resources, machine, Path::new(ROOT))
+}
+
+fn one(replicas: u32, machine: &Machine) -> Daemon {
+    let mut all = plan(&share(SharingStrategy::Mps, replicas), machine).expect("a plan");
+    assert_eq!(all.len(), 1, "{all:?}");
+    all.remove(0)
+}
+
+fn commands(daemon: &Daemon) -> Vec<String> {
+    let commands = daemon.start().into_iter().filter_map(|action| match action {
+        Action::Command(command) => Some(command),
+        _ => None,
+    });
+    commands.collect()
+}
+
+fn mode(index: u32, mode: ComputeMode) -> Action {
+    Action::SetComputeMode { gpu: u(index), mode }
+}
+
+#[test]
+fn each_replica_gets_its_part_of_memory_and_threads_rounded_down() {
+    for (replicas, memory, threads) in [(2, 20480, 50), (4, 10240, 25), (7, 5851, 14), (48, 853, 2)] {
+        assert_eq!(
+            commands(&one(replicas, &machine(2))),
+            [
+                format!("set_default_device_pinned_mem_limit 0 {memory}M"),
+                format!("set_default_device_pinned_mem_limit 1 {memory}M"),
+                format!("set_default_active_thread_percentage {threads}"),
+            ]
+        );
+    }
+}
+
+#[test]
+fn the_marker_is_written_only_after_every_limit_was_set_and_read_back() {
+    let directory = PathBuf::from("/mps/nvidia.com/gpu");
+    let check = |command: &str, limit| Action::Check {
+        command: command.to_owned(),
+        limit,
+    };
+    assert_eq!(
+        one(4, &machine(1)).start(),
+        [
+            Action::Quit,
+            Action::MakeDirectory(directory.join("pipe")),
+            Action::LabelDirectory(directory.join("pipe")),
+            Action::MakeDirectory(directory.join("log")),
+            Action::WriteFile(directory.join(".exclusive"), format!("{}\n", u(0))),
+            mode(0, ComputeMode::ExclusiveProcess),
+            Action::Start,
+            Action::Command("set_default_device_pinned_mem_limit 0 10240M".to_owned()),
+            Action::Command("set_default_active_thread_percentage 25".to_owned()),
+            check("get_default_device_pinned_mem_limit 0", Limit::Memory(MiB(10240))),
+            check("get_default_active_thread_percentage", Limit::Threads(25)),
+            Action::WriteFile(directory.join(".started"), String::new()),
+        ]
+    );
+}
+
+#[test]
+fn the_end_withdraws_the_service_first_and_opens_every_gpu() {
+    let directory = PathBuf::from("/mps/nvidia.com/gpu");
+    let mut machine = machine(2);
+    machine.gpus[1].lost = true;
+    let daemon = one(2, &machine);
+    assert_eq!(
+        daemon.end(),
+        [
+            Action::RemoveFile(directory.join(".started")),
+            Action::Quit,
+            mode(0, ComputeMode::Default),
+            mode(1, ComputeMode::Default),
+            Action::RemoveFile(directory.join(".exclusive")),
+            Action::RemoveDirectory(directory.join("log")),
+        ]
+    );
+    // A restart keeps the GPUs closed to processes that would have no limits.
+    assert_eq!(
+        daemon.withdraw(),
+        [Action::RemoveFile(directory.join(".started")), Action::Quit]
+    );
+    assert_eq!(
+        daemon.environment().into_iter().collect::<Vec<_>>(),
+        [
+            ("CUDA_MPS_LOG_DIRECTORY", directory.join("log")),
+            ("CUDA_MPS_PIPE_DIRECTORY", directory.join("pipe")),
+        ]
+    );
+}
+
+#[test]
+fn only_resources_that_use_mps_get_a_daemon() {
+    let mut config = share(SharingStrategy::Mps, 3);
+    config.resources.gpus = vec![
+        pattern("*A100*", "nvidia.com/a100"),
+        pattern("*H100*", "nvidia.com/h100"),
+        pattern("*", "nvidia.com/gpu"),
+    ];
+    config.sharing.resources = vec![replicated("nvidia.com/a100", 2), replicated("nvidia.com/h100", 5)];
+    config.sharing.resources[1].rename = Some("nvidia.com/h100.shared".to_owned());
+    let mut machine = machine(4);
+    machine.gpus[1].model = "NVIDIA H100 80GB HBM3".to_owned();
+    machine.gpus[2].model = "Tesla T4".to_owned();
+    let daemons = plan(&config, &machine).expect("a plan");
+    let found: Vec<(&str, Vec<u32>, u32)> = daemons
+        .iter()
+        .map(|daemon| {
+            let gpus = daemon.gpus.iter().map(|gpu| gpu.index).collect();
+            (daemon.resource.as_str(), gpus, daemon.threads)
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [("nvidia.com/a100", vec![0, 3], 50), ("nvidia.com/h100.shared", vec![1], 20)]
+    );
+    for other in [SharingStrategy::TimeSlicing, SharingStrategy::None] {
+        assert_eq!(plan(&share(other, 2), &machine), Ok(Vec::new()));
+    }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_configured_does_not_stop_the_others() {
+    let mut machine = machine(3);
+    machine.gpus[0] = Machine::unreadable(0);
+    machine.gpus[1].lost = true;
+    let daemon = one(2, &machine);
+    let start = daemon.start();
+    assert_eq!(daemon.gpus.len(), 2);
+    assert!(!start.contains(&mode(1, ComputeMode::ExclusiveProcess)) && start.contains(&mode(2, ComputeMode::ExclusiveProcess)));
+    assert_eq!(
+        commands(&daemon),
+        [
+            "set_default_device_pinned_mem_limit 2 20480M",
+            "set_default_active_thread_percentage 50"
+        ]
+    );
+    assert_eq!(plan(&share(SharingStrategy::Mps, 2), &Machine::default()), Ok(Vec::new()));
+}
+
+#[test]
+fn a_gpu_without_known_memory_gets_no_memory_limit_and_one_with_too_little_is_refused() {
+    let mut machine = machine(1);
+    machine.gpus[0].memory = MiB(0);
+    assert_eq!(commands(&one(4, &machine)), ["set_default_active_thread_percentage 25"]);
+    machine.gpus[0].memory = MiB(3);
+    let error = plan(&share(SharingStrategy::Mps, 4), &machine).expect_err("too little");
+    assert_eq!(
+        error.to_string(),
+        "GPU 0 has 3 MiB of memory, and 4 replicas cannot have 1 MiB each; reduce the number of replicas in sharing.mps"
+    );
+}
+
+#[test]
+fn only_daemons_that_would_serve_differently_are_restarted() {
+    let all = machine(2);
+    let lost = {
+        let mut machine = machine(2);
+        machine.gpus[1].lost = true;
+        machine
+    };
+    let more = machine(3);
+    let (same, without, other) = (one(2, &all), one(2, &lost), one(4, &all));
+    let kept = |started: &Daemon, wanted: &Daemon| {
+        let found = changes(std::slice::from_ref(started), std::slice::from_ref(wanted));
+        assert_eq!(found.start.len() + found.keep.len(), 1);
+        assert_eq!(found.end.len(), found.start.len());
+        found.keep.first() == Some(wanted)
+    };
+    for (started, wanted, is_kept) in [
+        (&same, &same, true),
+        // A GPU that is lost while the daemon serves needs no restart.
+        (&same, &without, true),
+        (&without, &without, true),
+        // A GPU that returns has no limits yet.
+        (&without, &same, false),
+        (&same, &other, false),
+        (&same, &one(2, &more), false),
+        (&one(2, &more), &same, false),
+    ] {
+        assert_eq!(kept(started, wanted), is_kept, "{started:?} {wanted:?}");
+    }
+    let ended = changes(std::slice::from_ref(&same), &[]);
+    assert_eq!((ended.end, ended.start.len()), (vec![same.resource.clone()], 0));
+    let earlier = left_over(
+        &same.resource,
+        same.directory.clone(),
+        &format!("{}\nGPU-$(reboot)\n--id\n{}\n", u(0), u(7)),
+    );
+    assert_eq!(
+        earlier.gpus.iter().map(|gpu| gpu.uuid.clone()).collect::<Vec<_>>(),
+        [u(0), u(7)]
+    );
+    assert!(!kept(&earlier, &same));
+    let first = changes(&[], std::slice::from_ref(&same));
+    assert_eq!((first.end.len(), first.start), (0, vec![same]));
+}
+
+#[test]
+fn a_daemon_that_dies_is_started_again_after_a_pause_that_grows_and_a_failed_start_after_30_s() {
+    let mut life = Supervision::new(Intervals::default());
+    let (dead, slow) = (Report::Silent { is_running: false }, Report::Silent { is_running: true });
+    assert_eq!(life.next(Report::NotStarted), Next::Start(30_000));
+    assert_eq!(life.next(Report::Started), Next::Check(3_000));
+    assert_eq!(life.next(Report::Answers), Next::Check(3_000));
+    for pause in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
+        assert_eq!(life.next(dead), Next::Start(pause));
+        assert_eq!(life.next(Report::Started), Next::Check(3_000));
+    }
+    for _ in 0..20 {
+        life.next(Report::Answers);
+    }
+    assert_eq!(life.next(dead), Next::Start(1_000));
+    // One late answer does not end the clients of a daemon that runs; two do.
+    life.next(Report::Started);
+    assert_eq!(life.next(slow), Next::Check(3_000));
+    assert_eq!(life.next(Report::Answers), Next::Check(3_000));
+    assert_eq!(life.next(slow), Next::Check(3_000));
+    assert_eq!(life.next(slow), Next::Start(2_000));
+    for _ in 0..100 {
+        life.next(dead);
+    }
+    assert_eq!(life.next(dead), Next::Start(30_000));
+}
+
+#[test]
+fn an_answer_is_compared_by_its_last_value() {
+    use ReadBack::{Different, Same, Unclear};
+    let (threads, memory) = (Limit::Threads(14), Limit::Memory(MiB(5120)));
+    for (limit, answer, expected) in [
+        (threads, "14.0\n", Same),
+        (threads, "14", Same),
+        (threads, "Default: 14.0%", Same),
+        (threads, "100.0", Different),
+        (threads, "", Unclear),
+        (threads, "nothing here", Unclear),
+        (memory, "5120M\n", Same),
+        (memory, "5G", Same),
+        (memory, "device 0: 5120MB", Same),
+        (memory, "0=5368709120B", Same),
+        (memory, "10G", Different),
+        (memory, "0", Unclear),
+        (memory, "99999999999999999999G", Unclear),
+        (memory, "18446744073709551615G", Unclear),
+    ] {
+        assert_eq!(limit.read_back(answer), expected, "{limit:?} {answer:?}");
+    }
+}
+
+#[test]
+fn a_log_is_passed_on_in_part_if_it_is_long() {
+    let long = format!("{}\n\n{}", "x".repeat(1000), "line\n".repeat(99));
+    let (lines, left_out) = excerpt(&long);
+    assert_eq!((lines.len(), lines[0].len(), left_out), (40, 400, 60));
+    assert_eq!(excerpt("a\n \nb"), (vec!["a".to_owned(), "b".to_owned()], 0));
+}
+
+#[test]
+fn a_name_that_is_no_resource_name_has_no_directory() {
+    for name in [
+        "",
+        "gpu",
+        "nvidia.com/",
+        "/gpu",
+        "../gpu",
+        "nvidia.com/..",
+        "nvidia.com/../../etc",
+        "nvidia.com/a/b",
+        "a b/c",
+        ".ready/x",
+        "a/\0",
+    ] {
+        assert_eq!(
+            directory(Path::new(ROOT), name),
+            Err(Error::NotADirectoryName(name.to_owned()))
+        );
+    }
+    assert_eq!(
+        directory(Path::new(ROOT), "example.com/gpu.shared"),
+        Ok("/mps/example.com/gpu.shared".into())
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn all_replicas_together_get_at_most_the_gpu_and_each_gets_something(
+        memory in proptest::collection::vec(prop_oneof![Just(0u64), 1..100u64, Just(40960), any::<u64>()], 1..9),
+        replicas in 2..49u32,
+    ) {
+        let mut machine = Machine { gpus: (0..).zip(&memory).map(|(index, _)| gpu(index)).collect(), ..Machine::default() };
+        for (gpu, memory) in machine.gpus.iter_mut().zip(&memory) {
+            gpu.memory = MiB(*memory);
+        }
+        let Ok(plan) = plan(&share(SharingStrategy::Mps, replicas), &machine) else {
+            prop_assert!(memory.iter().any(|memory| (1..u64::from(replicas)).contains(memory)));
+            return Ok(());
+        };
+        for SharedGpu { index, limit, .. } in &plan[0].gpus {
+            let total = memory[*index as usize];
+            let limit = limit.map_or(0, |limit| limit.0);
+            prop_assert_eq!(limit == 0, total == 0);
+            prop_assert!(u128::from(limit) * u128::from(replicas) <= u128::from(total));
+        }
+        prop_assert!((1..=100).contains(&(plan[0].threads * replicas)));
+    }
+
+    #[test]
+    fn no_resource_name_escapes_the_root(name in prop_oneof!["[a-z./]{0,12}", ".{0,20}", r"(\.\.|nvidia\.com|/|gpu){0,5}"]) {
+        let mut config = config();
+        config.sharing = share(SharingStrategy::Mps, 2).sharing;
+        config.resources.gpus = vec![pattern("*", &name)];
+        config.sharing.resources = vec![replicated(&name, 2)];
+        let Ok(plan) = plan(&config, &machine(1)) else { return Ok(()) };
+        let below = plan[0].directory.strip_prefix(ROOT).expect("below the root");
+        prop_assert_eq!(below.components().count(), 2);
+        prop_assert!(below.components().all(|part| matches!(part, Component::Normal(_))));
+    }
+}
