@@ -47,6 +47,14 @@ pub(crate) fn end_control(scene: &Path) -> Result<()> {
     control(scene, &[], "quit")
 }
 
+/// End the script of the control daemon if a scenario has left it running.
+pub(crate) fn end_left_over(scene: &Path) -> Result<()> {
+    match scene.join("mps/nvidia.com/gpu/pipe/nvidia-cuda-mps-control.pid").exists() {
+        true => control(scene, &[], "quit"),
+        false => Ok(()),
+    }
+}
+
 fn control(scene: &Path, arguments: &[&str], input: &str) -> Result<()> {
     let resource = scene.join("mps/nvidia.com/gpu");
     let mut child = Command::new(scene.join("bin/nvidia-cuda-mps-control"))

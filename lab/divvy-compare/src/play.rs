@@ -438,7 +438,7 @@ impl Running {
                 self.child.kill().await?;
             }
         }
-        Ok(())
+        mps::end_left_over(self.directory.path())
     }
 }
 
