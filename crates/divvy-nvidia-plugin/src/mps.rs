@@ -74,7 +74,8 @@ pub enum ReadBack {
 }
 
 impl Limit {
-    /// Compare the limit with the control daemon's answer, such as `25.0` or `10240M`. The last word that is a value counts.
+    /// Compare the limit with the control daemon's answer, such as `25.0` or `10240M`. The last word that is a value counts. An answer in
+    /// GiB may be rounded, because NVIDIA does not document its format.
     pub fn read_back(self, answer: &str) -> ReadBack {
         let is_separator = |character: char| character.is_whitespace() || matches!(character, ':' | '=' | ',');
         let mut words = answer.split(is_separator).rev();
@@ -83,7 +84,10 @@ impl Limit {
                 let found = words.find_map(|word| word.trim_end_matches('%').parse::<f64>().ok());
                 found.map(|found| (found - f64::from(percent)).abs() < 0.5)
             }
-            Limit::Memory(limit) => words.find_map(bytes).map(|found| Some(found) == limit.0.checked_mul(1 << 20)),
+            Limit::Memory(limit) => words.find_map(amount).map(|(found, shift)| {
+                let wanted = u128::from(limit.0) << 20 >> shift;
+                u128::from(found).abs_diff(wanted) <= u128::from(shift > 20)
+            }),
         };
         match is_same {
             Some(true) => ReadBack::Same,
@@ -93,9 +97,9 @@ impl Limit {
     }
 }
 
-/// Return the bytes of a text such as `10240M`, `10240MB`, or `10G`. A number without a unit may be a device's index, and is no
-/// amount.
-fn bytes(word: &str) -> Option<u64> {
+/// Return the number of a text such as `10240M`, `10240MB`, or `10G`, and the binary logarithm of its unit. A number without a unit
+/// may be a device's index, and is no amount.
+fn amount(word: &str) -> Option<(u64, u32)> {
     let digits = word.find(|character: char| !character.is_ascii_digit()).unwrap_or(word.len());
     let (number, unit) = word.split_at(digits);
     let shift = match unit {
@@ -105,7 +109,7 @@ fn bytes(word: &str) -> Option<u64> {
         "G" | "GB" | "GiB" => 30,
         _ => return None,
     };
-    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+    Some((number.parse().ok()?, shift))
 }
 
 /// A step of a daemon's start or end.

@@ -260,7 +260,11 @@ fn an_answer_is_compared_by_its_last_value() {
         (memory, "10G", Different),
         (memory, "0", Unclear),
         (memory, "99999999999999999999G", Unclear),
-        (memory, "18446744073709551615G", Unclear),
+        (memory, "18446744073709551615G", Different),
+        (Limit::Memory(MiB(5851)), "5G", Same),
+        (Limit::Memory(MiB(5851)), "6G", Same),
+        (Limit::Memory(MiB(5851)), "7G", Different),
+        (Limit::Memory(MiB(5851)), "5852M", Different),
     ] {
         assert_eq!(limit.read_back(answer), expected, "{limit:?} {answer:?}");
     }
