@@ -59,7 +59,7 @@ pub struct Surroundings {
     pub sockets: PathBuf,
     /// The directory for CDI specs.
     pub cdi_dir: PathBuf,
-    /// The root directory that contains `/dev` and `/proc`.
+    /// The root directory that contains `/dev`.
     pub root: PathBuf,
     /// Where MPS is.
     pub mps: Mps,

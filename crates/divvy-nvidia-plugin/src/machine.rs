@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use divvy_model::{Link, MiB, MigDevice};
 
@@ -7,10 +7,6 @@ use divvy_model::{Link, MiB, MigDevice};
 pub struct Machine {
     /// The GPUs, in the order of their indices.
     pub gpus: Vec<Gpu>,
-    /// The minor numbers of `/dev/nvidia-caps/nvidia-cap<minor>`. The key is the name of the file in
-    /// `/proc/driver/nvidia/capabilities`, as `/proc/driver/nvidia-caps/mig-minors` lists it: `gpu0/gi1/access`,
-    /// `gpu0/gi1/ci0/access`.
-    pub cap_minors: BTreeMap<String, u32>,
     /// The device nodes that the plugin has found in its own container, such as `/dev/nvidiactl`.
     pub device_nodes: BTreeSet<String>,
     /// The CDI classes for which a spec exists, except `gpu`: for example `imex-channel`.

@@ -140,7 +140,7 @@ fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -
         }
         for device in &gpu.mig_devices {
             match name_of_mig(config, strategy, gpu, device) {
-                Some(name) => found.entry(name).or_default().push(part(position, gpu, device, machine)),
+                Some(name) => found.entry(name).or_default().push(part(position, gpu, device)),
                 None => warnings.push(format!(
                     "the driver does not report the profile of the MIG device {}, so it is not offered",
                     device.uuid
@@ -220,15 +220,9 @@ fn node_of(gpu: &Gpu) -> Option<String> {
     gpu.minor.map(|minor| format!("/dev/nvidia{minor}"))
 }
 
-fn part(position: usize, gpu: &Gpu, device: &MigDevice, machine: &Machine) -> Unit {
-    let minor = gpu.minor.unwrap_or(gpu.index);
-    let (gi, ci) = (device.gi, device.ci);
-    let files = [
-        format!("gpu{minor}/gi{gi}/access"),
-        format!("gpu{minor}/gi{gi}/ci{ci}/access"),
-    ];
-    let caps = files.iter().filter_map(|file| machine.cap_minors.get(file));
-    let caps = caps.map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
+fn part(position: usize, gpu: &Gpu, device: &MigDevice) -> Unit {
+    let capabilities = device.capabilities.into_iter().flat_map(|(gi, ci)| [gi, ci]);
+    let capabilities = capabilities.map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
     Unit {
         uuid: device.uuid.clone(),
         index: format!("{}:{}", gpu.index, device.index),
@@ -237,7 +231,7 @@ fn part(position: usize, gpu: &Gpu, device: &MigDevice, machine: &Machine) -> Un
         replicas: None,
         healthy: gpu.healthy && !gpu.failed_mig_devices.contains(&device.uuid),
         numa: gpu.numa,
-        nodes: node_of(gpu).into_iter().chain(caps).collect(),
+        nodes: node_of(gpu).into_iter().chain(capabilities).collect(),
     }
 }
 

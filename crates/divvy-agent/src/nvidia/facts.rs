@@ -3,17 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use divvy_cdi::generate::proc::mig_minors;
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::{CONTROL_NODES, Gpu, Machine};
 
 use super::health::Health;
-use crate::files;
-
-/// The maximum size of `mig-minors` in bytes, more than the kernel module ever writes.
-const MIG_MINORS_BYTES: u64 = 1 << 20;
 
 /// What the driver has reported about the node's GPUs.
 #[derive(Debug, Default)]
@@ -74,7 +69,7 @@ impl Facts {
             .map(|device| device.uuid.as_str())
     }
 
-    /// Describe the machine. `root` is the directory that contains `/dev` and `/proc`.
+    /// Describe the machine. `root` is the directory that contains `/dev`.
     pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
         let known = self.seen.values().map(|facts| Gpu {
             lost: facts.lost || !self.listed.contains(&facts.uuid),
@@ -97,14 +92,8 @@ impl Facts {
             .iter()
             .map(|node| (*node).to_owned())
             .filter(|node| below(node).exists());
-        let minors = files::read(&below("/proc/driver/nvidia-caps/mig-minors"), MIG_MINORS_BYTES);
-        let minors = minors.ok().flatten().unwrap_or_default();
         Machine {
             gpus,
-            cap_minors: mig_minors(&minors)
-                .into_iter()
-                .map(|(path, minor)| (path.to_owned(), minor))
-                .collect(),
             device_nodes: nodes.chain(channels.filter(has_channel)).collect(),
             cdi_classes: BTreeSet::new(),
         }

@@ -129,13 +129,11 @@ pub(crate) fn divided(gpus: u32, text: &str) -> Machine {
         gpu.mig = Some(true);
         let profiles = profiles.split(',').filter(|profile| !profile.is_empty());
         for (position, profile) in (0u32..).zip(profiles) {
-            let gi = position + 1;
-            gpu.mig_devices
-                .push(mig_device(index, position, profile.parse().expect("a number")));
-            for file in [format!("gpu{index}/gi{gi}/access"), format!("gpu{index}/gi{gi}/ci0/access")] {
-                machine.cap_minors.insert(file, cap);
-                cap += 1;
-            }
+            gpu.mig_devices.push(MigDevice {
+                capabilities: Some((cap, cap + 1)),
+                ..mig_device(index, position, profile.parse().expect("a number"))
+            });
+            cap += 2;
         }
     }
     machine
