@@ -62,7 +62,8 @@ async fn labels_follow_the_gpus_and_stay_when_the_agent_ends() {
     let ours = left.iter().filter(|key| key.starts_with("nvidia.com/"));
     assert_eq!(ours.collect::<Vec<_>>(), ["nvidia.com/vgpu.present"]);
 
-    let device = MigDevice {
+    let device = |uuid: &str| MigDevice {
+        uuid: uuid.to_owned(),
         parts: Some(MigParts {
             gi_profile: Some(0),
             gi_slices: 1,
@@ -74,7 +75,7 @@ async fn labels_follow_the_gpus_and_stay_when_the_agent_ends() {
     };
     bed.machine.send_modify(|machine| {
         machine.gpus = vec![40960];
-        machine.mig = Some(vec![device.clone(), device]);
+        machine.mig = Some(vec![device("MIG-1"), device("MIG-2")]);
     });
     bed.label_is("mig-1g.5gb.count", Some("2")).await;
     bed.label_is("mig.strategy", Some("mixed")).await;
