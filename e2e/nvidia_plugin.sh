@@ -10,20 +10,21 @@ NVIDIA_NODE=n2
 nvidia_module() { GOFLAGS=-mod=mod go mod download -json $NVIDIA_PLUGIN | sed -n 's/^.*"Dir": "\(.*\)",$/\1/p'; }
 plugin_image() { sed -n 's|^ *image: "*\([^"]*/\)divvy\(:[^"]*\)"*$|\1k8s-device-plugin\2|p' "$CLUSTER_DIR/install.objects.yaml" | head -1; }
 
-# The driver's root, as a driver container provides it: the simulated library, and the machine that it simulates.
+# The driver's root, as a driver container provides it, with the simulated library and the machine that it simulates.
 simulated_driver_root() {
-  local root=$CLUSTER_DIR/driver-root
-  mkdir -p "$root/usr/lib64" && cp "$CLUSTER_DIR/sim/libdivvy_nvml_sim.so" "$root/usr/lib64/libnvidia-ml.so.1"
+  local root=$CLUSTER_DIR/driver-root name i
+  rm -rf "$root" && mkdir -p "$root/usr/lib64" "$root/dev"
+  cp "$CLUSTER_DIR/sim/libdivvy_nvml_sim.so" "$root/usr/lib64/libnvidia-ml.so.1"
+  for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$DRIVER"; done
+  for ((i = 0; i < $(nvidia_gpus_of $NVIDIA_NODE "$MACHINES"); i++)); do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
+  mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
   cp "$CLUSTER_DIR/sim/$(basename "$MACHINES")" "$root/machines.toml"
   echo "$root"
 }
 
-# The chart without its dependency, which is another project's chart and is not part of the module.
 nvidia_chart() { # ARGUMENT OF HELM...
-  local chart=$CLUSTER_DIR/nvidia-chart
-  rm -rf "$chart" && cp -r "$(nvidia_module)/deployments/helm/nvidia-device-plugin" "$chart" && chmod -R u+w "$chart"
-  sed -i '/^dependencies:/,$d' "$chart/Chart.yaml"
-  "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template nvidia "$chart" --namespace $NVIDIA_NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
+  "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template nvidia "$(nvidia_module)/deployments/helm/nvidia-device-plugin" \
+    --namespace $NVIDIA_NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
 }
 
 nvidia_values() { # DRIVER_ROOT
@@ -34,6 +35,8 @@ nvidiaDriverRoot: $1
 deviceListStrategy: cdi-cri
 mps: {root: $CLUSTER_DIR/$NVIDIA_NODE/mps}
 gfd: {enabled: true}
+# Another project's images. They are not on this machine.
+nfd: {enabled: false}
 config:
   default: sliced
   map:
@@ -75,7 +78,7 @@ END
 offers_gpus() { equals "$(kube get node $NVIDIA_NODE -o 'jsonpath={.status.allocatable.nvidia\.com/gpu}')" "$1"; }
 wants_gpu() { pod "$1" 1 "" 0 $NVIDIA_NODE | sed 's|aliyun.com/gpu-mem|nvidia.com/gpu|' | kube create -f - > /dev/null; step created "pod $1: 1 nvidia.com/gpu"; }
 has_one_gpu() { equals "$(gpus_in "$1" | tr -cd ';')" ";"; }
-feature() { kube get nodefeature -n $NVIDIA_NAMESPACE "nvidia-features-for-$NVIDIA_NODE" -o "jsonpath={.spec.labels.nvidia\\.com/$1}"; }
+feature() { kube get nodefeature -n $NVIDIA_NAMESPACE "nvidia-features-for-$NVIDIA_NODE" -o "jsonpath={.spec.labels.nvidia\\.com/${1//./\\.}}"; }
 has_feature() { equals "$(feature "$1")" "$2"; } # LABEL VALUE
 config_is() { # NAME
   step labelled "$NVIDIA_NODE: nvidia.com/device-plugin.config=$1"
@@ -87,6 +90,8 @@ starts_of() { kube get pods -n $NVIDIA_NAMESPACE -o 'jsonpath={range .items[*]}{
 nvidia_plugin() {
   scene "NVIDIA's Helm chart with Divvy's image"
   local root before; root=$(simulated_driver_root)
+  step labelled "$NVIDIA_NODE: gpushare-, so that Divvy's agent leaves the node"
+  kube label node $NVIDIA_NODE gpushare- > /dev/null
   kube create namespace $NVIDIA_NAMESPACE > /dev/null
   node_feature_crd
   kube label node $NVIDIA_NODE nvidia.com/gpu.present=true --overwrite > /dev/null
@@ -127,5 +132,6 @@ nvidia_plugin() {
   kube delete -f "$CLUSTER_DIR/nvidia-static.yaml" --wait > /dev/null
   kube delete namespace $NVIDIA_NAMESPACE --wait > /dev/null
   kube delete crd nodefeatures.nfd.k8s-sigs.io > /dev/null
-  kube label node $NVIDIA_NODE nvidia.com/gpu.present- > /dev/null
+  kube label node $NVIDIA_NODE nvidia.com/gpu.present- gpushare=true > /dev/null
+  eventually 30 "Divvy's agent offers the node's memory again" has_units $NVIDIA_NODE
 }
