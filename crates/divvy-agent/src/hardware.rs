@@ -168,16 +168,18 @@ impl Machine {
         let Some(before) = before else { return };
         for gpu in before.gpus {
             let in_use = is_in_use(agent, &gpu.uuid);
-            if gpu.health == Health::Failed || (gpu.health == Health::Lost && in_use) {
+            if gpu.health == Health::Failed || in_use {
                 let verdict = Verdict {
                     health: gpu.health,
                     reason: gpu.reason.clone(),
                 };
-                info!(
-                    gpu = gpu.uuid,
-                    reason = verdict.reason,
-                    "this GPU had failed before the agent started"
-                );
+                if gpu.health != Health::Ok {
+                    info!(
+                        gpu = gpu.uuid,
+                        reason = verdict.reason,
+                        "this GPU had failed before the agent started"
+                    );
+                }
                 self.tracker.recall(gpu.vendor, &gpu.uuid, verdict);
                 self.recalled.insert(gpu.uuid.clone(), gpu);
             }
@@ -220,8 +222,8 @@ impl Machine {
     fn forget(&mut self, agent: &Agent, now: &Snapshot) {
         let is_listed = |uuid: &str| now.gpus.iter().any(|gpu| gpu.uuid == uuid);
         let is_reported = |uuid: &str, partition: Option<&Partition>| {
-            let gpu = partition.map_or(uuid, |partition| &partition.parent);
-            self.reported.contains_key(gpu)
+            let gpu = self.reported.get(partition.map_or(uuid, |partition| &partition.parent));
+            gpu.is_some_and(|gpu| !gpu.lost && gpu.error.is_none())
         };
         let seen = self.seen.values().map(|gpu| (&gpu.uuid, gpu.partition.as_ref()));
         let recalled = self.recalled.values().map(|gpu| (&gpu.uuid, gpu.partition.as_ref()));
@@ -298,6 +300,7 @@ impl Machine {
             let place = |gpu: &Gpu| (gpu.vendor, gpu.index, gpu.health == Health::Lost);
             place(a).cmp(&place(b)).then_with(|| a.uuid.cmp(&b.uuid))
         });
+        withhold(&mut gpus, |uuid| is_in_use(agent, uuid));
         let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
@@ -339,6 +342,28 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
         health,
         reason,
         links: facts.links.clone(),
+    }
+}
+
+/// Withhold what a GPU is divided into now, as long as containers have devices from before MIG was configured in another way: their
+/// memory is the same, and such a container may still reach it.
+fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
+    fn card(gpu: &Gpu) -> &str {
+        gpu.partition.as_ref().map_or(&gpu.uuid, |partition| &partition.parent)
+    }
+    let is_former = |gpu: &&Gpu| gpu.vendor.shares_memory() && gpu.health == Health::Lost && is_in_use(&gpu.uuid);
+    let former: Vec<(String, String)> = gpus
+        .iter()
+        .filter(is_former)
+        .map(|gpu| (card(gpu).to_owned(), gpu.uuid.clone()))
+        .collect();
+    for gpu in gpus.iter_mut().filter(|gpu| gpu.health == Health::Ok) {
+        if let Some((_, before)) = former.iter().find(|(of, _)| of == card(gpu)) {
+            gpu.health = Health::Failed;
+            gpu.reason = Some(format!(
+                "containers still have {before}, from before MIG was configured in another way"
+            ));
+        }
     }
 }
 

@@ -133,7 +133,7 @@ impl GpuFacts {
         Some(format!(
             "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i {} -mig 0{}",
             self.index,
-            if self.mig_devices.is_empty() {
+            if self.divisions().is_empty() {
                 ""
             } else {
                 ", or let the agent offer MIG devices (--mig-devices)"

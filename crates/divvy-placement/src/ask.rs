@@ -144,8 +144,8 @@ impl Ask {
 
     /// Report whether the pod requests several GPUs on a node whose shared GPUs are all parts of GPUs ([`Ask::is_for`]).
     pub(crate) fn is_too_wide_for_parts_of(&self, state: &NodeState) -> bool {
-        let mut shared = state.gpus.iter().filter(|gpu| gpu.is_shared());
-        self.whole.is_none() && self.gpus > 1 && !state.gpus.is_empty() && shared.all(|gpu| gpu.is_part)
+        let mut shared = state.gpus.iter().filter(|gpu| gpu.is_shared()).peekable();
+        self.whole.is_none() && self.gpus > 1 && shared.peek().is_some() && shared.all(|gpu| gpu.is_part)
     }
 
     /// Report whether the pod's rules accept the GPU's product.

@@ -48,6 +48,8 @@ pub(crate) struct GpuChanges {
     pub(crate) utilization: Option<u32>,
     /// The MIG devices, if they are not the described ones.
     pub(crate) mig: Option<Division>,
+    /// The error code of nvmlDeviceGetMigMode; 0 means success.
+    pub(crate) mig_mode_error: u32,
     /// The error code of calls that register the GPU for events; 0 means success.
     pub(crate) register: u32,
 }

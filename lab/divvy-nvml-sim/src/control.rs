@@ -37,6 +37,11 @@ enum Request {
         /// The position among the GPU's MIG devices of the one that the process uses.
         mig: Option<u32>,
     },
+    #[serde(rename = "mig_mode")]
+    MigMode {
+        gpu: u32,
+        error: u32,
+    },
     Mig {
         gpu: u32,
         devices: Option<Vec<Instance>>,
@@ -179,6 +184,7 @@ fn perform(request: Request) -> Result<Value, String> {
             changes.events = errors;
             Ok(())
         })?,
+        Request::MigMode { gpu, error } => change_gpu(gpu, |gpu| gpu.mig_mode_error = error)?,
         Request::Register { gpu, error } => change_gpu(gpu, |gpu| gpu.register = error)?,
         Request::Describe {} => sim().change(|changes, _| {
             changes.descriptions += 1;

@@ -31,6 +31,7 @@
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
 //! {"op":"hang","seconds":30}                    0: calls return
 //! {"op":"mig","gpu":0,"devices":[{"gpu_instance":1,"compute_instance":0,"profile":0}]}   instead of the described ones; null: MIG is off
+//! {"op":"mig_mode","gpu":0,"error":999}         the error of nvmlDeviceGetMigMode; 0: none
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```

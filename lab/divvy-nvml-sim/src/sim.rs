@@ -290,6 +290,14 @@ impl Inner {
         self.changes.gpus.get(&u32::try_from(index).ok()?)
     }
 
+    /// Return the error of nvmlDeviceGetMigMode, if it has one.
+    pub(crate) fn mig_mode_is_readable(&self, index: usize) -> Result<(), Code> {
+        match self.gpu(index).map_or(0, |changes| changes.mig_mode_error) {
+            0 => Ok(()),
+            error => Err(error),
+        }
+    }
+
     /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position.
     pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> BTreeMap<u32, u64> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();

@@ -120,11 +120,17 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         facts.fabric = ffi::fabric(device).ok().flatten();
     }
     // The MIG devices of a GPU can change at any time, and from Hopper on MIG mode can be switched without a reset.
-    facts.mig = device.mig_mode().ok().map(|mig| (mig.current == 1, mig.pending == 1));
-    let known = std::mem::take(&mut facts.mig_devices);
-    if facts.mig.is_some_and(|(is_on, _)| is_on) {
-        // A failure here is not an error of the GPU: MIG devices do not affect pods that use the whole GPU.
-        facts.mig_devices = mig_devices(device, &known).unwrap_or_default();
+    let known: &[MigDevice] = before.map_or(&[], |before| &before.mig_devices);
+    match mig(device, known) {
+        Ok((mode, devices)) => (facts.mig, facts.mig_devices) = (mode, devices),
+        // A divided GPU must not look like a whole one, or like one without MIG devices, because of one failed call.
+        Err(error) => {
+            (facts.mig, facts.mig_devices) = (before.and_then(|before| before.mig), known.to_vec());
+            if facts.mig.is_some_and(|(is_on, _)| is_on) {
+                facts.lost |= is_lost(&error);
+                facts.error.get_or_insert_with(|| format!("MIG: {error}"));
+            }
+        }
     }
     let mut reader = Reader { facts: &mut facts };
     let memory = match device.memory_info() {
@@ -146,6 +152,22 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     facts
 }
 
+/// Return whether MIG mode is on and will be on after a reset, and the MIG devices; `None` and no devices if the GPU does not support MIG.
+fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<(Option<(bool, bool)>, Vec<MigDevice>), NvmlError> {
+    let mode = match device.mig_mode() {
+        Ok(mode) => (mode.current == 1, mode.pending == 1),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+            return Ok((None, Vec::new()));
+        }
+        Err(error) => return Err(error),
+    };
+    let devices = match mode.0 {
+        true => mig_devices(device, known)?,
+        false => Vec::new(),
+    };
+    Ok((Some(mode), devices))
+}
+
 /// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. The parts of a device do not
 /// change, so they are not read again if they are in `known`.
 fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice>, NvmlError> {
@@ -156,8 +178,12 @@ fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice
             Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
             Err(error) => return Err(error),
         };
-        let (gi, ci) = ffi::mig_instances(&mig)?;
-        let uuid = mig.uuid()?;
+        let (gi, ci, uuid) = match ffi::mig_instances(&mig).and_then(|(gi, ci)| Ok((gi, ci, mig.uuid()?))) {
+            Ok(found) => found,
+            // It was destroyed a moment ago.
+            Err(NvmlError::NotFound | NvmlError::InvalidArg) => continue,
+            Err(error) => return Err(error),
+        };
         let known = known.iter().find(|known| known.uuid == uuid).and_then(|known| known.parts);
         found.push(MigDevice {
             index,

@@ -104,6 +104,30 @@ fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
 }
 
 #[test]
+fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
+    let machine = Machine::new(DIVIDED);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let mut gpu = || client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0].clone();
+    let before = gpu();
+    for _ in 0..2 {
+        machine.control(&json!({"op": "mig_mode", "gpu": 0, "error": 999}));
+        let now = gpu();
+        assert_eq!(
+            (&now["mig"], &now["migDevices"]),
+            (&json!([true, true]), &before["migDevices"])
+        );
+        assert!(now["error"].as_str().is_some_and(|text| text.starts_with("MIG: ")), "{now}");
+    }
+    machine.control(&json!({"op": "mig_mode", "gpu": 0, "error": 0}));
+    let after = gpu();
+    assert_eq!(
+        (&after["migDevices"], &after["error"]),
+        (&before["migDevices"], &before["error"])
+    );
+}
+
+#[test]
 fn processes_are_listed_with_the_mig_device_that_they_use() {
     let machine = Machine::new(DIVIDED);
     let _probe = machine.listening("s", &[]);

@@ -416,6 +416,8 @@ fn memory_of_several_gpus_is_never_on_mig_devices_which_a_process_cannot_use_tog
     assert!(matches!(two(&node, 2), Err(Refusal::TooFewFit(_))));
     edit_gpu(&mut node, 0, part);
     assert_eq!(two(&node, 2), Err(Refusal::OnlyMigDevices));
+    let amd = amd_node("n1", 2);
+    assert!(!matches!(two(&amd, 2), Err(Refusal::OnlyMigDevices)), "it has no MIG devices");
     // A pod with one share gets one.
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&node);

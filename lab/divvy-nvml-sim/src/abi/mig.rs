@@ -78,10 +78,11 @@ unsafe extern "C" fn nvmlDeviceGetMigMode(
     pending: *mut c_uint,
 ) -> ffi::nvmlReturn_t {
     answer(|| {
-        device_call(device, |_, card, _| {
+        device_call(device, |inner, card, index| {
             if !card.is_mig_capable() {
                 return Err(NOT_SUPPORTED);
             }
+            inner.mig_mode_is_readable(index)?;
             let mode = match card.described.mig {
                 Some(_) => ffi::NVML_DEVICE_MIG_ENABLE,
                 None => ffi::NVML_DEVICE_MIG_DISABLE,

@@ -144,6 +144,23 @@ async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_t
         .inventory(|inventory| inventory.gpus.iter().any(|gpu| gpu.health == Health::Lost))
         .await;
     assert_eq!(uuids(&inventory), ["GPU-0", "MIG-7", "MIG-8"]);
+    // The GPU is put together again: its memory is not given to others as long as the container could use it.
+    let is_withheld = |inventory: &Inventory| {
+        let gpu = inventory.gpu("GPU-1");
+        gpu.is_some_and(|gpu| {
+            gpu.reason
+                .as_deref()
+                .is_some_and(|reason| reason.contains("still have MIG-8"))
+        })
+    };
+    bed.machine.send_modify(|machine| machine.mig = None);
+    bed.inventory(is_withheld).await;
+    // The agent is away while the GPU is divided again, and put together again.
+    bed.stop_agent().await;
+    bed.start_agent();
+    bed.inventory(|inventory| !inventory.unschedulable && is_withheld(inventory))
+        .await;
+    divide(&bed, &[device(0, 7)]);
     // A restarted agent knows it as well.
     bed.stop_agent().await;
     bed.start_agent();
@@ -152,6 +169,8 @@ async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_t
     bed.api
         .delete("pods", "default", "a", &DeleteOptions::default())
         .expect("deleted");
-    bed.inventory(|inventory| uuids(inventory) == ["GPU-0", "MIG-7"]).await;
+    let healthy = |inventory: &Inventory| inventory.gpus.iter().all(|gpu| gpu.health == Health::Ok);
+    bed.inventory(|inventory| uuids(inventory) == ["GPU-0", "MIG-7"] && healthy(inventory))
+        .await;
     bed.stop_agent().await;
 }
