@@ -152,8 +152,11 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     facts
 }
 
-/// Return whether MIG mode is on and will be on after a reset, and the MIG devices; `None` and no devices if the GPU does not support MIG.
-fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<(Option<(bool, bool)>, Vec<MigDevice>), NvmlError> {
+/// [`GpuFacts::mig`] and [`GpuFacts::mig_devices`].
+type Mig = (Option<(bool, bool)>, Vec<MigDevice>);
+
+/// Return the MIG mode and the MIG devices.
+fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<Mig, NvmlError> {
     let mode = match device.mig_mode() {
         Ok(mode) => (mode.current == 1, mode.pending == 1),
         Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
