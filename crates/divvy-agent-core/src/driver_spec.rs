@@ -222,7 +222,9 @@ fn trouble<'s>(seen: &'s Observed, basis: &Basis) -> Option<(Trouble, Option<&'s
     // Containers do not get a GPU as a whole while it is divided by MIG.
     let gpus = basis.gpus.iter().filter(|gpu| gpu.mig.is_none()).map(|gpu| &gpu.uuid);
     let mig_devices = basis.gpus.iter().filter(|_| seen.mig_devices).flat_map(|gpu| &gpu.mig);
-    let mig_devices = mig_devices.flatten().map(|device| &device.uuid);
+    // A spec leaves out a MIG device without capabilities, which is not offered either.
+    let mig_devices = mig_devices.flatten().filter(|device| device.capabilities.is_some());
+    let mig_devices = mig_devices.map(|device| &device.uuid);
     for uuid in gpus.chain(mig_devices).filter_map(Option::as_deref) {
         let Some(file) = seen.files.iter().find(|file| file.devices.contains(uuid)) else {
             return Some((Trouble::of_none(uuid), None));

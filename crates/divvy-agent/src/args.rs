@@ -90,7 +90,7 @@ pub struct Settings {
     /// shares, and a GPU with shares is not given out as a whole
     #[arg(long, env = "DIVVY_WHOLE_GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub whole_gpus: Option<bool>,
-    /// Also share the memory of MIG devices, each as a GPU of its own; do not use NVIDIA's device plugin for them at the same time
+    /// Also share the memory of MIG devices: each MIG device counts as one GPU. NVIDIA's device plugin must not offer them on this node
     #[arg(long, env = "DIVVY_MIG_DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub mig_devices: Option<bool>,
     /// Where to write labels that describe the node's NVIDIA GPUs, such as nvidia.com/gpu.product [default: off]

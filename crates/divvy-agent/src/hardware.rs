@@ -235,7 +235,7 @@ impl Machine {
         for uuid in gone.iter().filter(|uuid| !is_in_use(agent, uuid)) {
             info!(
                 gpu = uuid,
-                "this device does not exist any more: MIG was configured in another way"
+                "this device no longer exists, because MIG was configured in another way"
             );
             self.tracker.forget(uuid);
             self.seen.remove(uuid);
@@ -285,11 +285,13 @@ impl Machine {
         let recalled = self.recalled.values().map(|gpu| {
             let Verdict { health, reason } = verdict(&gpu.uuid);
             let gpu = gpu.clone();
-            // The previous agent may have offered it in another way.
-            let whole = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref()).whole;
+            // The previous agent may have offered it in another way, and in another unit.
+            let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
             Gpu {
                 health,
                 reason,
+                reserve,
+                units,
                 whole,
                 ..gpu
             }
@@ -345,8 +347,8 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
     }
 }
 
-/// Withhold what a GPU is divided into now, as long as containers have devices from before MIG was configured in another way: their
-/// memory is the same, and such a container may still reach it.
+/// Mark the GPUs and MIG devices of a physical GPU as failed while a container has a device of the same GPU that no longer exists. The
+/// container may still reach the memory that is theirs now.
 fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
     fn card(gpu: &Gpu) -> &str {
         gpu.partition.as_ref().map_or(&gpu.uuid, |partition| &partition.parent)
@@ -361,7 +363,7 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
         if let Some((_, before)) = former.iter().find(|(of, _)| of == card(gpu)) {
             gpu.health = Health::Failed;
             gpu.reason = Some(format!(
-                "containers still have {before}, from before MIG was configured in another way"
+                "MIG was configured in another way while a container used {before}; wait until that container has ended"
             ));
         }
     }

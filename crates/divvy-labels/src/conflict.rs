@@ -39,12 +39,12 @@ mod tests {
                 ".metadata.labels.nvidia.com/gpu.product",
                 "conflict with \"kubectl-label\" using v1 at 2026-11-21T10:00:00Z",
             ),
-            (".metadata.labels.nvidia.com/gpu.mode", "conflict with somebody"),
+            (".metadata.labels.nvidia.com/gpu.mode", "conflict with an unnamed manager"),
             (".metadata.annotations.a", "conflict with \"other\""),
         ]);
         let expected = [
             ("nvidia.com/gpu.count", "nfd-master"),
-            ("nvidia.com/gpu.mode", "conflict with somebody"),
+            ("nvidia.com/gpu.mode", "conflict with an unnamed manager"),
             ("nvidia.com/gpu.product", "kubectl-label"),
         ];
         assert_eq!(found, expected.map(|(key, owner)| (key.to_owned(), owner.to_owned())).into());

@@ -234,6 +234,16 @@ impl Daemon {
         actions
     }
 
+    /// Return a step of [`Daemon::end`], or what replaces it if the GPUs `closed` could not be opened: the list of exclusive GPUs is
+    /// not removed, but reduced to these GPUs.
+    pub fn unless_closed(&self, action: Action, closed: &[String]) -> Action {
+        let list = self.directory.join(EXCLUSIVE);
+        match action {
+            Action::RemoveFile(path) if path == list && !closed.is_empty() => Action::WriteFile(list, closed.join("\n") + "\n"),
+            other => other,
+        }
+    }
+
     /// Report whether a daemon that was started with this description serves as `wanted`. A GPU that can no longer be configured
     /// needs no restart. A GPU that could not be configured at the start, and can be now, has no limits yet.
     fn serves(&self, wanted: &Daemon) -> bool {

@@ -91,18 +91,27 @@ fn what_is_done_with_the_drivers_spec() {
         root: Some(RootState::default()),
         ..basis()
     };
-    let mig = Basis {
+    let divided = |capabilities| Basis {
         gpus: vec![Gpu {
             mig: Some(vec![Mig {
                 index: 0,
-                uuid: None,
+                uuid: Some("MIG-0".to_owned()),
                 gpu_instance: 0,
                 compute_instance: 0,
-                capabilities: None,
+                capabilities,
             }]),
             ..gpu(0)
         }],
         ..basis()
+    };
+    let mig = divided(Some((3, 4)));
+    let with_mig = |basis, devices: &[&str]| Observed {
+        mig_devices: true,
+        basis: Some(basis),
+        ..seen(vec![SpecFile {
+            devices: devices.iter().map(|device| (*device).to_owned()).collect(),
+            ..etc(NEW)
+        }])
     };
     let by_index = SpecFile {
         devices: ["0", "1", "all"].map(str::to_owned).into(),
@@ -278,7 +287,30 @@ fn what_is_done_with_the_drivers_spec() {
             "nothing",
             "no CDI spec of kind nvidia.com/gpu names GPU-0",
         ),
-        ("MIG: no container gets the whole GPU", of(mig, vec![], None), "nothing", ""),
+        (
+            "MIG: no container gets the whole GPU",
+            of(mig.clone(), vec![], None),
+            "nothing",
+            "",
+        ),
+        (
+            "MIG devices are offered, and no spec names them",
+            with_mig(mig.clone(), &["GPU-0", "all"]),
+            "make",
+            "",
+        ),
+        (
+            "a spec names the MIG device",
+            with_mig(mig, &["0:0", "MIG-0", "all"]),
+            "nothing",
+            "",
+        ),
+        (
+            "no container can use the MIG device",
+            with_mig(divided(None), &["all"]),
+            "nothing",
+            "",
+        ),
         (
             "the driver does not answer",
             Observed {

@@ -115,7 +115,9 @@ impl NodeLabels {
         let node = &self.node;
         let text = in_words(error);
         Error::Labels(match code {
-            404 => format!("there is no node {node} that could get labels; type kubectl get nodes to see the names"),
+            404 => format!(
+                "node {node} does not exist, so no labels were written; to see the names of the nodes, type kubectl get nodes"
+            ),
             403 => format!(
                 "the labels of node {node} cannot be written: {text}; this needs the rights to get and patch nodes, which agents have with (Helm: \
                  agent.labels=node); to see yours, type kubectl auth can-i patch nodes"

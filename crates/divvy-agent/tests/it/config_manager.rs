@@ -155,7 +155,7 @@ impl Bed {
         let (running, stop) = self.running.take().expect("running");
         stop.cancel();
         let outcome = tokio::time::timeout(LIMIT, running).await.expect("ends in time");
-        outcome.expect("no panic").expect("a stop is no error");
+        outcome.expect("no panic").expect("it stops without an error");
     }
 
     /// Run with `oneshot` to its end.
@@ -367,7 +367,7 @@ async fn a_node_that_does_not_exist_has_no_label() {
 async fn a_link_to_nothing_is_replaced_and_anything_else_is_kept() {
     let mut bed = Bed::new(&["default"]).await;
     symlink(bed.file("gone"), bed.destination()).expect("linked");
-    // What a killed process left behind is no obstacle.
+    // The temporary link of a killed process is replaced.
     symlink("nowhere", bed.directory.path().join("config.yaml.next")).expect("linked");
     bed.once().await.expect("linked");
     assert_eq!(bed.target(), Some(bed.file("default")));

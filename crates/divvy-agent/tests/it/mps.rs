@@ -200,7 +200,7 @@ async fn ended((task, _): Running) -> Result<(), Error> {
 
 async fn stop(running: Running) {
     running.1.cancel();
-    ended(running).await.expect("a stop is no error");
+    ended(running).await.expect("it stops without an error");
 }
 
 fn share(resources: &str) -> String {
@@ -348,7 +348,7 @@ async fn a_changed_configuration_restarts_only_the_daemons_that_it_concerns() {
     assert_eq!(bed.process("nvidia.com/h100"), Some(h100));
     assert_eq!((bed.count("-d "), bed.count("quit")), (3, 1));
     configure(4, "");
-    until("the GPU that is no longer shared is open", || {
+    until("GPU 1 has its default mode again", || {
         bed.calls().contains(&smi(1, "DEFAULT"))
     })
     .await;
@@ -384,6 +384,29 @@ async fn what_a_killed_run_left_behind_is_cleared_before_anything_is_served() {
     until("the other GPU is open again", || bed.calls().contains(&smi(7, "DEFAULT"))).await;
     until("ready", || bed.is_ready()).await;
     assert!(!old.join(".started").exists() && !old.join(".exclusive").exists() && !old.join("log").exists());
+    stop(running).await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_could_not_be_opened_is_opened_by_the_next_run() {
+    let bed = Bed::new(&[A100, A100]);
+    bed.configure(&replicas(2));
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    bed.mode("smi", "fail");
+    stop(running).await;
+    let list = bed.at("mps/nvidia.com/gpu/.exclusive");
+    assert_eq!(
+        std::fs::read_to_string(&list).expect("kept"),
+        format!("{}\n{}\n", uuid(0), uuid(1))
+    );
+    bed.mode("smi", "");
+    // The next run shares nothing.
+    bed.configure("version: v1\n");
+    let running = bed.start();
+    until("the list is gone", || !list.exists()).await;
+    let opened = |gpu| bed.calls().iter().filter(|call| **call == smi(gpu, "DEFAULT")).count();
+    assert_eq!((opened(0), opened(1)), (2, 2));
     stop(running).await;
 }
 

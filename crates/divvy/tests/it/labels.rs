@@ -106,7 +106,7 @@ async fn a_wrong_node_and_a_missing_right_are_told_with_what_to_type() {
     let machine = Machine::new();
     let (api, _listening) = machine.cluster("ann").await;
     let output = machine.labels(&["--apply", "--node", "n2"]).await;
-    let expected = "there is no node n2 that could get labels; type kubectl get nodes to see the names";
+    let expected = "node n2 does not exist, so no labels were written; to see the names of the nodes, type kubectl get nodes";
     assert!(
         !output.status.success() && stderr(&output).contains(expected),
         "{}",

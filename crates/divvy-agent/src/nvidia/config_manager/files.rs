@@ -38,7 +38,7 @@ impl Destination {
         Destination(path)
     }
 
-    /// Return what the link points to, even if that does not exist; `None` if there is no link.
+    /// Return the target of the link, which may not exist. `None` if there is no link.
     ///
     /// # Errors
     /// Fails if there is something else in its place, which is then not replaced.

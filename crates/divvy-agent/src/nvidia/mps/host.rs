@@ -39,14 +39,25 @@ impl Host {
         Ok(())
     }
 
-    /// Withdraw a daemon from service. What fails is logged.
+    /// Withdraw a daemon from service, and log the steps that fail.
     pub(super) async fn withdraw(&self, daemon: &Daemon) {
         self.all(daemon, daemon.withdraw()).await;
     }
 
-    /// End a daemon that is no longer wanted. What fails is logged.
+    /// End a daemon that is no longer wanted, and log the steps that fail. If GPUs could not be opened, the list of exclusive GPUs keeps
+    /// them, and the next run of the program tries again.
     pub(super) async fn end(&self, daemon: &Daemon) {
-        self.all(daemon, daemon.end()).await;
+        let mut closed = Vec::new();
+        for action in daemon.end() {
+            let action = daemon.unless_closed(action, &closed);
+            let Err(error) = self.perform(daemon, &action).await else {
+                continue;
+            };
+            warn!(resource = daemon.resource, "{error}");
+            if let Action::SetComputeMode { gpu, .. } = action {
+                closed.push(gpu);
+            }
+        }
     }
 
     async fn all(&self, daemon: &Daemon, actions: Vec<Action>) {

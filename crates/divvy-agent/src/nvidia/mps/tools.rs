@@ -137,7 +137,7 @@ impl Tools {
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let write = async {
             if let (Some(mut stdin), Some(input)) = (stdin, input) {
-                // A program that does not read its input ends with an error of its own.
+                // A failed write needs no message: the exit status of the program tells whether the command failed.
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
         };

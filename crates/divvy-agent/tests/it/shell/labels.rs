@@ -109,7 +109,7 @@ async fn labels_are_written_when_they_change_or_disappear_and_not_otherwise() {
     let before = bed.api.faults().fired(id);
     bed.machine.send_modify(|machine| machine.gpus = vec![16384, 16384]);
     bed.label_is("gpu.count", Some("2")).await;
-    // The GPU's health is no label, and many snapshots later it recovers.
+    // No label depends on the health of a GPU. The agent gets many snapshots until the GPU has recovered.
     bed.machine.send_modify(|machine| machine.xids.push((0, 79)));
     bed.inventory(|inventory| inventory.gpus[0].health == divvy_model::Health::Failed)
         .await;

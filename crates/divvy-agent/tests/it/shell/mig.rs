@@ -1,6 +1,6 @@
 //! MIG devices, whose memory is shared (`--mig-devices`).
 
-use divvy_model::{Health, MigParts};
+use divvy_model::{Health, MemoryUnit, MigParts};
 
 use super::*;
 
@@ -150,7 +150,7 @@ async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_t
         gpu.is_some_and(|gpu| {
             gpu.reason
                 .as_deref()
-                .is_some_and(|reason| reason.contains("still have MIG-8"))
+                .is_some_and(|reason| reason.contains("a container used MIG-8"))
         })
     };
     bed.machine.send_modify(|machine| machine.mig = None);
@@ -160,6 +160,16 @@ async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_t
     bed.start_agent();
     bed.inventory(|inventory| !inventory.unschedulable && is_withheld(inventory))
         .await;
+    // The inventory can be read although the former device was offered in smaller units.
+    bed.stop_agent().await;
+    let unit = MemoryUnit::new(4096).expect("a unit");
+    bed.config.memory_unit = unit;
+    bed.start_agent();
+    bed.inventory(|inventory| inventory.unit == unit && is_withheld(inventory))
+        .await;
+    bed.stop_agent().await;
+    bed.config.memory_unit = MemoryUnit::GIB;
+    bed.start_agent();
     divide(&bed, &[device(0, 7)]);
     // A restarted agent knows it as well.
     bed.stop_agent().await;

@@ -1,0 +1,311 @@
+//! The agent's surroundings: an embedded API server, an emulated node, and a probe with scripted answers.
+
+use super::*;
+
+/// What the probe answers: each GPU's memory in MiB, and the XIDs so far.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Machine {
+    pub(super) gpus: Vec<u64>,
+    pub(super) xids: Vec<(usize, u64)>,
+    /// MIG devices of the last GPU, if MIG mode is on.
+    pub(super) mig: Option<Vec<MigDevice>>,
+    /// The GPU instance and the compute instance that the XIDs name.
+    pub(super) instances: Option<(u32, u32)>,
+    /// The number of AMD GPUs.
+    pub(super) amd: usize,
+}
+
+/// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
+pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machine>, root: PathBuf) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { return };
+        let (mut machine, root) = (machine.clone(), root.clone());
+        tokio::spawn(async move {
+            let (read, mut write) = stream.into_split();
+            let mut lines = BufReader::new(read).lines();
+            let mut told = 0;
+            loop {
+                let line = tokio::select! {
+                    line = lines.next_line() => line,
+                    changed = machine.changed() => {
+                        if changed.is_err() { return }
+                        let Machine { xids, instances, .. } = machine.borrow_and_update().clone();
+                        for (seq, (gpu, xid)) in xids.iter().enumerate().skip(told) {
+                            let event = json!({
+                                "event": "fault", "seq": seq + 1, "vendor": "nvidia", "uuid": format!("GPU-{gpu}"), "code": xid,
+                                "fatal": xid_is_fatal(*xid), "name": format!("XID {xid}"), "partition": instances,
+                            });
+                            if write.write_all(format!("{event}\n").as_bytes()).await.is_err() { return }
+                        }
+                        told = xids.len();
+                        continue;
+                    }
+                };
+                let Ok(Some(line)) = line else { return };
+                let request: Value = serde_json::from_str(&line).expect("a request");
+                let Machine { gpus, mig, amd, .. } = machine.borrow().clone();
+                let ok = match request["op"].as_str() {
+                    Some("hello") => json!({"v": 1, "probe": "test", "instance": "one", "seq": 0}),
+                    Some("snapshot") => {
+                        let mut gpus: Vec<Value> = gpus
+                            .iter()
+                            .enumerate()
+                            .map(|(i, mib)| {
+                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "nodes": [format!("nvidia{i}")], "model": "NVIDIA T4", "totalMiB": mib})
+                            })
+                            .collect();
+                        if let Some((gpu, mig)) = gpus.last_mut().zip(mig) {
+                            gpu["mig"] = json!([true, true]);
+                            gpu["migDevices"] = json!(mig);
+                        }
+                        let mut drivers = serde_json::Map::new();
+                        if amd == 0 || !gpus.is_empty() {
+                            drivers.insert("nvidia".to_owned(), json!({"version": "550.54.15"}));
+                        }
+                        if amd > 0 {
+                            drivers.insert("amd".to_owned(), json!({"version": "6.10.5"}));
+                        }
+                        gpus.extend((0..amd).map(|i| {
+                            json!({"vendor": "amd", "uuid": format!("0x{i}"), "index": i, "nodes": [format!("dri/renderD{}", 128 + i)],
+                                "pci": format!("0000:0{i}:00.0"), "model": "AMD Instinct MI210", "totalMiB": 65520})
+                        }));
+                        json!({"v": 2, "drivers": drivers, "gpus": gpus})
+                    }
+                    Some("driver") => {
+                        let question: DriverQuestion = serde_json::from_value(request.clone()).expect("a question");
+                        let tree = Files::below(&root);
+                        json!(DriverFiles {
+                            basis: Basis::read(&tree, "/", &question.version, &question.gpus),
+                            looked_at: "/".to_owned(),
+                            missing: driver_spec::missing(&tree, &question.paths),
+                        })
+                    }
+                    Some("driverSpec") => {
+                        let basis: Basis = serde_json::from_value(request["basis"].clone()).expect("a basis");
+                        match basis.spec(&Files::below(&root)) {
+                            Ok((spec, notes)) => json!(DriverSpec { spec, notes }),
+                            Err(text) => json!({"err": {"code": "driver_files", "text": text}}),
+                        }
+                    }
+                    _ => json!({}),
+                };
+                let answer = match ok.get("err") {
+                    Some(err) => json!({"id": request["id"], "err": err}),
+                    None => json!({"id": request["id"], "ok": ok}),
+                };
+                if write.write_all(format!("{answer}\n").as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+pub(super) struct Bed {
+    pub(super) api: ApiServer,
+    pub(super) node: Node,
+    pub(super) config: Config,
+    pub(super) machine: watch::Sender<Machine>,
+    pub(super) agent: Option<(JoinHandle<Result<(), Error>>, CancellationToken)>,
+    pub(super) _listening: Listening,
+    pub(super) _directory: tempfile::TempDir,
+}
+
+pub(super) fn free_port() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound")
+}
+
+impl Bed {
+    pub(super) async fn new(gpus: &[u64]) -> Bed {
+        Bed::with(gpus, |_| {}).await
+    }
+
+    pub(super) async fn with(gpus: &[u64], change: impl FnOnce(&mut NodeSpec)) -> Bed {
+        let feature = Resource::custom("nfd.k8s-sigs.io", "v1alpha1", "nodefeatures", "NodeFeature", true);
+        let api = ApiServer::new(Options {
+            resources: vec![feature],
+            ..Options::default()
+        });
+        let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
+        let directory = tempfile::tempdir().expect("temp dir");
+        let kubeconfig = directory.path().join("kubeconfig");
+        std::fs::write(&kubeconfig, api.kubeconfig_for(listening.addr(), "agent")).expect("written");
+        let mut spec = NodeSpec::new("n1", directory.path());
+        spec.gpu_minors = (0..).take(gpus.len()).collect();
+        spec.timings.status_period = Duration::from_millis(10);
+        spec.timings.start_retry.first = Duration::from_millis(50);
+        spec.timings.restart_backoff.first = Duration::from_millis(50);
+        change(&mut spec);
+        let paths = spec.paths();
+        let node = Node::start(api.client(), spec).await.expect("a node");
+        let socket: PathBuf = directory.path().join("probe.sock");
+        let machine = watch::Sender::new(Machine {
+            gpus: gpus.to_vec(),
+            ..Machine::default()
+        });
+        tokio::spawn(probe(
+            UnixListener::bind(&socket).expect("bound"),
+            machine.subscribe(),
+            paths.sys_root.clone(),
+        ));
+        let config = Config {
+            kubeconfig: Some(kubeconfig),
+            kubelet_dir: paths.kubelet_dir,
+            cdi_dir: paths.cdi_dir,
+            sys_root: paths.sys_root,
+            probe: Some(Probe::Socket(socket)),
+            metrics: Some(free_port()),
+            health_recovery: Duration::from_millis(100),
+            probe_interval: Duration::from_millis(100),
+            ..Config::new("n1")
+        };
+        let mut bed = Bed {
+            api,
+            node,
+            config,
+            machine,
+            agent: None,
+            _listening: listening,
+            _directory: directory,
+        };
+        bed.start_agent();
+        bed
+    }
+
+    pub(super) fn start_agent(&mut self) {
+        let stop = CancellationToken::new();
+        let agent = tokio::spawn(divvy_agent::run(self.config.clone(), stop.clone()));
+        self.agent = Some((agent, stop));
+    }
+
+    pub(super) async fn stop_agent(&mut self) {
+        let (agent, stop) = self.agent.take().expect("running");
+        stop.cancel();
+        let outcome = tokio::time::timeout(LIMIT, agent)
+            .await
+            .expect("ends in time")
+            .expect("no panic");
+        outcome.expect("it stops without an error");
+    }
+
+    /// Wait until the node's `(capacity, allocatable)` of gpu-mem has these values.
+    pub(super) async fn memory_is(&self, capacity: u64, allocatable: u64) {
+        let found = self
+            .api
+            .until(LIMIT, |api| {
+                let node = api.get("nodes", "", "n1").ok()?;
+                let is = |kind: &str| node["status"][kind][names::GPU_MEM].as_str()?.parse::<u64>().ok();
+                (is("capacity") == Some(capacity) && is("allocatable") == Some(allocatable)).then_some(())
+            })
+            .await;
+        let node = self.api.get("nodes", "", "n1").expect("there");
+        assert!(found.is_some(), "{capacity} and {allocatable} expected: {}", node["status"]);
+    }
+
+    /// Wait until `look` accepts the inventory.
+    pub(super) async fn inventory(&self, look: impl Fn(&Inventory) -> bool) -> Inventory {
+        let read = |api: &ApiServer| {
+            let node = api.get("nodes", "", "n1").ok()?;
+            Inventory::parse(node["metadata"]["annotations"][names::INVENTORY].as_str()?).ok()
+        };
+        let found = self
+            .api
+            .until(LIMIT, |api| read(api).filter(|inventory| look(inventory)))
+            .await;
+        found.unwrap_or_else(|| panic!("not as expected: {:?}", read(&self.api)))
+    }
+
+    /// Create a pod with one container that is already bound. Without `gpu`, the pod looks as if no extender had handled it.
+    pub(super) fn create(&self, name: &str, gpu: Option<u32>, units: u64) -> String {
+        let uuid = gpu.map(|gpu| format!("GPU-{gpu}"));
+        self.create_on(name, uuid, units)
+    }
+
+    /// Create a pod as [`Bed::create`] does, on the device with this UUID.
+    pub(super) fn create_on(&self, name: &str, uuid: Option<String>, units: u64) -> String {
+        let mut pod = builders::pod(name).gpu_mem(units).build();
+        pod["spec"]["nodeName"] = "n1".into();
+        if let Some(uuid) = uuid {
+            let memory = MiB(units * 1024);
+            let allocation = Allocation {
+                v: 1,
+                gpus: vec![GpuShare {
+                    uuid: uuid.clone(),
+                    memory,
+                    cores: 0,
+                    whole: false,
+                }],
+                containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
+            };
+            pod["metadata"]["annotations"][names::ALLOCATION] = allocation.to_json().into();
+        }
+        let pod = self.api.create("pods", pod).expect("created");
+        pod["metadata"]["uid"].as_str().expect("has one").to_owned()
+    }
+
+    /// Wait until the kubelet that runs now has this many ids of gpu-mem, all of them healthy.
+    pub(super) async fn kubelet_has(&self, count: usize) {
+        let look = || {
+            let view = self.node.device_manager();
+            (view.resources.get(names::GPU_MEM) == Some(&(count, count))).then_some(())
+        };
+        self.eventually("the kubelet has the ids", look).await;
+    }
+
+    pub(super) async fn eventually<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{what}: {:?}", self.node.containers());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(super) async fn running(&self, pod: &str) -> ContainerView {
+        let look = || self.node.containers().into_iter().find(|c| c.pod == pod && c.is_running());
+        self.eventually(pod, look).await
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Option<(u16, String)> {
+        let mut stream = TcpStream::connect(self.config.metrics?).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    pub(super) async fn ready_is(&self, code: u16, contains: &str) {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let found = self.get("/readyz").await;
+            if found
+                .as_ref()
+                .is_some_and(|(status, text)| *status == code && text.contains(contains))
+            {
+                return;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "{code} {contains} expected: {found:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(super) fn sockets(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.config.device_plugin_dir()).expect("listed");
+        let names = entries.map(|entry| entry.expect("entry").file_name().into_string().expect("text"));
+        names
+            .filter(|name| name.starts_with("divvy") && name.ends_with(".sock"))
+            .collect()
+    }
+}
+
+pub(super) fn env(container: &ContainerView, key: &str) -> String {
+    container.env.get(key).cloned().unwrap_or_default()
+}
