@@ -24,7 +24,7 @@ values() {
   cat <<END
 image: {pullPolicy: Never}
 agent:
-  migDevices: true
+  migStrategy: mixed
   extraArgs: [--health-recovery=1s, --probe-interval=1s]
   # Services do not work on this cluster, so pods connect to the API server's own address.
   extraEnv: &api

@@ -18,7 +18,7 @@ impl Core {
         if ids.is_empty() {
             return Err(format!(
                 "the kubelet requested no device of {}; at least one is needed",
-                spec.name
+                spec.name()
             ));
         }
         let mut set = BTreeSet::new();
@@ -31,7 +31,7 @@ impl Core {
         if !spec.grants() {
             return Ok(Vec::new());
         }
-        let name = cdi_device_name(&self.settings.node_key.0, spec.name, set.iter().map(String::as_str));
+        let name = cdi_device_name(&self.settings.node_key.0, &spec.name(), set.iter().map(String::as_str));
         let guess = match self.guess.take() {
             Some((guessed, key)) if guessed == set => Some(key),
             _ => None,
@@ -41,11 +41,12 @@ impl Core {
     }
 
     fn check_id(&self, spec: ResourceSpec, text: &str) -> Result<(), String> {
-        if let Ids::Whole(vendor) = spec.ids {
+        if let Ids::Whole(kind) = spec.ids {
             return match self.gpu_of_id(spec, text) {
                 Some(_) => Ok(()),
                 None => Err(format!(
-                    "device id {text:?} names none of this node's {vendor} GPUs ({})",
+                    "device id {text:?} names none of this node's {} ({})",
+                    kind.plural(),
                     self.ids_text(spec)
                 )),
             };
@@ -66,7 +67,7 @@ impl Core {
                 spec.amount(gpu),
                 self.settings.unit
             )),
-            _ => Err(format!("device id {text:?} does not belong to {}", spec.name)),
+            _ => Err(format!("device id {text:?} does not belong to {}", spec.name())),
         }
     }
 

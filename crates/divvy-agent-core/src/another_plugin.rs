@@ -54,7 +54,7 @@ impl Core {
                     handout.key.container,
                     pod.key(),
                     ids.join(", "),
-                    spec.name
+                    spec.name()
                 ),
             ));
         }

@@ -115,7 +115,7 @@ impl Core {
                      spec.nodeName itself; then delete the pod",
                     pod.key(),
                     names::ALLOCATION,
-                    spec.name,
+                    spec.name(),
                 ),
             )),
             Held::Unreadable(error) => Err((
@@ -135,7 +135,7 @@ impl Core {
                              placed again",
                             pod.key(),
                             key.container,
-                            spec.name
+                            spec.name()
                         ),
                     )
                 })?;
@@ -256,7 +256,7 @@ impl Core {
                     key.container,
                     pod.key(),
                     handout.ids.len(),
-                    spec.name,
+                    spec.name(),
                     chosen.len()
                 ),
             ));
@@ -271,7 +271,7 @@ impl Core {
         let key = &handout.key;
         let handouts = facts.handouts.as_deref().unwrap_or_default();
         let shares_an_id = |other: &Key| {
-            let mut theirs = handouts.iter().filter(|of| of.key == *other && of.resource == spec.name);
+            let mut theirs = handouts.iter().filter(|of| of.key == *other && of.resource == spec.name());
             theirs.any(|of| !of.ids.is_disjoint(&handout.ids))
         };
         let mut taken = BTreeSet::new();
@@ -309,7 +309,7 @@ impl Core {
             "the allocation of pod {} names GPU {}, which is not offered as {}",
             pod.key(),
             gpu.uuid,
-            spec.name
+            spec.name()
         );
         Err((Reason::NoAllocation, not_the_extenders(text)))
     }

@@ -161,7 +161,7 @@ impl Core {
         let handed_out: BTreeSet<&str> = self
             .handouts
             .iter()
-            .filter(|handout| handout.resource == spec.name && spec.grants() && !ended(&handout.key.uid))
+            .filter(|handout| handout.resource == spec.name() && spec.grants() && !ended(&handout.key.uid))
             .flat_map(|handout| &handout.ids)
             .chain(self.in_flight.iter().flat_map(|in_flight| &in_flight.ids))
             .map(String::as_str)

@@ -52,7 +52,7 @@ pub struct Attempt {
 pub struct Observed {
     /// Whether the operator chose `--driver-spec auto`.
     pub auto: bool,
-    /// Whether containers get MIG devices from this agent (`--mig-devices`).
+    /// Whether containers get MIG devices from this agent (`--mig-strategy`).
     pub mig_devices: bool,
     /// The directory in which the probe looked for the driver's files.
     pub searched: String,

@@ -27,7 +27,7 @@ mod vendor;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi as cdi;
-use divvy_model::{Gpu, GrantRecord, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor};
+use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
@@ -43,8 +43,10 @@ pub struct Settings {
     pub unit: MemoryUnit,
     /// The memory of each GPU that the node does not share.
     pub reserve: MiB,
-    /// Whether shared GPUs are also offered as a whole.
+    /// Whether shared GPUs and MIG devices are also offered as a whole.
     pub whole: bool,
+    /// Through which resources MIG devices are offered as a whole.
+    pub mig: MigStrategy,
     /// The secret key from which the names of CDI devices are derived.
     pub node_key: NodeKey,
     /// The agent's version, as the inventory states it.
@@ -60,27 +62,70 @@ pub struct Offer {
     pub reserve: MiB,
     /// The number of units of shared memory.
     pub units: u64,
-    /// Whether the GPU is offered as a whole.
-    pub whole: bool,
+    /// As what the GPU is offered as a whole; `None` if it is not.
+    pub whole: Option<WholeKind>,
 }
 
 impl Settings {
-    /// Return what the agent offers of a vendor's GPU with this much memory. A partition of a GPU whose memory is shared is not
-    /// offered as a whole: the vendor's resource is for GPUs.
+    /// Return as what the agent offers such a GPU or partition as a whole. `None` if a MIG device has no profile that can be named.
+    fn kind(&self, vendor: Vendor, partition: Option<&Partition>) -> Option<WholeKind> {
+        match (self.mig, partition) {
+            (MigStrategy::Mixed, Some(partition)) => partition.profile.parse().ok().map(WholeKind::Mig),
+            (MigStrategy::None | MigStrategy::Single, _) | (MigStrategy::Mixed, None) => Some(WholeKind::Gpu(vendor)),
+        }
+    }
+
+    /// Return why `--mig-strategy single` does not offer these GPUs as a whole, as one resource: they are not divided alike. The error text
+    /// says what to do. `None` if they are, or if another strategy is used.
+    pub fn unlike(&self, gpus: &[Gpu]) -> Option<String> {
+        if !self.whole || self.mig != MigStrategy::Single {
+            return None;
+        }
+        let profile = |gpu: &Gpu| gpu.partition.as_ref().map(|partition| partition.profile.clone());
+        let named = |gpu: &Gpu| match profile(gpu) {
+            Some(profile) => format!("GPU {} is a MIG device {profile}", gpu.index),
+            None => format!("GPU {} is not divided", gpu.index),
+        };
+        let mut present = gpus
+            .iter()
+            .filter(|gpu| gpu.vendor.shares_memory() && gpu.health != Health::Lost);
+        let first = present.next()?;
+        let other = present.find(|gpu| profile(gpu) != profile(first))?;
+        Some(format!(
+            "{}, but {}: with --mig-strategy single, GPUs are offered as a whole only if all GPUs of the node are divided alike. Their memory is still \
+             shared. Divide all GPUs alike, or use --mig-strategy mixed",
+            named(first),
+            named(other)
+        ))
+    }
+
+    /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.
     pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
         match vendor.shares_memory() {
             true => Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
-                whole: self.whole && partition.is_none(),
+                whole: self.kind(vendor, partition).filter(|_| self.whole),
             },
             false => Offer {
                 reserve: MiB::ZERO,
                 units: 0,
-                whole: true,
+                whole: Some(WholeKind::Gpu(vendor)),
             },
         }
     }
+}
+
+/// Through which resources MIG devices are offered as a whole. The names are those of NVIDIA's device plugin (`MIG_STRATEGY`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MigStrategy {
+    /// MIG devices are not offered.
+    #[default]
+    None,
+    /// As GPUs, through `nvidia.com/gpu`.
+    Single,
+    /// Through one resource for each profile, such as `nvidia.com/mig-1g.5gb`.
+    Mixed,
 }
 
 /// The node's secret key. `Debug` does not print it.

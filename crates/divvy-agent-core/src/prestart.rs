@@ -93,7 +93,7 @@ impl Core {
     ) -> Result<Handout, PreStart> {
         let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
         let mut unknown = false;
-        let of_resource = handouts.iter().filter(|handout| handout.resource == spec.name);
+        let of_resource = handouts.iter().filter(|handout| handout.resource == spec.name());
         for handout in of_resource.filter(|handout| handout.ids == *ids) {
             let uid = handout.key.uid.as_str();
             let populated = facts.populated.contains(uid);

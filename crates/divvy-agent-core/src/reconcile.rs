@@ -348,7 +348,7 @@ impl Core {
                              promised to other pods. A pod gets a GPU by requesting {}. Check how this pod reaches the GPU: privileged, hostPath, \
                              another device plugin, or nvidia as the default container runtime",
                             gpu.index,
-                            self.resource_of(gpu)
+                            Core::resource_of(gpu)
                         );
                         found.push((Class::NotGranted, uid.clone(), text));
                     }

@@ -1,8 +1,9 @@
 //! The extended resources that the agent offers to the kubelet: which device ids each has, and what a container gets for them.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use divvy_model::{DeviceId, Gpu, GpuShare, MiB, PodRequest, Vendor, names};
+use divvy_model::{DeviceId, Gpu, GpuShare, MiB, PodRequest, WholeKind, names};
 
 use super::Core;
 use super::vendor;
@@ -10,8 +11,6 @@ use super::vendor;
 /// An extended resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceSpec {
-    /// The resource's name, such as `aliyun.com/gpu-mem`.
-    pub name: &'static str,
     /// The device ids.
     pub ids: Ids,
     /// How ids become GPUs.
@@ -25,8 +24,8 @@ pub enum Ids {
     Units,
     /// One id per shared GPU.
     Count,
-    /// One id per GPU of this vendor that is offered as a whole: the id that the vendor's own device plugin uses.
-    Whole(Vendor),
+    /// One id per GPU or MIG device of this kind that is offered as a whole: the id that the vendor's own device plugin uses.
+    Whole(WholeKind),
 }
 
 /// Which GPUs a container gets for its ids of a resource.
@@ -44,37 +43,40 @@ pub enum Grant {
 impl ResourceSpec {
     /// `gpu-mem`: units of shared GPU memory.
     pub const MEMORY: ResourceSpec = ResourceSpec {
-        name: names::GPU_MEM,
         ids: Ids::Units,
         grant: Grant::Allocation,
     };
 
     /// `gpu-count`: the number of shared GPUs.
     pub const COUNT: ResourceSpec = ResourceSpec {
-        name: names::GPU_COUNT,
         ids: Ids::Count,
         grant: Grant::Nothing,
     };
 
-    /// Return the resource for whole GPUs of a vendor.
-    pub const fn whole(vendor: Vendor) -> ResourceSpec {
+    /// Return the resource for whole GPUs or MIG devices of a kind.
+    pub const fn whole(kind: WholeKind) -> ResourceSpec {
         ResourceSpec {
-            name: vendor.whole_resource(),
-            ids: Ids::Whole(vendor),
+            ids: Ids::Whole(kind),
             grant: Grant::AllocationOrIds,
         }
     }
 
-    /// Return every resource that an agent may offer. A node offers a resource if it has GPUs for it ([`Core::offers`]).
-    pub fn all() -> impl Iterator<Item = ResourceSpec> {
-        [ResourceSpec::MEMORY, ResourceSpec::COUNT]
-            .into_iter()
-            .chain(Vendor::ALL.map(ResourceSpec::whole))
+    /// Return the resource with this name.
+    pub fn named(name: &str) -> Option<ResourceSpec> {
+        match name {
+            names::GPU_MEM => Some(ResourceSpec::MEMORY),
+            names::GPU_COUNT => Some(ResourceSpec::COUNT),
+            _ => WholeKind::of_resource(name).map(ResourceSpec::whole),
+        }
     }
 
-    /// Return the resource with this name.
-    pub(super) fn named(name: &str) -> Option<ResourceSpec> {
-        ResourceSpec::all().find(|spec| spec.name == name)
+    /// Return the resource's name, such as `aliyun.com/gpu-mem`.
+    pub fn name(self) -> Cow<'static, str> {
+        match self.ids {
+            Ids::Units => Cow::Borrowed(names::GPU_MEM),
+            Ids::Count => Cow::Borrowed(names::GPU_COUNT),
+            Ids::Whole(kind) => kind.resource(),
+        }
     }
 
     /// Return the prefix of the file name of the device plugin's socket.
@@ -82,7 +84,9 @@ impl ResourceSpec {
         match self.ids {
             Ids::Units => Cow::Borrowed("divvy-gpu-mem"),
             Ids::Count => Cow::Borrowed("divvy-gpu-count"),
-            Ids::Whole(vendor) => Cow::Owned(format!("divvy-{}-gpu", vendor.name())),
+            Ids::Whole(WholeKind::Gpu(vendor)) => Cow::Owned(format!("divvy-{}-gpu", vendor.name())),
+            // A socket's name has no +.
+            Ids::Whole(WholeKind::Mig(profile)) => Cow::Owned(format!("divvy-mig-{profile}").replace('+', ".")),
         }
     }
 
@@ -94,7 +98,7 @@ impl ResourceSpec {
     /// Return the containers of a pod that request this resource, in the kubelet's order, and how much each requests.
     pub(super) fn requests(self, request: &PodRequest) -> impl Iterator<Item = (&str, u64)> {
         let memory = request.memory_containers().filter(move |_| self.ids == Ids::Units);
-        let whole = request.whole.iter().filter(move |whole| self.ids == Ids::Whole(whole.vendor));
+        let whole = request.whole.iter().filter(move |whole| self.ids == Ids::Whole(whole.kind));
         let memory = memory.map(|container| (container.name.as_str(), container.units));
         let whole = whole.flat_map(|whole| &whole.containers);
         memory.chain(whole.map(|container| (container.name.as_str(), container.gpus)))
@@ -104,7 +108,7 @@ impl ResourceSpec {
     pub(super) fn covers(self, gpu: &Gpu) -> bool {
         match self.ids {
             Ids::Units | Ids::Count => gpu.is_shared(),
-            Ids::Whole(vendor) => gpu.whole && gpu.vendor == vendor,
+            Ids::Whole(kind) => gpu.whole == Some(kind),
         }
     }
 
@@ -128,34 +132,35 @@ impl ResourceSpec {
             }
             .to_string(),
             Ids::Count => DeviceId::Count { uuid: gpu.uuid.clone() }.to_string(),
-            Ids::Whole(vendor) => vendor::of(vendor).device_id(gpu),
+            Ids::Whole(_) => vendor::of(gpu.vendor).device_id(gpu),
         })
     }
 }
 
 impl Core {
-    /// Report whether this node offers the resource. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices.
-    pub fn offers(&self, spec: ResourceSpec) -> bool {
-        match spec.ids {
-            Ids::Units | Ids::Count => self.gpus.is_empty() || self.gpus.iter().any(|gpu| spec.covers(gpu)),
-            Ids::Whole(_) => self.gpus.iter().any(|gpu| spec.covers(gpu)),
-        }
+    /// Return the resources that this node offers. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices.
+    pub fn offers(&self) -> Vec<ResourceSpec> {
+        let shares = self.gpus.is_empty() || self.gpus.iter().any(Gpu::is_shared);
+        let shared = [ResourceSpec::MEMORY, ResourceSpec::COUNT].into_iter().filter(|_| shares);
+        let kinds: BTreeSet<WholeKind> = self.gpus.iter().filter_map(|gpu| gpu.whole).collect();
+        shared.chain(kinds.into_iter().map(ResourceSpec::whole)).collect()
     }
 
     /// Return the name of the resource through which pods get this GPU. If it is offered in both ways, this is the resource of
     /// shared memory.
-    pub(super) fn resource_of(&self, gpu: &Gpu) -> &'static str {
-        let mut specs = ResourceSpec::all().filter(|spec| spec.grants() && spec.covers(gpu));
-        specs.next().map_or(names::GPU_MEM, |spec| spec.name)
+    pub(super) fn resource_of(gpu: &Gpu) -> Cow<'static, str> {
+        let whole = gpu.whole.filter(|_| !gpu.is_shared());
+        whole.map_or(Cow::Borrowed(names::GPU_MEM), WholeKind::resource)
     }
 
     /// Return the GPU that a device id of a resource names, and the id's slot on it.
     pub(super) fn gpu_of_id(&self, spec: ResourceSpec, id: &str) -> Option<(&Gpu, u32)> {
         let (uuid, slot) = match spec.ids {
-            Ids::Whole(vendor) => {
-                let vendor = vendor::of(vendor);
+            Ids::Whole(_) => {
                 let mut gpus = self.gpus.iter().filter(|gpu| spec.covers(gpu));
-                return gpus.find(|gpu| vendor.device_id(gpu) == id).map(|gpu| (gpu, 0));
+                return gpus
+                    .find(|gpu| vendor::of(gpu.vendor).device_id(gpu) == id)
+                    .map(|gpu| (gpu, 0));
             }
             Ids::Units | Ids::Count => match id.parse().ok()? {
                 DeviceId::Memory { uuid, slot } => (uuid, slot),

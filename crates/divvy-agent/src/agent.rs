@@ -66,8 +66,8 @@ pub(crate) struct Agent {
     pub(crate) pods_changed: Notify,
     /// Notified when the next reconciliation should run soon.
     pub(crate) look: Notify,
-    /// The devices of every resource that any node may offer.
-    devices: Vec<(ResourceSpec, Devices)>,
+    /// The devices of every resource that this node has offered so far.
+    devices: Mutex<Vec<(ResourceSpec, Devices)>>,
     /// The resources that this node offers.
     pub(crate) offered: watch::Sender<Vec<ResourceSpec>>,
     /// The state from which the last devices were published: the hardware generation, and whether some GPU was not healthy.
@@ -137,9 +137,7 @@ impl Agent {
             synced: watch::Sender::new(false),
             pods_changed: Notify::new(),
             look: Notify::new(),
-            devices: ResourceSpec::all()
-                .map(|spec| (spec, watch::Sender::new(Arc::default())))
-                .collect(),
+            devices: Mutex::default(),
             offered: watch::Sender::new(Vec::new()),
             published: Mutex::new((0, false)),
             hardware_generation: std::sync::atomic::AtomicU64::new(0),
@@ -194,10 +192,9 @@ impl Agent {
     }
 
     /// Return the devices of a resource.
-    pub(crate) fn devices(&self, spec: ResourceSpec) -> &Devices {
-        let found = self.devices.iter().find(|(of, _)| *of == spec);
-        let (_, devices) = found.expect("`devices` has every resource");
-        devices
+    pub(crate) fn devices(&self, spec: ResourceSpec) -> watch::Receiver<Arc<Vec<plugin::Device>>> {
+        let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        of_resource(&mut all, spec).subscribe()
     }
 
     /// Send the core's devices and inventory to their subscribers, if they changed.
@@ -213,10 +210,15 @@ impl Agent {
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
         if bad || *published != now {
             *published = now;
-            for (spec, sender) in &self.devices {
+            let offered = core.offers();
+            let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+            for spec in &offered {
+                of_resource(&mut all, *spec);
+            }
+            for (spec, sender) in all.iter() {
                 send_devices(sender, &core.devices(*spec));
             }
-            let offered: Vec<ResourceSpec> = ResourceSpec::all().filter(|spec| core.offers(*spec)).collect();
+            drop(all);
             self.offered.send_if_modified(|before| {
                 let changed = *before != offered;
                 *before = offered;
@@ -275,16 +277,16 @@ impl Agent {
             }
         }
         self.without_cdi.send_replace(refused.is_some());
-        let shared = node.whole_gpus.iter().find(|(vendor, _)| vendor.shares_memory());
+        let shared = node.whole.iter().find(|(kind, _)| kind.vendor().shares_memory());
         let theirs = shared.filter(|_| !self.core().settings().whole);
-        if let Some((vendor, offered)) = theirs
+        if let Some((kind, offered)) = theirs
             && !self.other_plugin.swap(true, Ordering::Relaxed)
         {
             let text = format!(
                 "another device plugin offers {offered} {} on this node, while Divvy shares the memory of the same GPUs: a pod of either plugin may get \
                  a GPU that pods of the other use. Keep NVIDIA's plugin off this node: give its DaemonSet a nodeSelector or an affinity that \
                  excludes the node. With --whole-gpus, Divvy's agent offers {0} itself",
-                vendor.whole_resource()
+                kind.resource()
             );
             warn!("{text}");
             self.post_on_node(true, "TwoDevicePlugins", text);
@@ -656,6 +658,15 @@ enum Decided {
     Granted,
     Refused(&'static str, String),
     Wait(&'static str, String),
+}
+
+/// Return the devices of a resource, and add the resource if it is new.
+fn of_resource(all: &mut Vec<(ResourceSpec, Devices)>, spec: ResourceSpec) -> &Devices {
+    let position = all.iter().position(|(of, _)| *of == spec).unwrap_or_else(|| {
+        all.push((spec, Devices::default()));
+        all.len() - 1
+    });
+    &all[position].1
 }
 
 fn send_devices(sender: &Devices, devices: &[Device]) {

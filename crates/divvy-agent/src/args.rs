@@ -26,6 +26,9 @@ Resources advertised to the kubelet:
       the node's number of shared GPUs, for information; requesting it has no
       effect
   nvidia.com/gpu      whole NVIDIA GPUs (--whole-gpus)
+  nvidia.com/mig-PROFILE
+      MIG devices, such as nvidia.com/mig-1g.5gb (--whole-gpus with
+      --mig-strategy mixed)
   amd.com/gpu         whole AMD GPUs
 
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
@@ -90,9 +93,9 @@ pub struct Settings {
     /// shares, and a GPU with shares is not given out as a whole
     #[arg(long, env = "DIVVY_WHOLE_GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub whole_gpus: Option<bool>,
-    /// Also share the memory of MIG devices: each MIG device counts as one GPU. NVIDIA's device plugin must not offer them on this node
-    #[arg(long, env = "DIVVY_MIG_DEVICES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub mig_devices: Option<bool>,
+    /// How to offer MIG devices; NVIDIA's device plugin must not offer them on this node [default: none]
+    #[arg(long, env = "DIVVY_MIG_STRATEGY", value_name = "STRATEGY")]
+    pub mig_strategy: Option<MigStrategy>,
     /// Where to write labels that describe the node's NVIDIA GPUs, such as nvidia.com/gpu.product [default: off]
     #[arg(long, env = "DIVVY_LABELS", value_name = "WHERE")]
     pub labels: Option<LabelsMode>,
@@ -161,6 +164,29 @@ pub enum DriverSpecMode {
     Auto,
     /// Only report it
     Off,
+}
+
+/// How the agent offers MIG devices. The names are those of NVIDIA's device plugin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MigStrategy {
+    /// Not: a GPU in MIG mode is not offered
+    #[default]
+    None,
+    /// Like a GPU, with its own memory for shares; with --whole-gpus, as nvidia.com/gpu, if all GPUs of the node are divided alike
+    Single,
+    /// Like a GPU, with its own memory for shares; with --whole-gpus, as nvidia.com/mig-PROFILE, such as nvidia.com/mig-1g.5gb
+    Mixed,
+}
+
+impl From<MigStrategy> for divvy_agent_core::MigStrategy {
+    fn from(strategy: MigStrategy) -> Self {
+        match strategy {
+            MigStrategy::None => Self::None,
+            MigStrategy::Single => Self::Single,
+            MigStrategy::Mixed => Self::Mixed,
+        }
+    }
 }
 
 /// Where the agent writes the labels that describe the node's NVIDIA GPUs.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_model::{MemoryUnit, MiB};
 
 use crate::Error;
-use crate::args::{DeviceListStrategy, DriverSpecMode, LabelsMode, Probe, Settings};
+use crate::args::{DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy, Probe, Settings};
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
@@ -40,8 +40,8 @@ pub struct Config {
     pub reserve_memory: MiB,
     /// `--whole-gpus`: shared GPUs are offered as a whole as well.
     pub whole_gpus: bool,
-    /// `--mig-devices`: the memory of MIG devices is shared.
-    pub mig_devices: bool,
+    /// `--mig-strategy`: how MIG devices are offered.
+    pub mig_strategy: MigStrategy,
     /// `--labels`: where the labels of the node's NVIDIA GPUs are written.
     pub labels: LabelsMode,
     /// `--pod-name`: the pod that owns the NodeFeature object of `--labels node-feature`.
@@ -88,7 +88,7 @@ impl Config {
             memory_unit: flags.memory_unit.or(file.memory_unit).unwrap_or(MemoryUnit::GIB),
             reserve_memory: flags.reserve_memory.or(file.reserve_memory).unwrap_or(MiB::ZERO),
             whole_gpus: flags.whole_gpus.or(file.whole_gpus).unwrap_or(false),
-            mig_devices: flags.mig_devices.or(file.mig_devices).unwrap_or(false),
+            mig_strategy: flags.mig_strategy.or(file.mig_strategy).unwrap_or_default(),
             labels: flags.labels.or(file.labels).unwrap_or_default(),
             pod_name: flags.pod_name.or(file.pod_name),
             device_list_strategy: flags.device_list_strategy.or(file.device_list_strategy).unwrap_or_default(),
@@ -99,6 +99,11 @@ impl Config {
                 .unwrap_or(Duration::from_secs(30)),
             probe_interval: flags.probe_interval.or(file.probe_interval).unwrap_or(Duration::from_secs(5)),
         }
+    }
+
+    /// Report whether MIG devices are offered.
+    pub fn offers_mig(&self) -> bool {
+        self.mig_strategy != MigStrategy::None
     }
 
     /// Return the directory for the agent's own files.

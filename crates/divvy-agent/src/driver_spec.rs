@@ -81,7 +81,7 @@ pub(crate) struct SpecOrder {
 }
 
 impl DriverSpec {
-    /// Create the state for `--driver-spec` and `--mig-devices`.
+    /// Create the state for `--driver-spec` and `--mig-strategy`.
     pub(crate) fn new(auto: bool, mig_devices: bool) -> DriverSpec {
         DriverSpec {
             auto,

@@ -38,6 +38,8 @@ struct Machine {
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
     silent_since: Option<Instant>,
+    /// Why GPUs are not offered as a whole with `--mig-strategy single`, as of the last snapshot.
+    unlike: Option<String>,
 }
 
 /// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a failed GPU does not recover
@@ -59,11 +61,12 @@ pub(crate) async fn follow(
             ..Settings::default()
         }),
         drivers: BTreeMap::new(),
-        mig_devices: config.mig_devices,
+        mig_devices: config.offers_mig(),
         reported: BTreeMap::new(),
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
         silent_since: None,
+        unlike: None,
     };
     let timing = Timing {
         poll: config.probe_interval,
@@ -265,6 +268,15 @@ impl Machine {
         }
     }
 
+    /// Log why GPUs are not offered as a whole, and post an event on the node, unless the reason is the same as before.
+    fn post_unlike(&mut self, agent: &Agent, unlike: Option<String>) {
+        if let Some(text) = unlike.as_ref().filter(|_| unlike != self.unlike) {
+            warn!("{text}");
+            agent.post_on_node(true, "GPUsNotDividedAlike", text.clone());
+        }
+        self.unlike = unlike;
+    }
+
     fn publish(&mut self, agent: &Agent) -> Result<Option<String>, Error> {
         let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
         let verdict = |uuid: &str| {
@@ -303,6 +315,15 @@ impl Machine {
             place(a).cmp(&place(b)).then_with(|| a.uuid.cmp(&b.uuid))
         });
         withhold(&mut gpus, |uuid| is_in_use(agent, uuid));
+        let unlike = settings.unlike(&gpus);
+        if unlike.is_some() {
+            let shared = gpus.iter_mut().filter(|gpu| gpu.vendor.shares_memory());
+            // A container that has the whole GPU can start again.
+            shared
+                .filter(|gpu| !is_in_use_as_a_whole(agent, &gpu.uuid))
+                .for_each(|gpu| gpu.whole = None);
+        }
+        self.post_unlike(agent, unlike);
         let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
@@ -367,6 +388,13 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
             ));
         }
     }
+}
+
+/// Report whether a container has the whole GPU.
+fn is_in_use_as_a_whole(agent: &Agent, uuid: &str) -> bool {
+    let core = agent.core();
+    let mut records = core.records();
+    records.any(|record| record.gpus.iter().any(|share| share.uuid == uuid && share.whole))
 }
 
 /// Report whether a grant names the GPU.

@@ -32,7 +32,7 @@ mod registration;
 mod run;
 mod store;
 
-pub use args::{Args, DeviceListStrategy, DriverSpecMode, LabelsMode, Probe, Settings};
+pub use args::{Args, DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;

@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use divvy_agent_core::{Class, Core, Reconciled, ResourceSpec};
+use divvy_agent_core::{Class, Core, Reconciled};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -33,7 +33,7 @@ struct ResourceLabel {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DeviceLabel {
-    resource: &'static str,
+    resource: String,
     healthy: &'static str,
 }
 
@@ -227,12 +227,17 @@ fn describe(registry: &mut Registry, core: &Core) {
         granted.get_or_create(&label).inc_by(gauge(memory));
     }
     let ids: Family<DeviceLabel, Gauge> = Family::default();
-    for spec in ResourceSpec::all().filter(|spec| core.offers(*spec)) {
+    for spec in core.offers() {
         let devices = core.devices(spec);
-        let resource = spec.name.strip_prefix("aliyun.com/").unwrap_or(spec.name);
+        let name = spec.name();
+        let resource = name.strip_prefix("aliyun.com/").unwrap_or(&name);
         for (healthy, is) in [("true", true), ("false", false)] {
             let count = devices.iter().filter(|device| device.healthy == is).count() as u64;
-            ids.get_or_create(&DeviceLabel { resource, healthy }).set(gauge(count));
+            let label = DeviceLabel {
+                resource: resource.to_owned(),
+                healthy,
+            };
+            ids.get_or_create(&label).set(gauge(count));
         }
     }
     let grants: Gauge = Gauge::default();

@@ -1,5 +1,6 @@
 //! The extended resources, as the kubelet's device plugin API sees them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, Refusal};
@@ -13,11 +14,22 @@ use divvy_agent_core::ResourceSpec;
 pub(crate) struct AgentPlugin {
     pub(crate) agent: Arc<Agent>,
     pub(crate) spec: ResourceSpec,
+    name: Cow<'static, str>,
+}
+
+impl AgentPlugin {
+    pub(crate) fn new(agent: Arc<Agent>, spec: ResourceSpec) -> AgentPlugin {
+        AgentPlugin {
+            agent,
+            spec,
+            name: spec.name(),
+        }
+    }
 }
 
 impl Plugin for AgentPlugin {
     fn resource_name(&self) -> &str {
-        self.spec.name
+        &self.name
     }
 
     fn options(&self) -> Options {
@@ -28,7 +40,7 @@ impl Plugin for AgentPlugin {
     }
 
     fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
-        self.agent.devices(self.spec).subscribe()
+        self.agent.devices(self.spec)
     }
 
     fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {

@@ -1,14 +1,17 @@
 //! The agent's life cycle: which tasks it starts, in which order, and how it stops.
 
+use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use divvy_kube::client::{Choice, Connection, connect};
 use divvy_kubelet::checkpoint::Writing;
-use divvy_kubelet::plugin::{Plugin as _, PluginServer, Settings as PluginSettings, Status};
+use divvy_kubelet::plugin::{Device, Plugin as _, PluginServer, Settings as PluginSettings, Status};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
@@ -61,6 +64,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         unit: config.memory_unit,
         reserve: config.reserve_memory,
         whole: config.whole_gpus,
+        mig: config.mig_strategy.into(),
         node_key: store.node_key()?,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id(&config.sys_root),
@@ -89,7 +93,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.mig_devices),
+        driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),
@@ -229,65 +233,110 @@ async fn serve(
         () = stop.cancelled() => return Ok(()),
     }
     let mut offered = agent.offered.subscribe();
+    let mut servers = Servers::new(agent.clone(), config.device_plugin_dir(), stop);
     loop {
         let specs = offered.borrow_and_update().clone();
-        let until_changed = stop.child_token();
-        let mut serving = std::pin::pin!(offer(&agent, &config, specs, &until_changed));
+        servers.offer(&specs);
         tokio::select! {
-            ended = &mut serving => return ended,
+            ended = servers.wait() => return ended,
             // The sender lives as long as the agent.
-            _ = offered.changed() => info!("this node now offers other resources; the agent registers again"),
+            _ = offered.changed() => info!("this node now offers other resources"),
+            () = keep_reconciling(&agent) => {}
         }
-        until_changed.cancel();
-        serving.await?;
     }
 }
 
-/// Serve these resources to the kubelet, and reconcile. After `stop` is cancelled, return as soon as the sockets are removed.
-async fn offer(agent: &Arc<Agent>, config: &Config, specs: Vec<ResourceSpec>, stop: &CancellationToken) -> Result<(), Error> {
-    let mut servers = JoinSet::new();
-    let (mut plugins, mut registrations) = (Vec::new(), Vec::new());
-    for spec in &specs {
-        agent.ready.set(part(*spec), format!("{}: {NOT_REGISTERED}", spec.name));
+/// The device plugins that serve the resources which this node offers.
+struct Servers {
+    agent: Arc<Agent>,
+    directory: PathBuf,
+    stop: CancellationToken,
+    tasks: JoinSet<divvy_kubelet::Result<()>>,
+    running: Vec<Server>,
+    /// Follows whether the kubelet knows the devices of all running plugins.
+    follower: Option<AbortOnDropHandle<()>>,
+}
+
+/// A device plugin that runs.
+struct Server {
+    spec: ResourceSpec,
+    devices: watch::Receiver<Arc<Vec<Device>>>,
+    status: watch::Receiver<Status>,
+}
+
+impl Servers {
+    fn new(agent: Arc<Agent>, directory: PathBuf, stop: CancellationToken) -> Servers {
+        Servers {
+            agent,
+            directory,
+            stop,
+            tasks: JoinSet::new(),
+            running: Vec::new(),
+            follower: None,
+        }
     }
-    if specs.iter().all(|spec| part(*spec) != KUBELET) {
-        agent.ready.clear(KUBELET);
-    }
-    for spec in specs {
-        let plugin = AgentPlugin {
-            agent: agent.clone(),
-            spec,
-        };
-        let settings = PluginSettings::new(config.device_plugin_dir(), spec.socket());
-        let status = watch::Sender::new(Status::default());
-        tokio::spawn(follow_status(agent.clone(), spec, status.subscribe()));
-        registrations.push(Registration {
-            devices: plugin.devices(),
-            name: spec.name.to_owned(),
-            status: status.subscribe(),
+
+    /// Serve these resources as well. The plugins that run already keep running: the kubelet permanently rejects a pod while a plugin is
+    /// gone, and for minutes it lists the capacity of a resource whose plugin has ended. A resource that is no longer offered has no devices.
+    fn offer(&mut self, specs: &[ResourceSpec]) {
+        if specs.iter().all(|spec| part(*spec) != KUBELET) {
+            self.agent.ready.clear(KUBELET);
+        }
+        // The kubelet writes its checkpoint again when it gets the devices of a new plugin.
+        let mut before = None;
+        if self.running.iter().any(|server| !server.status.borrow().is_ready()) {
+            self.agent.core().set_registered(false);
+        }
+        for spec in specs {
+            if self.running.iter().all(|server| server.spec != *spec) {
+                before = Writing::of(&self.directory);
+                let server = self.start(*spec);
+                self.running.push(server);
+            }
+        }
+        let registrations = self.running.iter().map(|server| Registration {
+            devices: server.devices.clone(),
+            name: server.spec.name().into_owned(),
+            status: server.status.clone(),
         });
-        plugins.push((plugin, settings, status));
+        let following = registration::follow(self.agent.clone(), self.directory.clone(), before, registrations.collect());
+        self.follower = Some(AbortOnDropHandle::new(tokio::spawn(following)));
     }
-    let before = Writing::of(&config.device_plugin_dir());
-    tokio::spawn(registration::follow(
-        agent.clone(),
-        config.device_plugin_dir(),
-        before,
-        registrations,
-    ));
-    for (plugin, settings, status) in plugins {
-        servers.spawn(PluginServer::run(Arc::new(plugin), settings, stop.clone(), status));
+
+    fn start(&mut self, spec: ResourceSpec) -> Server {
+        self.agent.ready.set(part(spec), format!("{}: {NOT_REGISTERED}", spec.name()));
+        let plugin = AgentPlugin::new(self.agent.clone(), spec);
+        let status = watch::Sender::new(Status::default());
+        let server = Server {
+            spec,
+            devices: plugin.devices(),
+            status: status.subscribe(),
+        };
+        tokio::spawn(follow_status(self.agent.clone(), spec, status.subscribe()));
+        let settings = PluginSettings::new(self.directory.clone(), spec.socket());
+        self.tasks
+            .spawn(PluginServer::run(Arc::new(plugin), settings, self.stop.clone(), status));
+        server
     }
-    loop {
-        tokio::select! {
-            ended = servers.join_next() => match ended {
+
+    /// Wait until the agent stops and the sockets are removed.
+    async fn wait(&mut self) -> Result<(), Error> {
+        loop {
+            match self.tasks.join_next().await {
                 Some(Ok(Err(error))) => return Err(error.into()),
-                Some(Err(error)) => return Err(Error::Ended { part: "a plugin server", text: error.to_string() }),
+                Some(Err(error)) => {
+                    return Err(Error::Ended {
+                        part: "a plugin server",
+                        text: error.to_string(),
+                    });
+                }
                 // The agent is stopping: the other servers end as well.
                 Some(Ok(Ok(()))) => {}
-                None => return Ok(()),
-            },
-            () = keep_reconciling(agent) => {}
+                None => {
+                    self.stop.cancelled().await;
+                    return Ok(());
+                }
+            }
         }
     }
 }
@@ -340,30 +389,30 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
 }
 
 /// Return the name of the part in `/readyz` for a resource's registration.
-fn part(spec: ResourceSpec) -> &'static str {
+fn part(spec: ResourceSpec) -> Cow<'static, str> {
     match spec.ids {
-        Ids::Units => KUBELET,
-        Ids::Count => "kubelet (gpu-count)",
-        Ids::Whole(_) => spec.name,
+        Ids::Units => Cow::Borrowed(KUBELET),
+        Ids::Count => Cow::Borrowed("kubelet (gpu-count)"),
+        Ids::Whole(_) => spec.name(),
     }
 }
 
 /// Follow a resource's registration for readiness and metrics, until the resource's server ends.
 async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch::Receiver<Status>) {
-    let (name, part) = (spec.name, part(spec));
+    let (name, part) = (spec.name(), part(spec));
     loop {
         let now = status.borrow_and_update().clone();
-        agent.metrics.registration(name, now.is_ready(), now.registrations);
+        agent.metrics.registration(&name, now.is_ready(), now.registrations);
         match now.is_ready() {
-            true => agent.ready.clear(part),
+            true => agent.ready.clear(&part),
             false => {
                 let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
-                agent.ready.set(part, format!("{name}: {text}"));
+                agent.ready.set(part.clone(), format!("{name}: {text}"));
             }
         }
         if status.changed().await.is_err() {
             // The server has ended. If the node no longer offers the resource, nothing waits for it.
-            agent.ready.clear(part);
+            agent.ready.clear(&part);
             return;
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_model::kept;
-use divvy_model::{ContainerKind, ContainerRequest, Node, PodRequest, Vendor, names, quantity_milli, quantity_value};
+use divvy_model::{ContainerKind, ContainerRequest, Node, PodRequest, WholeKind, names, quantity_milli, quantity_value};
 use divvy_why::{Claim, ClaimState, HostPort, Owner, Reported, Site, Tenant, Wants};
 use kube::core::ObjectMeta;
 
@@ -43,11 +43,11 @@ pub fn site(object: &NodeObject) -> Site {
 fn elsewhere(node: &Node) -> u64 {
     let inventory = node.inventory.as_ref().and_then(|inventory| inventory.as_ref().ok());
     let gpus = inventory.map_or(&[][..], |inventory| &inventory.gpus);
-    let ours = |vendor: Vendor| gpus.iter().any(|gpu| gpu.whole && gpu.vendor == vendor);
+    let ours = |kind: WholeKind| gpus.iter().any(|gpu| gpu.whole == Some(kind));
     let theirs = node
-        .whole_gpus
+        .whole
         .iter()
-        .filter(|(vendor, _)| vendor.shares_memory() && !ours(**vendor));
+        .filter(|(kind, _)| kind.vendor().shares_memory() && !ours(**kind));
     theirs.fold(0, |sum, (_, gpus)| sum.saturating_add(*gpus))
 }
 

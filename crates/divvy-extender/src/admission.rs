@@ -8,7 +8,7 @@
 //! that command compares the two.
 
 use divvy_kube::objects::PodSpec;
-use divvy_model::{Vendor, names};
+use divvy_model::{Vendor, WholeKind, names};
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -19,6 +19,11 @@ pub fn managed() -> impl Iterator<Item = &'static str> {
     [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
         .chain(Vendor::ALL.map(Vendor::whole_resource))
+}
+
+/// Report whether the extender places pods that request this resource: one of [`managed`], or the resource of MIG devices of a profile.
+pub fn is_managed(resource: &str) -> bool {
+    managed().any(|name| name == resource) || WholeKind::of_resource(resource).is_some()
 }
 
 /// Return the resources of [`managed`] whose pods are assigned to a second scheduler. Whole GPUs of a vendor whose GPUs Divvy shares are not

@@ -136,7 +136,7 @@ impl GpuFacts {
             if self.divisions().is_empty() {
                 ""
             } else {
-                ", or let the agent offer MIG devices (--mig-devices)"
+                ", or let the agent offer its MIG devices (--mig-strategy)"
             }
         ))
     }

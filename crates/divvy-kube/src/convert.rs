@@ -2,11 +2,11 @@
 
 mod read_pod;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::limits::{QUOTED_BYTES, shortened};
+use divvy_model::limits::{NODE_GPUS, QUOTED_BYTES, shortened};
 use divvy_model::{
-    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeContainer,
+    ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, WholeContainer, WholeKind,
     WholeRequest, legacy, names, quantity_milli, quantity_value,
 };
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -58,10 +58,13 @@ fn nominated(object: &PodObject) -> Option<Box<str>> {
 /// Return an error text if one of the node's quantities that Divvy reads is not a valid quantity.
 pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     let status = object.status.as_ref()?;
-    let read = [names::GPU_MEM, names::GPU_COUNT, "cpu", "memory", "pods"];
+    let is_read = |name: &str| {
+        let known = [names::GPU_MEM, names::GPU_COUNT, "cpu", "memory", "pods"];
+        known.contains(&name) || WholeKind::of_resource(name).is_some()
+    };
     for (map, what) in [(&status.capacity, "capacity"), (&status.allocatable, "allocatable")] {
-        for name in read.into_iter().chain(Vendor::ALL.map(Vendor::whole_resource)) {
-            if let Some(Err(error)) = map.get(name).map(|amount| quantity_value(&amount.0)) {
+        for (name, amount) in map.iter().filter(|(name, _)| is_read(name)) {
+            if let Err(error) = quantity_value(&amount.0) {
                 return Some(format!("status.{what}, {name}: {error}"));
             }
         }
@@ -69,11 +72,18 @@ pub fn unreadable_quantity(object: &NodeObject) -> Option<String> {
     None
 }
 
-/// Return how much of a resource a node offers. After a device plugin has ended, the kubelet still lists the capacity for some
-/// minutes, but 0 as allocatable.
-fn offered(status: &NodeStatus, resource: &str) -> u64 {
-    let amount = status.allocatable.get(resource).or_else(|| status.capacity.get(resource));
-    amount.and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0)
+/// Return what a node offers as a whole, and how much of it. After a device plugin has ended, the kubelet still lists the capacity for
+/// some minutes, but 0 as allocatable.
+fn whole_of(status: &NodeStatus) -> BTreeMap<WholeKind, u64> {
+    let listed = status.allocatable.iter().chain(status.capacity.iter());
+    let mut kinds = BTreeMap::new();
+    for (kind, amount) in listed.filter_map(|(name, amount)| Some((WholeKind::of_resource(name)?, amount))) {
+        if kinds.len() < NODE_GPUS {
+            kinds.entry(kind).or_insert_with(|| quantity_value(&amount.0).unwrap_or(0));
+        }
+    }
+    kinds.retain(|_, devices| *devices > 0);
+    kinds
 }
 
 /// Convert a node. Quantities that cannot be read count as zero; lists and watches skip such nodes ([`unreadable_quantity`]).
@@ -96,11 +106,7 @@ pub fn node(object: &NodeObject) -> Node {
             .map(|address| address.address.clone()),
         capacity_units: value(&status.capacity, names::GPU_MEM),
         capacity_gpus: value(&status.capacity, names::GPU_COUNT),
-        whole_gpus: Vendor::ALL
-            .into_iter()
-            .map(|vendor| (vendor, offered(status, vendor.whole_resource())))
-            .filter(|(_, gpus)| *gpus > 0)
-            .collect(),
+        whole: whole_of(status),
         runtime: status
             .node_info
             .as_ref()
@@ -125,7 +131,7 @@ pub fn node(object: &NodeObject) -> Node {
 /// Most pods of a cluster request none of these resources. Their request is empty, and their annotations are not read.
 ///
 /// # Errors
-/// Fails if a quantity of gpu-mem, gpu-count, or a vendor's whole GPUs cannot be read.
+/// Fails if a quantity of gpu-mem, gpu-count, whole GPUs, or MIG devices cannot be read.
 pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     let units: Vec<u64> = amounts(object, names::GPU_MEM, quantity_value)?;
     let counts: Vec<u64> = amounts(object, names::GPU_COUNT, quantity_value)?;
@@ -150,25 +156,29 @@ pub fn request(object: &PodObject) -> Result<PodRequest, divvy_model::Error> {
     Ok(PodRequest::with_whole(containers, whole, rules))
 }
 
-/// Return the pod's requests for whole GPUs, one for each vendor.
+/// Return the pod's requests for whole GPUs and MIG devices, one for each kind.
 fn whole(object: &PodObject) -> Result<Vec<WholeRequest>, divvy_model::Error> {
-    let mut requests = Vec::new();
-    for vendor in Vendor::ALL {
-        let amounts = amounts(object, vendor.whole_resource(), quantity_value)?;
-        let asked = in_order(object).zip(amounts).filter(|(_, gpus)| *gpus > 0);
-        let mut containers: Vec<WholeContainer> = asked
-            .map(|((kind, container), gpus)| WholeContainer {
-                name: container.name.clone(),
-                kind,
-                gpus,
-            })
-            .collect();
-        containers.shrink_to_fit();
-        if !containers.is_empty() {
-            requests.push(WholeRequest { vendor, containers });
+    let mut found: BTreeMap<WholeKind, Vec<WholeContainer>> = BTreeMap::new();
+    for (order, container) in in_order(object) {
+        let Resources { requests, limits } = &container.resources;
+        let implied = limits.iter().filter(|(name, _)| !requests.contains_key(name));
+        for (name, amount) in requests.iter().chain(implied) {
+            let Some(kind) = WholeKind::of_resource(name) else { continue };
+            let gpus = quantity_value(&amount.0).map_err(|error| in_container(object, container, name, &error))?;
+            if gpus > 0 {
+                found.entry(kind).or_default().push(WholeContainer {
+                    name: container.name.clone(),
+                    kind: order,
+                    gpus,
+                });
+            }
         }
     }
-    Ok(requests)
+    let requests = found.into_iter().map(|(kind, mut containers)| {
+        containers.shrink_to_fit();
+        WholeRequest { kind, containers }
+    });
+    Ok(requests.collect())
 }
 
 /// Return the first container that requests GPU memory but also chooses GPUs with its own `NVIDIA_VISIBLE_DEVICES`, and the value.
@@ -201,22 +211,26 @@ fn in_order(object: &PodObject) -> impl Iterator<Item = (ContainerKind, &Contain
 /// the API server's defaulting.
 fn amounts(
     object: &PodObject,
-    resource: &'static str,
+    resource: &str,
     read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
 ) -> Result<Vec<u64>, divvy_model::Error> {
     in_order(object)
         .map(|(_, container)| match amount_of(container, resource) {
             None => Ok(0),
-            Some(amount) => read(&amount.0).map_err(|error| divvy_model::Error::Invalid {
-                what: resource,
-                text: format!(
-                    "in container {} of pod {}: {error}",
-                    shortened(&container.name, QUOTED_BYTES),
-                    shortened(object.metadata.name.as_deref().unwrap_or("?"), QUOTED_BYTES)
-                ),
-            }),
+            Some(amount) => read(&amount.0).map_err(|error| in_container(object, container, resource, &error)),
         })
         .collect()
+}
+
+fn in_container(object: &PodObject, container: &Container, resource: &str, error: &divvy_model::Error) -> divvy_model::Error {
+    divvy_model::Error::Invalid {
+        what: resource.to_owned().into(),
+        text: format!(
+            "in container {} of pod {}: {error}",
+            shortened(&container.name, QUOTED_BYTES),
+            shortened(object.metadata.name.as_deref().unwrap_or("?"), QUOTED_BYTES)
+        ),
+    }
 }
 
 fn amount_of<'a>(container: &'a Container, resource: &str) -> Option<&'a Amount> {
@@ -235,7 +249,7 @@ fn overhead(
 /// Compute a pod's effective request for CPU or main memory, by Kubernetes' formula ([`PodRequest::effective`]).
 fn effective(
     object: &PodObject,
-    resource: &'static str,
+    resource: &str,
     read: impl Fn(&str) -> Result<u64, divvy_model::Error>,
 ) -> Result<u64, divvy_model::Error> {
     let kinds = in_order(object).map(|(kind, _)| kind);

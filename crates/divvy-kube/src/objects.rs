@@ -159,8 +159,8 @@ impl Amounts {
 
     /// Return the amount of a resource; `None` if the resource is not listed.
     pub fn get(&self, resource: &str) -> Option<&Amount> {
-        let found = self.0.iter().find(|(name, _)| *name == resource);
-        found.map(|(_, amount)| amount)
+        let found = self.0.binary_search_by(|(name, _)| name.as_ref().cmp(resource));
+        found.ok().map(|position| &self.0[position].1)
     }
 
     /// Report whether a resource is listed, even if its amount is zero.

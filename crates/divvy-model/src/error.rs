@@ -26,8 +26,8 @@ pub enum Error {
     /// The value is outside the range or grammar that the format allows.
     #[error("{what}: {text}")]
     Invalid {
-        /// The name of the field or format.
-        what: &'static str,
+        /// The name of the field, format, or resource.
+        what: Box<str>,
         /// A sentence that says what was found and what is allowed.
         text: String,
     },
@@ -49,8 +49,8 @@ impl Error {
         }
     }
 
-    pub(crate) fn invalid(what: &'static str, text: impl Into<String>) -> Self {
-        let text = text.into();
+    pub(crate) fn invalid(what: impl Into<Box<str>>, text: impl Into<String>) -> Self {
+        let (what, text) = (what.into(), text.into());
         let text = match text.len() > ERROR_BYTES {
             true => shortened(&text, ERROR_BYTES).into_owned(),
             false => text,

@@ -8,7 +8,7 @@ use crate::limits::{
     DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, GPU_NODES, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS,
     REASON_BYTES, SHORT_TEXT_BYTES, quoted,
 };
-use crate::{Error, MemoryUnit, MiB, Vendor};
+use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind};
 
 use wire::Wire;
 
@@ -70,9 +70,10 @@ pub struct Gpu {
     pub reserve: MiB,
     /// The number of units that the GPU offers: `(total − reserve) / unit`, rounded down. 0 for a GPU that is offered only as a whole.
     pub units: u64,
-    /// Whether the GPU is offered as a whole, through its vendor's resource ([`Vendor::whole_resource`]). A GPU of a vendor whose GPUs are
-    /// shared ([`Vendor::shares_memory`]) is then offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a share on it is not free as a whole.
-    pub whole: bool,
+    /// The resource through which the GPU is offered as a whole ([`WholeKind::resource`]). `None` if it is not offered as a whole. A GPU of a
+    /// vendor whose GPUs are shared ([`Vendor::shares_memory`]) is then offered in both ways: a pod that has the whole GPU holds all its units,
+    /// and a GPU with a share on it is not free as a whole.
+    pub whole: Option<WholeKind>,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     pub held: MiB,
     /// NUMA node; `None` if the platform does not report it.
@@ -265,13 +266,13 @@ impl Inventory {
 impl Gpu {
     /// Report whether the GPU's memory is shared, as `aliyun.com/gpu-mem`. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.vendor.shares_memory()
+        self.whole.is_none() || self.vendor.shares_memory()
     }
 
     /// Return how much memory of the GPU pods can hold. This is `units`, the memory of the GPU's units. If that is zero and the
     /// GPU is offered as a whole, it is [`Gpu::whole_capacity`], which only one pod can hold.
     pub fn at_least_whole(&self, units: MiB) -> MiB {
-        match self.whole && units == MiB::ZERO {
+        match self.whole.is_some() && units == MiB::ZERO {
             true => self.whole_capacity(),
             false => units,
         }
@@ -306,6 +307,34 @@ mod tests {
     }
 
     const SECOND: &str = r#"{"v":2,"agent":"0.2.0","drivers":{"amd":"6.10.5"},"unitMiB":1024,"gpus":[{"vendor":"amd","uuid":"0x18f3a9c2b7d4e610","index":0,"nodes":["dri/card1","dri/renderD128"],"partition":{"parent":"0000:19:00.0","profile":"cpx_nps1"},"pci":"0000:19:00.0","model":"AMD Instinct MI210","cc":"gfx90a","sms":104,"clockMHz":0,"totalMiB":65520,"reserveMiB":0,"units":0,"whole":true,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["0x2","xgmi",1]]}]}"#;
+
+    #[test]
+    fn a_mig_device_is_offered_as_a_whole_through_the_resource_that_the_inventory_names() {
+        let text = TEXT.replacen("\"v\":1", "\"v\":2", 1).replacen(
+            "\"driver\":\"550.54.15\"",
+            "\"drivers\":{\"nvidia\":\"550.54.15\"}",
+            1,
+        );
+        let text = text.replacen("\"minor\":0", "\"nodes\":[\"nvidia0\"]", 1).replacen(
+            "{\"uuid\"",
+            "{\"vendor\":\"nvidia\",\"uuid\"",
+            1,
+        );
+        let whole = |field: &str| {
+            let text = text.replacen("\"units\":40", &format!("\"units\":40{field}"), 1);
+            let inventory = Inventory::parse(&text).expect("an inventory");
+            let gpu = &inventory.gpus[0];
+            assert!(gpu.is_shared(), "a share fits on it as well");
+            let other = Inventory::parse(&inventory.to_json()).expect("what was written");
+            assert_eq!(other, inventory);
+            (gpu.whole, inventory.to_json() == text)
+        };
+        let mig = WholeKind::Mig("2g.10gb".parse().expect("a profile"));
+        assert_eq!(whole(",\"wholeResource\":\"nvidia.com/mig-2g.10gb\""), (Some(mig), true));
+        assert_eq!(whole(",\"whole\":true"), (Some(WholeKind::Gpu(Vendor::Nvidia)), true));
+        // What a later release may offer.
+        assert_eq!(whole(",\"wholeResource\":\"nvidia.com/slice\""), (None, false));
+    }
 
     #[test]
     fn whole_gpus_of_another_vendor_need_version_2() {
@@ -359,7 +388,7 @@ mod tests {
         let second: [&dyn Fn(&mut Inventory); 5] = [
             &|inventory| inventory.drivers = BTreeMap::from([(Vendor::Amd, "6.10.5".to_owned())]),
             &|inventory| inventory.gpus[0].vendor = Vendor::Amd,
-            &|inventory| (inventory.gpus[0].whole, inventory.gpus[0].units) = (true, 0),
+            &|inventory| (inventory.gpus[0].whole, inventory.gpus[0].units) = (Some(WholeKind::Gpu(Vendor::Nvidia)), 0),
             &|inventory| inventory.gpus[0].partition = part(),
             &|inventory| inventory.gpus[0].nodes = vec!["nvidia007".to_owned()],
         ];

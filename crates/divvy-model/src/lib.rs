@@ -32,6 +32,7 @@ mod rules;
 pub mod runtime;
 pub mod scores;
 mod vendor;
+mod whole;
 
 pub use allocation::{Allocation, ContainerShare, GpuShare};
 pub use container::{ContainerKind, ContainerRequest, WholeContainer};
@@ -48,6 +49,7 @@ pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{PodRequest, WholeRequest};
 pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
+pub use whole::{MigProfile, WholeKind};
 
 /// Parse one of Divvy's JSON formats of which only version 1 exists. See [`parse_versions`].
 fn parse_versioned<T: serde::de::DeserializeOwned>(what: &'static str, text: &str, most: usize) -> Result<T, Error> {

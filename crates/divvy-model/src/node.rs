@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use crate::{Error, Inventory, Vendor};
+use crate::{Error, Inventory, WholeKind};
 
 /// The fields of a Kubernetes node that Divvy reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -15,9 +15,9 @@ pub struct Node {
     pub capacity_units: u64,
     /// `status.capacity` of `aliyun.com/gpu-count`. 0 if absent.
     pub capacity_gpus: u64,
-    /// How many GPUs the node offers through each vendor's resource for whole GPUs ([`Vendor::whole_resource`]). Vendors with 0
-    /// GPUs are omitted. Divvy's agent or another device plugin advertises the GPUs.
-    pub whole_gpus: BTreeMap<Vendor, u64>,
+    /// How many GPUs and MIG devices the node offers as a whole, by kind. Kinds with 0 devices are omitted. Divvy's agent or another
+    /// device plugin advertises them.
+    pub whole: BTreeMap<WholeKind, u64>,
     /// `status.nodeInfo.containerRuntimeVersion`, such as `containerd://2.1.4`.
     pub runtime: Option<String>,
     /// `status.allocatable` of `aliyun.com/gpu-mem`, in units. It excludes the units of failed GPUs.

@@ -1,8 +1,9 @@
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::limits::ALLOCATION_SHARES;
-use crate::{ContainerKind, ContainerRequest, Error, GpuRules, Vendor, WholeContainer, names};
+use crate::{ContainerKind, ContainerRequest, Error, GpuRules, WholeContainer, WholeKind, names};
 
 /// A pod's request. The containers are in the order in which the kubelet admits them: first the init containers in the order of
 /// the spec, and then the others.
@@ -11,19 +12,19 @@ pub struct PodRequest {
     /// The containers. A container without a request makes no difference, so such containers are dropped when a pod is read from
     /// the API server.
     pub containers: Vec<ContainerRequest>,
-    /// The whole GPUs that the pod requests. `None` if it requests none. A pod requests either whole GPUs of one vendor or shared
-    /// memory. For a pod that requests both, `rules` is an error.
+    /// The whole GPUs or MIG devices that the pod requests. `None` if it requests none. A pod requests either whole devices of one
+    /// kind or shared memory. For a pod that requests both, `rules` is an error.
     pub whole: Option<Box<WholeRequest>>,
     /// The rules in the pod's annotations. `None` means that the pod accepts any GPU. If the rules are an error, the pod fits on
     /// no node.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
 }
 
-/// A pod's request for whole GPUs.
+/// A pod's request for whole GPUs or MIG devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WholeRequest {
-    /// The vendor whose resource the pod requests ([`Vendor::whole_resource`]).
-    pub vendor: Vendor,
+    /// What the pod requests.
+    pub kind: WholeKind,
     /// The containers that request GPUs, in the kubelet's order.
     pub containers: Vec<WholeContainer>,
 }
@@ -99,15 +100,16 @@ impl PodRequest {
             if let Some(GpuRules { gpus: Some(_), .. }) = rules {
                 let text = format!(
                     "it spreads shared memory; for whole GPUs, the number is the amount of {}",
-                    whole.vendor.whole_resource()
+                    whole.kind.resource()
                 );
                 return Err(Error::invalid(names::GPUS, text));
             }
             if asked > ALLOCATION_SHARES as u64 {
                 let text = format!(
-                    "the containers request {asked} GPUs together; at most {ALLOCATION_SHARES} are possible: split the pod"
+                    "the containers request {asked} {} together; at most {ALLOCATION_SHARES} are possible: split the pod",
+                    whole.kind.plural()
                 );
-                return Err(Error::invalid(whole.vendor.whole_resource(), text));
+                return Err(Error::invalid(whole.kind.resource(), text));
             }
             return Ok(());
         }
@@ -192,19 +194,24 @@ fn effective(requests: impl Iterator<Item = (ContainerKind, u64)>) -> Option<u64
 /// Return an error if a pod requests more than one kind of GPU, because no node can provide several kinds in one allocation.
 fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Error> {
     let memory = containers.iter().any(|container| container.units > 0);
-    let resources = whole.iter().map(|whole| whole.vendor.whole_resource());
-    let asked: Vec<&'static str> = memory.then_some(names::GPU_MEM).into_iter().chain(resources).collect();
+    let resources = whole.iter().map(|whole| whole.kind.resource());
+    let asked: Vec<Cow<'static, str>> = memory
+        .then_some(Cow::Borrowed(names::GPU_MEM))
+        .into_iter()
+        .chain(resources)
+        .collect();
     let [first, .., last] = asked.as_slice() else { return None };
     let text = format!(
-        "the pod also requests {last}; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod"
+        "the pod also requests {last}; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod"
     );
-    Some(Error::invalid(first, text))
+    Some(Error::invalid(first.clone(), text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::ContainerKind::{App, Init, Sidecar};
     use super::*;
+    use crate::Vendor;
 
     fn check(containers: &[(ContainerKind, u64)], expected: Option<u64>) {
         let containers = containers
@@ -247,7 +254,7 @@ mod tests {
                 gpus: *gpus,
             });
             let request = WholeRequest {
-                vendor: Vendor::Amd,
+                kind: WholeKind::Gpu(Vendor::Amd),
                 containers: containers.collect(),
             };
             let found: Vec<(u64, u64)> = request
@@ -356,7 +363,7 @@ mod tests {
     #[test]
     fn a_pod_gets_whole_gpus_of_one_vendor_or_shared_memory_and_not_both() {
         let whole = |vendor: Vendor, counts: &[(ContainerKind, u64)]| WholeRequest {
-            vendor,
+            kind: WholeKind::Gpu(vendor),
             containers: counts
                 .iter()
                 .enumerate()
@@ -386,13 +393,13 @@ mod tests {
                 memory.clone(),
                 vec![amd()],
                 None,
-                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod",
+                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),
                 vec![whole(Vendor::Nvidia, &[(App, 1)]), amd()],
                 None,
-                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two, or split the pod",
+                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),
@@ -404,7 +411,7 @@ mod tests {
                 Vec::new(),
                 vec![whole(Vendor::Amd, &[(App, 257)])],
                 None,
-                "amd.com/gpu: the containers request 257 GPUs together; at most 256 are possible: split the pod",
+                "amd.com/gpu: the containers request 257 AMD GPUs together; at most 256 are possible: split the pod",
             ),
         ] {
             let request = PodRequest::with_whole(containers, whole, rules);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, GpuRules, MemoryUnit, MiB, Pod, PodRequest, Vendor};
+use divvy_model::{Error, GpuRules, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
 
 use crate::node::{GpuState, NodeState, Source};
 use crate::products::Product;
@@ -15,8 +15,8 @@ const WANTED_BYTES: usize = 100;
 /// A pod's request, as far as placement uses it: memory of one GPU, or the same amount of each of several, or whole GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
-    /// The vendor whose GPUs the pod requests as a whole; `None` for a pod that requests shared memory, or nothing.
-    pub whole: Option<Vendor>,
+    /// What the pod requests as a whole; `None` for a pod that requests shared memory, or nothing.
+    pub whole: Option<WholeKind>,
     /// The number of units in total, by Kubernetes' formula for the effective request of a pod; 0 for whole GPUs.
     pub units: u64,
     /// The number of GPUs, all on one node; at least 1.
@@ -49,10 +49,10 @@ impl Ask {
         }
     }
 
-    /// Create a request for this many whole GPUs of a vendor.
-    pub fn whole(vendor: Vendor, gpus: u64) -> Ask {
+    /// Create a request for this many whole GPUs or MIG devices of a kind.
+    pub fn whole(kind: impl Into<WholeKind>, gpus: u64) -> Ask {
         Ask {
-            whole: Some(vendor),
+            whole: Some(kind.into()),
             units: 0,
             gpus: usize::try_from(gpus).unwrap_or(usize::MAX).max(1),
             memory: Some(MiB::ZERO),
@@ -67,7 +67,7 @@ impl Ask {
         if let Some(whole) = request.whole.as_deref().filter(|_| !request.wants_memory()) {
             return Ask {
                 rules: request.rules.clone(),
-                ..Ask::whole(whole.vendor, whole.gpus().unwrap_or(u64::MAX))
+                ..Ask::whole(whole.kind, whole.gpus().unwrap_or(u64::MAX))
             };
         }
         let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
@@ -100,11 +100,11 @@ impl Ask {
         self.units == 0 && self.whole.is_none()
     }
 
-    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or whole and of the requested vendor. Memory
+    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or as a whole of the requested kind. Memory
     /// of several GPUs is not on parts of GPUs, because a CUDA process uses only one MIG device (NVIDIA's MIG User Guide).
     pub fn is_for(&self, gpu: &GpuState) -> bool {
         match self.whole {
-            Some(vendor) => gpu.is_whole_of(vendor),
+            Some(_) => gpu.whole == self.whole,
             None => gpu.is_shared() && (self.gpus == 1 || !gpu.is_part),
         }
     }
@@ -133,7 +133,7 @@ impl Ask {
     /// Report whether the extender leaves this pod to kube-scheduler on this node, because another device plugin offers the whole GPUs that
     /// the pod requests there. The products of these GPUs are not known, so a pod with rules cannot use them.
     pub fn is_left_to_another_plugin(&self, state: &NodeState) -> bool {
-        self.rules.is_none() && self.whole.is_some_and(|vendor| state.elsewhere.contains(&vendor))
+        self.rules.is_none() && self.whole.is_some_and(|kind| state.elsewhere.contains(&kind))
     }
 
     /// Report whether the pod requests several GPUs on a node where a pod can get only one: gpushare's device plugin gives no
@@ -155,11 +155,25 @@ impl Ask {
         self.rules().is_none_or(|rules| rules.models.allows(product))
     }
 
-    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`, `2 whole AMD GPUs`.
+    /// Return what the pod requests, in the number in which it requests it: `MIG 1g.5gb device`, `AMD GPUs`.
+    pub(crate) fn devices(&self) -> String {
+        match (self.whole, self.gpus) {
+            (None, 1) => "GPU".to_owned(),
+            (Some(kind), 1) => kind.to_string(),
+            _ => self.plural(),
+        }
+    }
+
+    /// Return the plural of what the pod requests: `GPUs`, `MIG 1g.5gb devices`.
+    pub(crate) fn plural(&self) -> String {
+        self.whole.map_or_else(|| "GPUs".to_owned(), WholeKind::plural)
+    }
+
+    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`, `2 whole AMD GPUs`, `1 whole MIG 1g.5gb
+    /// device`.
     pub fn amount(&self) -> String {
-        if let Some(vendor) = self.whole {
-            let s = if self.gpus == 1 { "" } else { "s" };
-            return format!("{} whole {vendor} GPU{s}", self.gpus);
+        if self.whole.is_some() {
+            return format!("{} whole {}", self.gpus, self.devices());
         }
         let s = if self.units == 1 { "" } else { "s" };
         match self.memory {
@@ -181,8 +195,8 @@ impl fmt::Display for Ask {
     /// Format the request: `3 units (3072 MiB)`, `3 units (3072 MiB) on a GPU of a product like A100*`, `2 whole AMD GPUs (amd.com/gpu)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.amount())?;
-        if let Some(vendor) = self.whole {
-            write!(f, " ({})", vendor.whole_resource())?;
+        if let Some(kind) = self.whole {
+            write!(f, " ({})", kind.resource())?;
         }
         match self.wanted() {
             Some(rules) if self.whole.is_some() => write!(f, " {rules}"),

@@ -20,8 +20,8 @@ pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(
     if let Some(why) = state.unusable(ask.whole) {
         return Err(Refusal::Unusable(why.clone()));
     }
-    if let Some(vendor) = ask.whole.filter(|_| !state.gpus.iter().any(|gpu| ask.is_for(gpu))) {
-        return Err(Refusal::NoneOfVendor(vendor));
+    if let Some(kind) = ask.whole.filter(|_| !state.gpus.iter().any(|gpu| ask.is_for(gpu))) {
+        return Err(Refusal::NoneOfKind(kind));
     }
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));

@@ -1,6 +1,7 @@
+use std::borrow::Cow;
 use std::fmt;
 
-use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, Vendor};
+use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, WholeKind};
 
 use crate::ask::Ask;
 use crate::ledger::Ledger;
@@ -22,7 +23,7 @@ pub struct NodeReport {
     pub source: Option<Source>,
     /// The cluster's unit of gpu-mem.
     pub unit: MemoryUnit,
-    /// The GPUs of the requested kind in ascending order of index: the shared ones, or a vendor's whole ones.
+    /// The GPUs of the requested kind in ascending order of index: the shared ones, or those that are offered as a whole.
     pub gpus: Vec<GpuReport>,
     /// The number of GPUs that look free here but are in use, because pods hold whole GPUs without an allocation
     /// ([`NodeView::unlocated_whole`]).
@@ -190,7 +191,9 @@ impl fmt::Display for NodeReport {
             Ok(gpus) if gpus.is_empty() => write!(
                 f,
                 "node {node} is left to kube-scheduler: another device plugin offers {} there",
-                self.ask.whole.map_or("the requested GPUs", Vendor::whole_resource)
+                self.ask
+                    .whole
+                    .map_or(Cow::Borrowed("the requested GPUs"), WholeKind::resource)
             ),
             Ok(gpus) => write!(f, "node {node} has room for {} on {}", self.ask, gpu_list(gpus)),
             Err(Refusal::UnknownNode) => write!(f, "node {node} is not known"),
@@ -205,7 +208,7 @@ impl fmt::Display for NodeReport {
                 f,
                 "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"
             ),
-            Err(Refusal::NoneOfVendor(vendor)) => write!(f, "node {node} has no {vendor} GPUs that Divvy offers"),
+            Err(Refusal::NoneOfKind(kind)) => write!(f, "node {node} has no {} that Divvy offers", kind.plural()),
             Err(Refusal::TooFewWhole(_)) => self.fmt_whole(f),
             Err(Refusal::NoGpuFits | Refusal::NoGpuTaken(_) | Refusal::TooFewFit(_)) => {
                 match self.ask.wanted() {
@@ -247,10 +250,13 @@ impl NodeReport {
     fn fmt_whole(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (fit, taken) = self.fitting();
         let (node, needed) = (&self.node, self.ask.gpus);
-        let vendor = self.ask.whole.unwrap_or_default();
         let rules = self.ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
         let are = if needed == 1 { "is" } else { "are" };
-        write!(f, "node {node}: {fit} of {taken} {vendor} GPUs{rules} are not allocated")?;
+        write!(
+            f,
+            "node {node}: {fit} of {taken} {}{rules} are not allocated",
+            self.ask.plural()
+        )?;
         if self.unnamed > 0 {
             write!(f, ", but pods without an allocation use {} of them", self.unnamed)?;
         }
@@ -305,7 +311,7 @@ impl Ledger {
             source: view.and_then(|view| view.state()).map(|state| state.source.clone()),
             unit: self.unit(),
             gpus,
-            unnamed: view.zip(ask.whole).map_or(0, |(view, vendor)| view.unlocated_whole(vendor)),
+            unnamed: view.zip(ask.whole).map_or(0, |(view, kind)| view.unlocated_whole(kind)),
         }
     }
 

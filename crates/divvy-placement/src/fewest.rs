@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Health, MemoryUnit, MiB, Pod, Vendor};
+use divvy_model::{Health, MemoryUnit, MiB, Pod, WholeKind};
 
 use crate::ask::Ask;
 use crate::node::NodeState;
@@ -72,9 +72,7 @@ pub(crate) fn there<'a>(
 /// because a victim on one GPU may also free memory on others.
 pub(crate) fn fewest<'a>(entry: &NodeAccount, ask: &Ask, candidates: &[&PodOnNode<'a>]) -> Option<Victims<'a>> {
     let free = |position, own| entry.free_beside(position, own);
-    let held = ask
-        .whole
-        .map_or_else(Vec::new, |vendor| entry.located_whole(vendor).collect());
+    let held = ask.whole.map_or_else(Vec::new, |kind| entry.located_whole(kind).collect());
     fewest_where(entry, ask, &free, entry.needed_now(ask), held, candidates)
 }
 
@@ -183,8 +181,8 @@ pub(crate) struct PodOnNode<'a> {
     pub(crate) pod: &'a Pod,
     /// Memory by position in [`crate::NodeState::gpus`]. Each position occurs once, with more than 0 MiB.
     shares: Vec<(usize, MiB)>,
-    /// The number of whole GPUs that the pod holds without an allocation, and their vendor.
-    unnamed: Option<(Vendor, u64)>,
+    /// The number of whole GPUs that the pod holds without an allocation, and their kind.
+    unnamed: Option<(WholeKind, u64)>,
 }
 
 impl PodOnNode<'_> {
@@ -198,10 +196,10 @@ impl PodOnNode<'_> {
         !self.shares.is_empty() || self.unnamed.is_some()
     }
 
-    /// Return how many of the vendor's whole GPUs become free when the pod goes, in addition to the GPUs in `shares`.
-    fn unnamed(&self, vendor: Option<Vendor>) -> usize {
-        let of_vendor = self.unnamed.filter(|(of, _)| Some(*of) == vendor);
-        of_vendor.map_or(0, |(_, gpus)| usize::try_from(gpus).unwrap_or(usize::MAX))
+    /// Return how many whole GPUs of the kind become free when the pod goes, in addition to the GPUs in `shares`.
+    fn unnamed(&self, kind: Option<WholeKind>) -> usize {
+        let of_kind = self.unnamed.filter(|(of, _)| Some(*of) == kind);
+        of_kind.map_or(0, |(_, gpus)| usize::try_from(gpus).unwrap_or(usize::MAX))
     }
 }
 

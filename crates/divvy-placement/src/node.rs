@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, legacy};
+use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, WholeKind, legacy};
 
 use crate::hash::rank;
 use crate::products::{Product, Products};
@@ -21,9 +21,9 @@ pub struct NodeState {
     pub gpus: Vec<GpuState>,
     /// Units in which pods of this node may request memory, in addition to the cluster's unit ([`Inventory::other_units`]).
     pub other_units: BTreeSet<MemoryUnit>,
-    /// The vendors whose whole GPUs another device plugin offers on this node: the node has capacity of the vendor's resource, but Divvy's
-    /// agent offers none of it. Which GPUs these are is not known.
-    pub elsewhere: BTreeSet<Vendor>,
+    /// What another device plugin offers as a whole on this node: the node has capacity of the resource, but Divvy's agent offers none of it.
+    /// Which GPUs or MIG devices these are is not known.
+    pub elsewhere: BTreeSet<WholeKind>,
     /// How the GPUs are connected, by their positions in [`NodeState::gpus`].
     pub topology: Topology,
     /// Allocatable CPU in thousandths of a core.
@@ -41,9 +41,9 @@ pub struct NodeState {
 pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// Whether the GPU is offered as a whole, through its vendor's resource. A pod that gets the GPU in this way holds all
-    /// of its memory. If the vendor's GPUs are shared as well, the memory is shared as long as no pod has the whole GPU.
-    pub whole: bool,
+    /// As what the GPU is offered as a whole; `None` if it is not. A pod that gets the GPU in this way holds all of its memory. If the
+    /// vendor's GPUs are shared as well, the memory is shared as long as no pod has the whole GPU.
+    pub whole: Option<WholeKind>,
     /// Whether this is a part of a GPU, such as a MIG device.
     pub is_part: bool,
     /// The driver's UUID; `None` on a node known only by gpushare's two capacities, where the index is the GPU's only name.
@@ -81,12 +81,7 @@ pub struct GpuState {
 impl GpuState {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.vendor.shares_memory()
-    }
-
-    /// Report whether the GPU is offered as a whole, through this vendor's resource.
-    pub fn is_whole_of(&self, vendor: Vendor) -> bool {
-        self.whole && self.vendor == vendor
+        self.whole.is_none() || self.vendor.shares_memory()
     }
 
     /// Return how much a pod with this preference likes the GPU: higher is better. Without a preference, all GPUs return 0.
@@ -220,9 +215,9 @@ impl NodeState {
         }
     }
 
-    /// Return why the node's GPUs are not offered in one of the two ways: as whole GPUs of a vendor, or as shared GPUs if `whole` is
+    /// Return why the node's GPUs are not offered in one of the two ways: as a whole, or as shared GPUs if `whole` is
     /// `None`. Most reasons are about units of gpu-mem, which do not concern whole GPUs.
-    pub fn unusable(&self, whole: Option<Vendor>) -> Option<&Unusable> {
+    pub fn unusable(&self, whole: Option<WholeKind>) -> Option<&Unusable> {
         match (&self.source, whole) {
             (Source::Inventory | Source::Division, _) => None,
             (Source::Unusable(why @ (Unusable::Unschedulable | Unusable::Unreadable(_))), _) => Some(why),
@@ -233,7 +228,7 @@ impl NodeState {
 
     /// Report whether this GPU is offered, shared or as a whole.
     pub(crate) fn is_offered(&self, gpu: &GpuState) -> bool {
-        (gpu.is_shared() && self.unusable(None).is_none()) || (gpu.whole && self.unusable(Some(gpu.vendor)).is_none())
+        (gpu.is_shared() && self.unusable(None).is_none()) || (gpu.whole.is_some() && self.unusable(gpu.whole).is_none())
     }
 
     /// Mark exactly the healthy shared GPUs with these indices as failed. GPUs that are offered only as a whole stay as they are,
@@ -297,12 +292,12 @@ impl NodeState {
     }
 }
 
-/// Return the vendors whose whole GPUs another device plugin offers.
+/// Return what another device plugin offers as a whole.
 ///
 /// An inventory stays on the node when its agent stops. If the kubelet then offers whole GPUs, but nothing of what the agent
 /// registers along with them, the node went back to the other plugin. After a plugin has ended, the kubelet still lists its
 /// capacity for some minutes.
-fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
+fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<WholeKind> {
     let leaving = match &node.inventory {
         Some(Err(_)) => return BTreeSet::new(),
         Some(Ok(inventory)) => inventory.unschedulable,
@@ -310,8 +305,8 @@ fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<Vendor> {
     };
     let gone = (node.capacity_units, node.capacity_gpus) == (0, 0)
         || (leaving && (node.allocatable_units, node.allocatable_gpus) == (0, 0));
-    let ours = |vendor: Vendor| gpus.iter().any(|gpu| gpu.is_whole_of(vendor)) && !(gone && vendor.shares_memory());
-    node.whole_gpus.keys().copied().filter(|vendor| !ours(*vendor)).collect()
+    let ours = |kind: WholeKind| gpus.iter().any(|gpu| gpu.whole == Some(kind)) && !(gone && kind.vendor().shares_memory());
+    node.whole.keys().copied().filter(|kind| !ours(*kind)).collect()
 }
 
 fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
@@ -323,7 +318,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                 .map(|index| GpuState {
                     // gpushare serves the GPUs of one vendor, which is also that of an inventory that names none.
                     vendor: Vendor::default(),
-                    whole: false,
+                    whole: None,
                     is_part: false,
                     uuid: None,
                     index,
@@ -351,7 +346,7 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
     let mut gpus: Vec<GpuState> = inventory.gpus.iter().map(|gpu| read_gpu(inventory, gpu)).collect();
     gpus.sort_by(|a, b| (a.vendor, a.index, &a.uuid).cmp(&(b.vendor, b.index, &b.uuid)));
     let inventory_units = inventory.total_units();
-    let offers_whole = gpus.iter().any(|gpu| gpu.whole);
+    let offers_whole = gpus.iter().any(|gpu| gpu.whole.is_some());
     let shares = node.capacity_units > 0;
     let source = if !shares && !offers_whole {
         Source::Unusable(Unusable::NotShared)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Health, MemoryUnit, MiB, PodKey, Vendor};
+use divvy_model::{Health, MemoryUnit, MiB, PodKey, WholeKind};
 
 use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
@@ -101,43 +101,43 @@ impl NodeAccount {
         kept.fold(MiB::ZERO, MiB::saturating_add)
     }
 
-    /// Return the number of a vendor's whole GPUs that pods of this node hold without an allocation, so that it is not known
+    /// Return the number of whole GPUs of a kind that pods of this node hold without an allocation, so that it is not known
     /// which they are.
-    pub(crate) fn unnamed_whole(&self, vendor: Vendor) -> u64 {
-        self.usage.unnamed_whole.get(&vendor).copied().unwrap_or(0)
+    pub(crate) fn unnamed_whole(&self, kind: WholeKind) -> u64 {
+        self.usage.unnamed_whole.get(&kind).copied().unwrap_or(0)
     }
 
     /// Return how many of the [`NodeAccount::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
     /// neither a pod's allocation nor a departed pod explains that.
-    pub(crate) fn unlocated_whole(&self, vendor: Vendor) -> u64 {
-        let unnamed = self.unnamed_whole(vendor);
+    pub(crate) fn unlocated_whole(&self, kind: WholeKind) -> u64 {
+        let unnamed = self.unnamed_whole(kind);
         match unnamed {
             0 => 0,
-            _ => unnamed.saturating_sub(self.located_whole(vendor).count() as u64),
+            _ => unnamed.saturating_sub(self.located_whole(kind).count() as u64),
         }
     }
 
-    /// Among a vendor's GPUs on which nothing is booked, return how many may get shares of one pod. The others stay free,
+    /// Among the GPUs of a kind on which nothing is booked, return how many may get shares of one pod. The others stay free,
     /// because pods without an allocation may have any of them.
-    fn spare_for_shares(&self, vendor: Vendor, ask: &Ask) -> u64 {
-        self.free_whole(vendor, ask).saturating_sub(self.unlocated_whole(vendor))
+    fn spare_for_shares(&self, kind: WholeKind, ask: &Ask) -> u64 {
+        self.free_whole(kind, ask).saturating_sub(self.unlocated_whole(kind))
     }
 
     /// Report whether shares must stay off the GPU at this position for now, because pods without an allocation may have all free GPUs.
     pub(crate) fn is_kept_free(&self, position: usize, ask: &Ask) -> bool {
         self.blank(position, ask)
-            .is_some_and(|vendor| self.spare_for_shares(vendor, ask) == 0)
+            .is_some_and(|kind| self.spare_for_shares(kind, ask) == 0)
     }
 
     /// Return these GPUs in their order, without those that must stay free for pods without an allocation. The remaining
     /// GPUs may all get shares of one pod.
     pub(crate) fn spared(&self, positions: impl IntoIterator<Item = usize>, ask: &Ask) -> Vec<usize> {
-        let mut left: BTreeMap<Vendor, u64> = BTreeMap::new();
+        let mut left: BTreeMap<WholeKind, u64> = BTreeMap::new();
         let kept = positions.into_iter().filter(|position| {
-            let Some(vendor) = self.blank(*position, ask) else {
+            let Some(kind) = self.blank(*position, ask) else {
                 return true;
             };
-            let left = left.entry(vendor).or_insert_with(|| self.spare_for_shares(vendor, ask));
+            let left = left.entry(kind).or_insert_with(|| self.spare_for_shares(kind, ask));
             let some = *left > 0;
             *left = left.saturating_sub(1);
             some
@@ -145,25 +145,23 @@ impl NodeAccount {
         kept.collect()
     }
 
-    /// Return the vendor of a GPU on which nothing is booked, if a pod without an allocation may have the GPU. Return `None`
+    /// Return the kind of a GPU on which nothing is booked, if a pod without an allocation may have the GPU as a whole. Return `None`
     /// for other GPUs, and if the request is for whole GPUs.
-    fn blank(&self, position: usize, ask: &Ask) -> Option<Vendor> {
+    fn blank(&self, position: usize, ask: &Ask) -> Option<WholeKind> {
         // Most nodes have no such pods.
         if ask.whole.is_some() || self.usage.unnamed_whole.is_empty() {
             return None;
         }
-        let gpu = self
-            .gpu(position)
-            .filter(|gpu| gpu.whole && self.free(position) >= gpu.capacity)?;
-        (self.unlocated_whole(gpu.vendor) > 0).then_some(gpu.vendor)
+        let gpu = self.gpu(position).filter(|gpu| self.free(position) >= gpu.capacity)?;
+        gpu.whole.filter(|kind| self.unlocated_whole(*kind) > 0)
     }
 
-    /// Return the number of a vendor's whole GPUs that are free for the requesting pod: they are healthy, nothing is booked
+    /// Return the number of whole GPUs of a kind that are free for the requesting pod: they are healthy, nothing is booked
     /// on them, and nothing of them is kept for a nominated pod.
-    pub(crate) fn free_whole(&self, vendor: Vendor, ask: &Ask) -> u64 {
+    pub(crate) fn free_whole(&self, kind: WholeKind, ask: &Ask) -> u64 {
         let gpus = self.state.iter().flat_map(|state| state.gpus.iter().enumerate());
         let free = gpus.filter(|(position, gpu)| {
-            gpu.is_whole_of(vendor) && gpu.health == Health::Ok && self.free_for(*position, ask) >= gpu.capacity
+            gpu.whole == Some(kind) && gpu.health == Health::Ok && self.free_for(*position, ask) >= gpu.capacity
         });
         free.count() as u64
     }
@@ -171,24 +169,24 @@ impl NodeAccount {
     /// Return how many GPUs must have room for the pod once all held GPUs are free: as many as it requests, plus
     /// [`NodeAccount::unnamed_whole`].
     pub(crate) fn needed(&self, ask: &Ask) -> usize {
-        let unnamed = ask.whole.map_or(0, |vendor| self.unnamed_whole(vendor));
+        let unnamed = ask.whole.map_or(0, |kind| self.unnamed_whole(kind));
         ask.gpus.saturating_add(usize::try_from(unnamed).unwrap_or(usize::MAX))
     }
 
     /// Return how many GPUs must have room for the pod while the held GPUs are still held: as many as it requests, plus
     /// [`NodeAccount::unlocated_whole`].
     pub(crate) fn needed_now(&self, ask: &Ask) -> usize {
-        let unlocated = ask.whole.map_or(0, |vendor| self.unlocated_whole(vendor));
+        let unlocated = ask.whole.map_or(0, |kind| self.unlocated_whole(kind));
         ask.gpus.saturating_add(usize::try_from(unlocated).unwrap_or(usize::MAX))
     }
 
-    /// Return the positions of a vendor's GPUs that the inventory shows as held, although neither a pod's allocation nor a departed pod
+    /// Return the positions of the GPUs of a kind that the inventory shows as held, although neither a pod's allocation nor a departed pod
     /// explains it: pods without an allocation have them.
-    pub(crate) fn located_whole(&self, vendor: Vendor) -> impl Iterator<Item = usize> {
+    pub(crate) fn located_whole(&self, kind: WholeKind) -> impl Iterator<Item = usize> {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
         let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
         let located = gpus.iter().enumerate().filter(move |(position, gpu)| {
-            gpu.is_whole_of(vendor)
+            gpu.whole == Some(kind)
                 && gpu.held > MiB::ZERO
                 && !explained(&self.usage.gpus, *position)
                 && !explained(&self.usage.departed, *position)

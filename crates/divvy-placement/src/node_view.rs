@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{MemoryUnit, MiB, Pod, PodKey, Vendor};
+use divvy_model::{MemoryUnit, MiB, Pod, PodKey, WholeKind};
 
 use crate::ask::Ask;
 use crate::departed::Departed;
@@ -59,10 +59,10 @@ impl<'a> NodeView<'a> {
         self.entry.free(position)
     }
 
-    /// Return the number of a vendor's whole GPUs that pods of this node hold without an allocation, so that it is not known
+    /// Return the number of whole GPUs of a kind that pods of this node hold without an allocation, so that it is not known
     /// which they are.
-    pub fn unnamed_whole(&self, vendor: Vendor) -> u64 {
-        self.entry.unnamed_whole(vendor)
+    pub fn unnamed_whole(&self, kind: WholeKind) -> u64 {
+        self.entry.unnamed_whole(kind)
     }
 
     /// Return how many of the [`NodeView::unnamed_whole`] GPUs look free. The inventory shows the others as held, although
@@ -71,8 +71,8 @@ impl<'a> NodeView<'a> {
     /// A held GPU may instead be in use by a container whose pod is gone. Then too few GPUs are kept free until the container
     /// ends, and a pod without an allocation starts only after that. Even then, no GPU is given to two pods, because the agent
     /// books each GPU before a container starts.
-    pub fn unlocated_whole(&self, vendor: Vendor) -> u64 {
-        self.entry.unlocated_whole(vendor)
+    pub fn unlocated_whole(&self, kind: WholeKind) -> u64 {
+        self.entry.unlocated_whole(kind)
     }
 
     /// Return the nominated pods for which memory of the GPU at this position is kept from the requesting pod, highest priority

@@ -1,6 +1,6 @@
 //! What a pod holds, resolved against the GPUs of a node.
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind};
 
 use crate::node::NodeState;
 
@@ -85,14 +85,14 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
     }
 }
 
-/// Return how many whole GPUs a bound pod requests beyond the GPUs that its allocation names, and their vendor.
-pub(crate) fn unnamed(pod: &Pod, state: &NodeState, parts: &[Part]) -> Option<(Vendor, u64)> {
+/// Return how many whole GPUs a bound pod requests beyond the GPUs that its allocation names, and their kind.
+pub(crate) fn unnamed(pod: &Pod, state: &NodeState, parts: &[Part]) -> Option<(WholeKind, u64)> {
     let request = pod.request.whole.as_deref()?;
     // A GPU that the node does not have any longer is named as well: the pod holds no other in its place.
     let named = parts.iter().filter(|part| {
         let gpu = part.position.and_then(|position| state.gpus.get(position));
-        gpu.is_none_or(|gpu| gpu.is_whole_of(request.vendor))
+        gpu.is_none_or(|gpu| gpu.whole == Some(request.kind))
     });
     let unnamed = request.gpus().unwrap_or(u64::MAX).saturating_sub(named.count() as u64);
-    (unnamed > 0).then_some((request.vendor, unnamed))
+    (unnamed > 0).then_some((request.kind, unnamed))
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, Held, MiB};
+use divvy_model::{Health, Held, MiB, WholeKind};
 
 use crate::ask::Ask;
 use crate::choice::Choice;
@@ -49,7 +49,7 @@ impl Ledger {
                 let own = own.iter().filter(|own| own.position == Some(position));
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
                 let gpu = state.gpus.get(position)?;
-                let way = is_whole.then_some(gpu.vendor);
+                let way = is_whole.then_some(WholeKind::Gpu(gpu.vendor));
                 let well = gpu.health == Health::Ok && state.unusable(way).is_none();
                 (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
             });

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, MiB, Vendor};
+use divvy_model::{Error, MiB, WholeKind};
 
 use crate::ask::Ask;
 use crate::node::Unusable;
@@ -30,9 +30,9 @@ pub enum Refusal {
     Unreadable(Error),
     /// The request is more MiB than can be counted.
     Uncountable(Ask),
-    /// The pod requests whole GPUs of a vendor of which the node has none that are offered as a whole.
-    NoneOfVendor(Vendor),
-    /// Fewer whole GPUs of the vendor than requested are free, among those that the pod accepts.
+    /// The pod requests whole GPUs or MIG devices of a kind of which the node offers none.
+    NoneOfKind(WholeKind),
+    /// Fewer whole GPUs or MIG devices of the kind than requested are free, among those that the pod accepts.
     TooFewWhole(Ask),
 }
 
@@ -69,13 +69,12 @@ impl Refusal {
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
             }
             Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
-            Refusal::NoneOfVendor(vendor) => format!("no {vendor} GPUs that Divvy offers"),
+            Refusal::NoneOfKind(kind) => format!("no {} that Divvy offers", kind.plural()),
             Refusal::TooFewWhole(ask) => {
-                let vendor = ask.whole.unwrap_or_default();
                 let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();
                 match ask.gpus {
-                    1 => format!("no free {vendor} GPU{rules}"),
-                    gpus => format!("fewer than {gpus} free {vendor} GPUs{rules}"),
+                    1 => format!("no free {}{rules}", ask.devices()),
+                    gpus => format!("fewer than {gpus} free {}{rules}", ask.devices()),
                 }
             }
             Refusal::TooFewFit(ask) => format!(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind};
 
 use crate::node::NodeState;
 use crate::parts::{self, Part};
@@ -20,8 +20,8 @@ pub(crate) struct Usage {
     pub(crate) departed_anywhere: MiB,
     /// The most memory that a share can have of one healthy GPU.
     pub(crate) most_free: MiB,
-    /// The number of whole GPUs per vendor that pods hold without an allocation. They may be any GPUs on which nothing is booked.
-    pub(crate) unnamed_whole: BTreeMap<Vendor, u64>,
+    /// The number of whole GPUs and MIG devices per kind that pods hold without an allocation. They may be any GPUs on which nothing is booked.
+    pub(crate) unnamed_whole: BTreeMap<WholeKind, u64>,
     pub(crate) cpu_milli: u64,
     pub(crate) memory_bytes: u64,
     pub(crate) pods: u64,
@@ -86,9 +86,9 @@ impl Usage {
     }
 
     /// Add whole GPUs that a pod holds without an allocation.
-    fn add_unnamed(&mut self, unnamed: Option<(Vendor, u64)>) {
-        if let Some((vendor, gpus)) = unnamed {
-            let sum = self.unnamed_whole.entry(vendor).or_default();
+    fn add_unnamed(&mut self, unnamed: Option<(WholeKind, u64)>) {
+        if let Some((kind, gpus)) = unnamed {
+            let sum = self.unnamed_whole.entry(kind).or_default();
             *sum = sum.saturating_add(gpus);
         }
     }

@@ -242,13 +242,13 @@ impl Fleet {
     /// no other sets. If no node has enough GPUs of one product and size, the best node is one where the pod can have different
     /// GPUs.
     ///
-    /// The policies know only shared GPUs, of which a pod may also request all memory. For GPUs that are offered only as a whole, a node's
+    /// The policies know only shared GPUs, of which a pod may also request all memory. For MIG devices, and for GPUs that are offered only as a whole, a node's
     /// cost is its number of free GPUs, so that free GPUs stay together for pods that need many.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
     {
-        if ask.whole.is_some_and(|vendor| !vendor.shares_memory()) {
+        if ask.whole.is_some_and(|kind| !kind.is_of_shared_gpus()) {
             return whole::rank(pod, ask, nodes, ledger);
         }
         let mut ids: Vec<NodeId> = Vec::new();
@@ -430,7 +430,7 @@ fn lower(one: Option<Cost>, other: Option<Cost>) -> Option<Cost> {
 /// Report whether a node offers shared GPUs as a whole as well.
 fn offers_whole(view: &NodeView<'_>) -> bool {
     view.state()
-        .is_some_and(|state| state.gpus.iter().any(|gpu| gpu.whole && gpu.is_shared()))
+        .is_some_and(|state| state.gpus.iter().any(|gpu| gpu.whole.is_some() && gpu.is_shared()))
 }
 
 /// Return the request from which the policy learns, to predict the pods to come. Nothing is learned from pods without a GPU: they

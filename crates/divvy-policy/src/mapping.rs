@@ -84,10 +84,10 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
 }
 
 /// Translate a pod's request for the policies. The result is `None` if the requested memory is too large to be counted, or if the pod
-/// requests whole GPUs of a vendor whose GPUs are not shared: no policy knows those.
+/// requests MIG devices, or whole GPUs of a vendor whose GPUs are not shared: no policy knows those.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
     let share = match ask.whole {
-        Some(vendor) if vendor.shares_memory() => Share::WHOLE,
+        Some(kind) if kind.is_of_shared_gpus() => Share::WHOLE,
         Some(_) => return None,
         None => Share::Memory(u32::try_from(ask.memory?.0).ok()?),
     };

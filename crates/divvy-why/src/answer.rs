@@ -1,6 +1,7 @@
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor, limits, names, runtime};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind, limits, names, runtime};
 use divvy_placement::Ask;
 use serde::{Deserialize, Serialize};
 
@@ -46,9 +47,9 @@ pub struct Request {
     pub memory: Option<MiB>,
     /// The number of GPUs of one node.
     pub gpus: usize,
-    /// The vendor whose GPUs the pod requests as a whole; omitted for a request for GPU memory.
+    /// The resource through which the pod requests whole GPUs or MIG devices, such as `nvidia.com/gpu`; omitted for a request for GPU memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub whole: Option<Vendor>,
+    pub whole: Option<WholeKind>,
     /// The rules in the pod's annotations, in words that follow "a GPU".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rules: Option<String>,
@@ -295,7 +296,7 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
             pod.request
                 .whole
                 .as_deref()
-                .map_or(names::WHOLE_GPU, |whole| whole.vendor.whole_resource())
+                .map_or(Cow::Borrowed(names::WHOLE_GPU), |whole| whole.kind.resource())
         ),
         Held::Nothing if kubelet_chose(pod) => format!(
             "is bound to node {node} ({phase}) without an allocation: Divvy's extender was not called, and the kubelet chose its GPUs{deleting}."

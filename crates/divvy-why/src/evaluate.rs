@@ -5,7 +5,7 @@ mod peers;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use divvy_model::{MiB, Vendor, names, runtime};
+use divvy_model::{MiB, WholeKind, names, runtime};
 use divvy_placement::{Ask, Ledger, Refusal, Unusable};
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
@@ -159,9 +159,9 @@ impl<'a> Question<'a> {
         let site = self.site(position);
         // What the GPUs lack is said already. If they have room, the sums of kube-scheduler may still say that they have none.
         let said = self.ask.whole.filter(|_| found.iter().any(Obstacle::is_of_gpus));
-        let said = [Some(names::GPU_MEM), said.map(Vendor::whole_resource)];
+        let said = [Some(Cow::Borrowed(names::GPU_MEM)), said.map(WholeKind::resource)];
         let others = self.wants.requests.iter();
-        for (resource, asked) in others.filter(|(resource, _)| !said.contains(&Some(&**resource))) {
+        for (resource, asked) in others.filter(|(resource, _)| said.iter().flatten().all(|said| said != resource)) {
             let free = site.free(resource);
             if *asked > free {
                 found.push(Obstacle::Resource {
@@ -184,18 +184,18 @@ impl<'a> Question<'a> {
     }
 
     /// Add the obstacles that keep a pod from a node whose whole GPUs it requests.
-    fn of_whole_gpus(&self, position: usize, vendor: Vendor, found: &mut Vec<Obstacle>) {
+    fn of_whole_gpus(&self, position: usize, kind: WholeKind, found: &mut Vec<Obstacle>) {
         match self.ledger(position).choose(&self.site(position).name, &self.ask) {
             Ok(_) => {}
-            Err(Refusal::UnknownNode | Refusal::NoneOfVendor(_)) => found.push(Obstacle::NoWholeGpus { vendor }),
+            Err(Refusal::UnknownNode | Refusal::NoneOfKind(_)) => found.push(Obstacle::NoWholeGpus { resource: kind }),
             Err(Refusal::Unusable(why)) => found.push(Obstacle::NotOffered { reason: why.to_string() }),
             Err(refusal) => found.extend(self.too_little(position, &refusal)),
         }
     }
 
     fn of_gpus(&self, position: usize, found: &mut Vec<Obstacle>) {
-        if let Some(vendor) = self.ask.whole {
-            return self.of_whole_gpus(position, vendor, found);
+        if let Some(kind) = self.ask.whole {
+            return self.of_whole_gpus(position, kind, found);
         }
         let site = self.site(position);
         let refusal = self.ledger(position).choose(&site.name, &self.ask).err();
@@ -269,13 +269,13 @@ impl<'a> Question<'a> {
             Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
             Refusal::OnlyMigDevices => Obstacle::OnlyMigDevices,
             Refusal::TooFewWhole(ask) => Obstacle::WholeGpus {
-                vendor: ask.whole.unwrap_or_default(),
+                resource: ask.whole?,
                 needed: self.ask.gpus,
                 free: self.free_whole(position, room.fitting),
                 taken: room.taken,
                 unwell: room.unwell,
             },
-            Refusal::NoneOfVendor(vendor) => Obstacle::NoWholeGpus { vendor: *vendor },
+            Refusal::NoneOfKind(kind) => Obstacle::NoWholeGpus { resource: *kind },
             Refusal::NoGpuFits | Refusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
                 Obstacle::TooSmall { largest: room.size }
             }
@@ -300,9 +300,7 @@ impl Question<'_> {
     /// Return how many whole GPUs of a node are free: `fitting`, minus the GPUs that are used by pods without an allocation.
     pub(crate) fn free_whole(&self, position: usize, fitting: usize) -> usize {
         let view = self.ledger(position).node(&self.site(position).name);
-        let unnamed = view
-            .zip(self.ask.whole)
-            .map_or(0, |(view, vendor)| view.unlocated_whole(vendor));
+        let unnamed = view.zip(self.ask.whole).map_or(0, |(view, kind)| view.unlocated_whole(kind));
         fitting.saturating_sub(usize::try_from(unnamed).unwrap_or(usize::MAX))
     }
 

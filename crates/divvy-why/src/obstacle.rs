@@ -1,4 +1,4 @@
-use divvy_model::{MemoryUnit, MiB, Vendor, names};
+use divvy_model::{MemoryUnit, MiB, WholeKind, names};
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::{amount, list, quantity};
@@ -20,10 +20,10 @@ pub struct Spoken<T> {
 pub enum Obstacle {
     /// The node offers no gpu-mem.
     NoGpuMemory,
-    /// The node has no whole GPUs of the requested vendor that Divvy offers.
+    /// Divvy offers no whole GPUs or MIG devices of the requested kind on the node.
     NoWholeGpus {
-        /// The vendor.
-        vendor: Vendor,
+        /// The requested resource.
+        resource: WholeKind,
     },
     /// The node lacks a label by which the agent's DaemonSet selects its nodes, although an agent seems to have run there.
     NotChosen {
@@ -162,10 +162,10 @@ pub enum Obstacle {
         #[serde(rename = "freeInAllMiB")]
         sum: MiB,
     },
-    /// Too few whole GPUs of the requested vendor, or none, are free.
+    /// Too few whole GPUs or MIG devices of the requested kind, or none, are free.
     WholeGpus {
-        /// The vendor.
-        vendor: Vendor,
+        /// The requested resource.
+        resource: WholeKind,
         /// The number of GPUs that the pod needs.
         needed: usize,
         /// The number of free GPUs that the pod accepts.
@@ -214,9 +214,9 @@ impl Obstacle {
         let size = |memory: &MiB| amount(*memory, words.unit);
         match self {
             Obstacle::NoGpuMemory => format!("it offers no {}", names::GPU_MEM),
-            Obstacle::NoWholeGpus { vendor } => format!("it has no {vendor} GPUs that Divvy offers"),
+            Obstacle::NoWholeGpus { resource } => format!("it has no {resource}s that Divvy offers"),
             Obstacle::WholeGpus {
-                vendor,
+                resource: kind,
                 needed,
                 free,
                 taken,
@@ -229,8 +229,8 @@ impl Obstacle {
                     count => format!(", {count} of {taken} not healthy"),
                 };
                 match needed {
-                    1 => format!("no free {vendor} GPU{which} ({used} of {taken} in use{unwell})"),
-                    _ => format!("{free} of {taken} {vendor} GPUs{which} are free{unwell}, and {needed} are needed"),
+                    1 => format!("no free {kind}{which} ({used} of {taken} in use{unwell})"),
+                    _ => format!("{free} of {taken} {kind}s{which} are free{unwell}, and {needed} are needed"),
                 }
             }
             Obstacle::NotChosen { label, value } => format!(
@@ -399,9 +399,9 @@ impl Obstacle {
     pub(crate) fn group(&self, words: Words<'_>) -> String {
         match self {
             Obstacle::NoGpuMemory => "no GPU memory offered".to_owned(),
-            Obstacle::NoWholeGpus { vendor } => format!("no {vendor} GPUs that Divvy offers"),
-            Obstacle::WholeGpus { vendor, needed: 1, .. } => format!("no free {vendor} GPU"),
-            Obstacle::WholeGpus { vendor, needed, .. } => format!("fewer than {needed} free {vendor} GPUs"),
+            Obstacle::NoWholeGpus { resource } => format!("no {resource}s that Divvy offers"),
+            Obstacle::WholeGpus { resource, needed: 1, .. } => format!("no free {resource}"),
+            Obstacle::WholeGpus { resource, needed, .. } => format!("fewer than {needed} free {resource}s"),
             Obstacle::NotChosen { label, value } => format!("without the label {label}={value} of GPU nodes"),
             Obstacle::NodeSelector { label, value, .. } => format!("without the label {label}={value} (nodeSelector)"),
             Obstacle::NodeAffinity { .. } => "excluded by the pod's node affinity".to_owned(),

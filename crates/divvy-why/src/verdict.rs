@@ -1,8 +1,9 @@
 //! The answer in a sentence.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
-use divvy_model::{GpuRules, MiB, Vendor, names};
+use divvy_model::{GpuRules, MiB, WholeKind, names};
 use divvy_placement::{Ask, Room};
 
 use crate::evaluate::Question;
@@ -139,7 +140,7 @@ impl Question<'_> {
         if looks.iter().all(|look| look.first().is_some_and(Obstacle::is_of_no_offer)) {
             return format!(
                 "waits: it asks for {asked}, and no node of the cluster offers any {}: Divvy's agent is not installed, or it is not ready.",
-                self.ask.whole.map_or(names::GPU_MEM, Vendor::whole_resource)
+                self.ask.whole.map_or(Cow::Borrowed(names::GPU_MEM), WholeKind::resource)
             );
         }
         if !look.iter().any(Obstacle::is_of_gpus) {
@@ -166,8 +167,8 @@ impl Question<'_> {
     fn but(&self, node: &str, look: &[Obstacle]) -> String {
         let unit = self.snapshot.ledger.unit();
         let what = match (self.ask.whole, self.ask.gpus) {
-            (Some(vendor), 1) => format!("a free {vendor} GPU"),
-            (Some(vendor), _) => format!("as many free {vendor} GPUs"),
+            (Some(kind), 1) => format!("a free {kind}"),
+            (Some(kind), _) => format!("as many free {kind}s"),
             (None, 1) => "a GPU with that much free".to_owned(),
             (None, _) => "as many GPUs with that much free".to_owned(),
         };
@@ -242,11 +243,11 @@ impl Question<'_> {
             };
             return such.then(|| format!("{no_node} has {what}"));
         };
-        if let Some(vendor) = self.ask.whole {
+        if let Some(kind) = self.ask.whole {
             return Some(match self.ask.gpus {
-                1 => format!("{no_node} has a free {vendor} GPU"),
+                1 => format!("{no_node} has a free {kind}"),
                 _ => format!(
-                    "{no_node} has as many free {vendor} GPUs; node {name} has {} of {}",
+                    "{no_node} has as many free {kind}s; node {name} has {} of {}",
                     most.fitting, most.taken
                 ),
             });

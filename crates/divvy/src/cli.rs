@@ -19,7 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(feature = "completions")]
 use clap_complete::ArgValueCompleter;
 use divvy_kube::client::Token;
-use divvy_model::MemoryUnit;
+use divvy_model::{MemoryUnit, MigProfile};
 use divvy_policy::Policy;
 use divvy_program::ContextArgs;
 use divvy_program::values::{duration, namespaced, object_name};
@@ -435,6 +435,14 @@ pub struct SchedulerConfigArgs {
     /// port 32766 of the Service divvy-extender in namespace divvy-system]
     #[arg(long, value_name = "URL")]
     pub extender_url: Option<String>,
+    /// Also call the extender for whole MIG devices of these profiles, such as 1g.5gb,3g.20gb (nvidia.com/mig-1g.5gb, ...)
+    #[arg(
+        long = "mig-profile",
+        value_name = "PROFILE",
+        value_delimiter = ',',
+        conflicts_with = "check"
+    )]
+    pub mig_profiles: Vec<MigProfile>,
     /// The scheduler's own kubeconfig, as a path that the scheduler sees [default: /etc/kubernetes/scheduler.conf, or the path for --for]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["as_second_scheduler", "check"])]
     pub kubeconfig_path: Option<String>,

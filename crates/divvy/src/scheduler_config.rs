@@ -12,6 +12,9 @@ pub mod installed;
 pub mod merge;
 pub mod second_scheduler;
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 /// The API version of the configuration. Kubernetes 1.25 and later read it. Kubernetes 1.29 and later read no other API version.
@@ -30,8 +33,9 @@ pub const DEFAULT_PROFILE: &str = "default-scheduler";
 /// ([`divvy_extender::Timing`]).
 const HTTP_TIMEOUT_SECONDS: u64 = 5;
 
-pub use divvy_extender::admission::managed;
+pub use divvy_extender::admission::{is_managed, managed};
 use divvy_model::scores::WEIGHT;
+use divvy_model::{MigProfile, WholeKind};
 
 /// The reason why no configuration can be made. Every text says what was found, why it matters, and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,6 +175,8 @@ pub struct Stanza {
     tls: Tls,
     /// The weight of the extender's scores.
     weight: i64,
+    /// The profiles of the MIG devices that pods can have as a whole.
+    mig_profiles: BTreeSet<MigProfile>,
 }
 
 impl Stanza {
@@ -207,7 +213,21 @@ impl Stanza {
             url: url.to_owned(),
             tls,
             weight: WEIGHT,
+            mig_profiles: BTreeSet::new(),
         })
+    }
+
+    /// Return the entry with the resources of MIG devices of these profiles as well.
+    #[must_use]
+    pub fn with_mig(mut self, profiles: impl IntoIterator<Item = MigProfile>) -> Stanza {
+        self.mig_profiles.extend(profiles);
+        self
+    }
+
+    /// Return the resources for which the scheduler calls the extender.
+    fn resources(&self) -> impl Iterator<Item = Cow<'static, str>> {
+        let mig = self.mig_profiles.iter().map(|profile| WholeKind::Mig(*profile).resource());
+        managed().map(Cow::Borrowed).chain(mig)
     }
 
     /// Return the extender's address, without a trailing slash.
@@ -242,8 +262,7 @@ impl Stanza {
     fn at(&self, url: &str) -> Stanza {
         Stanza {
             url: url.to_owned(),
-            tls: self.tls.clone(),
-            weight: self.weight,
+            ..self.clone()
         }
     }
 
@@ -266,7 +285,8 @@ impl Stanza {
                 tls.push_str(&format!("    {name}: {}\n", quoted(value)));
             }
         }
-        let managed: String = managed()
+        let managed: String = self
+            .resources()
             .map(|name| format!("  - name: {name}\n    ignoredByScheduler: false\n"))
             .collect();
         format!(

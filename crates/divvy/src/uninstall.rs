@@ -1,9 +1,10 @@
 //! The objects of Divvy in a cluster, the plan to remove them, and the text of both.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use divvy_host::plain;
-use divvy_model::{Held, Inventory, MemoryUnit, MiB, Node, Pod, Vendor, names};
+use divvy_model::{Held, Inventory, MemoryUnit, MiB, Node, Pod, WholeKind, names};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -138,7 +139,7 @@ pub struct NodeLeft {
     /// The keys of the annotations `divvy.dev/…`.
     pub annotations: Vec<String>,
     /// Divvy's extended resources in the node's status.
-    pub resources: Vec<&'static str>,
+    pub resources: Vec<Cow<'static, str>>,
     /// The keys of the labels that only Divvy's agents or `divvy labels` wrote.
     pub labels: Vec<String>,
     /// Whether the node has the label `gpushare=true`.
@@ -260,10 +261,10 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
         .collect();
     let served = keys("/status/allocatable").any(|(key, amount)| key == names::GPU_MEM && amount != "0");
     let ours = !annotations.is_empty() || !served;
-    let listed = |resource: &&str| {
+    let listed = |resource: &str| {
         ["/status/capacity", "/status/allocatable"]
             .iter()
-            .any(|path| keys(path).any(|(key, _)| key == *resource))
+            .any(|path| keys(path).any(|(key, _)| key == resource))
     };
     // The vendor's own plugin may offer its resource on a node where the agent does not.
     let inventory = node
@@ -271,13 +272,16 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
         .and_then(|annotations| annotations.get(names::INVENTORY)?.as_str());
     let inventory = inventory.and_then(|text| Inventory::parse(text).ok());
     // An inventory stays on a node that went back to the vendor's plugin, without the shares that Divvy offers along with whole GPUs.
-    let beside = |vendor: &Vendor| !vendor.shares_memory() || listed(&names::GPU_MEM);
-    let offered =
-        |vendor: &Vendor| beside(vendor) && inventory.as_ref().is_some_and(|inventory| offers_whole(inventory, *vendor));
-    let whole = Vendor::ALL.into_iter().filter(offered);
+    let beside = |kind: &WholeKind| !kind.vendor().shares_memory() || listed(names::GPU_MEM);
+    let whole: BTreeSet<WholeKind> = inventory
+        .iter()
+        .flat_map(|inventory| &inventory.gpus)
+        .filter_map(|gpu| gpu.whole)
+        .collect();
     let resources = [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
-        .chain(whole.map(Vendor::whole_resource))
+        .map(Cow::Borrowed)
+        .chain(whole.into_iter().filter(beside).map(WholeKind::resource))
         .filter(|resource| ours && listed(resource));
     let left = NodeLeft {
         name: node.pointer("/metadata/name")?.as_str()?.to_owned(),
@@ -307,16 +311,16 @@ fn labels_left(node: &Value) -> Vec<String> {
     keys(ours).difference(&keys(others)).cloned().collect()
 }
 
-fn offers_whole(inventory: &Inventory, vendor: Vendor) -> bool {
-    inventory.gpus.iter().any(|gpu| gpu.whole && gpu.vendor == vendor)
+fn offers_whole(inventory: &Inventory, kind: WholeKind) -> bool {
+    inventory.gpus.iter().any(|gpu| gpu.whole == Some(kind))
 }
 
 /// Report whether Divvy serves a pod: the pod requests GPU memory, or whole GPUs that one of these nodes offers through Divvy. If
 /// not, another device plugin serves the pod.
 pub fn serves<'a>(pod: &Pod, nodes: impl IntoIterator<Item = &'a Node>) -> bool {
     let whole = pod.request.whole.as_deref();
-    let offered = |node: &Node, vendor| matches!(&node.inventory, Some(Ok(inventory)) if offers_whole(inventory, vendor));
-    pod.request.wants_memory() || whole.is_some_and(|whole| nodes.into_iter().any(|node| offered(node, whole.vendor)))
+    let offered = |node: &Node, kind| matches!(&node.inventory, Some(Ok(inventory)) if offers_whole(inventory, kind));
+    pod.request.wants_memory() || whole.is_some_and(|whole| nodes.into_iter().any(|node| offered(node, whole.kind)))
 }
 
 /// Return the pod as a [`Holder`], if it is bound, has not ended, and requests GPU memory or whole GPUs of Divvy.

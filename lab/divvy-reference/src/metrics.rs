@@ -64,6 +64,7 @@ fn agent() -> Result<String> {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         whole: false,
+        mig: divvy_agent_core::MigStrategy::None,
         node_key: NodeKey([0; 32]),
         agent_version: String::new(),
         boot_id: String::new(),

@@ -246,7 +246,7 @@ impl Embedded {
                     "--memory-unit",
                     &self.unit.to_string(),
                     &format!("--whole-gpus={}", self.whole),
-                    "--mig-devices",
+                    "--mig-strategy=mixed",
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",

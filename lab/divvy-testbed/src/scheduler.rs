@@ -94,6 +94,7 @@ impl Default for SchedulerConfig {
             managed_resources: [divvy_model::names::GPU_MEM, divvy_model::names::GPU_COUNT]
                 .into_iter()
                 .chain(divvy_model::Vendor::ALL.map(divvy_model::Vendor::whole_resource))
+                .chain(["nvidia.com/mig-3g.20gb"])
                 .map(str::to_owned)
                 .collect(),
             http_timeout: Duration::from_secs(5),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, Gpu, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod,
-    PodRequest, Vendor, WholeContainer, WholeRequest,
+    PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest,
 };
 
 pub const GIB: MemoryUnit = MemoryUnit::GIB;
@@ -58,7 +58,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         total: MiB(units * 1024),
         reserve: MiB::ZERO,
         units,
-        whole: false,
+        whole: None,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,
@@ -88,7 +88,7 @@ pub fn add_amd(node: &mut Node, gpus: usize) {
             nodes: vec![format!("dri/card{index}"), format!("dri/renderD{}", 128 + index)],
             model: "AMD Instinct MI210".to_owned(),
             total: AMD_MEMORY,
-            whole: true,
+            whole: Some(WholeKind::Gpu(Vendor::Amd)),
             ..gpu(&name, index, 0)
         }));
     }
@@ -102,7 +102,7 @@ pub fn amd_uuid(node: &str, index: usize) -> String {
 pub fn offer_whole(node: &mut Node) {
     if let Some(Ok(inventory)) = &mut node.inventory {
         let shared = inventory.gpus.iter_mut().filter(|gpu| gpu.units > 0);
-        shared.for_each(|gpu| gpu.whole = true);
+        shared.for_each(|gpu| gpu.whole = Some(gpu.vendor.into()));
     }
 }
 
@@ -111,15 +111,15 @@ pub fn amd_request(containers: &[(ContainerKind, u64)]) -> PodRequest {
     whole_request(Vendor::Amd, containers)
 }
 
-/// Return the request of a pod whose containers request these numbers of whole GPUs of a vendor.
-pub fn whole_request(vendor: Vendor, containers: &[(ContainerKind, u64)]) -> PodRequest {
+/// Return the request of a pod whose containers request these numbers of whole GPUs or MIG devices of a kind.
+pub fn whole_request(of: impl Into<WholeKind>, containers: &[(ContainerKind, u64)]) -> PodRequest {
     let containers = containers.iter().enumerate().map(|(i, (kind, gpus))| WholeContainer {
         name: format!("c{i}"),
         kind: *kind,
         gpus: *gpus,
     });
     let whole = WholeRequest {
-        vendor,
+        kind: of.into(),
         containers: containers.collect(),
     };
     PodRequest::with_whole(Vec::new(), vec![whole], None)
@@ -133,10 +133,10 @@ pub fn amd_pending(name: &str, gpus: u64) -> Pod {
     }
 }
 
-/// Return a pending pod that requests this many whole GPUs of a vendor.
-pub fn whole_pending(vendor: Vendor, name: &str, gpus: u64) -> Pod {
+/// Return a pending pod that requests this many whole GPUs or MIG devices of a kind.
+pub fn whole_pending(of: impl Into<WholeKind>, name: &str, gpus: u64) -> Pod {
     Pod {
-        request: whole_request(vendor, &[(ContainerKind::App, gpus)]),
+        request: whole_request(of, &[(ContainerKind::App, gpus)]),
         ..pending(name, 0)
     }
 }

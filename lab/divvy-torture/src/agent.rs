@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec, Settings,
-    owner_of_spec,
+    Action, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec,
+    Settings, owner_of_spec,
 };
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
@@ -110,6 +110,7 @@ impl Agent {
             unit: MemoryUnit::GIB,
             reserve,
             whole: false,
+            mig: MigStrategy::None,
             node_key: NodeKey([7; 32]),
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),

@@ -865,7 +865,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,
-        whole: false,
+        whole: None,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,

@@ -1,17 +1,18 @@
 //! GPUs that are offered in both ways: their memory is shared, and each can be had as a whole.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Class, Reason, ResourceSpec, Settings};
 use divvy_model::{
     Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
-    WholeRequest, names,
+    WholeKind, WholeRequest, names,
 };
 use proptest::prelude::*;
 
 use crate::node::{GIB, Node, gpu, key, settings, simple};
 
-pub(crate) const WHOLE: ResourceSpec = ResourceSpec::whole(Vendor::Nvidia);
+pub(crate) const WHOLE: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Nvidia));
 
 pub(crate) fn both() -> Settings {
     Settings {
@@ -32,7 +33,7 @@ pub(crate) fn uuid(index: u32) -> String {
 /// A pod that kube-scheduler bound without the extender: it has no allocation.
 pub(crate) fn plain(uid: &str, gpus: u64) -> Pod {
     let whole = WholeRequest {
-        vendor: Vendor::Nvidia,
+        kind: Vendor::Nvidia.into(),
         containers: vec![WholeContainer {
             name: "main".to_owned(),
             kind: ContainerKind::App,
@@ -79,10 +80,9 @@ fn gpus_of(node: &Node, uid: &str) -> Vec<String> {
 
 #[test]
 fn a_node_offers_its_gpus_in_both_ways_if_the_operator_says_so() {
-    let offered = |settings: Settings| -> Vec<&str> {
+    let offered = |settings: Settings| -> Vec<Cow<'static, str>> {
         let node = Node::with(settings, vec![gpu(0, 4 * GIB)]);
-        let specs = ResourceSpec::all().filter(|spec| node.core.offers(*spec));
-        specs.map(|spec| spec.name).collect()
+        node.core.offers().into_iter().map(ResourceSpec::name).collect()
     };
     assert_eq!(offered(settings()), [names::GPU_MEM, names::GPU_COUNT]);
     assert_eq!(offered(both()), [names::GPU_MEM, names::GPU_COUNT, "nvidia.com/gpu"]);

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Handout, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Handout, MigStrategy, Reason, ResourceSpec, Settings};
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Partition, Phase, Pod, WholeKind};
 
 use crate::both_ways::{WHOLE, both, node, plain, uuid};
 use crate::node::{GIB, Node, gpu, key, settings, simple};
@@ -170,8 +170,104 @@ fn a_share_restarts_after_the_unit_became_larger_than_its_gpu() {
         node.admit("share").expect("admitted");
         node.start("share", "main").expect("started");
         node.change_unit(divvy_model::MemoryUnit::new(8 * GIB).expect("a unit"));
-        let offered = node.core.offers(ResourceSpec::MEMORY);
+        let offered = node.core.offers().contains(&ResourceSpec::MEMORY);
         let answer = node.start("share", "main").map(drop);
         assert_eq!((offered, answer), (true, Ok(())), "--whole-gpus={whole}");
     }
+}
+
+/// A node with a MIG device of each profile, and the GPU that is not divided.
+fn mig_node(mig: MigStrategy, profiles: &[&str]) -> Node {
+    let part = |(index, profile): (u32, &&str)| divvy_model::Gpu {
+        partition: Some(Partition {
+            parent: "GPU-parent".to_owned(),
+            profile: (*profile).to_owned(),
+        }),
+        ..gpu(index, 4 * GIB)
+    };
+    let parts = (1..).zip(profiles).map(part);
+    Node::with(
+        Settings { mig, ..both() },
+        [gpu(0, 4 * GIB)].into_iter().chain(parts).collect(),
+    )
+}
+
+#[test]
+fn mig_devices_are_offered_as_a_whole_by_their_profile_or_as_gpus() {
+    let offered = |mig: MigStrategy, profiles: &[&str]| -> Vec<String> {
+        let node = mig_node(mig, profiles);
+        let specs = node.core.offers().into_iter().skip(2);
+        let ids = |spec: ResourceSpec| {
+            node.core
+                .devices(spec)
+                .into_iter()
+                .map(|device| device.id)
+                .collect::<Vec<_>>()
+        };
+        specs
+            .map(|spec| format!("{}: {}", spec.name(), ids(spec).join(" ")))
+            .collect()
+    };
+    assert_eq!(
+        offered(MigStrategy::Mixed, &["1g.5gb", "1g.5gb", "1g.10gb+me", "odd"]),
+        [
+            "nvidia.com/gpu: GPU-0",
+            "nvidia.com/mig-1g.5gb: GPU-1 GPU-2",
+            "nvidia.com/mig-1g.10gb.me: GPU-3"
+        ],
+        "a profile that cannot be named is only shared"
+    );
+    let with_plus = mig_node(MigStrategy::Mixed, &["1g.10gb+me"]).core.offers();
+    assert_eq!(with_plus[3].socket(), "divvy-mig-1g.10gb.me", "a name that a socket can have");
+    assert_eq!(
+        offered(MigStrategy::Single, &["1g.5gb", "1g.5gb"]),
+        ["nvidia.com/gpu: GPU-0 GPU-1 GPU-2"]
+    );
+}
+
+#[test]
+fn with_the_strategy_single_gpus_that_are_not_divided_alike_are_not_the_same_resource() {
+    let part = |index: u32, profile: Option<&str>| divvy_model::Gpu {
+        partition: profile.map(|profile| Partition {
+            parent: "GPU-parent".to_owned(),
+            profile: profile.to_owned(),
+        }),
+        ..gpu(index, 4 * GIB)
+    };
+    let unlike = |mig: MigStrategy, profiles: &[Option<&str>]| {
+        let gpus: Vec<_> = (0..).zip(profiles).map(|(index, profile)| part(index, *profile)).collect();
+        Settings { mig, ..both() }
+            .unlike(&gpus)
+            .map(|text| text.split(':').next().unwrap_or_default().to_owned())
+    };
+    assert_eq!(unlike(MigStrategy::Single, &[]), None);
+    assert_eq!(unlike(MigStrategy::Single, &[None, None]), None);
+    assert_eq!(unlike(MigStrategy::Single, &[Some("1g.5gb"), Some("1g.5gb")]), None);
+    assert_eq!(
+        unlike(MigStrategy::Single, &[None, Some("1g.5gb")]).as_deref(),
+        Some("GPU 0 is not divided, but GPU 1 is a MIG device 1g.5gb")
+    );
+    assert!(unlike(MigStrategy::Single, &[Some("1g.5gb"), Some("2g.10gb")]).is_some());
+    assert_eq!(unlike(MigStrategy::Mixed, &[None, Some("1g.5gb")]), None);
+}
+
+#[test]
+fn a_container_with_a_whole_mig_device_holds_all_of_its_memory() {
+    let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb", "1g.5gb"]);
+    let kind = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
+    let spec = ResourceSpec::whole(kind);
+    node.see(simple("share", 1, 1));
+    node.admit("share").expect("admitted");
+    node.start("share", "main").expect("started");
+    let mut whole = plain("whole", 1);
+    whole.request.whole.as_mut().expect("a request").kind = kind;
+    node.see(whole);
+    node.allocate_of(spec, "whole", "main", &[uuid(1)]).expect("allocated");
+    node.start("whole", "main").expect("started");
+    assert_eq!(gpus_of(&node, "whole"), [uuid(2)], "the other device has a share");
+    let error = node.allocate_of(spec, "more", "main", &[uuid(0)]).expect_err("a GPU");
+    assert_eq!(
+        error,
+        "device id \"GPU-0\" names none of this node's MIG 1g.5gb devices (GPU-1, GPU-2)"
+    );
 }

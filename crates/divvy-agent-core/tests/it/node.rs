@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec, Settings,
-    owner_of_spec,
+    Action, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec,
+    Settings, owner_of_spec,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
@@ -20,6 +20,7 @@ pub(crate) fn settings() -> Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         whole: false,
+        mig: MigStrategy::None,
         node_key: NodeKey([7; 32]),
         agent_version: "test".to_owned(),
         boot_id: "boot-1".to_owned(),
@@ -42,7 +43,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,
-        whole: false,
+        whole: None,
         held: MiB::ZERO,
         numa: Some(index % 2),
         health: Health::Ok,
@@ -320,7 +321,7 @@ impl Node {
         let names = self.core.allocate(spec, ids)?;
         self.handouts.push(Handout {
             key: key(uid, container),
-            resource: spec.name.to_owned(),
+            resource: spec.name().into_owned(),
             ids: ids.iter().cloned().collect(),
             grant: names.first().and_then(|name| cdi::grant_name(name)).map(str::to_owned),
         });
@@ -339,7 +340,7 @@ impl Node {
         let ids = self.ids_of(uid, container);
         let handout = self.handouts.iter().find(|handout| handout.key == key(uid, container));
         let name = handout.expect("handed out").resource.clone();
-        let spec = ResourceSpec::all().find(|spec| spec.name == name);
+        let spec = ResourceSpec::named(&name);
         self.pre_start_of(spec.expect("the agent's own"), &ids)
     }
 

@@ -1,18 +1,19 @@
 //! Whole GPUs of a vendor whose memory is not shared.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
     Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor,
-    WholeContainer, WholeRequest, names,
+    WholeContainer, WholeKind, WholeRequest, names,
 };
 use proptest::prelude::*;
 
 use crate::node::{Node, gpu, key, settings, simple};
 
-const AMD: ResourceSpec = ResourceSpec::whole(Vendor::Amd);
+const AMD: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Amd));
 
 fn amd(index: u32) -> Gpu {
     Gpu {
@@ -41,7 +42,7 @@ fn node(gpus: u32) -> Node {
 /// Return a pod that the default scheduler bound. It has no allocation.
 fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let whole = WholeRequest {
-        vendor: Vendor::Amd,
+        kind: Vendor::Amd.into(),
         containers: containers
             .iter()
             .map(|(name, kind, gpus)| WholeContainer {
@@ -92,10 +93,9 @@ fn gpus_of(node: &Node, uid: &str, container: &str) -> Vec<String> {
 
 #[test]
 fn a_node_offers_the_resources_that_it_has_gpus_for() {
-    let offered = |gpus: Vec<Gpu>| -> Vec<&str> {
+    let offered = |gpus: Vec<Gpu>| -> Vec<Cow<'static, str>> {
         let node = Node::with(settings(), gpus);
-        let specs = ResourceSpec::all().filter(|spec| node.core.offers(*spec));
-        specs.map(|spec| spec.name).collect()
+        node.core.offers().into_iter().map(ResourceSpec::name).collect()
     };
     assert_eq!(offered(vec![amd(0)]), ["amd.com/gpu"]);
     assert_eq!(offered(vec![gpu(0, 4096)]), [names::GPU_MEM, names::GPU_COUNT]);

@@ -126,7 +126,12 @@ fn without(foreign: &[&DaemonSet]) -> String {
 fn offers_whole(node: &Node) -> bool {
     let text = node.metadata.annotations.get(INVENTORY);
     let inventory = text.and_then(|text| Inventory::parse(text).ok());
-    let whole = |inventory: &Inventory| inventory.gpus.iter().any(|gpu| gpu.whole && gpu.vendor.shares_memory());
+    let whole = |inventory: &Inventory| {
+        inventory
+            .gpus
+            .iter()
+            .any(|gpu| gpu.whole.is_some() && gpu.vendor.shares_memory())
+    };
     inventory.as_ref().is_some_and(whole)
 }
 

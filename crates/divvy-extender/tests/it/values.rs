@@ -35,7 +35,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             total: MiB(units * 1024),
             reserve: MiB::ZERO,
             units: *units,
-            whole: false,
+            whole: None,
             held: MiB::ZERO,
             numa: None,
             health: Health::Ok,

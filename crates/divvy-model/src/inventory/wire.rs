@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Health, Inventory, Link, Partition};
-use crate::{Error, MemoryUnit, MiB, Vendor, nvidia};
+use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind, nvidia};
 
 /// The fields of both versions. `None` and default values are omitted from the JSON.
 #[derive(Serialize, Deserialize)]
@@ -68,9 +68,13 @@ struct WireGpu {
     #[serde(default, rename = "reserveMiB")]
     reserve: MiB,
     units: u64,
-    /// Only in version 2.
+    /// Whether the GPU is offered through its vendor's resource for whole GPUs. Only in version 2.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     whole: bool,
+    /// The other resource through which the GPU is offered as a whole, such as `nvidia.com/mig-1g.5gb`. Only in version 2. Releases that do
+    /// not know this field take the GPU for one that is only shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    whole_resource: Option<String>,
     #[serde(default, rename = "heldMiB")]
     held: MiB,
     #[serde(default)]
@@ -162,7 +166,11 @@ impl Wire {
                 total: gpu.total,
                 reserve: gpu.reserve,
                 units: gpu.units,
-                whole: gpu.whole && self.v > 1,
+                whole: match (gpu.whole, gpu.whole_resource) {
+                    _ if self.v == 1 => None,
+                    (true, _) => Some(WholeKind::Gpu(vendor)),
+                    (false, other) => other.and_then(|name| WholeKind::of_resource(&name)),
+                },
                 held: gpu.held,
                 numa: gpu.numa,
                 health: gpu.health,
@@ -200,7 +208,11 @@ impl WireGpu {
             total: gpu.total,
             reserve: gpu.reserve,
             units: gpu.units,
-            whole: gpu.whole,
+            whole: gpu.whole == Some(WholeKind::Gpu(gpu.vendor)),
+            whole_resource: gpu
+                .whole
+                .filter(|kind| *kind != WholeKind::Gpu(gpu.vendor))
+                .map(|kind| kind.resource().into_owned()),
             held: gpu.held,
             numa: gpu.numa,
             health: gpu.health,
@@ -215,7 +227,7 @@ fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
     if inventory.drivers.keys().any(|vendor| *vendor != ONLY) {
         return None;
     }
-    let plain = |gpu: &Gpu| !gpu.whole && gpu.partition.is_none() && gpu.vendor == ONLY;
+    let plain = |gpu: &Gpu| gpu.whole.is_none() && gpu.partition.is_none() && gpu.vendor == ONLY;
     inventory
         .gpus
         .iter()

@@ -114,7 +114,7 @@ fn shares_stay_off_the_last_free_gpus_while_pods_without_an_allocation_may_have_
 fn a_node_whose_whole_gpus_another_plugin_offers_is_left_to_kube_scheduler() {
     let mut theirs = Node {
         name: "n".to_owned(),
-        whole_gpus: BTreeMap::from([(Vendor::Nvidia, 8)]),
+        whole: BTreeMap::from([(Vendor::Nvidia.into(), 8)]),
         ..Node::default()
     };
     let check = |node: &Node, ask: &Ask, expected: Result<usize, &str>| {

@@ -62,7 +62,7 @@ fn a_located_pod_without_an_allocation_can_be_preempted() {
 fn a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
     let mut node = node(2);
     (node.capacity_units, node.capacity_gpus) = (0, 0);
-    node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
+    node.whole = BTreeMap::from([(Vendor::Nvidia.into(), 2)]);
     if let Some(Ok(inventory)) = &mut node.inventory {
         // What the agent wrote when it stopped.
         inventory.unschedulable = true;
@@ -78,7 +78,7 @@ fn a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
 #[test]
 fn a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
     let mut node = node(2);
-    node.whole_gpus = BTreeMap::from([(Vendor::Nvidia, 2)]);
+    node.whole = BTreeMap::from([(Vendor::Nvidia.into(), 2)]);
     let text = r#"{"v":3}"#;
     node.inventory = Some(divvy_model::Inventory::parse(text));
     assert!(ledger(&node, &[]).fits("n", &nvidia(1), "u").is_err());

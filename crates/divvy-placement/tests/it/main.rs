@@ -5,6 +5,7 @@ mod both_ways_cases;
 mod decisions;
 mod events;
 mod fixture;
+mod mig_whole;
 mod recount;
 mod speed;
 mod topology;

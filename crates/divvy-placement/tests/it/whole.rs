@@ -126,7 +126,7 @@ fn pods_without_an_allocation_hold_gpus_that_nobody_can_name() {
     // The kubelet's choice is a normal case.
     let ledger = ledger(&nodes, &[unnamed("u", "n", 2)]);
     assert_eq!((ledger.anomalies(), ledger.totals().not_allocated), (Vec::new(), 0));
-    assert_eq!(ledger.node("n").expect("known").unnamed_whole(Vendor::Amd), 2);
+    assert_eq!(ledger.node("n").expect("known").unnamed_whole(Vendor::Amd.into()), 2);
     assert_eq!(
         ledger.explain("n", &amd(3)).to_string(),
         "node n: 4 of 4 AMD GPUs are not allocated, but pods without an allocation use 2 of them; 3 are needed: GPU 0 is not allocated, \
@@ -420,7 +420,7 @@ proptest! {
             }
             prop_assert!(owners.values().all(|owners| *owners <= 1), "{:?}", owners);
             let named: usize = owners.values().sum();
-            let unnamed = ledger.node("n").expect("known").unnamed_whole(Vendor::Amd);
+            let unnamed = ledger.node("n").expect("known").unnamed_whole(Vendor::Amd.into());
             prop_assert!(named as u64 + unnamed <= GPUS as u64);
             prop_assert_eq!(ledger.overbooked_since(0), Vec::new());
             prop_assert_eq!(ledger.anomalies(), Vec::new());

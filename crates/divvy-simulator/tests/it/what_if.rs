@@ -26,7 +26,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         total: MiB(*mib),
         reserve: MiB::ZERO,
         units: mib / 1024,
-        whole: false,
+        whole: None,
         held: MiB::ZERO,
         numa: None,
         health: Health::Ok,

@@ -550,7 +550,7 @@ impl Feed {
 }
 
 fn is_ours(resource: &str) -> bool {
-    crate::scheduler_config::managed().any(|ours| ours == resource)
+    crate::scheduler_config::is_managed(resource)
 }
 
 fn keep<S: Serialize, T: Serialize>(kind: &'static str, metadata: &mut ObjectMeta, spec: &S, status: &Option<T>) -> String {

@@ -56,7 +56,7 @@ pub async fn run(args: SchedulerConfigArgs) -> anyhow::Result<bool> {
         })?;
     }
     let certificates = found.as_ref().and_then(|(_, tls)| tls.inline.clone());
-    let stanza = stanza(&args, found)?;
+    let stanza = stanza(&args, found)?.with_mig(args.mig_profiles.iter().copied());
     if let Some(warning) = stanza.warning() {
         say(&warning)?;
     }
@@ -296,8 +296,10 @@ fn passed_on(args: &SchedulerConfigArgs) -> String {
         let kubeconfig = kubeconfig.unwrap_or_else(|| "/etc/kubernetes/admin.conf".to_owned());
         format!(" --from-cluster={namespace}/{name} --kubeconfig {}", shell(&kubeconfig))
     });
+    let mig = args.mig_profiles.iter().map(|profile| format!(" --mig-profile {profile}"));
     given
         .map(|(flag, value)| format!(" {flag} {}", shell(value)))
+        .chain(mig)
         .chain(cluster)
         .collect()
 }

@@ -282,7 +282,7 @@ async fn clean(client: &Client, node: &NodeLeft, labels: bool, dry_run: bool) ->
         gone(api.patch(&node.name, &params, &patch).await, "patch nodes")?;
     }
     if !node.resources.is_empty() {
-        let resources = none(node.resources.clone());
+        let resources = none(node.resources.iter().map(AsRef::as_ref).collect());
         let patch = Patch::Merge(json!({"status": {"capacity": resources, "allocatable": resources}}));
         gone(
             api.patch_status(&node.name, &params, &patch).await,

@@ -1,8 +1,11 @@
 //! The allocations of the cluster's GPUs as a value, from which the tables and `-o json` are printed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-use divvy_model::{Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeRequest};
+use divvy_model::{
+    Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeKind, WholeRequest,
+};
 use serde::Serialize;
 
 /// The allocations in a cluster.
@@ -19,7 +22,7 @@ pub struct View {
     pub total: u64,
     /// The whole GPUs of all nodes together, by resource (such as `amd.com/gpu`). Omitted if there are no such GPUs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub whole: BTreeMap<&'static str, WholeSum>,
+    pub whole: BTreeMap<Cow<'static, str>, WholeSum>,
 }
 
 /// The numbers of whole GPUs that are offered under one resource name.
@@ -64,9 +67,10 @@ pub struct GpuView {
     /// The GPU's vendor. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vendor: Option<Vendor>,
-    /// Whether the GPU is offered as a whole, through its vendor's resource. A GPU that also has units is offered in both ways.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub whole: bool,
+    /// The resource through which the GPU is offered as a whole, such as `nvidia.com/gpu`. Omitted if it is not. A GPU that also has units is
+    /// offered in both ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub whole: Option<WholeKind>,
     /// The GPU's index among the node's GPUs of its vendor.
     pub index: u32,
     /// The GPU's UUID. `None` if the node has no inventory.
@@ -123,7 +127,7 @@ pub struct UnnamedView {
     /// The pod's namespace.
     pub namespace: String,
     /// The resource that the pod requests: `amd.com/gpu`.
-    pub resource: &'static str,
+    pub resource: Cow<'static, str>,
     /// The number of GPUs.
     pub gpus: u64,
 }
@@ -161,7 +165,7 @@ impl NodeView {
 impl GpuView {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        !self.whole || self.vendor.is_none_or(Vendor::shares_memory)
+        self.whole.is_none() || self.vendor.is_none_or(Vendor::shares_memory)
     }
 }
 
@@ -207,17 +211,16 @@ pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
 }
 
 /// Count the whole GPUs of these nodes by resource.
-fn whole(nodes: &[NodeView]) -> BTreeMap<&'static str, WholeSum> {
-    let mut sums: BTreeMap<&'static str, WholeSum> = BTreeMap::new();
+fn whole(nodes: &[NodeView]) -> BTreeMap<Cow<'static, str>, WholeSum> {
+    let mut sums: BTreeMap<Cow<'static, str>, WholeSum> = BTreeMap::new();
     for node in nodes {
-        for gpu in node.gpus.iter().filter(|gpu| gpu.whole) {
-            let Some(vendor) = gpu.vendor else { continue };
-            let sum = sums.entry(vendor.whole_resource()).or_default();
+        for (gpu, kind) in node.gpus.iter().filter_map(|gpu| Some((gpu, gpu.whole?))) {
+            let sum = sums.entry(kind.resource()).or_default();
             sum.total += 1;
             sum.allocated += u64::from(gpu.pods.iter().any(|pod| pod.whole));
         }
         for pod in &node.unnamed {
-            let sum = sums.entry(pod.resource).or_default();
+            let sum = sums.entry(pod.resource.clone()).or_default();
             sum.allocated = sum.allocated.saturating_add(pod.gpus);
         }
     }
@@ -325,7 +328,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
     (0..u32::try_from(count.min(1024)).unwrap_or(0))
         .map(|index| GpuView {
             vendor: None,
-            whole: false,
+            whole: None,
             index,
             uuid: None,
             model: None,
@@ -362,14 +365,14 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
         }
     }
     // Another device plugin may offer the resource. Then Divvy has nothing to show.
-    let offered = |whole: &&WholeRequest| gpus.iter().any(|gpu| gpu.whole && gpu.vendor == Some(whole.vendor));
+    let offered = |whole: &&WholeRequest| gpus.iter().any(|gpu| gpu.whole == Some(whole.kind));
     let Some(whole) = asked.filter(offered) else { return };
     let rest = whole.gpus().unwrap_or(u64::MAX).saturating_sub(named);
     if rest > 0 {
         unnamed.push(UnnamedView {
             name: pod.name.clone(),
             namespace: pod.namespace.clone(),
-            resource: whole.vendor.whole_resource(),
+            resource: whole.kind.resource(),
             gpus: rest,
         });
     }

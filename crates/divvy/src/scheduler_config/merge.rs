@@ -1,5 +1,8 @@
 //! Adds Divvy's entry to an existing configuration. Everything else in the file stays, except for fields that v1 does not have.
 
+use std::collections::BTreeSet;
+
+use divvy_model::{MigProfile, WholeKind};
 use serde_json::{Map, Value, json};
 
 use super::convert::{Converted, to_v1};
@@ -135,6 +138,7 @@ fn own_comments() -> Vec<String> {
         url: "https://".to_owned(),
         tls,
         weight: WEIGHT,
+        mig_profiles: BTreeSet::new(),
     };
     let whole = |kubeconfig, lease| {
         Whole {
@@ -280,10 +284,7 @@ fn extenders(
             .flatten()
             .filter_map(|resource| resource.get("name")?.as_str())
             .collect();
-        let of_ours = managed
-            .iter()
-            .filter(|name| super::managed().any(|ours| ours == **name))
-            .count();
+        let of_ours = managed.iter().filter(|name| super::is_managed(name)).count();
         let replaced = url.trim_end_matches('/').ends_with(PATH) || (of_ours > 0 && of_ours == managed.len());
         let clash = |found: String, why: &str| Error::Conflict {
             origin: origin.to_owned(),
@@ -302,6 +303,8 @@ fn extenders(
                 stanza = keep_address(&extender, &url, &stanza);
             }
             keep_weight(&extender, &mut stanza);
+            // Other nodes' MIG devices, for which the command was run before.
+            stanza = stanza.with_mig(managed.iter().filter_map(|name| mig_profile(name)));
             explain_replaced(&extender, &stanza, wanted.address, &path, &url, notes);
         } else if of_ours > 0 {
             return Err(clash(
@@ -330,7 +333,7 @@ fn extenders(
         notes.push(format!(
             "added: the extender at {} for {}: without it the scheduler binds every GPU pod by node sums only, without a GPU",
             stanza.url,
-            super::managed().collect::<Vec<_>>().join(", ")
+            stanza.resources().collect::<Vec<_>>().join(", ")
         ));
     }
     Ok((rest.clone(), place.unwrap_or(rest.len()), stanza))
@@ -362,6 +365,14 @@ fn keep_address(extender: &Value, url: &str, stanza: &Stanza) -> Stanza {
         kept.tls = Tls::default();
     }
     kept
+}
+
+/// Return the profile of the MIG devices that this resource stands for.
+fn mig_profile(resource: &str) -> Option<MigProfile> {
+    match WholeKind::of_resource(resource)? {
+        WholeKind::Mig(profile) => Some(profile),
+        WholeKind::Gpu(_) => None,
+    }
 }
 
 /// Keep the weight of the entry in the file, if that entry has a prioritizeVerb.

@@ -13,7 +13,7 @@ fn node(name: &str) -> NodeLeft {
     NodeLeft {
         name: name.to_owned(),
         annotations: vec!["divvy.dev/inventory".to_owned()],
-        resources: vec![names::GPU_MEM, names::GPU_COUNT],
+        resources: vec![names::GPU_MEM.into(), names::GPU_COUNT.into()],
         labels: vec!["nvidia.com/gpu.count".to_owned()],
         labelled: true,
     }
@@ -145,13 +145,13 @@ fn units_that_another_plugin_serves_are_left_alone() {
     assert_eq!(left(json!({"mine": "1"}), "16"), None, "gushare's plugin runs there");
     assert_eq!(
         left(json!({}), "0"),
-        Some((vec![], vec![names::GPU_MEM])),
+        Some((vec![], vec![names::GPU_MEM.into()])),
         "no plugin serves them any longer"
     );
     let ours = json!({"divvy.dev/inventory": "{}", "mine": "1"});
     assert_eq!(
         left(ours, "16"),
-        Some((vec!["divvy.dev/inventory".to_owned()], vec![names::GPU_MEM]))
+        Some((vec!["divvy.dev/inventory".to_owned()], vec![names::GPU_MEM.into()]))
     );
     assert_eq!(
         node_left(&json!({"metadata": {"name": "cpu"}, "status": {"capacity": {"cpu": "4"}}})),
@@ -174,7 +174,7 @@ fn whole_gpus_are_divvys_where_the_inventory_says_so() {
             "status": {"capacity": {"amd.com/gpu": "1"}, "allocatable": {"amd.com/gpu": "1"}}});
         node_left(&object).map(|left| left.resources)
     };
-    assert_eq!((left(&amd), left(&shared)), (Some(vec!["amd.com/gpu"]), Some(vec![])));
+    assert_eq!((left(&amd), left(&shared)), (Some(vec!["amd.com/gpu".into()]), Some(vec![])));
     let nodes = [amd, shared];
     for (pod, node, expected) in [
         (amd_pod("a", "amd", &[0]), "amd", true),

@@ -66,7 +66,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             total: MiB(SIZE),
             reserve: MiB::ZERO,
             units: SIZE,
-            whole: false,
+            whole: None,
             held: MiB::ZERO,
             numa: None,
             health: Health::Ok,

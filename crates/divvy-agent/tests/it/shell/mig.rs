@@ -1,6 +1,10 @@
-//! MIG devices, whose memory is shared (`--mig-devices`).
+//! MIG devices, each of which is offered like a GPU (`--mig-strategy`).
 
 use divvy_model::{Health, MemoryUnit, MigParts};
+
+use std::collections::BTreeSet;
+
+use divvy_agent::MigStrategy;
 
 use super::*;
 
@@ -21,19 +25,32 @@ fn device(index: u32, gi: u32) -> MigDevice {
     }
 }
 
-/// Return a node with an undivided GPU of 16 GiB, and one of 40 GiB whose agent offers MIG devices.
+/// Return a node with an undivided GPU of 16 GiB, and one of 40 GiB whose agent shares MIG devices.
 async fn bed() -> Bed {
     let mut bed = Bed::new(&[16384, 40960]).await;
     bed.stop_agent().await;
-    let directory = bed.config.sys_root.join("dev/nvidia-caps");
-    std::fs::create_dir_all(&directory).expect("made");
-    for minor in [70, 71, 80, 81] {
-        std::fs::write(directory.join(format!("nvidia-cap{minor}")), "").expect("written");
-    }
-    bed.config.mig_devices = true;
+    make_capabilities(&bed);
+    bed.config.mig_strategy = MigStrategy::Mixed;
     bed.start_agent();
     bed.memory_is(56, 56).await;
     bed
+}
+
+/// Start the agent again, so that it offers GPUs and MIG devices as a whole as well.
+async fn restart_with(bed: &mut Bed, strategy: MigStrategy) {
+    bed.stop_agent().await;
+    make_capabilities(bed);
+    (bed.config.mig_strategy, bed.config.whole_gpus) = (strategy, true);
+    bed.start_agent();
+}
+
+/// Make the device nodes that give access to MIG devices.
+fn make_capabilities(bed: &Bed) {
+    let directory = bed.config.sys_root.join("dev/nvidia-caps");
+    std::fs::create_dir_all(&directory).expect("made");
+    for minor in [70, 71, 80, 81, 90, 91] {
+        std::fs::write(directory.join(format!("nvidia-cap{minor}")), "").expect("written");
+    }
 }
 
 fn divide(bed: &Bed, devices: &[MigDevice]) {
@@ -182,5 +199,109 @@ async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_t
     let healthy = |inventory: &Inventory| inventory.gpus.iter().all(|gpu| gpu.health == Health::Ok);
     bed.inventory(|inventory| uuids(inventory) == ["GPU-0", "MIG-7"] && healthy(inventory))
         .await;
+    bed.stop_agent().await;
+}
+
+/// Wait until the node offers this much of a resource, and all of it is healthy.
+async fn offers(bed: &Bed, resource: &str, expected: u64) {
+    let is = |node: &Value, kind: &str| {
+        node["status"][kind][resource].as_str().and_then(|amount| amount.parse().ok()) == Some(expected)
+    };
+    let look = |api: &ApiServer| {
+        let node = api.get("nodes", "", "n1").ok()?;
+        (is(&node, "capacity") && is(&node, "allocatable")).then_some(())
+    };
+    let found = bed.api.until(LIMIT, look).await;
+    let node = bed.api.get("nodes", "", "n1").expect("there");
+    assert!(found.is_some(), "{expected} of {resource} expected: {}", node["status"]);
+}
+
+/// Create a pod that kube-scheduler bound without the extender, and that requests one device of this resource.
+fn create_whole(bed: &Bed, name: &str, resource: &str) {
+    let mut pod = builders::pod(name).limit(resource, "1").build();
+    pod["spec"]["nodeName"] = "n1".into();
+    bed.api.create("pods", pod).expect("created");
+}
+
+const SMALL: &str = "nvidia.com/mig-1g.5gb";
+
+#[tokio::test]
+async fn mig_devices_are_offered_as_a_whole_as_soon_as_they_exist_and_no_plugin_is_registered_again() {
+    let mut bed = Bed::new(&[16384, 40960]).await;
+    restart_with(&mut bed, MigStrategy::Mixed).await;
+    offers(&bed, "nvidia.com/gpu", 2).await;
+    let sockets = |bed: &Bed| -> BTreeSet<String> {
+        let all = bed.sockets().into_iter();
+        all.filter(|name| !name.contains("mig")).collect()
+    };
+    let before = sockets(&bed);
+    assert_eq!(before.len(), 3, "{before:?}");
+    divide(&bed, &[device(0, 7), device(1, 8)]);
+    offers(&bed, SMALL, 2).await;
+    offers(&bed, "nvidia.com/gpu", 1).await;
+
+    create_whole(&bed, "whole", SMALL);
+    let whole = bed.running("whole").await;
+    let inventory = bed
+        .inventory(|inventory| inventory.gpus.iter().any(|gpu| gpu.held > MiB::ZERO))
+        .await;
+    let part = inventory.gpus.iter().find(|gpu| gpu.held > MiB::ZERO).expect("held");
+    assert_eq!(
+        (part.held, part.whole.map(|kind| kind.resource().into_owned())),
+        (MiB(4096), Some(SMALL.to_owned()))
+    );
+    let expected: Vec<String> = part.nodes.iter().map(|node| format!("/dev/{node}")).collect();
+    let mut has: Vec<&String> = whole.devices.iter().filter(|path| expected.contains(path)).collect();
+    has.sort();
+    assert_eq!(has.len(), 3, "{:?}", whole.devices);
+    create_whole(&bed, "other", SMALL);
+    bed.running("other").await;
+    bed.api
+        .delete("pods", "default", "whole", &DeleteOptions::default())
+        .expect("deleted");
+    bed.api
+        .delete("pods", "default", "other", &DeleteOptions::default())
+        .expect("deleted");
+    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.held == MiB::ZERO))
+        .await;
+
+    bed.machine.send_modify(|machine| machine.mig = None);
+    offers(&bed, "nvidia.com/gpu", 2).await;
+    offers(&bed, SMALL, 0).await;
+    assert_eq!(sockets(&bed), before, "a new plugin would have a new socket");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn with_the_strategy_single_mig_devices_are_gpus_if_all_gpus_are_divided_alike() {
+    let mut bed = Bed::new(&[40960]).await;
+    divide(&bed, &[device(0, 7), device(1, 8)]);
+    restart_with(&mut bed, MigStrategy::Single).await;
+    offers(&bed, "nvidia.com/gpu", 2).await;
+    create_whole(&bed, "whole", "nvidia.com/gpu");
+    bed.running("whole").await;
+
+    let mut large = device(2, 9);
+    large.parts = large.parts.map(|parts| MigParts {
+        gi_slices: 2,
+        ci_slices: 2,
+        memory: 9856,
+        ..parts
+    });
+    divide(&bed, &[device(0, 7), device(1, 8), large]);
+    // The device that the container has stays.
+    offers(&bed, "nvidia.com/gpu", 1).await;
+    let is_posted = |api: &ApiServer| {
+        let events = api.list("events", "default").ok()?;
+        events.into_iter().find(|event| event["reason"] == "GPUsNotDividedAlike")
+    };
+    let event = bed.api.until(LIMIT, is_posted).await.expect("an event");
+    assert_eq!(
+        event["message"],
+        "GPU 100 is a MIG device 1g.5gb, but GPU 102 is a MIG device 2g.10gb: with --mig-strategy single, GPUs are offered as a whole only if all \
+         GPUs of the node are divided alike. Their memory is still shared. Divide all GPUs alike, or use --mig-strategy mixed"
+    );
+    divide(&bed, &[device(0, 7), device(1, 8), device(2, 9)]);
+    offers(&bed, "nvidia.com/gpu", 3).await;
     bed.stop_agent().await;
 }

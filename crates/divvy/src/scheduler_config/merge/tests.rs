@@ -44,6 +44,37 @@ fn refused(input: &str, part: &str) {
 }
 
 #[test]
+fn the_resources_of_mig_devices_are_added_and_stay_when_the_file_is_merged_again() {
+    let resources = |merged: &Merged| -> Vec<String> {
+        let list = value(merged)["extenders"][0]["managedResources"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let names = list.iter().filter_map(|resource| resource["name"].as_str());
+        names.filter(|name| name.contains("mig")).map(str::to_owned).collect()
+    };
+    let with = |profiles: &[&str], input: &str| {
+        let mut wanted = wanted();
+        wanted.stanza = wanted
+            .stanza
+            .with_mig(profiles.iter().map(|profile| profile.parse().expect("a profile")));
+        merge(input, "old.yaml", &wanted).expect("merged")
+    };
+    let first = with(&["1g.10gb+me", "3g.20gb"], &tutorial("v1"));
+    assert_eq!(resources(&first), ["nvidia.com/mig-1g.10gb.me", "nvidia.com/mig-3g.20gb"]);
+    let second = with(&["2g.10gb"], &first.text);
+    assert_eq!(
+        resources(&second),
+        [
+            "nvidia.com/mig-1g.10gb.me",
+            "nvidia.com/mig-2g.10gb",
+            "nvidia.com/mig-3g.20gb"
+        ]
+    );
+    assert_eq!(merged(&second.text).text, second.text);
+}
+
+#[test]
 fn the_tutorials_file_of_every_version_becomes_the_same_v1() {
     let expected = value(&merged(&tutorial("v1")));
     for (version, without) in [("v1beta2", "1.28"), ("v1beta3", "1.29")] {

@@ -1,6 +1,6 @@
-//! MIG devices whose memory is shared.
+//! MIG devices, which are shared, or had as a whole.
 
-use divvy_model::names;
+use divvy_model::{Vendor, names};
 
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::{Cluster, Machine, Play, Report, Stop};
@@ -9,6 +9,10 @@ use crate::scenario::{Cluster, Machine, Play, Report, Stop};
 const PROFILES: [u32; 2] = [2, 1];
 /// The divided GPU.
 const GPU: u32 = 1;
+/// The device nodes of the larger MIG device.
+const OF_LARGE: [&str; 3] = ["/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap4", "/dev/nvidia1"];
+/// The resource of the larger MIG device.
+const LARGE: &str = "nvidia.com/mig-3g.20gb";
 
 /// The machine has two A100 and a T4.
 pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -19,9 +23,7 @@ pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Resu
     play.step("divided", &node, "GPU 1 has the MIG devices 3g.20gb and 2g.10gb", Vec::new())?;
     let played = shares(play, &node).await;
     play.clear().await?;
-    play.scene("MIG is switched off, and the GPU is whole again").await?;
-    play.cluster.divide(&node, GPU, None).await?;
-    play.has(&node, names::GPU_MEM, Machine::Mixed.units()).await?;
+    undivide(play, &node).await?;
     played
 }
 
@@ -51,8 +53,7 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     .await?;
     let (_, large) = play.started("default", "large").await?;
     let found = devices(&large);
-    let of_large = ["/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap4", "/dev/nvidia1"];
-    play.check(found == of_large, "large sees the other MIG device", || format!("{found:?}"))?;
+    play.check(found == OF_LARGE, "large sees the other MIG device", || format!("{found:?}"))?;
 
     play.create(
         &on("more", 1, "*MIG 2g.10gb").select(node),
@@ -72,6 +73,53 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     let found = devices(&more);
     play.check(found == of_small, "more has the freed memory", || format!("{found:?}"))?;
     Ok(())
+}
+
+/// MIG devices as a whole. The agent offers GPUs as a whole as well ([`Cluster::offer_whole`]), and the node has no pods.
+pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    play.scene("One A100 is divided by MIG; its parts are offered as a whole as well")
+        .await?;
+    play.cluster.divide(node, GPU, Some(&PROFILES)).await?;
+    play.step("divided", node, "GPU 1 has the MIG devices 3g.20gb and 2g.10gb", Vec::new())?;
+    play.has(node, LARGE, 1).await?;
+    play.has(node, Vendor::Nvidia.whole_resource(), 2).await?;
+    play.create(
+        &on("slice", 1, "*MIG 3g.20gb").select(node),
+        "asks for 1 GiB of the MIG device 3g.20gb",
+    )
+    .await?;
+    play.started("default", "slice").await?;
+    let part = pod("part").limit(LARGE, "1").listing("/dev/nvidia-caps").select(node);
+    play.create(&part.grace_seconds(1), "asks for a whole MIG device 3g.20gb")
+        .await?;
+    play.refused("part", "no free MIG 3g.20gb device").await?;
+    play.why("part", &[LARGE, "default/slice"]).await?;
+    play.delete("default", "slice", "so that the MIG device is free").await?;
+    let (_, reports) = play.started("default", "part").await?;
+    let found = devices(&reports);
+    play.check(found == OF_LARGE, "part sees its MIG device and no other", || {
+        format!("{found:?}")
+    })?;
+    play.create(&on("slice", 1, "*MIG 3g.20gb").select(node), "asks for 1 GiB of it")
+        .await?;
+    play.refused("slice", "Insufficient GPU Memory in one device").await?;
+    let table = play
+        .run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
+        .await?;
+    for part in ["default/part (whole)", "nvidia.com/mig-3g.20gb 1/1"] {
+        play.check(table.contains(part), &format!("`inspect` shows {part}"), || table.clone())?;
+    }
+    play.delete("default", "part", "so that the MIG device is shared again")
+        .await?;
+    play.started("default", "slice").await?;
+    Ok(())
+}
+
+/// Switch MIG off again.
+pub(super) async fn undivide<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    play.scene("MIG is switched off, and the GPU is whole again").await?;
+    play.cluster.divide(node, GPU, None).await?;
+    play.has(node, names::GPU_MEM, Machine::Mixed.units()).await
 }
 
 fn on(name: &str, units: u64, product: &str) -> PodBuilder {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use divvy_model::{Vendor, names};
 
+use super::mig;
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::is_gpu;
 use crate::scenario::play::Seen;
@@ -27,8 +28,13 @@ pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Re
     let before = play.reports().await?;
     play.cluster.offer_whole(true).await?;
     play.step("updated", "divvy-agent", "the agents run with --whole-gpus", Vec::new())?;
-    let played = beside_shares(play, &node, &before).await;
+    let mut played = beside_shares(play, &node, &before).await;
     play.clear().await?;
+    if played.is_ok() {
+        played = mig::as_a_whole(play, &node).await;
+        play.clear().await?;
+        mig::undivide(play, &node).await?;
+    }
     // The next scene expects shares only.
     play.cluster.offer_whole(false).await?;
     played
