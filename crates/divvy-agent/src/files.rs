@@ -92,20 +92,43 @@ fn sync_directory(directory: &Path) -> Result<(), FileError> {
         .map_err(error("sync", directory))
 }
 
+/// Open a regular file for reading. Symbolic links are not followed.
+///
+/// # Errors
+/// The error is the system's, or says that it is not a regular file.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(no_follow()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
+    }
+}
+
+/// Create an empty file, in place of an earlier one or of a link, which is not followed.
+///
+/// # Errors
+/// The error has the path and the system's error.
+pub(crate) fn create(path: &Path) -> Result<File, FileError> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(error("remove", path)(e)),
+        _ => {}
+    }
+    // `create_new` does not follow a link either.
+    let created = OpenOptions::new().write(true).create_new(true).open(path);
+    created.map_err(error("create", path))
+}
+
 /// Return a regular file's text of at most `limit` bytes, or `None` if the file does not exist. Symbolic links are not followed.
 ///
 /// # Errors
 /// The error has the path and the reason: not readable, not a regular file, larger than `limit`, or not UTF-8.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError> {
-    let file = match OpenOptions::new().read(true).custom_flags(no_follow()).open(path) {
+    let file = match open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(error("read", path)(e)),
     };
     let refuse = |text: String| Err(error("read", path)(io::Error::new(io::ErrorKind::InvalidData, text)));
-    if !file.metadata().map_err(error("read", path))?.is_file() {
-        return refuse("it is not a regular file".to_owned());
-    }
     let mut bytes = Vec::new();
     file.take(limit + 1).read_to_end(&mut bytes).map_err(error("read", path))?;
     if bytes.len() as u64 > limit {

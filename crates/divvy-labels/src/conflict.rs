@@ -14,17 +14,18 @@ pub fn owners<'c>(causes: impl IntoIterator<Item = (&'c str, &'c str)>) -> BTree
     labels.collect()
 }
 
-/// Report whether labels must be written to a node that has the labels `on_node`: one is missing, or one that is not in `left_out`
-/// has another value. `left_out` has the keys that other managers owned at the last write.
-pub fn must_be_written(
-    wanted: &BTreeMap<String, String>,
+/// Return the keys of the labels that must be written again to a node that has the labels `on_node`: those that are missing, and those
+/// that have another value and are not in `left_out`. `left_out` has the keys that other managers owned at the last write.
+pub fn undone<'w>(
+    wanted: &'w BTreeMap<String, String>,
     on_node: &BTreeMap<String, String>,
     left_out: &BTreeSet<String>,
-) -> bool {
-    wanted.iter().any(|(key, value)| match on_node.get(key) {
+) -> Vec<&'w str> {
+    let is_undone = |(key, value): &(&String, &String)| match on_node.get(*key) {
         None => true,
-        Some(there) => there != value && !left_out.contains(key),
-    })
+        Some(there) => there != *value && !left_out.contains(*key),
+    };
+    wanted.iter().filter(is_undone).map(|(key, _)| key.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -60,15 +61,15 @@ mod tests {
         };
         let wanted = map(&[("a", "1"), ("b", "1")]);
         for (on_node, left_out, expected) in [
-            (&[("a", "1"), ("b", "1"), ("c", "1")][..], &[][..], false),
-            (&[("a", "1")], &[], true),
-            (&[("a", "1"), ("b", "2")], &[], true),
-            (&[("a", "1"), ("b", "2")], &["b"], false),
-            (&[("a", "1")], &["b"], true),
+            (&[("a", "1"), ("b", "1"), ("c", "1")][..], &[][..], &[][..]),
+            (&[("a", "1")], &[], &["b"]),
+            (&[("a", "1"), ("b", "2")], &[], &["b"]),
+            (&[("a", "1"), ("b", "2")], &["b"], &[]),
+            (&[("a", "1")], &["b"], &["b"]),
         ] {
             let left_out = left_out.iter().map(|key: &&str| (*key).to_owned()).collect();
             assert_eq!(
-                must_be_written(&wanted, &map(on_node), &left_out),
+                undone(&wanted, &map(on_node), &left_out),
                 expected,
                 "{on_node:?} {left_out:?}"
             );

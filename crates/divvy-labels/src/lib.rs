@@ -15,10 +15,12 @@ mod error;
 mod family;
 mod labels;
 mod output;
+mod repair;
 mod text;
 mod vgpu;
 
-pub use conflict::{must_be_written, owners};
+pub use conflict::{owners, undone};
 pub use error::Error;
 pub use labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
 pub use output::{MANAGER, NodeFeature, file, node, node_feature};
+pub use repair::Repairs;

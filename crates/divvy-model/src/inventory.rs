@@ -224,9 +224,9 @@ impl Inventory {
     }
 
     /// Return the text of the annotation, which is one line of JSON. It has version 1 if all GPUs are shared NVIDIA GPUs, and
-    /// version 2 otherwise.
+    /// version 2 otherwise. If it would be too large for its readers, long reasons are cut, and then links are left out.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(&Wire::of(self)).expect("an inventory has only string keys and numbers")
+        wire::json(self)
     }
 
     /// Return the version of a vendor's driver. Empty if it is not known.

@@ -1,6 +1,6 @@
 //! The choice of the devices that suit a container best.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use divvy_nvidia_config::SharedDevicesPolicy;
 
@@ -13,8 +13,8 @@ impl Resource {
     /// empty if no such choice is possible; then the kubelet chooses.
     pub fn preferred(&self, policy: SharedDevicesPolicy, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let offered: Vec<(&String, &Unit)> = available.iter().filter_map(|id| Some((id, self.unit(id)?))).collect();
-        let is_available = |id: &String| offered.iter().any(|(known, _)| *known == id);
-        if size == 0 || size > offered.len() || must.len() > size || !must.iter().all(is_available) {
+        let ids: BTreeSet<&String> = offered.iter().map(|(id, _)| *id).collect();
+        if size == 0 || size > offered.len() || must.len() > size || !must.iter().all(|id| ids.contains(id)) {
             return Vec::new();
         }
         match self.units.iter().all(|unit| !unit.is_mig && unit.replicas.is_none()) {
@@ -41,18 +41,29 @@ impl Resource {
     /// given this container the fewest devices.
     fn balanced(&self, policy: SharedDevicesPolicy, offered: &[(&String, &Unit)], must: &[String], size: usize) -> Vec<String> {
         let mut chosen: Vec<String> = must.to_vec();
-        let mut free: Vec<(&String, &Unit)> = offered.iter().filter(|(id, _)| !must.contains(id)).copied().collect();
+        let must: BTreeSet<&String> = must.iter().collect();
+        let free: Vec<(&String, &Unit)> = offered.iter().filter(|(id, _)| !must.contains(id)).copied().collect();
         let mut gpus = self.loads(&free, |unit| unit.gpu.to_string());
         let mut parts = self.loads(&free, |unit| unit.uuid.clone());
+        // The replicas of a GPU or MIG device are alike, so only the first free one of each is compared. There may be thousands.
+        let mut replicas: BTreeMap<&str, VecDeque<(usize, &String, &Unit)>> = BTreeMap::new();
+        for (position, (id, unit)) in free.into_iter().enumerate() {
+            replicas.entry(&unit.uuid).or_default().push_back((position, id, unit));
+        }
         while chosen.len() < size {
             let rank = |unit: &Unit| {
                 let of = |loads: &BTreeMap<String, Load>, key: &str| loads.get(key).copied().unwrap_or_default().rank(policy);
                 (of(&gpus, &unit.gpu.to_string()), of(&parts, &unit.uuid))
             };
-            let Some(best) = (0..free.len()).min_by_key(|at| rank(free[*at].1)) else {
+            let first =
+                |queue: &VecDeque<(usize, &String, &Unit)>| queue.front().map(|(position, _, unit)| (rank(unit), *position));
+            let best = replicas
+                .values_mut()
+                .filter(|queue| !queue.is_empty())
+                .min_by_key(|queue| first(queue));
+            let Some((_, id, unit)) = best.and_then(VecDeque::pop_front) else {
                 break;
             };
-            let (id, unit) = free.remove(best);
             for load in [gpus.get_mut(&unit.gpu.to_string()), parts.get_mut(&unit.uuid)]
                 .into_iter()
                 .flatten()

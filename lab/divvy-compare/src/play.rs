@@ -113,14 +113,22 @@ pub(crate) fn beside(program: &Path, scenario: &Scenario) -> PathBuf {
 }
 
 /// The script that replaces the directories that a device plugin knows by name, and then runs the program under the name of
-/// NVIDIA's program.
+/// NVIDIA's program. The machine has no directory `/mps`, and must not get one, so a scene with MPS has a root of its own.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi
 mount -t tmpfs tmpfs /proc/driver && mkdir /proc/driver/nvidia-caps && cp "$SCENE/mig-minors" /proc/driver/nvidia-caps/
-[ -e /var/run/cdi ] || ln -s /run /var/run
-if [ -d "$SCENE/mps" ]; then mkdir -p /mps && mount --bind "$SCENE/mps" /mps; fi
-exec -a "$NAME" "$PROGRAM" "$@""#;
+[ -e /var/run/cdi ] || { echo "/var/run does not lead to /run on this machine" >&2; exit 1; }
+[ -d "$SCENE/mps" ] || exec -a "$NAME" "$PROGRAM" "$@"
+root=$SCENE/root
+mkdir "$root" && mount -t tmpfs tmpfs "$root"
+for entry in /*; do
+    if [ "$entry" = /mps ]; then continue
+    elif [ -L "$entry" ]; then cp -P "$entry" "$root$entry"
+    elif [ -d "$entry" ]; then mkdir "$root$entry" && mount --rbind "$entry" "$root$entry"; fi
+done
+mkdir "$root/mps" && mount --bind "$SCENE/mps" "$root/mps"
+exec chroot "$root" bash -c 'exec -a "$NAME" "$PROGRAM" "$@"' bash "$@""#;
 
 impl Running {
     pub(crate) fn start(program: &Path, simulator: &Path, scenario: &Scenario) -> Result<Running> {

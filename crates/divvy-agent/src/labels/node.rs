@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use divvy_kube::in_words;
 use divvy_kube::objects::{self, NodeObject};
-use divvy_labels::{Labels, MANAGER, must_be_written, node, owners};
+use divvy_labels::{Labels, MANAGER, node, owners, undone};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 
@@ -24,6 +25,10 @@ pub struct NodeLabels {
     node: String,
     /// The managers of the labels that the last write left out, by key.
     left_out: BTreeMap<String, String>,
+    /// The managers that were named to the operator, by key.
+    told: BTreeMap<String, String>,
+    /// The other manager that has written labels of the node last, if the last write has found one.
+    rival: Option<String>,
 }
 
 enum Refusal {
@@ -39,6 +44,8 @@ impl NodeLabels {
             nodes: Api::all_with(client, &objects::nodes()),
             node: node.to_owned(),
             left_out: BTreeMap::new(),
+            told: BTreeMap::new(),
+            rival: None,
         }
     }
 
@@ -55,6 +62,7 @@ impl NodeLabels {
             match self.apply(&own, &uid).await {
                 Ok(()) => {
                     let news = self.sentences(&left_out);
+                    self.told.extend(left_out.clone());
                     self.left_out = left_out;
                     return Ok(news);
                 }
@@ -71,15 +79,34 @@ impl NodeLabels {
         )))
     }
 
-    /// Report whether the labels must be written to a node that has the labels `on_node`.
-    pub(super) fn must_be_written(&self, wanted: &Labels, on_node: &BTreeMap<String, String>) -> bool {
+    /// Return the keys of the labels that must be written again to a node that has the labels `on_node`.
+    pub(super) fn undone<'w>(&self, wanted: &'w Labels, on_node: &BTreeMap<String, String>) -> Vec<&'w str> {
         let left_out: BTreeSet<String> = self.left_out.keys().cloned().collect();
-        must_be_written(&wanted.labels, on_node, &left_out)
+        undone(&wanted.labels, on_node, &left_out)
     }
 
-    async fn uid(&self) -> Result<String, Error> {
+    /// Return a sentence about labels that another program has undone again.
+    pub(super) fn fight(&self, keys: &[String]) -> String {
+        let node = &self.node;
+        let rival = match &self.rival {
+            Some(manager) => {
+                format!("By the node's managedFields, the other program that has written labels of the node last is {manager:?}")
+            }
+            None => "The node's managedFields name no such program".to_owned(),
+        };
+        format!(
+            "another program removes or overwrites labels of node {node} again and again: {}. They are written again after longer and \
+             longer pauses, up to 5 min. {rival}; to see them, type kubectl get node {node} -o yaml --show-managed-fields",
+            keys.join(", ")
+        )
+    }
+
+    async fn uid(&mut self) -> Result<String, Error> {
         match tokio::time::timeout(TIMEOUT, self.nodes.get_metadata(&self.node)).await {
-            Ok(Ok(found)) => Ok(found.metadata.uid.unwrap_or_default()),
+            Ok(Ok(found)) => {
+                self.rival = last_other_writer(found.metadata.managed_fields.unwrap_or_default());
+                Ok(found.metadata.uid.unwrap_or_default())
+            }
             Ok(Err(error)) => Err(self.failed(&error)),
             Err(_) => Err(self.silent()),
         }
@@ -136,7 +163,7 @@ impl NodeLabels {
     fn sentences(&self, left_out: &BTreeMap<String, String>) -> Vec<String> {
         let mut by_manager: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (key, manager) in left_out {
-            if self.left_out.get(key) != Some(manager) {
+            if self.told.get(key) != Some(manager) {
                 by_manager.entry(manager).or_default().push(key);
             }
         }
@@ -150,5 +177,42 @@ impl NodeLabels {
             )
         };
         by_manager.into_iter().map(sentence).collect()
+    }
+}
+
+/// Return the manager, except this program, that has written labels last. The status of a node is not of interest.
+fn last_other_writer(entries: Vec<ManagedFieldsEntry>) -> Option<String> {
+    let has_labels = |entry: &ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+        fields.is_some_and(|fields| fields.pointer("/f:metadata/f:labels").is_some())
+    };
+    let others = entries.into_iter().filter(|entry| entry.manager.as_deref() != Some(MANAGER));
+    let writers = others.filter(|entry| entry.subresource.is_none() && has_labels(entry));
+    writers.max_by(|a, b| a.time.cmp(&b.time)).and_then(|entry| entry.manager)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_rival_is_the_last_other_manager_that_has_written_labels() {
+        let entry = |manager: &str, hour: u32, subresource: Option<&str>, fields: &str| {
+            let value = json!({
+                "manager": manager, "time": format!("2026-11-21T{hour:02}:00:00Z"), "subresource": subresource,
+                "fieldsV1": {"f:metadata": {fields: {"f:a": {}}}},
+            });
+            serde_json::from_value(value).expect("an entry")
+        };
+        let mut entries = vec![
+            entry(MANAGER, 9, None, "f:labels"),
+            entry("kubelet", 8, Some("status"), "f:labels"),
+            entry("annotator", 7, None, "f:annotations"),
+        ];
+        assert_eq!(last_other_writer(entries.clone()), None);
+        entries.extend([("cleaner", 6), ("kubectl-label", 5)].map(|(manager, hour)| entry(manager, hour, None, "f:labels")));
+        assert_eq!(last_other_writer(entries).as_deref(), Some("cleaner"));
     }
 }

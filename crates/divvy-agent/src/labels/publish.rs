@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use divvy_labels::{Labels, NodeFeature};
+use divvy_labels::{Labels, NodeFeature, Repairs};
 use tracing::{info, warn};
 
 use super::{Host, NodeLabels};
@@ -36,12 +36,19 @@ impl Output {
         }
     }
 
-    /// Report whether the labels must be written again, because the node has other ones.
-    fn is_undone(&self, wanted: &Labels, on_node: Option<&BTreeMap<String, String>>) -> bool {
+    /// Return the keys of the labels that must be written again, because the node has other ones.
+    fn undone(&self, wanted: &Labels, on_node: Option<&BTreeMap<String, String>>) -> Vec<String> {
         match (self, on_node) {
-            (Output::Node(node), Some(on_node)) => node.must_be_written(wanted, on_node),
+            (Output::Node(node), Some(on_node)) => node.undone(wanted, on_node).into_iter().map(str::to_owned).collect(),
             // Node Feature Discovery writes what the NodeFeature object says.
-            _ => false,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Tell the operator about another program that undoes these labels again and again.
+    fn tell_of_fight(&self, keys: &[String]) {
+        if let Output::Node(node) = self {
+            warn!("{}", node.fight(keys));
         }
     }
 }
@@ -70,9 +77,14 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
     let mut on_node = agent.labels_on_node.subscribe();
     let mut wait = RETRY_FIRST;
     let mut written = None;
+    let start = Instant::now();
+    let now = || u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let mut repairs = Repairs::default();
+    // What another program has undone, and when to repair it.
+    let mut repair: Option<(u64, Vec<String>)> = None;
     loop {
-        let now = seen.borrow_and_update().clone();
-        let wanted = match now.labels(&host).transpose() {
+        let found = seen.borrow_and_update().clone();
+        let wanted = match found.labels(&host).transpose() {
             Ok(wanted) => wanted,
             Err(error) => {
                 agent.ready.set(PART, format!("the node cannot be labelled: {error}"));
@@ -87,6 +99,11 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
                         labels.warnings.iter().for_each(|warning| warn!("{warning}"));
                         wait = RETRY_FIRST;
                         written = Some(labels);
+                        if let Some((_, keys)) = repair.take()
+                            && repairs.made(now())
+                        {
+                            output.tell_of_fight(&keys);
+                        }
                     }
                     Err(error) => {
                         warn!("{error}; trying again");
@@ -99,15 +116,24 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
             }
             agent.ready.clear(PART);
         }
+        let pause = async {
+            match &repair {
+                Some((due, _)) => tokio::time::sleep(Duration::from_millis(due.saturating_sub(now()))).await,
+                None => std::future::pending().await,
+            }
+        };
         // Both senders live as long as the agent.
         tokio::select! {
             _ = seen.changed() => {}
             _ = on_node.changed() => {
                 let on_node = on_node.borrow_and_update().clone();
-                if written.as_ref().is_some_and(|labels| output.is_undone(labels, on_node.as_ref())) {
-                    written = None;
-                }
+                let undone = written.as_ref().map_or_else(Vec::new, |labels| output.undone(labels, on_node.as_ref()));
+                repair = (!undone.is_empty()).then(|| (repairs.due(now()), undone));
             }
+            () = pause => {}
+        }
+        if repair.as_ref().is_some_and(|(due, _)| *due <= now()) {
+            written = None;
         }
     }
 }

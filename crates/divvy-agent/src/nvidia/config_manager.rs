@@ -9,6 +9,7 @@ mod files;
 mod notice;
 mod processes;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use divvy_kube::objects::NodeObject;
 use divvy_kube::watch::{self, Change};
 use divvy_nvidia_config::{Chosen, ConfigManager, Error as Problem, Selection, select};
 use futures::StreamExt as _;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -70,10 +71,12 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
             notice.report(news).await;
         }
         if oneshot {
+            manager.keep().unwrap_or_else(|text| warn!("{text}"));
             return manager.ended(switched);
         }
-        manager.say(switched.err());
         manager.send();
+        let kept = manager.keep();
+        manager.say(switched.err().or(kept.err()));
     }
 }
 
@@ -99,8 +102,14 @@ struct Manager {
     directory: PathBuf,
     destination: Destination,
     signal: Option<(Signal, String)>,
-    /// The content that is in use, if it was read.
+    /// The content that is in use, if it was read. At the start, it is the one that an earlier run has signalled.
     content: Option<Vec<u8>>,
+    /// Whether this run has found a configuration to use.
+    is_used: bool,
+    /// Whether the content that is in use is kept for the next run.
+    is_kept: bool,
+    /// Processes that did not handle the signal when it was to be sent.
+    unready: HashSet<Pid>,
     /// Whether the configuration has changed since the last signal.
     is_unsent: bool,
     /// The reported reasons why the configuration is not the one that was asked for.
@@ -124,12 +133,16 @@ impl Manager {
             })?;
             Ok::<_, Error>((signal, to.process.clone()))
         });
+        let destination = Destination::new(absolute(&options.destination)?);
         Ok(Manager {
             directory: absolute(&options.directory)?,
-            destination: Destination::new(absolute(&options.destination)?),
+            content: destination.told(),
+            destination,
             signal: signal.transpose()?,
             options,
-            content: None,
+            is_used: false,
+            is_kept: false,
+            unready: HashSet::new(),
             is_unsent: false,
             reported: Vec::new(),
             said: None,
@@ -164,7 +177,9 @@ impl Manager {
                 info!("The content of the config has changed: {}", target.display());
             }
             self.is_unsent |= is_new || is_edited;
+            self.is_kept &= self.content.as_ref() == Some(&content);
             self.content = Some(content);
+            self.is_used = true;
         }
         if self.reported == selection.problems {
             return Ok(None);
@@ -185,10 +200,20 @@ impl Manager {
     /// Return the outcome of the only switch.
     fn ended(&self, switched: Result<Option<String>, String>) -> Result<(), Error> {
         switched.map_err(Error::ConfigManager)?;
-        match self.content {
-            Some(_) => Ok(()),
-            None => Err(Error::ConfigManager(problems(&self.reported))),
+        match self.is_used {
+            true => Ok(()),
+            false => Err(Error::ConfigManager(problems(&self.reported))),
         }
+    }
+
+    /// Keep the content for the next run if the programs that read it know it: they have got the signal, or they start later.
+    fn keep(&mut self) -> Result<(), String> {
+        let is_known = self.options.oneshot || self.signal.is_some() && !self.is_unsent;
+        if let Some(content) = self.content.as_ref().filter(|_| is_known && self.is_used && !self.is_kept) {
+            self.destination.keep_told(content)?;
+            self.is_kept = true;
+        }
+        Ok(())
     }
 
     fn say(&mut self, text: Option<String>) {
@@ -203,8 +228,9 @@ impl Manager {
         let Some((signal, process)) = self.signal.as_ref().filter(|_| self.is_unsent) else {
             return;
         };
-        let trouble = match processes::signal(process, *signal) {
+        let trouble = match processes::signal(process, *signal, &mut self.unready) {
             Ok(pids) => {
+                let pids: Vec<i32> = pids.into_iter().map(Pid::as_raw_pid).collect();
                 info!("Successfully sent signal {} to '{process}': {pids:?}", signal.as_raw());
                 self.is_unsent = false;
                 None

@@ -8,6 +8,7 @@
 //! The device plugin runs in another container, and follows the daemons by their files and their answers (`watch`).
 
 mod host;
+mod process;
 mod shm;
 mod supervisor;
 mod tools;
@@ -23,6 +24,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, Intervals, READY, STARTED, changes, daemons, left_over};
 use divvy_nvidia_plugin::offer;
+use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -48,6 +50,8 @@ pub struct Mps {
     pub path: OsString,
     /// The time in which `nvidia-cuda-mps-control` must end. `nvidia-smi` has three times as much.
     pub deadline: Duration,
+    /// The time in which all daemons must end and all GPUs must be open again: less than the kubelet's grace period, which is 30 s.
+    pub end_limit: Duration,
     /// The intervals of the supervision.
     pub intervals: Intervals,
 }
@@ -60,6 +64,7 @@ impl Mps {
             system: "/".into(),
             path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
             deadline: Duration::from_secs(10),
+            end_limit: Duration::from_secs(25),
             intervals: Intervals::default(),
         }
     }
@@ -76,6 +81,7 @@ impl Mps {
                 deadline: self.deadline,
             },
             root: self.system.clone(),
+            end_limit: self.end_limit,
         }
     }
 }
@@ -93,26 +99,32 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     let mut spawn = probe(&config, &surroundings);
     let mut client = ProbeClient::start(spawn.clone(), Timing::default());
     let ended = loop {
+        let turn = async {
+            tokio::select! {
+                update = client.next() => node.update(&config, update).await,
+                result = node.changed() => result,
+                () = reloads.changed() => match load(&source) {
+                    Ok(next) => {
+                        info!("the configuration is read again");
+                        config = next;
+                        let wanted = probe(&config, &surroundings);
+                        if wanted != spawn {
+                            client = ProbeClient::start(wanted.clone(), Timing::default());
+                            spawn = wanted;
+                        }
+                        node.reconcile(&config).await
+                    }
+                    Err(text) => {
+                        error!("{text}; the daemons continue with the previous configuration");
+                        Ok(())
+                    }
+                },
+            }
+        };
+        // The end waits for nothing: whatever a turn leaves half done, `Node::end` ends.
         let result = tokio::select! {
             () = stop.cancelled() => break Ok(()),
-            update = client.next() => node.update(&config, update).await,
-            result = node.changed() => result,
-            () = reloads.changed() => match load(&source) {
-                Ok(next) => {
-                    info!("the configuration is read again");
-                    config = next;
-                    let wanted = probe(&config, &surroundings);
-                    if wanted != spawn {
-                        client = ProbeClient::start(wanted.clone(), Timing::default());
-                        spawn = wanted;
-                    }
-                    node.reconcile(&config).await
-                }
-                Err(text) => {
-                    error!("{text}; the daemons continue with the previous configuration");
-                    Ok(())
-                }
-            },
+            result = turn => result,
         };
         if result.is_err() {
             break result;
@@ -219,13 +231,7 @@ impl Node {
             };
             self.running.iter().map(described).collect()
         };
-        for daemon in std::mem::take(&mut self.left_over) {
-            info!(
-                resource = daemon.resource,
-                "an earlier run has left files behind; they are removed"
-            );
-            self.mps.host().end(&daemon).await;
-        }
+        self.end_left_over().await;
         let changes = changes(&started, &wanted);
         if !changes.end.is_empty() {
             self.unready();
@@ -248,6 +254,20 @@ impl Node {
         }
         self.is_planned = true;
         self.mark()
+    }
+
+    /// End what an ended run of this program has left behind.
+    async fn end_left_over(&mut self) {
+        let host = self.mps.host();
+        join_all(self.left_over.iter().map(async |daemon| {
+            info!(
+                resource = daemon.resource,
+                "an earlier run has left files behind; they are removed"
+            );
+            host.end(daemon).await;
+        }))
+        .await;
+        self.left_over.clear();
     }
 
     /// Return the daemons that the configuration wants on these GPUs.
@@ -360,16 +380,20 @@ impl Node {
         }
     }
 
-    /// End all daemons, and leave the node as it was.
+    /// End all daemons at the same time, and leave the node as it was.
     async fn end(mut self) {
         self.unready();
         info!("Stopping MPS daemons.");
         self.running.values().for_each(|running| running.stop.cancel());
-        while let Some(ended) = self.tasks.join_next().await {
-            if let Err(error) = ended {
-                error!("{}", broken(&error));
+        let mut tasks = std::mem::take(&mut self.tasks);
+        let ended = async {
+            while let Some(ended) = tasks.join_next().await {
+                if let Err(error) = ended {
+                    error!("{}", broken(&error));
+                }
             }
-        }
+        };
+        tokio::join!(ended, self.end_left_over());
     }
 }
 

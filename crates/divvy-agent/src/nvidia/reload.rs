@@ -1,13 +1,15 @@
 //! Reads the configuration, and reads it again when it may have changed.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_nvidia_config::Config;
+use rustix::fs::OFlags;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Interval, MissedTickBehavior};
 use tracing::warn;
@@ -65,8 +67,13 @@ impl Source {
             )
         };
         let mut text = String::new();
-        // The file of a ConfigMap is a symbolic link.
-        let opened = File::open(file).map_err(|error| fail(&error))?;
+        // The file of a ConfigMap is a symbolic link. Without O_NONBLOCK, a FIFO would stop the program until it has a writer.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
+        let opened = opened.map_err(|error| fail(&error))?;
+        if opened.metadata().is_ok_and(|about| about.file_type().is_fifo()) {
+            return Err(fail(&"it is a FIFO, which cannot be read again"));
+        }
         let size = opened
             .take(BYTES + 1)
             .read_to_string(&mut text)
@@ -126,5 +133,39 @@ impl Reloads {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_usable_file_is_refused_at_once_and_an_empty_device_is_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| directory.path().join(name);
+        mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+        std::fs::write(at("binary"), [0xff, 0xfe]).expect("written");
+        let large = std::fs::File::create(at("large")).expect("created");
+        large.set_len(100 << 20).expect("a sparse file");
+        std::os::unix::fs::symlink(at("good"), at("link")).expect("linked");
+        std::fs::write(at("good"), "version: v1\n").expect("written");
+        let read = |path| Source::new(Some(path), |_| Err(String::new())).read();
+        for (path, part) in [
+            (at("fifo"), "it is a FIFO"),
+            (at("binary"), "UTF-8"),
+            (at("large"), "larger than 1 MiB"),
+            (at("absent"), "os error 2"),
+            (at("."), "os error 21"),
+            ("/dev/zero".into(), "larger than 1 MiB"),
+        ] {
+            let error = read(path).expect_err(part);
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(read(at("link")), Ok(Some("version: v1\n".to_owned())));
+        // What config-manager links to if a node gets an empty configuration.
+        assert_eq!(read("/dev/null".into()), Ok(Some(String::new())));
     }
 }

@@ -308,6 +308,40 @@ async fn an_edit_under_the_same_key_is_signalled_and_one_of_another_key_is_not()
 }
 
 #[tokio::test]
+async fn an_edit_while_the_program_does_not_run_is_signalled_when_it_returns() {
+    let mut bed = Bed::new(&["default", "fast"]).await;
+    bed.once().await.expect("linked");
+    let receiver = bed.receiver("signals").await;
+    // An edit after the init container.
+    bed.mount(&[("default", "edited"), ("fast", "fast")]);
+    bed.start();
+    receiver.has(1).await;
+    bed.label(json!("fast"));
+    receiver.has(2).await;
+    bed.stop().await;
+    bed.mount(&[("default", "edited"), ("fast", "edited, too")]);
+    bed.start();
+    receiver.has(3).await;
+    bed.stop().await;
+    // Without an edit, a return is not signalled: the next signal is the one of the next label.
+    bed.start();
+    bed.label(json!("wrong"));
+    bed.note("specified config wrong does not exist").await;
+    assert_eq!(receiver.count(), 3);
+    bed.stop().await;
+    // A signal that found no process is sent by the next run.
+    drop(receiver);
+    bed.label(json!("default"));
+    bed.start();
+    bed.uses("default").await;
+    bed.stop().await;
+    let receiver = bed.receiver("later").await;
+    bed.start();
+    receiver.has(1).await;
+    bed.stop().await;
+}
+
+#[tokio::test]
 async fn the_signal_waits_for_the_process() {
     let mut bed = Bed::new(&["default"]).await;
     bed.start();

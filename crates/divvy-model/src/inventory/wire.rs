@@ -4,11 +4,13 @@
 //! only as a whole. A reader of version 1 would take a GPU that is offered only as a whole for a shared one, so it must refuse
 //! the whole inventory.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Health, Inventory, Link, Partition};
+use crate::limits::{INVENTORY_BYTES, shortened};
 use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind, nvidia};
 
 /// The fields of both versions. `None` and default values are omitted from the JSON.
@@ -222,6 +224,59 @@ impl WireGpu {
     }
 }
 
+/// What is left out of an inventory that would be too large for its readers, one step after the other.
+enum Omission {
+    /// Reasons have at most this number of bytes. The agent's log has them in full.
+    LongReasons(usize),
+    /// Links of GPUs on which nothing can be placed.
+    LinksOfUnhealthy,
+    /// Links that are no NVLinks.
+    SlowLinks,
+    /// All links. GPUs are then chosen as if nothing were known about their connections.
+    Links,
+}
+
+use Omission::{Links, LinksOfUnhealthy, LongReasons, SlowLinks};
+
+/// The omissions in their order. Placement does not depend on the first ones.
+const OMISSIONS: [Omission; 7] = [
+    LongReasons(128),
+    LongReasons(64),
+    LinksOfUnhealthy,
+    LongReasons(32),
+    LongReasons(8),
+    SlowLinks,
+    Links,
+];
+
+/// Return the JSON of an inventory. Readers refuse one with more than [`INVENTORY_BYTES`], so as much as necessary is left out.
+pub(super) fn json(inventory: &Inventory) -> String {
+    let text = |inventory: &Inventory| {
+        serde_json::to_string(&Wire::of(inventory)).expect("an inventory has only string keys and numbers")
+    };
+    let mut found = text(inventory);
+    let mut shorter = Cow::Borrowed(inventory);
+    for omission in &OMISSIONS {
+        if found.len() <= INVENTORY_BYTES {
+            break;
+        }
+        shorter.to_mut().gpus.iter_mut().for_each(|gpu| omission.apply(gpu));
+        found = text(&shorter);
+    }
+    found
+}
+
+impl Omission {
+    fn apply(&self, gpu: &mut Gpu) {
+        match self {
+            LongReasons(most) => gpu.reason = gpu.reason.as_deref().map(|reason| shortened(reason, *most).into_owned()),
+            LinksOfUnhealthy if gpu.health == Health::Ok => {}
+            SlowLinks => gpu.links.retain(|Link(_, kind, _)| kind == "nvlink"),
+            LinksOfUnhealthy | Links => gpu.links.clear(),
+        }
+    }
+}
+
 /// Return the minor number of each GPU if version 1 can describe all GPUs, else `None`.
 fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
     if inventory.drivers.keys().any(|vendor| *vendor != ONLY) {
@@ -237,3 +292,112 @@ fn first_version(inventory: &Inventory) -> Option<Vec<u32>> {
 
 /// The only vendor whose GPUs version 1 can describe.
 const ONLY: Vendor = Vendor::Nvidia;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{NODE_GPUS, REASON_BYTES};
+
+    /// 16 fully connected GPUs, of which 14 were divided into 112 parts; all are unhealthy or lost, and none says why in few words.
+    fn worst() -> Inventory {
+        let device = |number: usize| {
+            let is_part = number >= 16;
+            let uuid = |number: usize| format!("{}-{number:036}", if number >= 16 { "MIG" } else { "GPU" });
+            let parent = (number.saturating_sub(16)) / 8;
+            let peers = (0..16).filter(|peer| !is_part && *peer != number);
+            let links = peers.flat_map(|peer| ["nvlink", "single-switch"].map(|kind| Link(uuid(peer), kind.to_owned(), 18)));
+            let nodes = ["nvidia15", "nvidia-caps/nvidia-cap2047", "nvidia-caps/nvidia-cap2048"];
+            Gpu {
+                vendor: Vendor::Nvidia,
+                uuid: uuid(number),
+                index: u32::try_from(number).expect("few"),
+                nodes: nodes
+                    .iter()
+                    .take(if is_part { 3 } else { 1 })
+                    .map(|node| (*node).to_owned())
+                    .collect(),
+                partition: is_part.then(|| Partition {
+                    parent: uuid(parent),
+                    profile: "1g.10gb+me".to_owned(),
+                }),
+                pci: "0000:81:00.0".to_owned(),
+                model: "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me".to_owned(),
+                cc: "9.0".to_owned(),
+                sms: 132,
+                clock_mhz: 1980,
+                bandwidth_gbs: 3352,
+                total: MiB(81559),
+                reserve: MiB(1024),
+                units: 78,
+                whole: is_part.then(|| WholeKind::Mig("1g.10gb+me".parse().expect("a profile"))),
+                held: MiB(81559),
+                numa: Some(1),
+                health: if number.is_multiple_of(2) {
+                    Health::Failed
+                } else {
+                    Health::Lost
+                },
+                // Each of these characters has two bytes, and each quotation mark has two in JSON.
+                reason: Some("ä\"".repeat(REASON_BYTES / 3)),
+                links: links.collect(),
+            }
+        };
+        Inventory {
+            agent: "0.1.0".to_owned(),
+            drivers: BTreeMap::from([(Vendor::Nvidia, "550.54.15".to_owned())]),
+            unit: MemoryUnit::GIB,
+            other_units: BTreeSet::new(),
+            unschedulable: false,
+            driver_trouble: Some("d".repeat(crate::limits::DRIVER_TROUBLE_BYTES)),
+            gpus: (0..NODE_GPUS).map(device).collect(),
+        }
+    }
+
+    #[test]
+    fn the_inventory_of_any_machine_can_be_read() {
+        let without_links = |mut inventory: Inventory| {
+            inventory.gpus.iter_mut().for_each(|gpu| gpu.links.clear());
+            inventory
+        };
+        let healthy = |mut inventory: Inventory| {
+            inventory.gpus.truncate(100);
+            inventory.gpus.iter_mut().for_each(|gpu| gpu.health = Health::Ok);
+            inventory
+        };
+        for (inventory, has_links) in [(worst(), false), (without_links(worst()), false), (healthy(worst()), true)] {
+            let text = json(&inventory);
+            let read = Inventory::parse(&text).expect("readable");
+            let plain = |inventory: &Inventory| {
+                let mut inventory = inventory.clone();
+                for gpu in &mut inventory.gpus {
+                    (gpu.reason, gpu.links) = (None, Vec::new());
+                }
+                inventory
+            };
+            assert_eq!(plain(&read), plain(&inventory), "nothing else is left out");
+            assert!(
+                read.gpus
+                    .iter()
+                    .all(|gpu| gpu.reason.as_deref().is_some_and(|reason| reason.starts_with("ä\"")))
+            );
+            assert_eq!(read.gpus.iter().any(|gpu| !gpu.links.is_empty()), has_links);
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_out_without_need_and_the_longest_reasons_go_first() {
+        let mut few = worst();
+        few.gpus.truncate(16);
+        assert_eq!(Inventory::parse(&json(&few)), Ok(few));
+        let mut more = worst();
+        more.gpus.truncate(48);
+        let read = Inventory::parse(&json(&more)).expect("readable");
+        let longest = read.gpus.iter().filter_map(|gpu| gpu.reason.as_ref()).map(String::len).max();
+        assert!(
+            longest.is_some_and(|longest| (64..REASON_BYTES).contains(&longest)),
+            "{longest:?}"
+        );
+        let links = |inventory: &Inventory| inventory.gpus.iter().map(|gpu| gpu.links.len()).sum::<usize>();
+        assert_eq!(links(&read), links(&more));
+    }
+}

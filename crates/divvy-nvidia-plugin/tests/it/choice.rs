@@ -172,6 +172,19 @@ fn spread(chosen: &[String]) -> Vec<usize> {
     counts
 }
 
+/// Whoever compares each device with each other one needs minutes for this.
+#[test]
+fn thousands_of_replicas_are_chosen_at_once() {
+    let resource = resource(&share(SharingStrategy::TimeSlicing, 4096), &machine(16));
+    let all = ids(&resource);
+    let start = std::time::Instant::now();
+    for policy in [Distributed, Packed] {
+        let found = preferred(&resource, policy, &all, &all[..4096], 8192);
+        assert_eq!(found.iter().collect::<std::collections::BTreeSet<_>>().len(), 8192);
+    }
+    assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
 #[test]
 fn t17_replicas_are_spread_or_packed() {
     let resource = resource(&share(SharingStrategy::TimeSlicing, 3), &machine(2));

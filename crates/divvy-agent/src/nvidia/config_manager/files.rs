@@ -1,14 +1,19 @@
 //! The directory with the configuration files, and the symbolic link to the chosen one.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use divvy_nvidia_config::Available;
 
+use crate::files;
+
 /// The maximum size of a configuration file in bytes, which is the limit of a ConfigMap.
 const BYTES: u64 = 1 << 20;
+
+/// What the name of the file with the last content that was signalled has after the link's name.
+const TOLD: &str = ".told";
 
 /// Return the files of a directory that can be chosen.
 pub(super) fn available(directory: &Path) -> Result<Available, String> {
@@ -66,7 +71,7 @@ impl Destination {
         let fail = |text: &dyn std::fmt::Display| format!("the configuration file {} cannot be used: {text}", path.display());
         let mut content = Vec::new();
         if fs::metadata(&path).map_err(|error| fail(&error))?.is_file() {
-            let opened = File::open(&path).map_err(|error| fail(&error))?;
+            let opened = fs::File::open(&path).map_err(|error| fail(&error))?;
             opened
                 .take(BYTES + 1)
                 .read_to_end(&mut content)
@@ -78,12 +83,34 @@ impl Destination {
         }
     }
 
+    /// Return the content that the programs which read the link have been told of, or `None` if that is not known.
+    pub(super) fn told(&self) -> Option<Vec<u8>> {
+        let mut content = Vec::new();
+        let opened = files::open(&self.beside(TOLD)).ok()?;
+        opened.take(BYTES + 1).read_to_end(&mut content).ok()?;
+        (content.len() as u64 <= BYTES).then_some(content)
+    }
+
+    /// Keep the content that the programs which read the link have been told of, for the next run of this program.
+    pub(super) fn keep_told(&self, content: &[u8]) -> Result<(), String> {
+        let path = self.beside(TOLD);
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let kept = files::write_atomic(directory, &name, content, 0o644);
+        kept.map_err(|error| format!("{error}, so an edit while config-manager does not run would not be signalled"))
+    }
+
+    /// Return the path of a file next to the link.
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut name = self.0.file_name().unwrap_or_default().to_owned();
+        name.push(suffix);
+        self.0.with_file_name(name)
+    }
+
     /// Let the link point to another target. There is a link at every moment.
     pub(super) fn link_to(&self, target: &Path) -> Result<(), String> {
         let fail = |error: std::io::Error| format!("error creating symlink: {}: {error}", self.0.display());
-        let mut name = self.0.file_name().unwrap_or_default().to_owned();
-        name.push(".next");
-        let next = self.0.with_file_name(name);
+        let next = self.beside(".next");
         match fs::remove_file(&next) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(fail(error)),
             _ => {}

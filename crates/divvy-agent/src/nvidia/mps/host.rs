@@ -2,20 +2,25 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use divvy_nvidia_plugin::mps::{Action, Daemon, PROBE_COMMAND, QUIT_COMMAND, ReadBack};
+use futures::future::join_all;
 use rustix::fs::XattrFlags;
-use rustix::process::{Signal, kill_process};
 use tracing::{debug, warn};
 
-use super::tools::{Tools, process};
+use super::process::{Process, processes};
+use super::tools::{KILL_LIMIT, Tools};
 use crate::files;
 
 /// The label of files that containers may use.
 const LABEL: &[u8] = b"system_u:object_r:container_file_t:s0";
 /// The time between two looks at a process that should end.
 const LOOK: Duration = Duration::from_millis(50);
+/// The part of the time for a daemon's end that the daemon gets to quit. The rest is for its GPUs.
+const QUIT_SHARE: f64 = 0.4;
+/// The maximum number of files of a daemon that are labelled. A daemon has a handful; clients could create more.
+const MOST_FILES: usize = 100;
 /// How long to wait for the end of a process that has not accepted the message, or that was killed.
 const HOPELESS: Duration = Duration::from_secs(1);
 
@@ -25,13 +30,15 @@ pub(super) struct Host {
     pub(super) tools: Tools,
     /// The root directory that contains `/sys`.
     pub(super) root: PathBuf,
+    /// The time in which a daemon must end and its GPUs must be open again.
+    pub(super) end_limit: Duration,
 }
 
 impl Host {
     /// Start a daemon with its limits. If that fails, nothing of it remains in service.
     pub(super) async fn start(&self, daemon: &Daemon) -> Result<(), String> {
         for action in daemon.start() {
-            if let Err(error) = self.perform(daemon, &action).await {
+            if let Err(error) = self.perform(daemon, &action, self.usual(&action)).await {
                 self.withdraw(daemon).await;
                 return Err(error);
             }
@@ -47,22 +54,35 @@ impl Host {
     /// End a daemon that is no longer wanted, and log the steps that fail. If GPUs could not be opened, the list of exclusive GPUs keeps
     /// them, and the next run of the program tries again.
     pub(super) async fn end(&self, daemon: &Daemon) {
+        let start = Instant::now();
         let mut closed = Vec::new();
-        for action in daemon.end() {
-            let action = daemon.unless_closed(action, &closed);
-            let Err(error) = self.perform(daemon, &action).await else {
-                continue;
-            };
-            warn!(resource = daemon.resource, "{error}");
-            if let Action::SetComputeMode { gpu, .. } = action {
-                closed.push(gpu);
+        // Each GPU may have to wake up, so all are opened at the same time.
+        for steps in daemon
+            .end()
+            .chunk_by(|one, other| opens(one).is_some() && opens(other).is_some())
+        {
+            let rest = self.end_limit.saturating_sub(start.elapsed()).saturating_sub(KILL_LIMIT);
+            let steps = steps.iter().map(async |step| {
+                let action = daemon.unless_closed(step.clone(), &closed);
+                let limit = match action {
+                    Action::Quit => rest.mul_f64(QUIT_SHARE),
+                    _ => rest,
+                };
+                // However late it is, each step is tried.
+                let limit = self.usual(&action).min(limit.max(HOPELESS));
+                self.perform(daemon, &action, limit).await.map_err(|error| (action, error))
+            });
+            let failed: Vec<_> = join_all(steps).await.into_iter().filter_map(Result::err).collect();
+            for (action, error) in failed {
+                warn!(resource = daemon.resource, "{error}");
+                closed.extend(opens(&action).map(str::to_owned));
             }
         }
     }
 
     async fn all(&self, daemon: &Daemon, actions: Vec<Action>) {
         for action in actions {
-            if let Err(error) = self.perform(daemon, &action).await {
+            if let Err(error) = self.perform(daemon, &action, self.usual(&action)).await {
                 warn!(resource = daemon.resource, "{error}");
             }
         }
@@ -70,12 +90,23 @@ impl Host {
 
     /// Report whether the control daemon answers.
     pub(super) async fn answers(&self, daemon: &Daemon) -> Result<(), String> {
-        self.tools.ask(daemon, PROBE_COMMAND).await.map(|_| ())
+        self.tools.ask(daemon, PROBE_COMMAND, self.tools.deadline).await.map(|_| ())
     }
 
-    async fn perform(&self, daemon: &Daemon, action: &Action) -> Result<(), String> {
+    /// Return the time that a step usually gets. `nvidia-smi` gets more, because it may have to wake up GPUs.
+    fn usual(&self, action: &Action) -> Duration {
+        let factor = match action {
+            Action::SetComputeMode { .. } => 3,
+            Action::Quit => 2,
+            _ => 1,
+        };
+        self.tools.deadline.saturating_mul(factor)
+    }
+
+    /// Do a step; one that waits for a program gets this time.
+    async fn perform(&self, daemon: &Daemon, action: &Action, time: Duration) -> Result<(), String> {
         match action {
-            Action::SetComputeMode { gpu, mode } => self.tools.set_compute_mode(gpu, *mode).await,
+            Action::SetComputeMode { gpu, mode } => self.tools.set_compute_mode(gpu, *mode, time).await,
             Action::MakeDirectory(path) => files::make_directory(path, 0o755).map_err(|error| error.to_string()),
             Action::LabelDirectory(path) => self
                 .label(path)
@@ -92,11 +123,11 @@ impl Host {
             Action::RemoveFile(path) => with_name(path, files::remove),
             Action::Start => self.tools.start_control(daemon).await,
             Action::Command(command) => {
-                let answer = self.tools.ask(daemon, command).await;
+                let answer = self.tools.ask(daemon, command, time).await;
                 answer.map(|_| ()).map_err(|error| format!("{}: {error}", what(command)))
             }
             Action::Check { command, limit } => {
-                let answer = self.tools.ask(daemon, command).await?;
+                let answer = self.tools.ask(daemon, command, time).await?;
                 match limit.read_back(&answer) {
                     ReadBack::Same => Ok(()),
                     ReadBack::Different => Err(format!(
@@ -113,49 +144,44 @@ impl Host {
                     }
                 }
             }
-            Action::Quit => self.quit(daemon).await,
+            Action::Quit => self.quit(daemon, time).await,
         }
     }
 
-    /// End the control daemon, if there is one. A daemon that does not end is killed.
-    async fn quit(&self, daemon: &Daemon) -> Result<(), String> {
+    /// End the control daemon, if there is one. A daemon that does not end within `limit` is killed.
+    async fn quit(&self, daemon: &Daemon, limit: Duration) -> Result<(), String> {
         let pipe = daemon.pipe_directory();
-        // Without files of a daemon there, there is none.
-        if files::names(&pipe).is_ok_and(|names| names.is_empty()) {
+        let found = || processes(&pipe).map_err(|error| format!("cannot list the processes in /proc: {error}"));
+        // Without a process and files of a daemon there is none.
+        if found()?.is_empty() && is_empty(&pipe) {
             return Ok(());
         }
-        let answer = self.tools.ask(daemon, QUIT_COMMAND).await;
-        let patience = if answer.is_ok() { self.tools.deadline } else { HOPELESS };
-        self.ended(&pipe, patience).await;
-        let Some(process_id) = process(&pipe) else {
+        let answer = self.tools.ask(daemon, QUIT_COMMAND, limit / 2).await;
+        let running = found()?;
+        let patience = if answer.is_ok() { limit / 2 } else { HOPELESS };
+        if ended(&running, patience).await {
             // What an ended daemon has left behind does not answer.
             if let Err(error) = answer {
                 debug!(resource = daemon.resource, "error sending quit message: {error}");
             }
             return Ok(());
-        };
+        }
         let reason = answer.err().unwrap_or_else(|| "it has accepted the message".to_owned());
         warn!(
             resource = daemon.resource,
             "the MPS control daemon does not quit ({reason}), so it is killed"
         );
-        kill_process(process_id, Signal::KILL).map_err(|error| format!("cannot kill the MPS control daemon: {error}"))?;
-        match self.ended(&pipe, HOPELESS).await {
+        for process in &running {
+            process
+                .kill()
+                .map_err(|error| format!("cannot kill the MPS control daemon: {error}"))?;
+        }
+        match ended(&running, HOPELESS).await {
             true => Ok(()),
             false => Err(format!(
                 "error sending quit message: {reason}, and the killed process does not end"
             )),
         }
-    }
-
-    /// Wait until the control daemon's process has ended. Report whether it has.
-    async fn ended(&self, pipe: &Path, patience: Duration) -> bool {
-        let wait = async {
-            while process(pipe).is_some() {
-                tokio::time::sleep(LOOK).await;
-            }
-        };
-        tokio::time::timeout(patience, wait).await.is_ok()
     }
 
     /// Let containers use a directory and what is in it, on a node with SELinux.
@@ -165,11 +191,37 @@ impl Host {
         }
         let set = |path: &Path| rustix::fs::lsetxattr(path, "security.selinux", LABEL, XattrFlags::empty());
         set(directory)?;
-        for entry in std::fs::read_dir(directory)? {
+        for entry in std::fs::read_dir(directory)?.take(MOST_FILES) {
             set(&entry?.path())?;
         }
         Ok(())
     }
+}
+
+/// Return the GPU that a step opens to all processes.
+fn opens(action: &Action) -> Option<&str> {
+    match action {
+        Action::SetComputeMode { gpu, .. } => Some(gpu),
+        _ => None,
+    }
+}
+
+/// Report whether nothing is in a directory, or whether it does not exist.
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).map_or_else(
+        |error| error.kind() == io::ErrorKind::NotFound,
+        |mut names| names.next().is_none(),
+    )
+}
+
+/// Wait until the processes have ended. Report whether they have.
+async fn ended(running: &[Process], patience: Duration) -> bool {
+    let wait = async {
+        while running.iter().any(Process::exists) {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(patience, wait).await.is_ok()
 }
 
 /// Call a function of [`files`] with the directory and the name of a path.

@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::host::Host;
-use super::tools::process;
+use super::process::processes;
+use crate::files;
 
 /// The daemons that serve with their limits, as they were started, by resource.
 pub(super) type Serving = watch::Sender<BTreeMap<String, Daemon>>;
@@ -86,7 +87,7 @@ impl Supervisor {
         let Err(error) = self.host.answers(&self.daemon).await else {
             return Report::Answers;
         };
-        let is_running = process(&self.daemon.pipe_directory()).is_some();
+        let is_running = processes(&self.daemon.pipe_directory()).is_ok_and(|found| !found.is_empty());
         warn!(
             resource = self.daemon.resource,
             is_running, "error checking MPS daemon health: {error}"
@@ -149,7 +150,7 @@ impl Log {
     }
 
     fn read(&mut self, path: &Path) -> std::io::Result<String> {
-        let mut file = std::fs::File::open(path)?;
+        let mut file = files::open(path)?;
         let length = file.metadata()?.len();
         if length < self.position {
             // It is another file now.
@@ -167,5 +168,34 @@ impl Log {
             return Ok(String::from_utf8_lossy(&bytes).into_owned());
         }
         Ok(String::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_a_link_a_fifo_or_huge_reveals_nothing_and_costs_little() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("secret"), "secret\n").expect("written");
+        symlink(path("secret"), path("link")).expect("linked");
+        mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
+        for name in ["link", "fifo", "."] {
+            assert!(Log::default().read(&path(name)).is_err(), "{name}");
+        }
+        let huge = std::fs::File::create(path("huge")).expect("created");
+        huge.set_len(1 << 40).expect("a sparse file");
+        assert_eq!(
+            Log::default().read(&path("huge")).expect("read"),
+            "",
+            "it has no complete line"
+        );
+        assert_eq!(Log::default().read(&path("secret")).expect("read"), "secret\n");
     }
 }

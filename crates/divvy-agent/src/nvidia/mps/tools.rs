@@ -1,10 +1,8 @@
 //! Runs `nvidia-smi` and `nvidia-cuda-mps-control`, which a container runtime mounts into the container.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -23,7 +21,7 @@ const BYTES: u64 = 64 * 1024;
 /// The maximum number of characters of an output that an error contains.
 const CHARACTERS: usize = 500;
 /// How long a killed process may take to end. A process that hangs in the kernel's driver code never ends.
-const KILL_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const KILL_LIMIT: Duration = Duration::from_secs(1);
 
 /// The driver's programs.
 #[derive(Debug, Clone)]
@@ -62,12 +60,12 @@ impl Tools {
         })
     }
 
-    /// Set the compute mode of a GPU.
-    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode) -> Result<(), String> {
+    /// Set the compute mode of a GPU within `limit`.
+    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode, limit: Duration) -> Result<(), String> {
         let set = async {
             let mut command = Command::new(self.found(SMI)?);
             command.env("PATH", &self.path).args(["-i", gpu, "-c", mode.name()]);
-            let output = self.run(command, None, self.deadline.saturating_mul(3)).await?;
+            let output = self.run(command, None, limit).await?;
             // nvidia-smi writes its errors to the standard output.
             succeeded(output.status, [&output.stdout, &output.stderr])
         };
@@ -83,9 +81,8 @@ impl Tools {
     pub(super) async fn start_control(&self, daemon: &Daemon) -> Result<(), String> {
         // The daemon may keep its standard error, so it must not be a pipe that is closed afterwards.
         let said = daemon.log_directory().join("start.log");
-        let cannot = |error: io::Error| format!("error creating {}: {error}", said.display());
-        let file = File::create(&said).map_err(cannot)?;
-        let other = file.try_clone().map_err(cannot)?;
+        let file = files::create(&said).map_err(|error| error.to_string())?;
+        let other = file.try_clone().map_err(|error| error.to_string())?;
         let mut command = self.control_command(daemon)?;
         command
             .arg("-d")
@@ -103,13 +100,13 @@ impl Tools {
         succeeded(status, [&text, ""]).map_err(|error| format!("{CONTROL} -d: {error}"))
     }
 
-    /// Give the control daemon a command, and return its answer.
-    pub(super) async fn ask(&self, daemon: &Daemon, command: &str) -> Result<String, String> {
+    /// Give the control daemon a command, and return its answer, which must come within `limit`.
+    pub(super) async fn ask(&self, daemon: &Daemon, command: &str, limit: Duration) -> Result<String, String> {
         let program = self
             .control_command(daemon)
             .map_err(|error| format!("failed to start NVIDIA MPS command: {error}"))?;
         let asked = async {
-            let output = self.run(program, Some(command), self.deadline).await?;
+            let output = self.run(program, Some(command), limit).await?;
             succeeded(output.status, [&output.stdout, &output.stderr])?;
             Ok(output.stdout)
         };
@@ -189,15 +186,4 @@ fn succeeded(status: ExitStatus, output: [&str; 2]) -> Result<(), String> {
         "" => Err(how),
         said => Err(format!("{how}: {}", plain_line(said.chars().take(CHARACTERS)))),
     }
-}
-
-/// Return the process id of the control daemon that has this directory for its connections, if its process exists.
-pub(super) fn process(pipe_directory: &Path) -> Option<rustix::process::Pid> {
-    let text = files::read(&pipe_directory.join(format!("{CONTROL}.pid")), files::LIMIT).ok()??;
-    let number: i32 = text.trim().parse().ok()?;
-    // The file may be a leftover, and the number another process's now. A process that has ended has no command line.
-    let line = files::read_kernel(Path::new(&format!("/proc/{number}/cmdline"))).ok()?;
-    line.contains(CONTROL)
-        .then(|| rustix::process::Pid::from_raw(number))
-        .flatten()
 }

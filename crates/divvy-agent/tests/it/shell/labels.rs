@@ -1,5 +1,7 @@
 //! The labels of the agent's node.
 
+use std::time::Instant;
+
 use divvy_agent::LabelsMode;
 use divvy_model::MigParts;
 use divvy_testbed::api::PatchKind;
@@ -116,6 +118,19 @@ async fn labels_are_written_when_they_change_or_disappear_and_not_otherwise() {
     bed.inventory(|inventory| inventory.gpus[0].health == divvy_model::Health::Ok)
         .await;
     assert_eq!(bed.api.faults().fired(id) - before, 1);
+}
+
+#[tokio::test]
+async fn a_program_that_always_removes_a_label_does_not_make_the_agent_write_in_a_loop() {
+    let bed = Bed::with_labels(&[16384], LabelsMode::Node).await;
+    bed.label_is("gpu.count", Some("1")).await;
+    bed.ready_is(200, "ok").await;
+    let start = Instant::now();
+    for pause in [0, 1, 3] {
+        bed.set_label("gpu.count", &Value::Null);
+        bed.label_is("gpu.count", Some("1")).await;
+        assert!(start.elapsed() >= Duration::from_secs(pause), "{pause} s");
+    }
 }
 
 #[tokio::test]
