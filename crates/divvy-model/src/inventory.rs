@@ -309,7 +309,7 @@ mod tests {
     const SECOND: &str = r#"{"v":2,"agent":"0.2.0","drivers":{"amd":"6.10.5"},"unitMiB":1024,"gpus":[{"vendor":"amd","uuid":"0x18f3a9c2b7d4e610","index":0,"nodes":["dri/card1","dri/renderD128"],"partition":{"parent":"0000:19:00.0","profile":"cpx_nps1"},"pci":"0000:19:00.0","model":"AMD Instinct MI210","cc":"gfx90a","sms":104,"clockMHz":0,"totalMiB":65520,"reserveMiB":0,"units":0,"whole":true,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["0x2","xgmi",1]]}]}"#;
 
     #[test]
-    fn a_mig_device_is_offered_as_a_whole_through_the_resource_that_the_inventory_names() {
+    fn a_mig_device_is_offered_as_a_whole_through_the_resource_of_its_profile() {
         let text = TEXT.replacen("\"v\":1", "\"v\":2", 1).replacen(
             "\"driver\":\"550.54.15\"",
             "\"drivers\":{\"nvidia\":\"550.54.15\"}",
@@ -320,7 +320,9 @@ mod tests {
             "{\"vendor\":\"nvidia\",\"uuid\"",
             1,
         );
-        let whole = |field: &str| {
+        let whole = |profile: &str, field: &str| {
+            let part = format!("\"nodes\":[\"nvidia0\"],\"partition\":{{\"parent\":\"GPU-0\",\"profile\":\"{profile}\"}}");
+            let text = text.replacen("\"nodes\":[\"nvidia0\"]", &part, 1);
             let text = text.replacen("\"units\":40", &format!("\"units\":40{field}"), 1);
             let inventory = Inventory::parse(&text).expect("an inventory");
             let gpu = &inventory.gpus[0];
@@ -330,10 +332,17 @@ mod tests {
             (gpu.whole, inventory.to_json() == text)
         };
         let mig = WholeKind::Mig("2g.10gb".parse().expect("a profile"));
-        assert_eq!(whole(",\"wholeResource\":\"nvidia.com/mig-2g.10gb\""), (Some(mig), true));
-        assert_eq!(whole(",\"whole\":true"), (Some(WholeKind::Gpu(Vendor::Nvidia)), true));
-        // What a later release may offer.
-        assert_eq!(whole(",\"wholeResource\":\"nvidia.com/slice\""), (None, false));
+        assert_eq!(whole("2g.10gb", ",\"wholeByProfile\":true"), (Some(mig), true));
+        assert_eq!(
+            whole("2g.10gb", ",\"whole\":true"),
+            (Some(WholeKind::Gpu(Vendor::Nvidia)), true)
+        );
+        assert_eq!(whole("2g.10gb", ""), (None, true));
+        assert_eq!(
+            whole("odd", ",\"wholeByProfile\":true"),
+            (None, false),
+            "what a later release may offer"
+        );
     }
 
     #[test]

@@ -73,10 +73,10 @@ struct WireGpu {
     /// Whether the GPU is offered through its vendor's resource for whole GPUs. Only in version 2.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     whole: bool,
-    /// The other resource through which the GPU is offered as a whole, such as `nvidia.com/mig-1g.5gb`. Only in version 2. Releases that do
-    /// not know this field take the GPU for one that is only shared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    whole_resource: Option<String>,
+    /// Whether a MIG device is offered through the resource of its profile, such as `nvidia.com/mig-1g.5gb`. Only in version 2. Releases that
+    /// do not know this field take the MIG device for one that is only shared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    whole_by_profile: bool,
     #[serde(default, rename = "heldMiB")]
     held: MiB,
     #[serde(default)]
@@ -153,12 +153,12 @@ impl Wire {
                 (_, None, _) => return Err(missing("vendor")),
             };
             let Some(vendor) = vendor else { continue };
+            let partition = gpu.partition.filter(|_| self.v > 1);
             gpus.push(Gpu {
                 vendor,
                 uuid: gpu.uuid,
                 index: gpu.index,
                 nodes,
-                partition: gpu.partition.filter(|_| self.v > 1),
                 pci: gpu.pci,
                 model: gpu.model,
                 cc: gpu.cc,
@@ -168,11 +168,13 @@ impl Wire {
                 total: gpu.total,
                 reserve: gpu.reserve,
                 units: gpu.units,
-                whole: match (gpu.whole, gpu.whole_resource) {
+                whole: match (gpu.whole, gpu.whole_by_profile) {
                     _ if self.v == 1 => None,
                     (true, _) => Some(WholeKind::Gpu(vendor)),
-                    (false, other) => other.and_then(|name| WholeKind::of_resource(&name)),
+                    (false, true) => partition.as_ref().and_then(of_profile),
+                    (false, false) => None,
                 },
+                partition,
                 held: gpu.held,
                 numa: gpu.numa,
                 health: gpu.health,
@@ -211,10 +213,7 @@ impl WireGpu {
             reserve: gpu.reserve,
             units: gpu.units,
             whole: gpu.whole == Some(WholeKind::Gpu(gpu.vendor)),
-            whole_resource: gpu
-                .whole
-                .filter(|kind| *kind != WholeKind::Gpu(gpu.vendor))
-                .map(|kind| kind.resource().into_owned()),
+            whole_by_profile: matches!(gpu.whole, Some(WholeKind::Mig(_))),
             held: gpu.held,
             numa: gpu.numa,
             health: gpu.health,
@@ -275,6 +274,11 @@ impl Omission {
             LinksOfUnhealthy | Links => gpu.links.clear(),
         }
     }
+}
+
+/// Return as what a MIG device of this profile is offered. `None` for a profile that cannot be named.
+fn of_profile(partition: &Partition) -> Option<WholeKind> {
+    partition.profile.parse().ok().map(WholeKind::Mig)
 }
 
 /// Return the minor number of each GPU if version 1 can describe all GPUs, else `None`.
