@@ -75,6 +75,8 @@ fn the_stories_have_in_them_what_they_are_about() {
         "the wall clock of",
         "another card is put in place",
         "with spec.nodeName",
+        "whole GPU(s)",
+        "of this node's GPUs are healthy and not in use",
     ] {
         assert!(
             told.contains(what),
