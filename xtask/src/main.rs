@@ -5,6 +5,8 @@ mod build;
 mod cluster;
 mod codegen;
 mod cycles;
+#[cfg(test)]
+mod doc_tests;
 mod fuzz;
 mod image;
 mod krew;

@@ -26,7 +26,7 @@ impl Core {
             return (pod.held.clone(), false);
         };
         // It never had an allocation: its containers get GPUs by their ids, and those that have started keep theirs (see `by_ids`).
-        if pod.held == Held::Nothing && pod.request.whole.is_some() {
+        if matches!(pod.held, Held::Nothing | Held::Legacy(_)) && pod.request.whole.is_some() {
             return (pod.held.clone(), false);
         }
         let gpus = first.gpus.clone();

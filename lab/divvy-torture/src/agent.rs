@@ -9,8 +9,9 @@ use divvy_agent_core::{
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
 
-use crate::api::{Api, Listing, PodWatch, Seen};
+use crate::api::{Api, Listing, PodWatch, Seen, at_index};
 use crate::story::{Story, ensure};
+use crate::whole::WHOLE;
 
 /// The agent's files and the kernel's state, which is everything that survives the end of the agent's process.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -105,11 +106,11 @@ pub enum Start {
 
 impl Agent {
     /// Start a process that knows only what is on the disk and what the node shows.
-    pub fn new(node: &str, boot: u32, reserve: MiB, disk: &Disk, sight: Sight<'_>) -> Agent {
+    pub fn new(node: &str, boot: u32, reserve: MiB, whole: bool, disk: &Disk, sight: Sight<'_>) -> Agent {
         let settings = Settings {
             unit: MemoryUnit::GIB,
             reserve,
-            whole: false,
+            whole,
             mig: MigStrategy::None,
             node_key: NodeKey([7; 32]),
             agent_version: "test".to_owned(),
@@ -227,8 +228,10 @@ impl Agent {
 
     /// Handle PreStartContainer. If something is unknown, begin a list of the pods. `events` events arrive after the agent has
     /// read the node and before it decides.
+    #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     pub fn pre_start(
         &mut self,
+        spec: ResourceSpec,
         ids: &[String],
         events: usize,
         api: &Api,
@@ -241,8 +244,8 @@ impl Agent {
             self.watch(api, disk, events)?;
         }
         self.core.set_handouts(sight.handouts.to_vec());
-        let same = self.rebuilt(disk, sight).pre_start(ResourceSpec::MEMORY, ids, &facts);
-        let answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &facts);
+        let same = self.rebuilt(disk, sight).pre_start(spec, ids, &facts);
+        let answer = self.core.pre_start(spec, ids, &facts);
         if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\ninstead of\n{answer:?}");
             return Err(Stop::Broken(text));
@@ -258,6 +261,7 @@ impl Agent {
     #[expect(clippy::too_many_arguments, reason = "the whole world, part by part")]
     pub fn pre_start_listed(
         &mut self,
+        spec: ResourceSpec,
         ids: &[String],
         begun: Begun,
         listing: Listing,
@@ -283,7 +287,7 @@ impl Agent {
         self.muddled = true;
         self.synced = true;
         self.core.set_handouts(sight.handouts.to_vec());
-        let answer = self.core.pre_start(ResourceSpec::MEMORY, ids, &self.facts(disk, sight, true));
+        let answer = self.core.pre_start(spec, ids, &self.facts(disk, sight, true));
         self.muddled &= !(self.followed && self.pods.is_current(api));
         self.answer(answer, disk, story)
     }
@@ -307,13 +311,13 @@ impl Agent {
     }
 
     /// Handle GetPreferredAllocation.
-    pub fn preferred(&mut self, available: &[String], must: &[String], size: usize) -> Vec<String> {
-        self.core.preferred(ResourceSpec::MEMORY, available, must, size)
+    pub fn preferred(&mut self, spec: ResourceSpec, available: &[String], must: &[String], size: usize) -> Vec<String> {
+        self.core.preferred(spec, available, must, size)
     }
 
     /// Handle Allocate. Return the name of the grant's CDI device.
-    pub fn allocate(&mut self, ids: &[String]) -> Result<String, String> {
-        let names = self.core.allocate(ResourceSpec::MEMORY, ids)?;
+    pub fn allocate(&mut self, spec: ResourceSpec, ids: &[String]) -> Result<String, String> {
+        let names = self.core.allocate(spec, ids)?;
         let [name] = names.as_slice() else {
             panic!("one container, one CDI device: {names:?}");
         };
@@ -359,16 +363,23 @@ impl Agent {
             let is_known = self.core.pod(uid).is_some() && !self.pods.view.contains_key(uid);
             ensure!(!is_known, "the agent still knows {uid}, which its watch has shown to be gone");
         }
-        let (ours, theirs) = (healthy(&self.core), healthy(&rebuilt));
-        ensure!(
-            ours == theirs,
-            "the agent offers {ours} ids, after a restart it would offer {theirs}"
-        );
-        if let Some(expected) = self.expected_healthy() {
+        for (spec, expected) in [
+            (ResourceSpec::MEMORY, self.expected_healthy()),
+            (WHOLE, Some(self.expected_whole(disk))),
+        ] {
+            let (ours, theirs) = (healthy(&self.core, spec), healthy(&rebuilt, spec));
             ensure!(
-                ours == expected,
-                "the agent offers {ours} ids, but by pods and health it must offer {expected}"
+                ours == theirs,
+                "the agent offers {ours} ids of {}, after a restart it would offer {theirs}",
+                spec.name()
             );
+            if let Some(expected) = expected {
+                ensure!(
+                    ours == expected,
+                    "the agent offers {ours} ids of {}, but by pods and health it must offer {expected}",
+                    spec.name()
+                );
+            }
         }
         let compared = (
             disk.clone(),
@@ -412,11 +423,13 @@ impl Agent {
             }
             _ => true,
         };
-        if self.pods.view.values().any(foreign) {
+        let mut shares = self.pods.view.values().filter(|pod| pod.request.whole.is_none());
+        if shares.any(foreign) {
             return None;
         }
         let held = |uuid: &str| {
-            let pods = self.pods.view.values().filter(|pod: &&Pod| !pod.ended());
+            let pods = self.pods.view.values();
+            let pods = pods.filter(|pod: &&Pod| !pod.ended() && pod.request.whole.is_none());
             pods.filter_map(|pod| match &pod.held {
                 Held::Allocation(allocation) => allocation.share(uuid).map(|share| self.settings.unit.units_in(share.memory)),
                 _ => None,
@@ -428,6 +441,30 @@ impl Agent {
             _ => gpu.units.min(held(&gpu.uuid)),
         });
         Some(usize::try_from(units.sum::<u64>()).unwrap())
+    }
+
+    /// Return the expected number of healthy ids of whole GPUs: one for each healthy GPU, and one for each failed GPU that a pod
+    /// has as a whole, by its annotation or by its records. gpushare's annotations count here as well, although the pod gets the GPUs
+    /// that its ids name.
+    fn expected_whole(&self, disk: &Disk) -> usize {
+        let pods = self.pods.view.values();
+        let pods: Vec<&Pod> = pods.filter(|pod| !pod.ended() && pod.request.whole.is_some()).collect();
+        let has = |pod: &Pod, uuid: &str| {
+            let named = match &pod.held {
+                Held::Allocation(allocation) => allocation.share(uuid).is_some(),
+                Held::Legacy(legacy) => {
+                    let mut indices = legacy.gpus.keys();
+                    indices.any(|index| at_index(self.core.gpus(), *index) == Some(uuid))
+                }
+                Held::Nothing | Held::Unreadable(_) => false,
+            };
+            let mut records = disk.records.values().filter(|record| record.uid == pod.uid);
+            named || records.any(|record| record.gpus.iter().any(|share| share.uuid == uuid))
+        };
+        let offered = self.core.gpus().iter().filter(|gpu| gpu.whole.is_some());
+        offered
+            .filter(|gpu| gpu.health == Health::Ok || pods.iter().any(|pod| has(pod, &gpu.uuid)))
+            .count()
     }
 }
 
@@ -456,11 +493,8 @@ pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     core.set_hardware(drivers, gpus).unwrap();
 }
 
-fn healthy(core: &Core) -> usize {
-    core.devices(ResourceSpec::MEMORY)
-        .iter()
-        .filter(|device| device.healthy)
-        .count()
+fn healthy(core: &Core, spec: ResourceSpec) -> usize {
+    core.devices(spec).iter().filter(|device| device.healthy).count()
 }
 
 fn files(actions: &[Action]) -> impl Iterator<Item = &Action> {

@@ -341,6 +341,9 @@ pub fn booked(pod: &Pod, uuid: &str, gpus: &[Gpu]) -> MiB {
     }
     // At most what the GPU offers, if it offers less than before.
     let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
+    if pod.request.whole.is_some() {
+        return taken_by(&pod.held, uuid, gpu, true).unwrap_or(MiB::ZERO);
+    }
     let asked = pod.request.effective_units().unwrap();
     let given = MiB(asked * GIB).min(gpu.map_or(MiB(u64::MAX), |gpu| MiB(gpu.units * GIB)));
     let at_least = |memory: MiB| {
@@ -369,6 +372,19 @@ pub fn at_index(gpus: &[Gpu], index: u32) -> Option<&str> {
     let here = gpus.iter().filter(|gpu| gpu.index == index);
     here.min_by_key(|gpu| (gpu.health == Health::Lost, &gpu.uuid))
         .map(|gpu| gpu.uuid.as_str())
+}
+
+/// Return how much memory of a GPU a reservation takes.
+pub fn reserved(held: &Held, uuid: &str, gpus: &[Gpu]) -> Option<MiB> {
+    let whole = matches!(held, Held::Allocation(allocation) if allocation.gpus.iter().any(|share| share.whole));
+    taken_by(held, uuid, gpus.iter().find(|gpu| gpu.uuid == uuid), whole)
+}
+
+/// Return how much memory of a GPU the extender's allocation takes. A whole GPU is all that the GPU offers now.
+fn taken_by(held: &Held, uuid: &str, gpu: Option<&Gpu>, whole: bool) -> Option<MiB> {
+    let Held::Allocation(_) = held else { return None };
+    let memory = share(held, uuid)?;
+    Some(gpu.filter(|_| whole).map_or(memory, |gpu| MiB(gpu.units * GIB)))
 }
 
 /// Return how much memory of a GPU the extender's allocation assigns to the pod.

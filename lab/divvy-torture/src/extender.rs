@@ -8,7 +8,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::watch::Change;
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
-use crate::api::{Api, GIB, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, share};
+use crate::api::{Api, GIB, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, reserved, share};
 use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
 use crate::story::{Story, ensure};
@@ -420,20 +420,19 @@ impl Extender {
             .filter(|other| other.uid != without && !(other.deleting && other.priority < pod.priority))
             .collect();
         let ledger = self.core.index().ledger();
-        let reserved: Vec<_> = ledger
+        let promises: Vec<_> = ledger
             .reservations()
             .filter(|(uid, on, _)| *on == node && *uid != without && *uid != pod.uid)
             .filter(|(uid, ..)| self.pods.view.get(*uid).is_none_or(|other| other.node.is_none()))
             .flat_map(|(_, _, reservation)| reservation.possible())
             .collect();
-        let (wanted, spread) = wants(pod);
         let with_room = all.iter().filter(|gpu| gpu.health == Health::Ok).filter(|gpu| {
             let bound = stay.iter().map(|other| booked(other, &gpu.uuid, &all));
-            let promised = reserved.iter().filter_map(|held| share(held, &gpu.uuid));
+            let promised = promises.iter().filter_map(|held| reserved(held, &gpu.uuid, &all));
             let taken = bound.chain(promised).fold(MiB::ZERO, MiB::saturating_add);
-            taken.saturating_add(wanted) <= MiB(gpu.units * GIB)
+            fits_beside(pod, taken, MiB(gpu.units * GIB))
         });
-        with_room.count() >= spread
+        with_room.count() >= wanted_gpus(pod)
     }
 
     pub fn describe(&self, call: usize) -> String {
@@ -565,12 +564,21 @@ impl Extender {
     }
 }
 
-/// Return how much memory a pod requests on each GPU, and the number of GPUs.
-pub fn wants(pod: &Pod) -> (MiB, usize) {
+/// Return the number of GPUs on which a pod needs room.
+pub fn wanted_gpus(pod: &Pod) -> usize {
     let rules = pod.request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
     let spread = u64::from(rules.and_then(|rules| rules.gpus).unwrap_or(1));
-    let each = pod.request.effective_units().unwrap() / spread * GIB;
-    (MiB(each), usize::try_from(spread).unwrap())
+    let whole = pod.request.whole.is_some().then(|| crate::whole::gpus(&pod.request));
+    usize::try_from(whole.unwrap_or(spread)).unwrap()
+}
+
+/// Report whether a pod has room on a GPU of which this much is taken. A whole GPU must be free.
+pub fn fits_beside(pod: &Pod, taken: MiB, offered: MiB) -> bool {
+    if pod.request.whole.is_some() {
+        return taken == MiB::ZERO;
+    }
+    let each = pod.request.effective_units().unwrap() / wanted_gpus(pod) as u64 * GIB;
+    taken.saturating_add(MiB(each)) <= offered
 }
 
 fn key_of(binding: &BindingRequest) -> PodKey {

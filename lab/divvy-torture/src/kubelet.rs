@@ -4,11 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Handout, Key, ResourceSpec};
-use divvy_model::{ContainerKind, ContainerRequest, Pod, names};
+use divvy_model::{ContainerKind, ContainerRequest, Pod};
 
 use crate::agent::Agent;
 use crate::api::PodWatch;
 use crate::chance::Chance;
+use crate::whole::{WHOLE, devices, is_of};
 
 /// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,9 +109,12 @@ pub struct Kubelet {
     pub handouts: Vec<Handout>,
     /// The ids that the kubelet considers allocated. Because of bug B1, some ids in the checkpoint may be missing here.
     allocated: BTreeSet<String>,
-    /// The ids in the last ListAndWatch message. Empty once the stream has ended.
+    /// The ids of all resources in the last ListAndWatch messages. Empty once the streams have ended.
     pub healthy: BTreeSet<String>,
+    /// The number of units of memory.
     pub capacity: u64,
+    /// The number of whole GPUs.
+    pub whole_capacity: u64,
 }
 
 impl Kubelet {
@@ -122,18 +126,26 @@ impl Kubelet {
             allocated: BTreeSet::new(),
             healthy: BTreeSet::new(),
             capacity: 0,
+            whole_capacity: 0,
         }
     }
 
-    /// Apply a message of ListAndWatch.
+    /// Apply a ListAndWatch message of each resource.
     pub fn devices(&mut self, agent: &Agent) {
-        let devices = agent.core.devices(ResourceSpec::MEMORY);
-        self.capacity = devices.len() as u64;
-        self.healthy = devices
+        let (units, whole) = (agent.core.devices(ResourceSpec::MEMORY), agent.core.devices(WHOLE));
+        self.capacity = units.len() as u64;
+        self.whole_capacity = whole.len() as u64;
+        self.healthy = units
             .into_iter()
+            .chain(whole)
             .filter(|device| device.healthy)
             .map(|device| device.id.to_string())
             .collect();
+    }
+
+    /// Return the healthy ids of a resource.
+    pub fn healthy_of(&self, spec: ResourceSpec) -> impl Iterator<Item = &String> {
+        self.healthy.iter().filter(move |id| is_of(spec, id))
     }
 
     /// Note that the stream ended. All ids become unhealthy immediately, but the capacity stays.
@@ -171,22 +183,25 @@ impl Kubelet {
         self.know(pod);
         let mut agent = agent;
         let mut reuse: BTreeSet<String> = BTreeSet::new();
-        for container in pod.request.memory_containers() {
+        for container in &pod.request.containers {
+            let Some((spec, amount)) = devices(&pod.request, &container.name) else {
+                continue;
+            };
             self.collect_garbage();
-            let want = usize::try_from(container.units).unwrap();
+            let want = usize::try_from(amount).unwrap();
             let ids = match self.handouts.iter().find(|h| h.key == key(pod, container)) {
                 Some(handout) if handout.ids.is_subset(&self.healthy) => handout.ids.clone(),
                 Some(_) => return Err("previously allocated devices are no longer healthy".to_owned()),
                 None => {
-                    let agent = agent.as_deref_mut().filter(|_| !self.healthy.is_empty());
+                    let agent = agent.as_deref_mut().filter(|_| self.healthy_of(spec).next().is_some());
                     let agent = agent.ok_or("no healthy devices present")?;
-                    let ids = self.choose(want, &reuse, agent, chance)?;
+                    let ids = self.choose(spec, want, &reuse, agent, chance)?;
                     let mut order: Vec<String> = ids.iter().cloned().collect();
                     chance.shuffle(&mut order);
-                    let grant = agent.allocate(&order)?;
+                    let grant = agent.allocate(spec, &order)?;
                     self.handouts.push(Handout {
                         key: key(pod, container),
-                        resource: names::GPU_MEM.to_owned(),
+                        resource: spec.name().into_owned(),
                         ids: ids.clone(),
                         grant: Some(grant),
                     });
@@ -213,6 +228,7 @@ impl Kubelet {
     /// chosen instead, as any kubelet may do.
     fn choose(
         &self,
+        spec: ResourceSpec,
         want: usize,
         reuse: &BTreeSet<String>,
         agent: &mut Agent,
@@ -230,7 +246,8 @@ impl Kubelet {
         if ids.len() == want {
             return Ok(ids);
         }
-        let free: Vec<String> = self.healthy.difference(&self.allocated).cloned().collect();
+        let free = self.healthy_of(spec).filter(|id| !self.allocated.contains(*id));
+        let free: Vec<String> = free.cloned().collect();
         if free.len() < want - ids.len() {
             return Err(format!(
                 "requested number of devices unavailable. Requested: {}, Available: {}",
@@ -239,7 +256,7 @@ impl Kubelet {
             ));
         }
         let available: Vec<String> = free.iter().chain(&must).cloned().collect();
-        let preferred = agent.preferred(&available, &must, want);
+        let preferred = agent.preferred(spec, &available, &must, want);
         assert!(
             preferred.len() == want && must.iter().all(|id| preferred.contains(id)),
             "GetPreferredAllocation answered {preferred:?} to {available:?}, {must:?}, {want}"

@@ -19,6 +19,7 @@ pub mod ops;
 pub mod proxy;
 pub mod quiet;
 pub mod story;
+pub mod whole;
 pub mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use divvy_torture::ops::History;
 use divvy_torture::{holds, play};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Play random histories against the decisions of the extender and of the agents, on all cores
 ///
@@ -29,7 +30,7 @@ use divvy_torture::{holds, play};
   cargo xtask torture --minutes 0 --seed 7    plays history 7 only"
 )]
 struct Arguments {
-    /// Minutes to play; with 0, play one history
+    /// Minutes of processor time to play on each core; with 0, play one history
     #[arg(long, value_name = "N", default_value_t = 10)]
     minutes: u32,
     /// Number of the first history; the next ones follow it [default: a random number]
@@ -65,7 +66,9 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
     println!("playing histories from number {first}, on {cores} core(s)");
     let (next, played) = (AtomicU64::new(0), AtomicU64::new(0));
     let broken: Mutex<Option<u64>> = Mutex::new(None);
-    let over = || began.elapsed() >= time || broken.lock().is_ok_and(|broken| broken.is_some());
+    // Not the time that passes: other work on the machine must not make the search smaller.
+    let most = time * u32::try_from(cores).unwrap_or(u32::MAX);
+    let over = || processor_time() >= most || broken.lock().is_ok_and(|broken| broken.is_some());
     std::thread::scope(|scope| {
         for _ in 0..cores {
             scope.spawn(|| {
@@ -107,6 +110,12 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
         Some(seed) => Err(seed),
         None => Ok(()),
     }
+}
+
+/// Return the processor time of this process.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 fn progress(played: u64, time: Duration, cores: usize) -> String {

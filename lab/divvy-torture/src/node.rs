@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::Reason;
+use divvy_agent_core::{Reason, ResourceSpec};
 use divvy_cdi as cdi;
-use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, Vendor, names, nvidia};
+use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, names, nvidia};
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
 use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
@@ -12,6 +12,7 @@ use crate::chance::Chance;
 use crate::kubelet::{Kubelet, Local, State};
 use crate::ops::Ending;
 use crate::story::{Story, ensure};
+use crate::whole::{WHOLE, devices, is_by_ids};
 
 /// The processes of a pod: its sandbox, and its containers, each with the GPUs that the runtime gave it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -41,6 +42,10 @@ pub struct SimNode {
     pub agent: Option<Agent>,
     pub kubelet: Kubelet,
     pub reserve: MiB,
+    /// Whether the agent runs with `--whole-gpus`.
+    whole: bool,
+    /// The healthy whole GPUs in the node's status.
+    pub allocatable_whole: u64,
     boot: u32,
     /// For each (UID, container) with a create call of the runtime in progress: the CDI name in that call. The call continues
     /// even if the kubelet forgets the pod.
@@ -60,7 +65,7 @@ pub struct SimNode {
 
 impl SimNode {
     /// Create a node with a running agent, and with GPUs of these sizes in units.
-    pub fn new(name: &str, units: &[u64], api: &mut Api) -> Result<SimNode, String> {
+    pub fn new(name: &str, units: &[u64], whole: bool, api: &mut Api) -> Result<SimNode, String> {
         let gpus = (0..)
             .zip(units)
             .map(|(index, units)| gpu(name, index, *units * GIB))
@@ -74,6 +79,8 @@ impl SimNode {
             agent: None,
             kubelet: Kubelet::new(name),
             reserve: MiB::ZERO,
+            whole,
+            allocatable_whole: 0,
             boot: 0,
             creating: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -147,7 +154,7 @@ impl SimNode {
     pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
         self.reserve = reserve;
         self.waiting.clear();
-        let mut agent = Agent::new(&self.name, self.boot, reserve, &self.disk, self.sight());
+        let mut agent = Agent::new(&self.name, self.boot, reserve, self.whole, &self.disk, self.sight());
         // A registration takes no time here.
         agent.core.set_registered(true);
         self.agent = Some(agent);
@@ -172,11 +179,14 @@ impl SimNode {
     pub fn heartbeat(&mut self, api: &mut Api) {
         let (capacity, healthy) = (self.kubelet.capacity, self.kubelet.healthy.len() as u64);
         let gpus = self.gpus.len() as u64;
+        let whole = self.kubelet.whole_capacity;
+        self.allocatable_whole = self.kubelet.healthy_of(WHOLE).count() as u64;
         api.update_node(&self.name, |node| {
             node.capacity_units = capacity;
             node.allocatable_units = healthy;
             node.capacity_gpus = gpus;
             node.allocatable_gpus = gpus;
+            node.whole = (whole > 0).then_some((Vendor::Nvidia.into(), whole)).into_iter().collect();
         });
     }
 
@@ -301,7 +311,7 @@ impl SimNode {
             return;
         }
         let mut chance = Chance::new(luck, &pod.uid);
-        let b1 = luck.is_multiple_of(8) && chance.one_in(2);
+        let b1 = luck.is_multiple_of(8) && chance.one_in(2) && !run_together(&pod.request);
         let admitted = self.kubelet.admit(pod, self.agent.as_mut(), b1, &mut chance);
         self.stream();
         story.tell(|| {
@@ -398,6 +408,7 @@ impl SimNode {
                 self.finish(uid);
                 return Ok(());
             }
+            let spec = self.spec(uid, &container.name).unwrap_or(ResourceSpec::MEMORY);
             let Some(listing) = listing else {
                 story.tell(|| format!("  the API server takes the list that the agent requested for {uid}"));
                 let listing = self.agent.as_ref().map(|agent| agent.pods.ask(api));
@@ -411,7 +422,7 @@ impl SimNode {
                 return Ok(());
             };
             let answer = self.with_agent(story, |agent, disk, sight, story| {
-                agent.pre_start_listed(&ids, begun, listing, api, disk, sight, story)
+                agent.pre_start_listed(spec, &ids, begun, listing, api, disk, sight, story)
             })?;
             let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
             let answered = match waits {
@@ -440,7 +451,7 @@ impl SimNode {
         let Some(container) = startable.pop() else {
             return Ok(());
         };
-        if container.units == 0 {
+        if devices(&local.pod.request, &container.name).is_none() {
             self.runs(uid, &container.name, BTreeSet::new());
             self.report(api, uid);
             return Ok(());
@@ -456,14 +467,15 @@ impl SimNode {
         chance: &mut Chance,
         story: &mut Story,
     ) -> Result<(), String> {
-        let Some(handout) = self.kubelet.handout(uid, &container.name).cloned() else {
+        let (handout, spec) = (self.kubelet.handout(uid, &container.name), self.spec(uid, &container.name));
+        let (Some(handout), Some(spec)) = (handout.cloned(), spec) else {
             return Err(format!("{uid} is admitted, but its container {} has no ids", container.name));
         };
         let mut ids: Vec<String> = handout.ids.iter().cloned().collect();
         chance.shuffle(&mut ids);
         let events = if chance.one_in(4) { 2 } else { 0 };
         let answer = self.with_agent(story, |agent, disk, sight, story| {
-            agent.pre_start(&ids, events, api, disk, sight, story)
+            agent.pre_start(spec, &ids, events, api, disk, sight, story)
         })?;
         if let Some(Start::Refused(Reason::MemoryHeld)) = answer {
             self.check_refusal(api, uid)?;
@@ -486,7 +498,11 @@ impl SimNode {
                 .pods
                 .values()
                 .filter(|pod| pod.uid != uid && pod.node.as_deref() == Some(&self.name));
-            let promised = others.map(|pod| booked(pod, &wanted.uuid, api.gpus(&self.name)));
+            let has = |pod: &Pod| self.holds.get(&(pod.uid.clone(), wanted.uuid.clone())).copied();
+            let promised = others.map(|pod| match is_by_ids(pod) && !pod.ended() {
+                true => has(pod).unwrap_or(MiB::ZERO),
+                false => booked(pod, &wanted.uuid, api.gpus(&self.name)),
+            });
             let ended = self.populated.iter().filter(|other| api.pod(other).is_none_or(Pod::ended));
             let running = ended.filter_map(|other| self.holds.get(&(other.clone(), wanted.uuid.clone())).copied());
             let taken = promised.chain(running).fold(wanted.memory, MiB::saturating_add);
@@ -549,7 +565,8 @@ impl SimNode {
             .filter(|handout| handout.key.uid == uid)
             .flat_map(|handout| &handout.ids)
             .collect();
-        let given = MiB(given.len() as u64 * GIB);
+        let is_whole = self.is_whole(uid);
+        let given = if is_whole { MiB::ZERO } else { MiB(given.len() as u64 * GIB) };
         let ours = bound.allocation().map(|allocation| allocation.gpus.as_slice());
         let shares = ours.unwrap_or(&record.gpus);
         let sum = shares.iter().fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
@@ -558,8 +575,15 @@ impl SimNode {
             .iter()
             .fold(MiB::ZERO, |sum, share| sum.saturating_add(share.memory));
         ensure!(
-            sum >= given && own >= MiB(ids.len() as u64 * GIB),
+            is_whole || sum >= given && own >= MiB(ids.len() as u64 * GIB),
             "invariant 1: {uid}/{} was granted {own} of its pod's {sum}, and the kubelet gave it {} ids, its pod {given}",
+            container.name,
+            ids.len()
+        );
+        let distinct: BTreeSet<&String> = record.container_gpus.iter().map(|share| &share.uuid).collect();
+        ensure!(
+            !is_whole || distinct.len() == ids.len() && shares.iter().all(|share| share.whole),
+            "invariant 1: {uid}/{} was granted {shares:?}, and the kubelet gave it {} whole GPUs",
             container.name,
             ids.len()
         );
@@ -569,7 +593,8 @@ impl SimNode {
             if let Some(agent) = &self.agent {
                 let of = (uid.to_owned(), share.uuid.clone());
                 self.granted_under.insert(of.clone(), agent.capacity(&share.uuid));
-                self.holds.insert(of, share.memory);
+                let memory = if is_whole { agent.capacity(&share.uuid) } else { share.memory };
+                self.holds.insert(of, memory);
             }
         }
         let handout = self.kubelet.handout(uid, &container.name);
@@ -617,9 +642,24 @@ impl SimNode {
                 let units = shares.iter().map(|share| share.memory.0 / GIB).sum::<u64>();
                 let units = format!("{}={units}", names::ALIYUN_CONTAINER);
                 ensure!(
-                    edits.env.contains(&units),
+                    self.is_whole(uid) || edits.env.contains(&units),
                     "invariant 7: {uid}/{container} runs with {:?} instead of {units}",
                     edits.env
+                );
+            }
+            (Held::Nothing | Held::Legacy(_), None) if self.is_whole(uid) => {
+                let record = self.disk.records.values();
+                let record = record.filter(|record| record.uid == uid && record.container == container);
+                let granted: BTreeSet<String> = record
+                    .flat_map(|record| record.container_gpus.iter().map(|share| share.uuid.clone()))
+                    .collect();
+                let ids = self
+                    .kubelet
+                    .handout(uid, container)
+                    .map_or(gpus.len(), |handout| handout.ids.len());
+                ensure!(
+                    gpus == granted && gpus.len() == ids,
+                    "invariant 2: {uid}/{container} runs on {gpus:?}, but is granted {granted:?} for {ids} ids"
                 );
             }
             (Held::Legacy(legacy), None) => {
@@ -638,6 +678,18 @@ impl SimNode {
         self.finish(uid);
         self.report(api, uid);
         Ok(())
+    }
+
+    /// Return the resource of which a pod's container has devices.
+    fn spec(&self, uid: &str, container: &str) -> Option<ResourceSpec> {
+        let local = self.kubelet.pods.get(uid)?;
+        devices(&local.pod.request, container).map(|(spec, _)| spec)
+    }
+
+    /// Report whether a pod requests whole GPUs.
+    fn is_whole(&self, uid: &str) -> bool {
+        let local = self.kubelet.pods.get(uid);
+        local.is_some_and(|local| local.pod.request.whole.is_some())
     }
 
     fn runs(&mut self, uid: &str, container: &str, gpus: BTreeSet<String>) {
@@ -825,8 +877,19 @@ impl SimNode {
                 "invariant 1: pods {live:?} have {sum} of GPU {}, which has {capacity} to share",
                 gpu.uuid
             );
+            ensure!(
+                live.len() <= 1 || !live.iter().any(|uid| self.is_whole(uid)),
+                "invariant 1: pods {live:?} are on GPU {}, which one of them has as a whole",
+                gpu.uuid
+            );
         }
         for (uid, cgroup) in &self.cgroups {
+            let on = |gpu: &Gpu| cgroup.running.values().filter(|gpus| gpus.contains(&gpu.uuid)).count();
+            let twice = self.gpus.iter().find(|gpu| self.is_whole(uid) && on(gpu) > 1);
+            ensure!(
+                twice.is_none(),
+                "invariant 1: two containers of {uid} have one whole GPU: {cgroup:?}"
+            );
             for (container, _) in cgroup.running.iter().filter(|(_, gpus)| !gpus.is_empty()) {
                 let recorded = self.disk.records.values().any(|record| record.uid == *uid);
                 ensure!(recorded, "invariant 4: {uid}/{container} runs, but its grant was ended");
@@ -847,6 +910,13 @@ impl SimNode {
         }
         Ok(())
     }
+}
+
+/// Report whether several containers with whole GPUs run at the same time. If the kubelet forgot the ids of one of them (B1), it would
+/// give the same id to another. The grants of both then have the same name, so the agent cannot give them different GPUs.
+fn run_together(request: &PodRequest) -> bool {
+    let whole = request.whole.iter().flat_map(|whole| &whole.containers);
+    whole.filter(|container| container.kind != ContainerKind::Init).count() > 1
 }
 
 fn gpu(node: &str, index: u32, mib: u64) -> Gpu {

@@ -206,6 +206,9 @@ pub enum Mix {
     Cards,
     /// A kubelet that creates no cgroups for pods.
     NoPodCgroups,
+    /// Agents with `--whole-gpus`: pods with whole GPUs beside pods with shares. Some were bound without the extender and get the GPUs
+    /// that their device ids name.
+    Whole,
 }
 
 /// A history: its number, its emphasis, and its steps.
@@ -234,6 +237,7 @@ impl History {
             Mix::NoPodCgroups if chance.below(4) > 0 => Mix::Replicas,
             mix => mix,
         };
+        let mix = if seed.is_multiple_of(5) { Mix::Whole } else { mix };
         let length = 1 + chance.below(60);
         History {
             mix,
@@ -253,6 +257,7 @@ impl Mix {
             Mix::Replicas => &[(46, 112), (200, 203), (229, 240), (262, 313)],
             Mix::Cards => &[(0, 10), (121, 130), (135, 180), (188, 199), (221, 254), (314, 327)],
             Mix::NoPodCgroups => &[(0, 36), (135, 180), (188, 196), (229, 254)],
+            Mix::Whole => &[(0, 24), (46, 63), (121, 130), (135, 180), (188, 199), (204, 254), (319, 327)],
         }
     }
 }
@@ -403,7 +408,11 @@ impl Op {
                 shape: b,
                 node: c,
                 gpu: flags,
-                how: Forgery::ALL[usize::from(spare) % Forgery::ALL.len()],
+                how: match mix {
+                    // As kube-scheduler binds a pod when its extenders are not asked.
+                    Mix::Whole if flag => Forgery::Nothing,
+                    _ => Forgery::ALL[usize::from(spare) % Forgery::ALL.len()],
+                },
             },
             // 229..=254, and in worlds with one extender also the steps about several.
             _ => Op::Hurry {

@@ -15,6 +15,7 @@ use crate::extender::{Extender, late_write};
 use crate::node::SimNode;
 use crate::ops::{Fate, Forgery, LeaseFate, Mix, Op};
 use crate::story::{Story, ensure};
+use crate::whole;
 
 mod checks;
 mod scheduler;
@@ -32,7 +33,7 @@ type Nodes = &'static [(&'static str, &'static [u64])];
 
 fn nodes(mix: Mix) -> Nodes {
     match mix {
-        Mix::Preemption => &[("n1", &[4]), ("n2", &[6, 4, 4])],
+        Mix::Preemption | Mix::Whole => &[("n1", &[4]), ("n2", &[6, 4, 4])],
         _ => &[("n1", &[4]), ("n2", &[6, 4])],
     }
 }
@@ -54,6 +55,16 @@ fn shapes() -> [Shape; 10] {
         (2, &[("i", Init, 4), ("s", Sidecar, 2), ("m", App, 2)]),
     ]
 }
+
+/// The containers of pods with whole GPUs, with the numbers of GPUs.
+const WHOLE_SHAPES: [&[(&str, ContainerKind, u64)]; 6] = [
+    &[("m", App, 1)],
+    &[("m", App, 1)],
+    &[("m", App, 2)],
+    &[("m", App, 1), ("n", App, 1)],
+    &[("i", Init, 2), ("m", App, 1), ("n", App, 0)],
+    &[("s", Sidecar, 1), ("i", Init, 1), ("m", App, 1)],
+];
 
 pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
     PodRequest {
@@ -79,6 +90,7 @@ pub struct World {
     pub scheduler: Scheduler,
     pub nodes: Vec<SimNode>,
     pub story: Story,
+    mix: Mix,
     /// The nodes that the current step has changed.
     touched: BTreeSet<usize>,
     /// The position in the history of pods up to which the ledger has been checked.
@@ -99,7 +111,7 @@ impl World {
         api.tick(1_000_000_000_000_000);
         let mut nodes = nodes(mix)
             .iter()
-            .map(|(name, units)| SimNode::new(name, units, &mut api))
+            .map(|(name, units)| SimNode::new(name, units, mix == Mix::Whole, &mut api))
             .collect::<Result<Vec<_>, _>>()?;
         nodes[0].no_pod_cgroups = mix == Mix::NoPodCgroups;
         let replicas = if mix == Mix::Replicas { 2 } else { 1 };
@@ -110,6 +122,7 @@ impl World {
             scheduler: Scheduler::default(),
             nodes,
             story: Story::new(told),
+            mix,
             touched: BTreeSet::new(),
             checked: 0,
         };
@@ -491,13 +504,18 @@ impl World {
         let free = NAMES
             .iter()
             .filter(|name| !self.api.pods.contains_key(&crate::api::key(name)));
+        let name = pick(free, name)?;
+        if self.mix == Mix::Whole && shape.is_multiple_of(2) {
+            let shape = WHOLE_SHAPES[usize::from(shape / 2) % WHOLE_SHAPES.len()];
+            return Some((name, whole::request(shape)));
+        }
         let (gpus, shape) = shapes()[usize::from(shape) % shapes().len()];
         let rules = GpuRules {
             gpus: Some(gpus),
             ..GpuRules::default()
         };
         let request = PodRequest::new(request(shape).containers, (gpus > 1).then_some(Ok(rules)));
-        Some((pick(free, name)?, request))
+        Some((name, request))
     }
 
     fn create(&mut self, name: u8, shape: u8, priority: u8) {
@@ -510,9 +528,13 @@ impl World {
                 .containers
                 .iter()
                 .map(|c| format!("{} {:?} {}", c.name, c.kind, c.units));
-            let gpus = request.rules.as_deref().map_or(1, |_| 2);
+            let gpus = match whole::gpus(&request) {
+                0 => request.rules.as_deref().map_or(1, |_| 2),
+                gpus => gpus,
+            };
+            let how = if request.whole.is_some() { "whole " } else { "" };
             format!(
-                "{} on {gpus} GPU(s), priority {priority}",
+                "{} on {gpus} {how}GPU(s), priority {priority}",
                 containers.collect::<Vec<_>>().join(", ")
             )
         };
@@ -531,10 +553,12 @@ impl World {
         let gpus = &self.nodes[node].gpus;
         let gpu = &gpus[usize::from(gpu) % gpus.len()];
         let units = request.effective_units().unwrap();
+        let whole = how == Forgery::Exact && request.whole.is_some();
         let (share, container) = match how {
             Forgery::Zero => (0, 0),
             Forgery::ZeroContainer => (units * GIB, 0),
             Forgery::Less => (GIB / 2, GIB / 2),
+            _ if whole => (gpu.total.0, gpu.total.0),
             _ => (units * GIB, units * GIB),
         };
         let containers = request.memory_containers().map(|wanted| {
@@ -545,15 +569,24 @@ impl World {
             };
             (wanted.name.clone(), vec![share])
         });
+        let sole = request.whole.iter().filter(|asked| whole && asked.containers.len() == 1);
+        let sole = sole.flat_map(|asked| &asked.containers).map(|asking| {
+            let share = ContainerShare {
+                uuid: gpu.uuid.clone(),
+                memory: MiB(container),
+                cores: 0,
+            };
+            (asking.name.clone(), vec![share])
+        });
         let allocation = Allocation {
             v: 1,
             gpus: vec![GpuShare {
                 uuid: gpu.uuid.clone(),
                 memory: MiB(share),
                 cores: 0,
-                whole: false,
+                whole,
             }],
-            containers: containers.collect(),
+            containers: containers.chain(sole).collect(),
         };
         let ours = |text: String| BTreeMap::from([(names::ALLOCATION.to_owned(), text)]);
         let annotations = match how {

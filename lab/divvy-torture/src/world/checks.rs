@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, MiB, Pod};
+use divvy_model::{Gpu, Health, MiB, Pod};
 
 use super::World;
-use crate::api::{GIB, booked, offered, share};
-use crate::extender::wants;
+use crate::api::{GIB, booked, offered, reserved};
+use crate::extender::{fits_beside, wanted_gpus};
 use crate::node::SimNode;
 use crate::story::ensure;
+use crate::whole::{is_by_ids, unnamed};
 
 impl World {
     /// Check what must hold after every step.
@@ -72,14 +73,14 @@ impl World {
                         .iter()
                         .map(|pod| booked(pod, uuid, &all))
                         .fold(MiB::ZERO, MiB::saturating_add);
-                    let reserved = ledger.reservations().filter(|(_, node, _)| *node == view.name());
-                    let reserved = reserved
+                    let promised = ledger.reservations().filter(|(_, node, _)| *node == view.name());
+                    let promised = promised
                         .flat_map(|(_, _, reservation)| reservation.possible())
-                        .filter_map(|held| share(held, uuid))
+                        .filter_map(|held| reserved(held, uuid, &all))
                         .fold(MiB::ZERO, MiB::saturating_add);
                     ensure!(
-                        view.used(position) == bound.saturating_add(reserved),
-                        "the extender counts {} on GPU {uuid}; {bound} are bound, {reserved} reserved",
+                        view.used(position) == bound.saturating_add(promised),
+                        "the extender counts {} on GPU {uuid}; {bound} are bound, {promised} reserved",
                         view.used(position)
                     );
                 }
@@ -159,31 +160,47 @@ impl World {
         others.any(|other| other.priority >= pod.priority)
     }
 
-    /// Return how much memory of a GPU is held by pods that have a grant and running processes, but whose object is gone or has
-    /// ended.
+    /// Return how much memory of a GPU is held by pods whose annotation does not say so: pods with a grant and running processes,
+    /// whose object is gone or has ended, and pods that got whole GPUs by their ids.
     pub fn ghosts(&self, node: &SimNode, uuid: &str) -> MiB {
-        let granted: BTreeMap<&String, MiB> = node
-            .disk
-            .records
-            .values()
-            .filter_map(|record| Some((&record.uid, record.gpus.iter().find(|share| share.uuid == uuid)?.memory)))
-            .collect();
-        granted
-            .into_iter()
-            .filter(|(uid, _)| node.populated.contains(*uid) && self.api.pod(uid).is_none_or(Pod::ended))
-            .fold(MiB::ZERO, |sum, (_, memory)| sum.saturating_add(memory))
+        let mut granted: BTreeMap<&String, MiB> = BTreeMap::new();
+        let mut by_ids = MiB::ZERO;
+        for record in node.disk.records.values() {
+            let Some(share) = record.gpus.iter().find(|share| share.uuid == uuid) else {
+                continue;
+            };
+            let offers = || node.agent.as_ref().map_or(share.memory, |agent| agent.capacity(uuid));
+            let memory = if share.whole { offers() } else { share.memory };
+            match self.api.pod(&record.uid).filter(|pod| !pod.ended()) {
+                None if node.populated.contains(&record.uid) => drop(granted.insert(&record.uid, memory)),
+                Some(pod) if is_by_ids(pod) => by_ids = by_ids.max(memory),
+                _ => {}
+            }
+        }
+        granted.into_values().fold(by_ids, MiB::saturating_add)
     }
 
-    /// Report, by a simple count, whether the node has enough healthy GPUs with room for the pod.
+    /// Report, by a simple count, whether the node has enough healthy GPUs with room for the pod. Any GPU that is free may belong to
+    /// a pod that gets its GPUs by their ids and has not started yet, so as many stay free.
     pub fn fits(&self, pod: &Pod, node: usize) -> bool {
         let node = &self.nodes[node];
-        let (wanted, spread) = wants(pod);
-        let good = node.gpus.iter().filter(|gpu| gpu.health == Health::Ok);
-        let with_room = good.filter(|gpu| {
-            let offered = gpu.total.saturating_sub(node.reserve).0 / GIB * GIB;
-            let taken = self.api.ledger(&gpu.uuid).saturating_add(self.ghosts(node, &gpu.uuid));
-            taken.0 + wanted.0 <= offered
-        });
-        with_room.count() >= spread
+        let taken = |uuid: &str| self.api.ledger(uuid).saturating_add(self.ghosts(node, uuid));
+        let offered = |gpu: &Gpu| MiB(gpu.total.saturating_sub(node.reserve).0 / GIB * GIB);
+        let good = || node.gpus.iter().filter(|gpu| gpu.health == Health::Ok);
+        let with_room = good().filter(|gpu| fits_beside(pod, taken(&gpu.uuid), offered(gpu)));
+        let (free, shared): (Vec<&Gpu>, Vec<&Gpu>) = with_room.partition(|gpu| taken(&gpu.uuid) == MiB::ZERO);
+        let all_free = good().filter(|gpu| taken(&gpu.uuid) == MiB::ZERO).count();
+        let spare = free.len().min(all_free.saturating_sub(self.unlocated(node)));
+        shared.len() + spare >= wanted_gpus(pod)
+    }
+
+    /// Return how many whole GPUs of the node belong to pods without anything that shows which GPUs these are.
+    fn unlocated(&self, node: &SimNode) -> usize {
+        let here = |pod: &&Pod| pod.node.as_deref() == Some(&*node.name) && !pod.ended();
+        let loose: u64 = self.api.pods.values().filter(here).map(unnamed).sum();
+        let shown = |gpu: &&Gpu| self.api.ledger(&gpu.uuid) == MiB::ZERO && self.ghosts(node, &gpu.uuid) > MiB::ZERO;
+        usize::try_from(loose)
+            .unwrap()
+            .saturating_sub(node.gpus.iter().filter(shown).count())
     }
 }

@@ -33,6 +33,10 @@ fn units(pod: &Pod) -> u64 {
     pod.request.effective_units().unwrap()
 }
 
+fn whole_gpus(pod: &Pod) -> u64 {
+    crate::whole::gpus(&pod.request)
+}
+
 impl World {
     /// Filter and then bind a pod, or preempt other pods if it fits nowhere.
     pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), String> {
@@ -59,24 +63,19 @@ impl World {
     /// Report whether a pod passes NodeResourcesFit on a node: the number of healthy ids, minus the requests of pods that are not
     /// in a terminal phase and of nominated pods of equal or higher priority, must suffice.
     fn resources_fit(&self, pod: &Pod, node: usize) -> bool {
-        self.sum_left(pod, node, &[]) >= Some(units(pod))
+        self.sums_fit(pod, node, &[])
     }
 
-    fn sum_left(&self, pod: &Pod, node: usize, without: &[&Pod]) -> Option<u64> {
+    fn sums_fit(&self, pod: &Pod, node: usize, without: &[&Pod]) -> bool {
         let name = &self.nodes[node].name;
-        let requested: u64 = self
-            .api
-            .pods
-            .values()
-            .filter(|other| self.counts(other, name, without))
-            .map(units)
-            .sum();
+        let requested = self.api.pods.values().filter(|other| self.counts(other, name, without));
         let promised = self.api.nominated().filter(|other| other.nominated.as_deref() == Some(name));
-        let promised: u64 = promised
-            .filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
-            .map(units)
-            .sum();
-        self.api.nodes[name].allocatable_units.checked_sub(requested + promised)
+        let promised = promised.filter(|other| other.uid != pod.uid && other.priority >= pod.priority);
+        let others: Vec<&Pod> = requested.chain(promised).collect();
+        let fits = |amount: fn(&Pod) -> u64, healthy: u64| {
+            amount(pod) == 0 || others.iter().map(|other| amount(other)).sum::<u64>() + amount(pod) <= healthy
+        };
+        fits(units, self.api.nodes[name].allocatable_units) && fits(whole_gpus, self.nodes[node].allocatable_whole)
     }
 
     fn counts(&self, pod: &Pod, node: &str, without: &[&Pod]) -> bool {
@@ -176,7 +175,7 @@ impl World {
         let here = self.api.pods.values().filter(|other| self.counts(other, name, &[]));
         let mut lower: Vec<&Pod> = here.filter(|other| other.priority < pod.priority).collect();
         lower.sort_by_key(|other| (other.priority, &other.uid));
-        let fits = |gone: &[&Pod]| self.sum_left(pod, node, gone) >= Some(units(pod));
+        let fits = |gone: &[&Pod]| self.sums_fit(pod, node, gone);
         if lower.is_empty() || !fits(&lower) {
             return None;
         }

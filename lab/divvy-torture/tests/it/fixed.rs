@@ -33,7 +33,7 @@ fn the_same_steps_lead_to_the_same_decisions() {
 #[test]
 fn the_stories_have_in_them_what_they_are_about() {
     let mut told = String::new();
-    for seed in 0..500 {
+    for seed in 0..1_000 {
         told.push_str(&play(&History::of(seed), true).expect("it holds").join("\n"));
     }
     for what in [
@@ -75,6 +75,8 @@ fn the_stories_have_in_them_what_they_are_about() {
         "the wall clock of",
         "another card is put in place",
         "with spec.nodeName",
+        "whole GPU(s)",
+        "of this node's GPUs are healthy and not in use",
     ] {
         assert!(
             told.contains(what),

@@ -715,3 +715,21 @@ fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
         ],
     );
 }
+
+/// Divvy ignores gpushare's annotations of a pod with whole GPUs: its containers get the GPUs that their ids name. An agent that
+/// restarts between two containers must not take the first one's record for the pod's allocation.
+#[test]
+fn a_pod_with_whole_gpus_and_gpushares_annotations_goes_on_after_a_restart_of_the_agent() {
+    let forge = Op::Forge {
+        name: 33,
+        shape: 22,
+        node: 1,
+        gpu: 21,
+        how: Forgery::LegacyLess,
+    };
+    let history = History {
+        mix: Mix::Whole,
+        steps: vec![forge],
+    };
+    holds(&history).unwrap_or_else(|told| panic!("{told}"));
+}
