@@ -282,13 +282,6 @@ pub struct Core {
     counts: Counts,
 }
 
-/// Let the allocator merge the memory that a list has freed: hundreds of thousands of small pieces, if the list shows what was known. glibc's
-/// allocator puts this off until the next allocation of at least 1 KiB, which would be part of a scheduling request and take 30 ms.
-fn merge_freed_memory() {
-    const LARGE: usize = 4096;
-    drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE)));
-}
-
 fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
     Action::Check {
         uid: uid.to_owned(),
@@ -389,9 +382,6 @@ impl Core {
         let newcomers = if first { Vec::new() } else { self.newcomers(&change) };
         let resurfaced = self.resurfaced(&change);
         self.index.read_pod_change(change);
-        if listed {
-            merge_freed_memory();
-        }
         self.age_departed(now);
         self.learn(first, &newcomers);
         let mut actions = if listed { self.pods_listed(now) } else { Vec::new() };
@@ -430,11 +420,7 @@ impl Core {
         if matches!(change, Change::Resumed) {
             self.resumed = Some((now.monotonic_ns, "nodes"));
         }
-        let listed = matches!(change, Change::Reset(_));
         self.index.read_node_change(change);
-        if listed {
-            merge_freed_memory();
-        }
         self.age_departed(now);
         self.fleet.follow(self.index.ledger());
         self.promised_twice()
