@@ -207,6 +207,8 @@ chart() { # ARGUMENT OF HELM...
   "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template divvy "$CLUSTER_ROOT/../deploy/helm/divvy" \
     --namespace $NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
 }
+# The image that takes the place of NVIDIA's.
+plugin_image() { sed -n 's|^ *image: "*\([^"]*/\)divvy\(:[^"]*\)"*$|\1k8s-device-plugin\2|p' "$CLUSTER_DIR/install.objects.yaml" | head -1; }
 is_installed() { [ -e "$CLUSTER_DIR/install.objects.yaml" ]; }
 pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes in pods of this cluster
   local file

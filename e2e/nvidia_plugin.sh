@@ -8,7 +8,6 @@ NVIDIA_NODE=n2
 
 # Print the directory of the version of NVIDIA's module that has the chart and the manifests.
 nvidia_module() { GOFLAGS=-mod=mod go mod download -json $NVIDIA_PLUGIN | sed -n 's/^.*"Dir": "\(.*\)",$/\1/p'; }
-plugin_image() { sed -n 's|^ *image: "*\([^"]*/\)divvy\(:[^"]*\)"*$|\1k8s-device-plugin\2|p' "$CLUSTER_DIR/install.objects.yaml" | head -1; }
 
 # The driver's root, as a driver container provides it, with the simulated library and the machine that it simulates.
 simulated_driver_root() {
