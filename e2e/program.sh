@@ -59,15 +59,15 @@ no_programs_of_divvy() { [ -z "$(kube get pods -n $NAMESPACE -l 'app.kubernetes.
 
 # The pod of NVIDIA's programs, with the mounts and flags of NVIDIA's chart, and with the simulated driver. The host's /bin and /lib are for the scripts
 # that stand in for the driver's programs.
-plugin_manifest() { # NODE alone|with-mps
+plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
   local node=$1 files=$CLUSTER_DIR/$1/nvidia
   local container; container="image: $(plugin_image)
     imagePullPolicy: Never
     securityContext: {privileged: true}"
-  local env="{name: DIVVY_NVML_SIM, value: $CLUSTER_DIR/sim/$(basename "$MACHINES")}, {name: DIVVY_NVML_SIM_NODE, value: $node},
-      {name: LD_LIBRARY_PATH, value: $CLUSTER_DIR/sim}, {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
+  local env="{name: DIVVY_NVML_SIM, value: /driver-root/machines.toml}, {name: DIVVY_NVML_SIM_NODE, value: $node},
+      {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
   local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
-      {name: host, mountPath: /driver-root, readOnly: true, mountPropagation: HostToContainer}"
+      {name: driver-root, mountPath: /driver-root}"
   cat << END
 apiVersion: v1
 kind: Pod
@@ -80,11 +80,11 @@ spec:
   containers:
   - name: nvidia-device-plugin
     $container
-    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --mps-root=$files/mps]
+    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --nvidia-driver-root=$2, --mps-root=$files/mps]
     env: [$env, {name: DIVVY_NVML_SIM_CONTROL, value: $CLUSTER_DIR/$node/nvml.sock}]
     volumeMounts: [$mounts, {name: plugins, mountPath: /var/lib/kubelet/device-plugins}, {name: cdi, mountPath: /var/run/cdi}]
 END
-  [ "$2" = alone ] || cat << END
+  [ "$3" = alone ] || cat << END
   - name: mps-control-daemon
     $container
     command: [/usr/bin/mps-control-daemon]
@@ -96,7 +96,7 @@ END
   volumes:
   - {name: cluster, hostPath: {path: $CLUSTER_DIR}}
   - {name: mps, hostPath: {path: $files/mps}}
-  - {name: host, hostPath: {path: /}}
+  - {name: driver-root, hostPath: {path: $2}}
   - {name: plugins, hostPath: {path: /var/lib/kubelet/device-plugins}}
   - {name: cdi, hostPath: {path: /run/cdi}}
   - {name: bin, hostPath: {path: /bin}}
@@ -119,8 +119,7 @@ run_plugin() { # NODE alone|with-mps|off
   kube label node "$node" gpushare- > /dev/null
   wait_for "$node: Divvy's pods are gone" 60 - no_programs_of_divvy "$node" > /dev/null
   mkdir -p "$CLUSTER_DIR/$node/nvidia/mps/shm"
-  ln -sf libdivvy_nvml_sim.so "$CLUSTER_DIR/sim/libnvidia-ml.so.1"
-  plugin_manifest "$node" "$2" | kube create -f - > /dev/null
+  plugin_manifest "$node" "$(simulated_driver_root "$node" "$MACHINES")" "$2" | kube create -f - > /dev/null
   [ "$2" = alone ] || wait_for "$node: mps-control-daemon serves" 60 - serves "$node.mps-control-daemon" > /dev/null
   wait_for "$node: nvidia-device-plugin is registered" 60 - serves "$node.nvidia-device-plugin" > /dev/null
 }
@@ -218,14 +217,16 @@ change_unit() {
 }
 
 mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
-  # Nothing can be created in the kernel's own /proc/driver.
+  # Nothing can be created in the kernel's own /proc/driver. The programs under NVIDIA's names have a driver's root of their own.
   in_node "$1" bash -euc '
     mountpoint -q /proc/driver || mount -t tmpfs tmpfs /proc/driver
-    cd /proc/driver; mkdir -p nvidia-caps nvidia/capabilities /dev/nvidia-caps
-    for directory in $2; do mkdir -p "nvidia/capabilities/$directory"; done
-    printf %s "$1" > nvidia-caps/mig-minors
-    for minor in $3; do [ -e "/dev/nvidia-caps/nvidia-cap$minor" ] || mknod -m 666 "/dev/nvidia-caps/nvidia-cap$minor" c 510 "$minor"; done' \
-    mig "$2" "$3" "$4"
+    for root in "" "$4"; do
+      [ -z "$root" ] || [ -d "$root" ] || continue
+      mkdir -p "$root"/proc/driver/nvidia-caps "$root"/proc/driver/nvidia/capabilities "$root"/dev/nvidia-caps
+      for directory in $2; do mkdir -p "$root/proc/driver/nvidia/capabilities/$directory"; done
+      printf %s "$1" > "$root/proc/driver/nvidia-caps/mig-minors"
+      for minor in $3; do [ -e "$root/dev/nvidia-caps/nvidia-cap$minor" ] || mknod -m 666 "$root/dev/nvidia-caps/nvidia-cap$minor" c 510 "$minor"; done
+    done' mig "$2" "$3" "$4" "$CLUSTER_DIR/$1/driver-root"
 }
 
 offer_whole() {

@@ -184,11 +184,14 @@ impl Cluster for Real {
     async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
         let directory = self.nvidia_directory(node);
         let (config, new) = (directory.join("config.yaml"), directory.join("config.new"));
+        let runs = config.exists();
         let Some(plugin) = plugin else {
+            if !runs {
+                return Ok(());
+            }
             self.part(&["plugin", node, "off"]).await?;
             return std::fs::remove_file(config);
         };
-        let runs = config.exists();
         std::fs::create_dir_all(directory.join("bin"))?;
         std::fs::write(&new, plugin.config)?;
         std::fs::rename(&new, &config)?;

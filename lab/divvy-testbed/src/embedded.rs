@@ -529,6 +529,7 @@ impl Cluster for Embedded {
     async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
         match plugin {
             Some(plugin) => self.start_nvidia(node, plugin).await,
+            None if !self.runs_nvidia(node) => Ok(()),
             None => {
                 self.end_nvidia(node).await?;
                 self.start_agent(node).await?;

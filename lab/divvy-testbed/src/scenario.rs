@@ -160,7 +160,7 @@ pub trait Cluster {
     fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;
     /// Run `nvidia-device-plugin` on a node in place of the agent, and return when the kubelet knows its resources; or, with `None`, the agent
     /// again, and return when the kubelet knows its resources. If the node already runs `nvidia-device-plugin`, only the content of its
-    /// configuration file changes, and the call returns at once.
+    /// configuration file changes, and the call returns at once. `None` does nothing where the agent runs.
     fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> impl Future<Output = io::Result<()>>;
     /// Report whether [`run_plugin`](Self::run_plugin) is possible. On a real cluster, only Divvy's image has the program.
     fn has_plugin(&self) -> bool;

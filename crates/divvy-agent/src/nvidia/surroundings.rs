@@ -127,7 +127,7 @@ mod tests {
         let error = Pace::of(|name| (name == "DIVVY_PROBE_INTERVAL").then(|| "soon".to_owned())).expect_err("no duration");
         assert_eq!(
             error.to_string(),
-            "DIVVY_PROBE_INTERVAL: \"soon\" is not a duration; write 30s or 5m"
+            "error starting plugins: DIVVY_PROBE_INTERVAL: \"soon\" is not a duration; write 30s or 5m"
         );
     }
 }
