@@ -245,7 +245,7 @@ impl Scenario {
         (
             Scenario::MigStrategies,
             "mig-strategies",
-            "nvidia-device-plugin: MIG devices as resources of their own, divided anew while it runs",
+            "nvidia-device-plugin: MIG devices as resources of their own, divided again while it runs",
         ),
         (
             Scenario::Mps,

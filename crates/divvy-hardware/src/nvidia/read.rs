@@ -172,7 +172,7 @@ fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<Mig, NvmlError> {
 }
 
 /// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. `known` are those that were read before. A
-/// device keeps its parts, but after the GPU was divided anew, a UUID can belong to another device: the UUIDs of MIG devices have version 5, so
+/// device keeps its parts, but after the GPU was divided again, a UUID can belong to another device: the UUIDs of MIG devices have version 5, so
 /// they are computed from names.
 fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();

@@ -23,11 +23,15 @@ pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, 
     let node = play.ready(Machine::Mixed).await?;
     strategy(play, &node, "none").await?;
     let played = parts(play, &node).await;
+    let restored = whole_again(play, &node).await;
+    played.and(restored)
+}
+
+async fn whole_again<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
     play.scene("MIG is switched off, and the agent runs again").await?;
     play.delete_all().await?;
-    play.cluster.divide(&node, GPU, None).await?;
-    play.run_agent(&node, Machine::Mixed).await?;
-    played
+    play.cluster.divide(node, GPU, None).await?;
+    play.run_agent(node, Machine::Mixed).await
 }
 
 async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
@@ -59,7 +63,7 @@ async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Sto
         format!("{found:?}")
     })?;
 
-    play.scene("The GPU is divided anew while nvidia-device-plugin runs").await?;
+    play.scene("The GPU is divided again while nvidia-device-plugin runs").await?;
     play.delete_all().await?;
     divide(play, node, &THREE_PARTS, "three times 1g.5gb").await?;
     offered(play, node, &[(whole, 2), (TINY, 3), (LARGE, 0), (SMALL, 0)]).await?;

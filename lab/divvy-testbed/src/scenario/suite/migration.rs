@@ -26,14 +26,19 @@ pub(in crate::scenario) async fn migration<C: Cluster>(play: &mut Play<'_, C>) -
     }
     play.cluster.offer_whole(true).await?;
     let played = there_and_back(play, &small, &large).await;
+    let restored = shares_only(play, &small, &large).await;
+    played.and(restored)
+}
+
+async fn shares_only<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), Stop> {
     play.scene("Divvy's agent runs on both nodes, and offers shares only").await?;
     play.delete_all().await?;
-    play.cluster.run_plugin(&large, None).await?;
-    play.cluster.run_plugin(&small, None).await?;
+    for node in [large, small] {
+        play.cluster.run_plugin(node, None).await?;
+    }
     play.cluster.offer_whole(false).await?;
-    play.offers(&small, Machine::Laptop.units()).await?;
-    play.offers(&large, Machine::Mixed.units()).await?;
-    played
+    play.offers(small, Machine::Laptop.units()).await?;
+    play.offers(large, Machine::Mixed.units()).await
 }
 
 async fn there_and_back<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), Stop> {

@@ -33,13 +33,14 @@ pub(in crate::scenario) async fn mps<C: Cluster>(play: &mut Play<'_, C>) -> Resu
     play.run_plugin(&node, plugin).await?;
     let played = clients(play, &node).await;
     play.scene("The agent runs again, and the GPU is everyone's").await?;
-    play.run_agent(&node, Machine::Laptop).await?;
+    let restored = play.run_agent(&node, Machine::Laptop).await;
+    played.and(restored)?;
     let calls = play.cluster.mps_calls(&node)?;
     let is_open = calls
         .last()
         .is_some_and(|call| call.starts_with("nvidia-smi") && call.ends_with("DEFAULT"));
     play.check(is_open, "the GPU's compute mode is DEFAULT again", || format!("{calls:?}"))?;
-    played
+    Ok(())
 }
 
 async fn clients<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {

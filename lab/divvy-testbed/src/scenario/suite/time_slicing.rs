@@ -18,8 +18,8 @@ pub(in crate::scenario) async fn time_slicing<C: Cluster>(play: &mut Play<'_, C>
     let node = play.ready(Machine::Mixed).await?;
     replicas(play, &node, 4).await?;
     let played = shared(play, &node).await;
-    play.run_agent(&node, Machine::Mixed).await?;
-    played
+    let restored = play.run_agent(&node, Machine::Mixed).await;
+    played.and(restored)
 }
 
 async fn shared<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
