@@ -33,10 +33,11 @@ pub(in crate::scenario) async fn migration<C: Cluster>(play: &mut Play<'_, C>) -
 async fn shares_only<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) -> Result<(), Stop> {
     play.scene("Divvy's agent runs on both nodes, and offers shares only").await?;
     play.delete_all().await?;
+    // Before the second node's agent starts, so that it need not be replaced.
+    play.cluster.offer_whole(false).await?;
     for node in [large, small] {
         play.cluster.run_plugin(node, None).await?;
     }
-    play.cluster.offer_whole(false).await?;
     play.offers(small, Machine::Laptop.units()).await?;
     play.offers(large, Machine::Mixed.units()).await
 }
