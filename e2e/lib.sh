@@ -195,6 +195,18 @@ make_nvidia_devices() { # NODE MACHINES
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
     make /dev/nvidiactl 195 255; make /dev/nvidia-uvm 511 0; make /dev/nvidia-uvm-tools 511 1' make "$(nvidia_gpus_of "$1" "$2")"
 }
+# Make a driver's root for the programs under NVIDIA's names, as a driver container provides it, with the simulated library and the machine that it
+# simulates. Print its path.
+simulated_driver_root() { # NODE MACHINES
+  local root=$CLUSTER_DIR/$1/driver-root name i
+  rm -rf "$root" && mkdir -p "$root/usr/lib64" "$root/dev"
+  cp "$CLUSTER_DIR/sim/libdivvy_nvml_sim.so" "$root/usr/lib64/libnvidia-ml.so.1"
+  for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$DRIVER"; done
+  for ((i = 0; i < $(nvidia_gpus_of "$1" "$2"); i++)); do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
+  mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
+  cp "$CLUSTER_DIR/sim/$(basename "$2")" "$root/machines.toml"
+  echo "$root"
+}
 has_units() { # NODE: report whether the node offers GPUs
   local amounts; amounts=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.amd\.com/gpu}')
   [[ $amounts == *[1-9]* ]]
@@ -207,6 +219,8 @@ chart() { # ARGUMENT OF HELM...
   "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template divvy "$CLUSTER_ROOT/../deploy/helm/divvy" \
     --namespace $NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
 }
+# The image that takes the place of NVIDIA's.
+plugin_image() { sed -n 's|^ *image: "*\([^"]*/\)divvy\(:[^"]*\)"*$|\1k8s-device-plugin\2|p' "$CLUSTER_DIR/install.objects.yaml" | head -1; }
 is_installed() { [ -e "$CLUSTER_DIR/install.objects.yaml" ]; }
 pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes in pods of this cluster
   local file

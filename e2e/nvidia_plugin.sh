@@ -8,19 +8,6 @@ NVIDIA_NODE=n2
 
 # Print the directory of the version of NVIDIA's module that has the chart and the manifests.
 nvidia_module() { GOFLAGS=-mod=mod go mod download -json $NVIDIA_PLUGIN | sed -n 's/^.*"Dir": "\(.*\)",$/\1/p'; }
-plugin_image() { sed -n 's|^ *image: "*\([^"]*/\)divvy\(:[^"]*\)"*$|\1k8s-device-plugin\2|p' "$CLUSTER_DIR/install.objects.yaml" | head -1; }
-
-# The driver's root, as a driver container provides it, with the simulated library and the machine that it simulates.
-simulated_driver_root() {
-  local root=$CLUSTER_DIR/driver-root name i
-  rm -rf "$root" && mkdir -p "$root/usr/lib64" "$root/dev"
-  cp "$CLUSTER_DIR/sim/libdivvy_nvml_sim.so" "$root/usr/lib64/libnvidia-ml.so.1"
-  for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$DRIVER"; done
-  for ((i = 0; i < $(nvidia_gpus_of $NVIDIA_NODE "$MACHINES"); i++)); do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
-  mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
-  cp "$CLUSTER_DIR/sim/$(basename "$MACHINES")" "$root/machines.toml"
-  echo "$root"
-}
 
 nvidia_chart() { # ARGUMENT OF HELM...
   "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template nvidia "$(nvidia_module)/deployments/helm/nvidia-device-plugin" \
@@ -89,7 +76,7 @@ starts_of() { kube get pods -n $NVIDIA_NAMESPACE -o 'jsonpath={range .items[*]}{
 
 nvidia_plugin() {
   scene "NVIDIA's Helm chart with Divvy's image"
-  local root before; root=$(simulated_driver_root)
+  local root before; root=$(simulated_driver_root $NVIDIA_NODE "$MACHINES")
   step labelled "$NVIDIA_NODE: gpushare-, so that Divvy's agent leaves the node"
   kube label node $NVIDIA_NODE gpushare- > /dev/null
   kube create namespace $NVIDIA_NAMESPACE > /dev/null

@@ -10,6 +10,9 @@
 #   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
 #   program.sh whole true|false       set --whole-gpus for all agents; wait until the agents offer their GPUs again
 #   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
+#   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
+#                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
+#                                  Then NODE.nvidia-device-plugin and NODE.mps-control-daemon can be stopped and killed; the kubelet restarts them.
 #   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
 # kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
@@ -18,7 +21,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
@@ -32,6 +35,10 @@ end_one() { # stop|kill9 NAME
       else
         for pid in $(pids_of "/usr/bin/divvy-agent" "${name%.agent}"); do kill -9 "$pid" 2> /dev/null || true; done
       fi ;;
+    *.nvidia-device-plugin | *.mps-control-daemon)
+      local before; before=$(starts_of "$name")
+      for pid in $(pids_of "/usr/bin/${name#*.}" "${name%.*}"); do kill "$([ "$how" = stop ] && echo -TERM || echo -KILL)" "$pid" 2> /dev/null || true; done
+      wait_for "$name: started again" 60 - has_other_starts "$name" "$before" > /dev/null ;;
     pod-divvy-extender)
       [ -e "$replicas" ] || kube get deployment -n $NAMESPACE divvy-extender -o 'jsonpath={.spec.replicas}' > "$replicas"
       kube scale deployment -n $NAMESPACE divvy-extender --replicas 0 > /dev/null
@@ -40,6 +47,83 @@ end_one() { # stop|kill9 NAME
     *) ! alive "$name" || $how "$name" ;;
   esac
 }
+# ---- NVIDIA's programs
+plugin_pod() { echo "nvidia-${1%%.*}"; }   # NODE or NODE.PROGRAM
+starts_of() { kube get pod -n kube-system "$(plugin_pod "$1")" -o "jsonpath={.status.containerStatuses[?(@.name==\"${1#*.}\")].restartCount}"; }
+has_other_starts() { [ "$(starts_of "$1")" != "$2" ]; } # NODE.PROGRAM COUNT
+serves() { # NODE.PROGRAM: report whether the container that runs now has said that it serves
+  local said='"registered nvidia.com/'; [ "${1#*.}" = nvidia-device-plugin ] || said='all MPS control daemons serve'
+  [[ $(kube logs -n kube-system "$(plugin_pod "$1")" -c "${1#*.}") == *"$said"* ]]
+}
+no_programs_of_divvy() { [ -z "$(kube get pods -n $NAMESPACE -l 'app.kubernetes.io/component in (agent, probe)' --field-selector "spec.nodeName=$1" -o name)" ]; }
+
+# The pod of NVIDIA's programs, with the mounts and flags of NVIDIA's chart, and with the simulated driver. The host's /bin and /lib are for the scripts
+# that stand in for the driver's programs.
+plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
+  local node=$1 files=$CLUSTER_DIR/$1/nvidia
+  local container; container="image: $(plugin_image)
+    imagePullPolicy: Never
+    securityContext: {privileged: true}"
+  local env="{name: DIVVY_NVML_SIM, value: /driver-root/machines.toml}, {name: DIVVY_NVML_SIM_NODE, value: $node},
+      {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
+  local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
+      {name: driver-root, mountPath: /driver-root}"
+  cat << END
+apiVersion: v1
+kind: Pod
+metadata: {name: $(plugin_pod "$node"), namespace: kube-system}
+spec:
+  nodeName: $node
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 10
+  containers:
+  - name: nvidia-device-plugin
+    $container
+    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --nvidia-driver-root=$2, --mps-root=$files/mps]
+    env: [$env, {name: DIVVY_NVML_SIM_CONTROL, value: $CLUSTER_DIR/$node/nvml.sock}]
+    volumeMounts: [$mounts, {name: plugins, mountPath: /var/lib/kubelet/device-plugins}, {name: cdi, mountPath: /var/run/cdi}]
+END
+  [ "$3" = alone ] || cat << END
+  - name: mps-control-daemon
+    $container
+    command: [/usr/bin/mps-control-daemon]
+    args: [--config-file=$files/config.yaml]
+    env: [$env, {name: PATH, value: "$files/bin:/usr/bin:/bin"}]
+    volumeMounts: [$mounts, {name: bin, mountPath: /bin}, {name: lib, mountPath: /lib}, {name: lib64, mountPath: /lib64}]
+END
+  cat << END
+  volumes:
+  - {name: cluster, hostPath: {path: $CLUSTER_DIR}}
+  - {name: mps, hostPath: {path: $files/mps}}
+  - {name: driver-root, hostPath: {path: $2}}
+  - {name: plugins, hostPath: {path: /var/lib/kubelet/device-plugins}}
+  - {name: cdi, hostPath: {path: /run/cdi}}
+  - {name: bin, hostPath: {path: /bin}}
+  - {name: lib, hostPath: {path: /lib}}
+  - {name: lib64, hostPath: {path: /lib64}}
+END
+}
+
+run_plugin() { # NODE alone|with-mps|off
+  local node=$1
+  is_installed || die "nvidia-device-plugin runs from the image; install Divvy with cargo xtask cluster install"
+  # shellcheck disable=SC1091
+  . "$CLUSTER_DIR/divvy.settings"
+  if [ "$2" = off ]; then
+    kube delete pod -n kube-system "$(plugin_pod "$node")" --wait --timeout=60s > /dev/null
+    kube label node "$node" gpushare=true --overwrite > /dev/null
+    wait_for "$node: GPUs in its allocatable" 60 - has_units "$node" > /dev/null
+    return
+  fi
+  kube label node "$node" gpushare- > /dev/null
+  wait_for "$node: Divvy's pods are gone" 60 - no_programs_of_divvy "$node" > /dev/null
+  mkdir -p "$CLUSTER_DIR/$node/nvidia/mps/shm"
+  plugin_manifest "$node" "$(simulated_driver_root "$node" "$MACHINES")" "$2" | kube create -f - > /dev/null
+  [ "$2" = alone ] || wait_for "$node: mps-control-daemon serves" 60 - serves "$node.mps-control-daemon" > /dev/null
+  wait_for "$node: nvidia-device-plugin is registered" 60 - serves "$node.nvidia-device-plugin" > /dev/null
+}
+
 no_agent_pod() { [ -z "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent --field-selector "spec.nodeName=$1" -o name)" ]; }
 no_extender_pod() { [ -z "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=extender -o name)" ]; }
 
@@ -48,6 +132,7 @@ start_parts() {
   for name in "$@"; do
     case $(is_installed && echo pod)-$name in
       pod-*.agent) kube label node "${name%.agent}" gpushare=true --overwrite > /dev/null ;;
+      *.nvidia-device-plugin | *.mps-control-daemon) wait_for "$name: serves" 60 - serves "$name" > /dev/null ;;
       pod-divvy-extender)
         [ ! -e "$replicas" ] || kube scale deployment -n $NAMESPACE divvy-extender --replicas "$(cat "$replicas")" > /dev/null
         rm -f "$replicas"
@@ -132,14 +217,16 @@ change_unit() {
 }
 
 mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
-  # Nothing can be created in the kernel's own /proc/driver.
+  # Nothing can be created in the kernel's own /proc/driver. The programs under NVIDIA's names have a driver's root of their own.
   in_node "$1" bash -euc '
     mountpoint -q /proc/driver || mount -t tmpfs tmpfs /proc/driver
-    cd /proc/driver; mkdir -p nvidia-caps nvidia/capabilities /dev/nvidia-caps
-    for directory in $2; do mkdir -p "nvidia/capabilities/$directory"; done
-    printf %s "$1" > nvidia-caps/mig-minors
-    for minor in $3; do [ -e "/dev/nvidia-caps/nvidia-cap$minor" ] || mknod -m 666 "/dev/nvidia-caps/nvidia-cap$minor" c 510 "$minor"; done' \
-    mig "$2" "$3" "$4"
+    for root in "" "$4"; do
+      [ -z "$root" ] || [ -d "$root" ] || continue
+      mkdir -p "$root"/proc/driver/nvidia-caps "$root"/proc/driver/nvidia/capabilities "$root"/dev/nvidia-caps
+      for directory in $2; do mkdir -p "$root/proc/driver/nvidia/capabilities/$directory"; done
+      printf %s "$1" > "$root/proc/driver/nvidia-caps/mig-minors"
+      for minor in $3; do [ -e "$root/dev/nvidia-caps/nvidia-cap$minor" ] || mknod -m 666 "$root/dev/nvidia-caps/nvidia-cap$minor" c 510 "$minor"; done
+    done' mig "$2" "$3" "$4" "$CLUSTER_DIR/$1/driver-root"
 }
 
 offer_whole() {
@@ -169,6 +256,7 @@ case $command in
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
   whole) [ $# = 1 ] || usage; offer_whole "$1" ;;
+  plugin) [ $# = 2 ] || usage; run_plugin "$@" ;;
   mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;
   *) usage ;;

@@ -17,13 +17,14 @@ mod mps;
 mod node_feature;
 mod plugin;
 mod reload;
+mod surroundings;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
+use divvy_hardware::client::{Probe, ProbeClient, Spawn, Update};
 use divvy_hardware::nvidia::has_library;
 use divvy_hardware::{Code, Failure, Snapshot};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
@@ -43,54 +44,8 @@ pub use self::mps::{Mps, mps_control_daemon};
 pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
+pub use self::surroundings::{Pace, Surroundings};
 use crate::Error;
-
-/// The directory of the plugins' sockets. As with NVIDIA's plugin, `--kubelet-socket` does not change it.
-const SOCKETS: &str = "/var/lib/kubelet/device-plugins";
-
-/// The paths that the plugin uses on its node.
-#[derive(Debug, Clone)]
-pub struct Surroundings {
-    /// The program `divvy-probe`.
-    pub probe: PathBuf,
-    /// A private directory for the probe's socket.
-    pub probe_dir: PathBuf,
-    /// The directory of the plugins' sockets.
-    pub sockets: PathBuf,
-    /// The directory for CDI specs.
-    pub cdi_dir: PathBuf,
-    /// The root directory that contains `/dev`.
-    pub root: PathBuf,
-    /// Where MPS is.
-    pub mps: Mps,
-}
-
-impl Surroundings {
-    /// Return the paths for a program that runs in a pod. `divvy-probe` is in the directory of this program.
-    ///
-    /// # Errors
-    /// Fails if the program cannot find its own path, or cannot create the directory for temporary files.
-    pub fn of_pod() -> Result<Surroundings, Error> {
-        let own = std::env::current_exe().map_err(|error| Error::Ended {
-            part: "the search for divvy-probe",
-            text: error.to_string(),
-        })?;
-        // The image has no directory for temporary files.
-        let temporary = std::env::temp_dir();
-        std::fs::create_dir_all(&temporary).map_err(|error| Error::Ended {
-            part: "the directory for temporary files",
-            text: format!("{}: {error}", temporary.display()),
-        })?;
-        Ok(Surroundings {
-            probe: own.with_file_name("divvy-probe"),
-            probe_dir: temporary.join(format!("divvy-nvidia-{}", std::process::id())),
-            sockets: SOCKETS.into(),
-            cdi_dir: "/var/run/cdi".into(),
-            root: "/".into(),
-            mps: Mps::of_pod(),
-        })
-    }
-}
 
 /// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes the plugin
 /// start over.
@@ -134,7 +89,7 @@ pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: Can
 async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
     check(config)?;
     let mut node = Node::new(config, surroundings, stop);
-    let mut client = ProbeClient::start(probe(config, surroundings), Timing::default());
+    let mut client = ProbeClient::start(probe(config, surroundings), surroundings.pace.timing());
     loop {
         let update = tokio::select! {
             () = stop.cancelled() => break,
@@ -197,7 +152,7 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Probe {
         program: surroundings.probe.clone(),
         nvml_library: None,
         driver_root: has_library(&mounted).then_some(mounted),
-        sys_root: None,
+        sys_root: (surroundings.root != Path::new("/")).then(|| surroundings.root.clone()),
         env: Vec::new(),
         watchdog: None,
         dir: surroundings.probe_dir.clone(),
@@ -230,7 +185,7 @@ struct Running {
 
 impl<'c> Node<'c> {
     fn new(config: &'c Config, surroundings: &'c Surroundings, stop: &CancellationToken) -> Node<'c> {
-        let (health, unknown) = Health::new(config);
+        let (health, unknown) = Health::new(config, surroundings.pace.recovery);
         for word in unknown {
             warn!("DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS contains {word:?}, which is neither an XID nor \"all\"");
         }

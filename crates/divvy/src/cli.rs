@@ -548,6 +548,9 @@ Examples:
   divvy demo --nodes my-nodes.toml --keep
   divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
   divvy demo --scenario mig         a GPU is divided by MIG, and its parts are shared
+  divvy demo --scenario time-slicing | mig-strategies | mps
+                                    the modes of nvidia-device-plugin, which is Divvy under NVIDIA's name
+  divvy demo --scenario migration   two nodes move from nvidia-device-plugin to the agent, and one back
   divvy demo -o json | jq -r .text  print the text of every step
 
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
@@ -555,7 +558,8 @@ scheduler, the kubelets, the container runtime, and the NVML library are simulat
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
-    /// The scenario to play: tutorial, tour, vendors, whole, or mig [default: tour; with --nodes, none]
+    /// The scenario to play: tutorial, tour, vendors, whole, mig, time-slicing, mig-strategies, mps, or migration [default: tour; with --nodes,
+    /// none]
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<String>,
     /// Simulate the nodes of this machine description (TOML)

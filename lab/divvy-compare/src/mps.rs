@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use divvy_testkit::mps::{CALLS, install};
+use divvy_testkit::mps::{calls, install};
 use serde_json::{Value, json};
 
 /// The files that a resource's daemon has, and those of all daemons.
@@ -71,17 +71,13 @@ fn control(scene: &Path, arguments: &[&str], input: &str) -> Result<()> {
     Ok(())
 }
 
-/// Return the calls of the driver's programs so far, and the files that exist. Divvy reads limits back, so questions are left out.
+/// Return the calls of the driver's programs so far, and the files that exist.
 pub(crate) fn state(scene: &Path) -> Result<Value> {
-    let text = match std::fs::read_to_string(scene.join("bin").join(CALLS)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-        text => text?,
-    };
-    let mut calls: Vec<&str> = text.lines().filter(|line| !line.starts_with("control get_")).collect();
+    let mut calls = calls(&scene.join("bin"))?;
     // NVIDIA's program goes through the GPUs in random order.
     calls
         .chunk_by_mut(|a, b| kind(a) == kind(b))
-        .for_each(<[&str]>::sort_unstable);
+        .for_each(<[String]>::sort_unstable);
     let files = FILES.iter().filter(|name| scene.join("mps").join(name).exists());
     Ok(json!({"calls": calls, "files": files.collect::<Vec<_>>()}))
 }

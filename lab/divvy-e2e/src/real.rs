@@ -13,7 +13,7 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
-use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Report, Witness};
+use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Plugin, Report, Witness};
 use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
@@ -60,6 +60,11 @@ impl Real {
         })
     }
 
+    /// Return the directory of the files for the programs under NVIDIA's names on a node.
+    fn nvidia_directory(&self, node: &str) -> PathBuf {
+        self.directory.join(node).join("nvidia")
+    }
+
     async fn part(&self, args: &[&str]) -> io::Result<()> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../e2e/program.sh");
         let output = Command::new("bash")
@@ -102,6 +107,8 @@ fn name_of(part: Part<'_>) -> String {
         Part::Scheduler => "kube-scheduler".to_owned(),
         Part::Extender => "divvy-extender".to_owned(),
         Part::Agent(node) => format!("{node}.agent"),
+        Part::Plugin(node) => format!("{node}.nvidia-device-plugin"),
+        Part::MpsControlDaemon(node) => format!("{node}.mps-control-daemon"),
         Part::Kubelet(node) => format!("{node}.kubelet"),
         Part::Runtime(node) => format!("{node}.containerd"),
     }
@@ -172,6 +179,36 @@ impl Cluster for Real {
         let (directories, nodes) = (files.directories.join(" "), nodes.join(" "));
         self.part(&["mig-files", node, &files.minors, &directories, &nodes]).await?;
         simulated_driver::divide(&self.directory.join(node).join("nvml.sock"), gpu, profiles).await
+    }
+
+    async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
+        let directory = self.nvidia_directory(node);
+        let (config, new) = (directory.join("config.yaml"), directory.join("config.new"));
+        let runs = config.exists();
+        let Some(plugin) = plugin else {
+            if !runs {
+                return Ok(());
+            }
+            self.part(&["plugin", node, "off"]).await?;
+            return std::fs::remove_file(config);
+        };
+        std::fs::create_dir_all(directory.join("bin"))?;
+        std::fs::write(&new, plugin.config)?;
+        std::fs::rename(&new, &config)?;
+        if runs {
+            return Ok(());
+        }
+        divvy_testkit::mps::install(&directory.join("bin"))?;
+        let programs = if plugin.with_mps { "with-mps" } else { "alone" };
+        self.part(&["plugin", node, programs]).await
+    }
+
+    fn has_plugin(&self) -> bool {
+        self.agents_are_pods()
+    }
+
+    fn mps_calls(&self, node: &str) -> io::Result<Vec<String>> {
+        divvy_testkit::mps::calls(&self.nvidia_directory(node).join("bin"))
     }
 
     fn agents_are_pods(&self) -> bool {

@@ -31,8 +31,8 @@ pub(crate) struct Sum {
     failures: u64,
     /// The scenes in which a check failed or that could not go on.
     failed: Vec<&'static str>,
-    /// The scenes for which this cluster has no machine.
-    skipped: Vec<&'static str>,
+    /// The scenes that this cluster cannot play, with the reason.
+    skipped: Vec<(&'static str, &'static str)>,
     time: Duration,
 }
 
@@ -43,14 +43,14 @@ impl Sum {
 
     /// Return the scenes that were not played, with the reason.
     pub(crate) fn skips(&self) -> impl Iterator<Item = (String, &'static str)> {
-        let name = |scene: &&str| (format!("{}: scene {scene}", self.cluster), "this cluster has no second node");
-        self.skipped.iter().map(name)
+        let named = |(scene, reason): &(&str, &'static str)| (format!("{}: scene {scene}", self.cluster), *reason);
+        self.skipped.iter().map(named)
     }
 
     fn add(&mut self, scene: Scene, outcome: &Outcome) {
         let name = scene.about().0;
         match outcome {
-            Outcome::Skipped => self.skipped.push(name),
+            Outcome::Skipped(reason) => self.skipped.push((name, reason)),
             Outcome::Played { checks, failures, ended } => {
                 self.scenes += 1;
                 self.checks += checks;
@@ -73,8 +73,8 @@ impl fmt::Display for Sum {
             self.scenes,
             self.time.as_secs()
         )?;
-        if !self.skipped.is_empty() {
-            write!(f, "; SKIPPED because there is no second node: {}", self.skipped.join(", "))?;
+        for (scene, reason) in &self.skipped {
+            write!(f, "; SKIPPED {scene}: {reason}")?;
         }
         if !self.failed.is_empty() {
             write!(f, "; FAILED: {}", self.failed.join(", "))?;
@@ -84,7 +84,7 @@ impl fmt::Display for Sum {
 }
 
 enum Outcome {
-    Skipped,
+    Skipped(&'static str),
     Played { checks: u64, failures: u64, ended: bool },
 }
 
@@ -151,7 +151,7 @@ impl Leg {
                     }
                     ended
                 }
-                Outcome::Skipped => true,
+                Outcome::Skipped(_) => true,
             };
             // A scene that could not go on may have left anything behind, so the results of later scenes would mean nothing.
             if !ended {
@@ -164,7 +164,10 @@ impl Leg {
 
     async fn play<C: Cluster>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> Outcome {
         if scene.needs().iter().any(|machine| cluster.node_of(*machine).is_none()) {
-            return Outcome::Skipped;
+            return Outcome::Skipped("this cluster has no second node");
+        }
+        if scene.runs_plugin() && !cluster.has_plugin() {
+            return Outcome::Skipped("this cluster was not installed from Divvy's image; run: cargo xtask cluster install");
         }
         let mut play = Play::new(cluster, teller, Duration::ZERO);
         let result = scene.play(&mut play, self.churn).await;

@@ -1,5 +1,7 @@
 //! The embedded cluster: a simulated API server, scheduler, and nodes in this process, with Divvy's real programs as child processes.
 
+mod plugin;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -15,12 +17,13 @@ use tokio::net::TcpStream;
 use tokio::process::Command;
 use tokio::time::Instant;
 
+use self::plugin::Nvidia;
 use crate::api::{ApiServer, Clock, Listening, Options};
 use crate::controllers::Controllers;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
-use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Report, Witness, mounts_of_drivers};
+use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Plugin, Report, Witness, mounts_of_drivers};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::simulated_driver;
 
@@ -95,6 +98,8 @@ impl std::fmt::Debug for Embedded {
 struct EmbeddedNode {
     node: Node,
     agent: Option<Program>,
+    /// The programs under NVIDIA's names, if they run in place of the agent.
+    nvidia: Option<Nvidia>,
 }
 
 impl Embedded {
@@ -197,7 +202,14 @@ impl Embedded {
             simulated_driver::install(&node.paths().sys_root, &machine.driver)?;
         }
         divvy_amd_sim::install(&node.paths().sys_root, &machine.amd)?;
-        self.nodes.insert(name.to_owned(), EmbeddedNode { node, agent: None });
+        self.nodes.insert(
+            name.to_owned(),
+            EmbeddedNode {
+                node,
+                agent: None,
+                nvidia: None,
+            },
+        );
         match machine.has_gpus() {
             true => self.start_agent(name).await,
             false => Ok(()),
@@ -310,7 +322,12 @@ impl Embedded {
 
     /// Replace the agents by new ones, node by node.
     async fn roll_agents(&mut self) -> io::Result<()> {
-        let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
+        let nodes: Vec<String> = self
+            .nodes
+            .keys()
+            .filter(|name| self.has_gpus(name) && !self.runs_nvidia(name))
+            .cloned()
+            .collect();
         for node in nodes {
             self.stop_agent(&node).await?;
             self.start_agent(&node).await?;
@@ -393,6 +410,11 @@ impl Embedded {
 
     /// End everything in order and remove the directory.
     pub async fn shutdown(mut self) {
+        for name in self.nodes.keys().cloned().collect::<Vec<_>>() {
+            if let Err(error) = self.end_nvidia(&name).await {
+                tracing::warn!(%error, "a program under NVIDIA's name did not stop");
+            }
+        }
         for node in self.nodes.values_mut() {
             if let Some(agent) = &mut node.agent
                 && let Err(error) = agent.stop().await
@@ -504,6 +526,26 @@ impl Cluster for Embedded {
         simulated_driver::divide(&self.nvml(node), gpu, profiles).await
     }
 
+    async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
+        match plugin {
+            Some(plugin) => self.start_nvidia(node, plugin).await,
+            None if !self.runs_nvidia(node) => Ok(()),
+            None => {
+                self.end_nvidia(node).await?;
+                self.start_agent(node).await?;
+                self.registered(node).await
+            }
+        }
+    }
+
+    fn has_plugin(&self) -> bool {
+        true
+    }
+
+    fn mps_calls(&self, node: &str) -> io::Result<Vec<String>> {
+        divvy_testkit::mps::calls(&self.nvidia_directory(node).join("bin"))
+    }
+
     fn agents_are_pods(&self) -> bool {
         false
     }
@@ -525,6 +567,8 @@ impl Cluster for Embedded {
             Part::Agent(node) => {
                 self.stop_agent(node).await?;
             }
+            Part::Plugin(node) => self.stop_plugin(node, end).await?,
+            Part::MpsControlDaemon(node) => self.stop_mps(node, end).await?,
             Part::Kubelet(node) => self.node(node)?.stop_kubelet(hard).await,
             Part::Runtime(node) => self.node(node)?.set_runtime_away(true),
         }
@@ -541,6 +585,8 @@ impl Cluster for Embedded {
             Part::Extender if self.extender.ended()? => self.start_extender().await?,
             Part::Agent(node) if self.agent_pid(node).is_none() => self.start_agent(node).await?,
             Part::Scheduler | Part::Extender | Part::Agent(_) => {}
+            Part::Plugin(node) => self.start_plugin(node).await?,
+            Part::MpsControlDaemon(node) => self.start_mps(node).await?,
             Part::Kubelet(node) => self.node(node)?.start_kubelet().await.map_err(io::Error::other)?,
             Part::Runtime(node) => self.node(node)?.set_runtime_away(false),
         }

@@ -107,7 +107,7 @@ impl Program {
         self.child.kill().await
     }
 
-    /// Send SIGTERM, then SIGKILL if the program has not ended after two seconds. Report whether it ended on its own with status 0.
+    /// Send SIGTERM, then SIGKILL if the program has not ended after five seconds. Report whether it ended on its own with status 0.
     pub async fn stop(&mut self) -> io::Result<bool> {
         if let Some(pid) = self
             .child
@@ -118,7 +118,7 @@ impl Program {
             // The program may have ended in the meantime.
             let _ = kill_process(pid, Signal::TERM);
         }
-        match tokio::time::timeout(Duration::from_secs(2), self.child.wait()).await {
+        match tokio::time::timeout(Duration::from_secs(5), self.child.wait()).await {
             Ok(status) => Ok(status?.success()),
             Err(_) => {
                 self.child.kill().await?;

@@ -35,7 +35,7 @@ pub struct Report {
     pub env: std::collections::BTreeMap<String, String>,
     /// The device nodes of GPUs and drivers in the container, sorted.
     pub devices: Vec<String>,
-    /// The mount points of driver files, sorted: all mounts below `/usr`, where nothing but the driver's files is mounted.
+    /// The mount points of driver files, sorted: all mounts below `/usr`, where nothing but the driver's files is mounted, and below `/mps`.
     pub mounts: Vec<String>,
     /// Whether the container is running now.
     pub running: bool,
@@ -43,7 +43,8 @@ pub struct Report {
 
 /// Return the mount points of a container that belong in a [`Report`], sorted.
 pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
-    let mut below: Vec<String> = mount_points.filter(|path| path.starts_with("/usr/")).collect();
+    let of_driver = |path: &String| path.starts_with("/usr/") || path.starts_with("/mps/");
+    let mut below: Vec<String> = mount_points.filter(of_driver).collect();
     below.sort();
     below
 }
@@ -110,10 +111,23 @@ pub enum Part<'a> {
     Extender,
     /// `divvy agent` on this node, and its probe.
     Agent(&'a str),
+    /// `nvidia-device-plugin` on this node, after [`Cluster::run_plugin`]. It starts with the configuration that it had.
+    Plugin(&'a str),
+    /// `mps-control-daemon` on this node, after [`Cluster::run_plugin`].
+    MpsControlDaemon(&'a str),
     /// The kubelet of this node. Containers keep running without it.
     Kubelet(&'a str),
     /// containerd on this node. Containers keep running without it.
     Runtime(&'a str),
+}
+
+/// What runs in place of `divvy agent` on a node: Divvy's program under the name of NVIDIA's device plugin.
+#[derive(Debug, Clone, Copy)]
+pub struct Plugin<'a> {
+    /// The text of NVIDIA's configuration file.
+    pub config: &'a str,
+    /// Whether `mps-control-daemon` runs as well, with the same configuration.
+    pub with_mps: bool,
 }
 
 /// How a program is ended.
@@ -144,7 +158,15 @@ pub trait Cluster {
     /// Divide GPU `gpu` into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), or switch MIG off. No other GPU of the node is
     /// divided.
     fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;
-    /// Report whether agents run as pods. If so, an agent cannot start before its kubelet, and the kubelet restarts an agent that is killed.
+    /// Run `nvidia-device-plugin` on a node in place of the agent, and return when the kubelet knows its resources; or, with `None`, the agent
+    /// again, and return when the kubelet knows its resources. If the node already runs `nvidia-device-plugin`, only the content of its
+    /// configuration file changes, and the call returns at once. `None` does nothing where the agent runs.
+    fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> impl Future<Output = io::Result<()>>;
+    /// Report whether [`run_plugin`](Self::run_plugin) is possible. On a real cluster, only Divvy's image has the program.
+    fn has_plugin(&self) -> bool;
+    /// Return what the driver's programs for MPS were told on a node, one call a line, without the questions.
+    fn mps_calls(&self, node: &str) -> io::Result<Vec<String>>;
+    /// Report whether agents, and the programs under NVIDIA's names, run as pods. If so, an agent cannot start before its kubelet, and the kubelet restarts an agent that is killed.
     fn agents_are_pods(&self) -> bool;
     /// End a program, which stays down until [`start`](Self::start) (but see [`agents_are_pods`](Self::agents_are_pods)). Do nothing if
     /// it has already ended.
@@ -185,11 +207,19 @@ pub enum Scenario {
     Whole,
     /// Shares of MIG devices.
     Mig,
+    /// The replicas of GPUs that `nvidia-device-plugin` offers.
+    TimeSlicing,
+    /// MIG devices that `nvidia-device-plugin` offers.
+    MigStrategies,
+    /// GPUs that `nvidia-device-plugin` shares through MPS.
+    Mps,
+    /// A cluster that moves from `nvidia-device-plugin` to the agent and back.
+    Migration,
 }
 
 impl Scenario {
     /// Every scenario with its name and a one-line description.
-    pub const ALL: [(Scenario, &'static str, &'static str); 5] = [
+    pub const ALL: [(Scenario, &'static str, &'static str); 9] = [
         (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
         (
             Scenario::Tour,
@@ -207,6 +237,26 @@ impl Scenario {
             "whole NVIDIA GPUs (nvidia.com/gpu) and shares on one node",
         ),
         (Scenario::Mig, "mig", "a GPU is divided by MIG, and its parts are shared"),
+        (
+            Scenario::TimeSlicing,
+            "time-slicing",
+            "nvidia-device-plugin: pods share GPUs in turn while a GPU fails and the configuration changes",
+        ),
+        (
+            Scenario::MigStrategies,
+            "mig-strategies",
+            "nvidia-device-plugin: MIG devices as resources of their own, divided again while it runs",
+        ),
+        (
+            Scenario::Mps,
+            "mps",
+            "nvidia-device-plugin and mps-control-daemon: pods share a GPU at the same time, with limits",
+        ),
+        (
+            Scenario::Migration,
+            "migration",
+            "two nodes move from nvidia-device-plugin to the agent, and one back, while pods run",
+        ),
     ];
 
     /// Return the scenario with this name.
@@ -228,6 +278,10 @@ impl Scenario {
             Scenario::Vendors => suite::vendors(play).await,
             Scenario::Whole => suite::whole(play).await,
             Scenario::Mig => suite::mig(play).await,
+            Scenario::TimeSlicing => suite::time_slicing(play).await,
+            Scenario::MigStrategies => suite::mig_strategies(play).await,
+            Scenario::Mps => suite::mps(play).await,
+            Scenario::Migration => suite::migration(play).await,
         }
     }
 }

@@ -64,10 +64,15 @@ pub fn names(directory: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
-/// Return the names of the grants' specs in a CDI directory. The agent's spec of the driver is omitted because it belongs to no grant.
+/// Return the names of the grants' specs in a CDI directory. The specs of the driver, the agent's and that of `nvidia-device-plugin`, are
+/// omitted because they belong to no grant.
 pub fn grant_specs(directory: &Path) -> io::Result<Vec<String>> {
     let mut found = names(directory)?;
-    found.retain(|name| !name.starts_with("divvy.dev-driver_"));
+    found.retain(|name| {
+        !["divvy.dev-driver_", "k8s.device-plugin.nvidia.com-"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    });
     Ok(found)
 }
 

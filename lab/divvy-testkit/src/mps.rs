@@ -24,3 +24,16 @@ pub fn install(directory: &Path) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Return the recorded calls, one a line. Questions are left out: how often a limit is read back does not matter.
+///
+/// # Errors
+/// The error is the system's, except that no call has been recorded.
+pub fn calls(directory: &Path) -> io::Result<Vec<String>> {
+    let text = match std::fs::read_to_string(directory.join(CALLS)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        text => text?,
+    };
+    let calls = text.lines().filter(|line| !line.starts_with("control get_"));
+    Ok(calls.map(str::to_owned).collect())
+}

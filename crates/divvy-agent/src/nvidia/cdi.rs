@@ -191,7 +191,8 @@ mod tests {
             sockets: at("sockets"),
             cdi_dir: at("cdi"),
             root: at("root"),
-            mps: crate::nvidia::Mps::of_pod(),
+            mps: crate::nvidia::Mps::below(&at("root")),
+            pace: crate::nvidia::Pace::default(),
         };
         let mut specs = Specs::default();
         let mut update = || specs.update(&config, &surroundings, &Facts::default());

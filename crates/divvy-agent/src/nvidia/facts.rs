@@ -123,6 +123,8 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use divvy_hardware::{SNAPSHOT_VERSION, Unreadable};
     use divvy_model::MigDevice;
     use divvy_nvidia_config::{Environment, Invocation, Program};
@@ -157,7 +159,7 @@ mod tests {
     fn uuids(facts: &Facts) -> Vec<String> {
         let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
         let (config, _) = invocation.config(None).expect("the defaults");
-        let machine = facts.machine(&Health::new(&config).0, &config, Path::new("/nonexistent"));
+        let machine = facts.machine(&Health::new(&config, Duration::ZERO).0, &config, Path::new("/nonexistent"));
         machine.gpus.into_iter().map(|gpu| gpu.uuid).collect()
     }
 

@@ -1,5 +1,7 @@
 //! The health of GPUs and MIG devices.
 
+use std::time::Duration;
+
 use divvy_hardware::health::{Settings, Tracker};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
@@ -23,13 +25,15 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Create the health checks of a configuration. Also return the words of the configuration that are not understood.
-    pub(super) fn new(config: &Config) -> (Health, Vec<String>) {
+    /// Create the health checks of a configuration. A device that failed is healthy again after `recovery` without a new error. Also return
+    /// the words of the configuration that are not understood.
+    pub(super) fn new(config: &Config, recovery: Duration) -> (Health, Vec<String>) {
+        let settings = settings(recovery);
         let (checks, unknown) = HealthChecks::parse(&config.plugin.disabled_health_checks, &config.plugin.enabled_health_checks);
         let health = Health {
             checks,
-            gpus: Tracker::new(Settings::default()),
-            mig_devices: Tracker::new(Settings::default()),
+            gpus: Tracker::new(settings),
+            mig_devices: Tracker::new(settings),
             silent_since: None,
             is_silent: false,
         };
@@ -102,6 +106,15 @@ impl Health {
     }
 }
 
+fn settings(recovery: Duration) -> Settings {
+    let wait_ms = u64::try_from(recovery.as_millis()).unwrap_or(u64::MAX);
+    Settings {
+        wait_ms,
+        longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
+        ..Settings::default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -114,7 +127,7 @@ mod tests {
 
     fn health() -> Health {
         let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
-        Health::new(&invocation.config(None).expect("the defaults").0).0
+        Health::new(&invocation.config(None).expect("the defaults").0, Duration::from_secs(30)).0
     }
 
     fn snapshot() -> Snapshot {

@@ -9,6 +9,7 @@ use tracing::warn;
 
 use super::labels::label;
 use super::node_feature::ClusterOptions;
+use super::surroundings::other_root;
 use super::{Loaded, Source, Surroundings, device_plugin, manage_config, mps, mps_control_daemon};
 use crate::Error;
 
@@ -44,9 +45,9 @@ pub fn main(program: Program) -> ExitCode {
 
 async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
     if invocation.is_mount_shm() {
-        return mps::mount_shm(&mps::Mps::of_pod().shm(), Path::new("/proc"));
+        return mps::mount_shm(&mps::Mps::below(Path::new("/")).shm(), Path::new("/proc"));
     }
-    let stop = divvy_program::until_stopped(false).map_err(|error| Error::Ended {
+    let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {
         part: "the wait for signals",
         text: error.to_string(),
     })?;

@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_hardware::client::{ProbeClient, Timing, Update};
+use divvy_hardware::client::{ProbeClient, Update};
 use divvy_hardware::{Code, Failure};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, Intervals, READY, STARTED, changes, daemons, left_over};
@@ -57,11 +57,11 @@ pub struct Mps {
 }
 
 impl Mps {
-    /// Return the settings for a program that runs in a pod.
-    pub(super) fn of_pod() -> Mps {
+    /// Return the settings for a program that runs in a pod and finds the node's files below this root.
+    pub(super) fn below(root: &Path) -> Mps {
         Mps {
-            root: "/mps".into(),
-            system: "/".into(),
+            root: root.join("mps"),
+            system: root.to_owned(),
             path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
             deadline: Duration::from_secs(10),
             end_limit: Duration::from_secs(25),
@@ -97,7 +97,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     let mut config = load(&source).map_err(Error::Plugin)?;
     let mut node = Node::new(&surroundings)?;
     let mut spawn = probe(&config, &surroundings);
-    let mut client = ProbeClient::start(spawn.clone(), Timing::default());
+    let mut client = ProbeClient::start(spawn.clone(), surroundings.pace.timing());
     let ended = loop {
         let turn = async {
             tokio::select! {
@@ -109,7 +109,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
                         config = next;
                         let wanted = probe(&config, &surroundings);
                         if wanted != spawn {
-                            client = ProbeClient::start(wanted.clone(), Timing::default());
+                            client = ProbeClient::start(wanted.clone(), surroundings.pace.timing());
                             spawn = wanted;
                         }
                         node.reconcile(&config).await
@@ -279,7 +279,7 @@ impl Node {
             };
             Error::Plugin(format!("error getting daemons: {within}{error}"))
         };
-        let machine = self.facts.machine(&Health::new(config).0, config, &self.root);
+        let machine = self.facts.machine(&Health::new(config, Duration::ZERO).0, config, &self.root);
         let offered = offer(config, &machine);
         self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
         let (resources, mut said) = match offered {
@@ -434,6 +434,7 @@ mod tests {
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
     use super::*;
+    use crate::nvidia::Pace;
 
     fn config(arguments: &[&str], text: &str) -> Config {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
@@ -455,8 +456,9 @@ mod tests {
                 root: at("root"),
                 mps: Mps {
                     root: at("mps"),
-                    ..Mps::of_pod()
+                    ..Mps::below(Path::new("/"))
                 },
+                pace: Pace::default(),
             };
             let mut node = Node::new(&surroundings).expect("a node");
             let gpu = GpuFacts {

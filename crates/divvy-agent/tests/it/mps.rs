@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use divvy_agent::Error;
-use divvy_agent::nvidia::{Loaded, Mps, Source, Surroundings, device_plugin, mps_control_daemon};
+use divvy_agent::nvidia::{Loaded, Mps, Pace, Source, Surroundings, device_plugin, mps_control_daemon};
 use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_nvidia_plugin::mps::Intervals;
 use divvy_testbed::api::{ApiServer, Options};
 use divvy_testbed::node::{Node, NodeSpec};
 use divvy_testbed::simulated_driver::ask;
-use divvy_testkit::mps::{CALLS, install};
+use divvy_testkit::mps::{CALLS, calls, install};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::json;
 use tempfile::TempDir;
@@ -91,6 +91,7 @@ impl Bed {
                     backoff: 50,
                 },
             },
+            pace: Pace::default(),
         };
         let bed = Bed { directory, surroundings };
         bed.describe(models, "");
@@ -147,10 +148,9 @@ impl Bed {
 
     /// Return the recorded calls, except questions, in short words.
     fn calls(&self) -> Vec<String> {
-        let text = std::fs::read_to_string(self.at("bin").join(CALLS)).unwrap_or_default();
         let root = self.at("mps").display().to_string();
-        let lines = text.lines().filter(|line| !line.starts_with("control get_"));
-        lines.map(|line| line.replace(&root, "/mps")).collect()
+        let calls = calls(&self.at("bin")).expect("readable");
+        calls.iter().map(|line| line.replace(&root, "/mps")).collect()
     }
 
     fn count(&self, part: &str) -> usize {

@@ -51,8 +51,9 @@ pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
 /// found as well.
 const PROFILES: u32 = 32;
 
-/// Return what a MIG device consists of. `device` is its GPU, and `gi` the number of its GPU instance.
-pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32) -> Result<MigParts, NvmlError> {
+/// Return what a MIG device consists of. `device` is its GPU, and `gi` the number of its GPU instance. `known` is what a device with the same
+/// UUID consisted of: if nothing else has changed, it has the same profile, which takes up to 64 calls to find.
+pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32, known: Option<MigParts>) -> Result<MigParts, NvmlError> {
     let attributes_of = nvml_sym(mig.nvml().lib().nvmlDeviceGetAttributes_v2.as_ref())?;
     let mut attributes = MaybeUninit::<sys::nvmlDeviceAttributes_t>::zeroed();
     // SAFETY: the handle belongs to this NVML, which `mig` borrows; `attributes` is valid for writes. All zeros are a valid
@@ -61,9 +62,8 @@ pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32) -> Resul
         nvml_try(attributes_of(mig.handle(), attributes.as_mut_ptr()))?;
         attributes.assume_init()
     };
-    Ok(MigParts {
-        // Without it, only the attributes in the profile's name are unknown.
-        gi_profile: gi_profile(device, gi).ok().flatten(),
+    let parts = MigParts {
+        gi_profile: known.and_then(|known| known.gi_profile),
         gi_slices: attributes.gpuInstanceSliceCount,
         ci_slices: attributes.computeInstanceSliceCount,
         memory: attributes.memorySizeMB,
@@ -73,6 +73,14 @@ pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32) -> Resul
         encoders: attributes.sharedEncoderCount,
         jpeg: attributes.sharedJpegCount,
         ofa: attributes.sharedOfaCount,
+    };
+    if known == Some(parts) {
+        return Ok(parts);
+    }
+    Ok(MigParts {
+        // Without it, only the attributes in the profile's name are unknown.
+        gi_profile: gi_profile(device, gi).ok().flatten(),
+        ..parts
     })
 }
 

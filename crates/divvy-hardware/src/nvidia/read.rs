@@ -171,8 +171,9 @@ fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<Mig, NvmlError> {
     Ok((Some(mode), devices))
 }
 
-/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. The parts of a device do not
-/// change, so they are not read again if they are in `known`.
+/// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. `known` are those that were read before. A
+/// device keeps its parts, but after the GPU was divided again, a UUID can belong to another device: the UUIDs of MIG devices have version 5, so
+/// they are computed from names.
 fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice>, NvmlError> {
     let mut found = Vec::new();
     for index in 0..device.mig_device_count()? {
@@ -194,7 +195,7 @@ fn mig_devices(device: &Device<'_>, known: &[MigDevice]) -> Result<Vec<MigDevice
             gi,
             ci,
             capabilities: None,
-            parts: known.or_else(|| ffi::mig_parts(device, &mig, gi).ok()),
+            parts: ffi::mig_parts(device, &mig, gi, known).ok().or(known),
         });
     }
     Ok(found)

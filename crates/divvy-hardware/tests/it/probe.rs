@@ -6,6 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use divvy_hardware::{Fabric, Snapshot};
+use divvy_model::{MiB, MigDevice};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -125,6 +126,26 @@ fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
         (&after["migDevices"], &after["error"]),
         (&before["migDevices"], &before["error"])
     );
+}
+
+/// The simulated driver gives the first MIG device of a GPU the same UUID in each division, as a driver may.
+#[test]
+fn a_mig_device_is_what_the_driver_says_now_although_its_uuid_belonged_to_another_one() {
+    let machine = Machine::new(DIVIDED);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let mut divide = |profiles: &[u32]| {
+        let device = |(gi, profile): (u32, &u32)| json!({"gpu_instance": gi, "compute_instance": 0, "profile": profile});
+        let devices: Vec<_> = (1..).zip(profiles).map(device).collect();
+        machine.control(&json!({"op": "mig", "gpu": 0, "devices": devices}));
+        let gpu = client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0].clone();
+        let devices: Vec<MigDevice> = serde_json::from_value(gpu["migDevices"].clone()).expect("MIG devices");
+        (devices[0].uuid.clone(), devices[0].profile(MiB(40960)))
+    };
+    let ((large_uuid, large), (tiny_uuid, tiny)) = (divide(&[2]), divide(&[0]));
+    assert_eq!(large_uuid, tiny_uuid);
+    assert_eq!((large.as_deref(), tiny.as_deref()), (Some("3g.20gb"), Some("1g.5gb")));
+    assert_eq!(divide(&[0]).1, tiny, "after another look as well");
 }
 
 #[test]

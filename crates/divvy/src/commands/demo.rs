@@ -59,7 +59,7 @@ fn chosen(args: &DemoArgs) -> anyhow::Result<Option<Scenario>> {
         Some(name) => Scenario::named(name).map(Some).ok_or_else(|| {
             let known: Vec<String> = Scenario::ALL
                 .iter()
-                .map(|(_, name, about)| format!("  {name:<10} {about}"))
+                .map(|(_, name, about)| format!("  {name:<14} {about}"))
                 .collect();
             anyhow::anyhow!("there is no scenario {name:?}; the scenarios are\n{}", known.join("\n"))
         }),

@@ -325,12 +325,6 @@ impl Bed {
             .expect("a GPU of its node")
     }
 
-    /// Return the UUIDs of a node's NVIDIA GPUs, by index.
-    pub(crate) fn uuids(&self, node: &str) -> Vec<String> {
-        let machine = self.cluster.machines().node(node).expect("a machine");
-        (0..machine.gpus.len()).map(|index| machine.gpu_uuid(index)).collect()
-    }
-
     /// Return the latest run of a container.
     pub(crate) fn container(&self, uid: &str, name: &str) -> Option<ContainerView> {
         let containers = self.nodes.iter().flat_map(|node| self.node(node).containers());

@@ -21,7 +21,6 @@ mod hostile;
 mod invariants;
 mod kubelet_cases;
 mod labels;
-mod migration;
 mod outside;
 mod races;
 mod replicas;

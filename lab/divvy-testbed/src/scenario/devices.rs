@@ -10,6 +10,19 @@ pub(super) fn is_gpu(path: &str) -> bool {
     index.is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// Return the device nodes of GPUs in the containers.
+pub(super) fn gpus(reports: &[Report]) -> Vec<String> {
+    let devices = reports.iter().flat_map(|report| &report.devices);
+    devices.filter(|path| is_gpu(path)).cloned().collect()
+}
+
+/// Return the device nodes that give access to GPUs or to MIG devices.
+pub(super) fn gpus_and_parts(reports: &[Report]) -> Vec<&str> {
+    let all = reports.iter().flat_map(|report| &report.devices).map(String::as_str);
+    all.filter(|path| path.starts_with("/dev/nvidia-caps/") || is_gpu(path))
+        .collect()
+}
+
 /// Check that a container sees its own GPU and no other, even if its own environment variables ask for more.
 pub(super) fn check_own_gpu<C: Cluster>(play: &mut Play<'_, C>, name: &str, reports: &[Report], minor: u32) -> Result<(), Stop> {
     let own = format!("/dev/nvidia{minor}");

@@ -284,7 +284,10 @@ impl<'a, C: Cluster> Play<'a, C> {
     async fn describe_gpus(&self, object: &PodObject) -> Result<String, Stop> {
         let pod = convert::pod(object).map_err(|error| io::Error::other(error.to_string()))?;
         let Held::Allocation(allocation) = &pod.held else {
-            return Ok(format!("without an allocation: {:?}", pod.held));
+            return Ok(match &pod.held {
+                Held::Nothing => "without an allocation by Divvy".to_owned(),
+                held => format!("without an allocation: {held:?}"),
+            });
         };
         let node = divvy_kube::list::node(&self.cluster.client(), pod.node.as_deref().unwrap_or_default())
             .await

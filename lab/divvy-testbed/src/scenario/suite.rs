@@ -8,15 +8,23 @@ mod doctor;
 mod ends;
 mod libraries;
 mod mig;
+mod mig_strategies;
+mod migration;
+mod mps;
 mod outages;
 mod placement;
 mod pods;
 mod restarts;
+mod time_slicing;
 mod units;
 mod vendors;
 mod whole;
 
 pub(super) use mig::mig;
+pub(super) use mig_strategies::mig_strategies;
+pub(super) use migration::migration;
+pub(super) use mps::mps;
+pub(super) use time_slicing::time_slicing;
 pub(super) use vendors::vendors;
 pub(super) use whole::whole;
 
@@ -92,11 +100,19 @@ pub enum Scene {
     WholeChurn,
     /// The findings of `divvy doctor`.
     Doctor,
+    /// The replicas of GPUs that `nvidia-device-plugin` offers.
+    TimeSlicing,
+    /// MIG devices that `nvidia-device-plugin` offers.
+    MigStrategies,
+    /// GPUs that `nvidia-device-plugin` shares through MPS.
+    Mps,
+    /// Two nodes move from `nvidia-device-plugin` to the agent, and one back.
+    Migration,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 32] = [
+    pub const ALL: [Scene; 36] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -130,6 +146,10 @@ impl Scene {
         // The last ones: the kubelet lists nvidia.com/gpu for minutes after the agents no longer offer it, and doctor reports that.
         Scene::Whole,
         Scene::WholeChurn,
+        Scene::TimeSlicing,
+        Scene::MigStrategies,
+        Scene::Mps,
+        Scene::Migration,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -229,6 +249,22 @@ impl Scene {
                 "doctor",
                 "divvy doctor --cluster finds nothing on a healthy cluster, and finds the right problem after a fault",
             ),
+            Scene::TimeSlicing => (
+                "time-slicing",
+                "nvidia-device-plugin offers replicas of GPUs; a GPU fails, the configuration changes, and the plugin is killed while pods run",
+            ),
+            Scene::MigStrategies => (
+                "mig-strategies",
+                "nvidia-device-plugin offers MIG devices; the strategy and the MIG devices change while it runs, and it is killed",
+            ),
+            Scene::Mps => (
+                "mps",
+                "nvidia-device-plugin shares a GPU through MPS; its limits are set before the first pod; mps-control-daemon is killed",
+            ),
+            Scene::Migration => (
+                "migration",
+                "two nodes move from nvidia-device-plugin to the agent with --whole-gpus, and one back, while pods run",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -246,9 +282,18 @@ impl Scene {
         match self {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
             Scene::Packed | Scene::Wanted => &[Machine::Laptop, Machine::Mixed],
-            Scene::Libraries | Scene::Preempted | Scene::Several => &[Machine::Mixed],
+            Scene::Libraries | Scene::Preempted | Scene::Several | Scene::TimeSlicing | Scene::MigStrategies => &[Machine::Mixed],
+            Scene::Migration => &[Machine::Laptop, Machine::Mixed],
             _ => &[Machine::Laptop],
         }
+    }
+
+    /// Report whether a node of the scene runs `nvidia-device-plugin`.
+    pub fn runs_plugin(self) -> bool {
+        matches!(
+            self,
+            Scene::TimeSlicing | Scene::MigStrategies | Scene::Mps | Scene::Migration
+        )
     }
 
     /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene leaves no pod
@@ -290,6 +335,10 @@ impl Scene {
             Scene::Mig => mig::mig(play).await,
             Scene::Whole => whole::whole(play).await,
             Scene::Doctor => doctor::play(play).await,
+            Scene::TimeSlicing => time_slicing::time_slicing(play).await,
+            Scene::MigStrategies => mig_strategies::mig_strategies(play).await,
+            Scene::Mps => mps::mps(play).await,
+            Scene::Migration => migration::migration(play).await,
         }?;
         play.clear().await
     }

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{NAMESPACE, Play, Stop, state, stop_api};
 use crate::builders::{PodBuilder, pod};
-use crate::scenario::{Cluster, Machine};
+use crate::scenario::{Cluster, End, Machine, Part, Plugin};
 
 /// How many guest pods were created, and how many of them ran.
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,6 +49,29 @@ impl<C: Cluster> Play<'_, C> {
         self.cluster.join(&node).await?;
         self.offers(&node, machine.units()).await?;
         Ok(node)
+    }
+
+    /// Run `nvidia-device-plugin` on a node in place of the agent, or change its configuration.
+    pub(in crate::scenario) async fn run_plugin(&mut self, node: &str, plugin: Plugin<'_>) -> Result<(), Stop> {
+        self.cluster.run_plugin(node, Some(plugin)).await?;
+        let lines = plugin.config.trim().lines().map(str::to_owned).collect();
+        self.step("configured", node, "nvidia-device-plugin has this configuration:", lines)
+    }
+
+    /// Run the agent again on a node that is left without pods, and wait until it offers everything that its machine has.
+    pub(in crate::scenario) async fn run_agent(&mut self, node: &str, machine: Machine) -> Result<(), Stop> {
+        self.delete_all().await?;
+        self.cluster.run_plugin(node, None).await?;
+        self.offers(node, machine.units()).await?;
+        self.step("restored", node, "divvy agent runs again", Vec::new())
+    }
+
+    /// Kill a program and start it again.
+    pub(in crate::scenario) async fn kill_and_start(&mut self, part: Part<'_>, name: &str) -> Result<(), Stop> {
+        self.cluster.stop(part, End::Killed).await?;
+        self.step("killed", name, "", Vec::new())?;
+        self.cluster.start(part).await?;
+        self.step("started", name, "", Vec::new())
     }
 
     /// Remove the pods and cordons that an interrupted play left behind.
@@ -187,8 +210,8 @@ impl<C: Cluster> Play<'_, C> {
         Load { token, task }
     }
 
-    /// Delete every Deployment and pod of the play. Wait until they are gone, no memory is held, and no grant file is left.
-    pub(in crate::scenario) async fn clear(&mut self) -> Result<(), Stop> {
+    /// Delete every Deployment and pod of the play, and wait until they are gone.
+    pub(in crate::scenario) async fn delete_all(&self) -> Result<(), Stop> {
         let every = ListParams::default();
         let deployments = self.deployments();
         let cleared = deployments.delete_collection(&DeleteParams::background(), &every).await;
@@ -208,7 +231,12 @@ impl<C: Cluster> Play<'_, C> {
                 count => Err(format!("{count} pods are left")),
             })
         })
-        .await?;
+        .await
+    }
+
+    /// Delete every Deployment and pod of the play. Wait until they are gone, no memory is held, and no grant file is left.
+    pub(in crate::scenario) async fn clear(&mut self) -> Result<(), Stop> {
+        self.delete_all().await?;
         for object in self.nodes().await? {
             let node = object.metadata.name.clone().unwrap_or_default();
             if !self.cluster.has_gpus(&node) {

@@ -3,7 +3,8 @@
 use divvy_model::{Vendor, names};
 
 use crate::builders::{PodBuilder, pod};
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::devices::gpus_and_parts;
+use crate::scenario::{Cluster, Machine, Play, Stop};
 
 /// The profiles 3g.20gb and 2g.10gb (`NVML_GPU_INSTANCE_PROFILE_3_SLICE`, `…_2_SLICE`).
 const PROFILES: [u32; 2] = [2, 1];
@@ -41,7 +42,7 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     let (_, two) = play.started("default", "two").await?;
     let of_small = ["/dev/nvidia-caps/nvidia-cap5", "/dev/nvidia-caps/nvidia-cap6", "/dev/nvidia1"];
     for (name, reports) in [("one", &one), ("two", &two)] {
-        let found = devices(reports);
+        let found = gpus_and_parts(reports);
         play.check(found == of_small, &format!("{name} sees its MIG device and no other"), || {
             format!("{found:?}")
         })?;
@@ -52,7 +53,7 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     )
     .await?;
     let (_, large) = play.started("default", "large").await?;
-    let found = devices(&large);
+    let found = gpus_and_parts(&large);
     play.check(found == OF_LARGE, "large sees the other MIG device", || format!("{found:?}"))?;
 
     play.create(
@@ -70,7 +71,7 @@ async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), St
     }
     play.delete("default", "one", "so that 6 GiB of it are free").await?;
     let (_, more) = play.started("default", "more").await?;
-    let found = devices(&more);
+    let found = gpus_and_parts(&more);
     play.check(found == of_small, "more has the freed memory", || format!("{found:?}"))?;
     Ok(())
 }
@@ -96,7 +97,7 @@ pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
     play.why("part", &[LARGE, "default/slice"]).await?;
     play.delete("default", "slice", "so that the MIG device is free").await?;
     let (_, reports) = play.started("default", "part").await?;
-    let found = devices(&reports);
+    let found = gpus_and_parts(&reports);
     play.check(found == OF_LARGE, "part sees its MIG device and no other", || {
         format!("{found:?}")
     })?;
@@ -128,11 +129,4 @@ fn on(name: &str, units: u64, product: &str) -> PodBuilder {
         .listing("/dev/nvidia-caps")
         .annotation(names::GPU_MODEL, product)
         .grace_seconds(1)
-}
-
-/// Return the device nodes that give access to a GPU or to a MIG device.
-fn devices(reports: &[Report]) -> Vec<&str> {
-    let all = reports.iter().flat_map(|report| &report.devices).map(String::as_str);
-    let is_one = |path: &&str| path.starts_with("/dev/nvidia-caps/") || crate::scenario::devices::is_gpu(path);
-    all.filter(is_one).collect()
 }

@@ -6,9 +6,9 @@ use divvy_model::{Vendor, names};
 
 use super::mig;
 use crate::builders::{PodBuilder, pod};
-use crate::scenario::devices::is_gpu;
+use crate::scenario::devices::gpus;
 use crate::scenario::play::Seen;
-use crate::scenario::{Cluster, Machine, Play, Report, Stop};
+use crate::scenario::{Cluster, Machine, Play, Stop};
 
 /// The machine has two A100, connected by NVLink, and a T4.
 pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -121,12 +121,6 @@ async fn beside_shares<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: &
     Ok(())
 }
 
-fn whole_gpus(name: &str, gpus: u64) -> PodBuilder {
+pub(super) fn whole_gpus(name: &str, gpus: u64) -> PodBuilder {
     pod(name).limit(Vendor::Nvidia.whole_resource(), &gpus.to_string())
-}
-
-/// Return the device nodes of GPUs in the container.
-fn gpus(reports: &[Report]) -> Vec<String> {
-    let devices = reports.iter().flat_map(|report| &report.devices);
-    devices.filter(|path| is_gpu(path)).cloned().collect()
 }
