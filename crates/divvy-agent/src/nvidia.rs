@@ -40,11 +40,11 @@ pub use self::config_manager::manage_config;
 use self::facts::Facts;
 use self::health::Health;
 pub use self::main::main;
-pub use self::mps::{Mps, mps_control_daemon};
+pub use self::mps::mps_control_daemon;
 pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
 pub use self::reload::{Loaded, Source};
-pub use self::surroundings::{Pace, Surroundings};
+pub use self::surroundings::{Mps, Pace, Surroundings};
 use crate::Error;
 
 /// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes the plugin

@@ -1,7 +1,9 @@
 //! Pods with whole GPUs: `nvidia.com/gpu` of agents with `--whole-gpus`, which offer each GPU in both ways.
 
 use divvy_agent_core::ResourceSpec;
-use divvy_model::{ContainerKind, DeviceId, Held, Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest};
+use divvy_model::{
+    ContainerKind, ContainerRequest, DeviceId, Held, Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest,
+};
 
 /// The resource for whole GPUs.
 pub const WHOLE: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Nvidia));
@@ -19,9 +21,13 @@ pub fn request(containers: &[(&str, ContainerKind, u64)]) -> PodRequest {
             })
             .collect(),
     };
-    let without = containers.iter().map(|(name, kind, _)| (*name, *kind, 0));
-    let containers = crate::world::request(&without.collect::<Vec<_>>()).containers;
-    PodRequest::with_whole(containers, vec![whole], None)
+    let without = containers.iter().map(|(name, kind, _)| ContainerRequest {
+        name: (*name).to_owned(),
+        kind: *kind,
+        units: 0,
+        gpu_count: 0,
+    });
+    PodRequest::with_whole(without.collect(), vec![whole], None)
 }
 
 /// Return the resource of which a container requests devices, and how many. `None` for a container that requests none.

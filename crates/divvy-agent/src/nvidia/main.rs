@@ -45,7 +45,7 @@ pub fn main(program: Program) -> ExitCode {
 
 async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
     if invocation.is_mount_shm() {
-        return mps::mount_shm(&mps::Mps::below(Path::new("/")).shm(), Path::new("/proc"));
+        return mps::mount_shm(&super::Mps::below(Path::new("/")).shm(), Path::new("/proc"));
     }
     let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {
         part: "the wait for signals",

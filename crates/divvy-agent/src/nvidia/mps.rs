@@ -15,14 +15,13 @@ mod tools;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_hardware::client::{ProbeClient, Update};
 use divvy_hardware::{Code, Failure};
 use divvy_nvidia_config::{Config, Imex};
-use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, Intervals, READY, STARTED, changes, daemons, left_over};
+use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
 use divvy_nvidia_plugin::offer;
 use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
@@ -36,44 +35,10 @@ use self::tools::Tools;
 pub(super) use self::watch::Daemons;
 use super::facts::Facts;
 use super::health::Health;
-use super::{Loaded, Source, Surroundings, probe};
+use super::{Loaded, Mps, Source, Surroundings, probe};
 use crate::{Error, files};
 
-/// Where the control daemons' files and the driver's programs are, and how patient the program is.
-#[derive(Debug, Clone)]
-pub struct Mps {
-    /// The directory of the control daemons' files.
-    pub root: PathBuf,
-    /// The root directory that contains `/sys`.
-    pub system: PathBuf,
-    /// The directories in which `nvidia-smi` and `nvidia-cuda-mps-control` are looked for, as in the variable `PATH`.
-    pub path: OsString,
-    /// The time in which `nvidia-cuda-mps-control` must end. `nvidia-smi` has three times as much.
-    pub deadline: Duration,
-    /// The time in which all daemons must end and all GPUs must be open again: less than the kubelet's grace period, which is 30 s.
-    pub end_limit: Duration,
-    /// The intervals of the supervision.
-    pub intervals: Intervals,
-}
-
 impl Mps {
-    /// Return the settings for a program that runs in a pod and finds the node's files below this root.
-    pub(super) fn below(root: &Path) -> Mps {
-        Mps {
-            root: root.join("mps"),
-            system: root.to_owned(),
-            path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
-            deadline: Duration::from_secs(10),
-            end_limit: Duration::from_secs(25),
-            intervals: Intervals::default(),
-        }
-    }
-
-    /// Return the directory of the memory that the processes of MPS share.
-    pub(super) fn shm(&self) -> PathBuf {
-        self.root.join("shm")
-    }
-
     fn host(&self) -> Host {
         Host {
             tools: Tools {

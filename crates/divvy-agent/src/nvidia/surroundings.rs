@@ -1,12 +1,13 @@
 //! What the programs find on their node, and how patient they are. NVIDIA's programs have no flags for this.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_hardware::client::Timing;
+use divvy_nvidia_plugin::mps::Intervals;
 use divvy_program::values::duration;
 
-use super::Mps;
 use crate::Error;
 
 /// The directory of the plugins' sockets. As with NVIDIA's plugin, `--kubelet-socket` does not change it.
@@ -15,6 +16,42 @@ const SOCKETS: &str = "var/lib/kubelet/device-plugins";
 const SPECS: &str = "var/run/cdi";
 /// Names the directory that stands for the node's root: on the embedded cluster, several nodes share one machine.
 const ROOT: &str = "DIVVY_NODE_ROOT";
+
+/// Where the control daemons' files and the driver's programs are, and how patient the program is.
+#[derive(Debug, Clone)]
+pub struct Mps {
+    /// The directory of the control daemons' files.
+    pub root: PathBuf,
+    /// The root directory that contains `/sys`.
+    pub system: PathBuf,
+    /// The directories in which `nvidia-smi` and `nvidia-cuda-mps-control` are looked for, as in the variable `PATH`.
+    pub path: OsString,
+    /// The time in which `nvidia-cuda-mps-control` must end. `nvidia-smi` has three times as much.
+    pub deadline: Duration,
+    /// The time in which all daemons must end and all GPUs must be open again: less than the kubelet's grace period, which is 30 s.
+    pub end_limit: Duration,
+    /// The intervals of the supervision.
+    pub intervals: Intervals,
+}
+
+impl Mps {
+    /// Return the settings for a program that runs in a pod and finds the node's files below this root.
+    pub(super) fn below(root: &Path) -> Mps {
+        Mps {
+            root: root.join("mps"),
+            system: root.to_owned(),
+            path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
+            deadline: Duration::from_secs(10),
+            end_limit: Duration::from_secs(25),
+            intervals: Intervals::default(),
+        }
+    }
+
+    /// Return the directory of the memory that the processes of MPS share.
+    pub(super) fn shm(&self) -> PathBuf {
+        self.root.join("shm")
+    }
+}
 
 /// The paths that the programs use on their node, and their pace.
 #[derive(Debug, Clone)]

@@ -8,8 +8,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Duration, timeout};
 use tracing::warn;
 
+use super::Host;
 use super::tools::CONTROL;
-use super::{Host, Mps};
+use crate::nvidia::Mps;
 
 /// Why a resource cannot be served, or nothing if it can.
 pub(crate) type Answer = Result<(), String>;
