@@ -3,7 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, names};
+use divvy_model::{
+    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, WholeKind, names,
+};
 
 use super::reason::Reason;
 use super::{Core, Facts, Grant, Handout, Ids, Key, ResourceSpec};
@@ -143,7 +145,10 @@ impl Core {
                     gpus: allocation.gpus.clone(),
                     container: container.clone(),
                 };
-                self.is_of_the_resource(spec, pod, &booking)?;
+                // A container that has started before gets its GPUs again, even if they are no longer offered in this way.
+                if !self.records.contains_key(key) {
+                    self.is_of_the_resource(spec, pod, &booking)?;
+                }
                 match spec.ids {
                     Ids::Whole(_) => {
                         self.has_a_gpu_for_each_id(handout, pod, &booking)?;
@@ -251,13 +256,17 @@ impl Core {
             return Err((
                 Reason::MemoryHeld,
                 format!(
-                    "the kubelet gave container {} of pod {} {} devices of {}, but only {} of this node's GPUs are healthy and not in use by another \
-                     pod. The container starts automatically when a GPU becomes free",
+                    "the kubelet gave container {} of pod {} {} devices of {}, but only {} of this node's {} are healthy and not in use by another \
+                     pod. The container starts automatically when one becomes free",
                     key.container,
                     pod.key(),
                     handout.ids.len(),
                     spec.name(),
-                    chosen.len()
+                    chosen.len(),
+                    match spec.ids {
+                        Ids::Whole(kind @ WholeKind::Mig(_)) => kind.plural(),
+                        _ => "GPUs".to_owned(),
+                    }
                 ),
             ));
         }
@@ -306,12 +315,14 @@ impl Core {
             return Ok(());
         };
         let text = format!(
-            "the allocation of pod {} names GPU {}, which is not offered as {}",
+            "the allocation of pod {} names GPU {}, which is not offered as {}: --whole-gpus, --mig-strategy, or MIG was changed after the pod was \
+             bound, or a client other than Divvy's extender wrote the allocation (check that Divvy's admission policies are installed). Delete the \
+             pod; its replacement is placed again",
             pod.key(),
             gpu.uuid,
             spec.name()
         );
-        Err((Reason::NoAllocation, not_the_extenders(text)))
+        Err((Reason::NoAllocation, text))
     }
 
     /// Check that the allocation gives the container as many whole GPUs as the kubelet gave it devices.

@@ -129,9 +129,14 @@ impl Core {
             .fold(0, u64::saturating_add)
     }
 
-    /// Report whether a pod that has not ended holds the whole GPU.
-    fn holds_whole(&self, gpu: &Gpu) -> bool {
-        self.has_pod(gpu, |pod| pod.request.whole.is_some())
+    /// Report whether a pod that has not ended has the GPU as what it is offered as a whole, or will have it.
+    pub fn holds_whole(&self, gpu: &Gpu) -> bool {
+        self.has_pod(gpu, |pod| {
+            pod.request
+                .whole
+                .as_deref()
+                .is_some_and(|whole| Some(whole.kind) == gpu.whole)
+        })
     }
 
     /// Report whether a pod holds the GPU or a part of it. Only pods that have not ended and that `among` accepts count. A pod

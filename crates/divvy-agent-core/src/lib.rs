@@ -71,7 +71,9 @@ impl Settings {
     fn kind(&self, vendor: Vendor, partition: Option<&Partition>) -> Option<WholeKind> {
         match (self.mig, partition) {
             (MigStrategy::Mixed, Some(partition)) => partition.profile.parse().ok().map(WholeKind::Mig),
-            (MigStrategy::None | MigStrategy::Single, _) | (MigStrategy::Mixed, None) => Some(WholeKind::Gpu(vendor)),
+            // A device of former settings.
+            (MigStrategy::None, Some(_)) => None,
+            (MigStrategy::Single, Some(_)) | (_, None) => Some(WholeKind::Gpu(vendor)),
         }
     }
 

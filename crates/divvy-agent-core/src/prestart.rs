@@ -65,6 +65,19 @@ impl Core {
             Err(answer) => return answer,
         };
         let key = handout.key.clone();
+        let mut theirs = self
+            .granting(handouts)
+            .filter(|(_, other)| other.key == key && other.grant.is_some());
+        if let Some((other, _)) = theirs.find(|(other, _)| *other != spec) {
+            let (pod, container) = (self.pod_name(&key.uid), &key.container);
+            let text = format!(
+                "container {container} of pod {pod} requests both {} and {}; a container gets GPUs of one kind. Delete the pod, and request one of \
+                 the two",
+                spec.name(),
+                other.name()
+            );
+            return self.refuse(&key, Reason::NoAllocation, text);
+        }
         let booking = match self.booking(spec, &handout, facts) {
             Ok(booking) => booking,
             Err((Reason::UnknownPod, text)) if !facts.fresh => return PreStart::Wait(Reason::UnknownPod, text),
@@ -205,7 +218,7 @@ impl Core {
                 return Err((
                     Reason::GpuUnavailable,
                     format!(
-                        "pod {pod} is allocated on GPU {}, which this node does not have now (GPUs: {}). If the GPU was replaced, delete the \
+                        "pod {pod} is allocated on GPU {}, which this node does not have now (GPUs: {}). If it does not come back, delete the \
                          pod so that its replacement is placed again",
                         share.uuid,
                         self.gpu_list()

@@ -138,11 +138,19 @@ impl ResourceSpec {
 }
 
 impl Core {
-    /// Return the resources that this node offers. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices.
+    /// Return the resources that this node offers. A node without GPUs offers `gpu-mem` and `gpu-count` with no devices. A resource of which
+    /// live containers have devices is offered even if it has no devices now, because the kubelet asks its plugin before they start again.
     pub fn offers(&self) -> Vec<ResourceSpec> {
         let shares = self.gpus.is_empty() || self.gpus.iter().any(Gpu::is_shared);
         let shared = [ResourceSpec::MEMORY, ResourceSpec::COUNT].into_iter().filter(|_| shares);
-        let kinds: BTreeSet<WholeKind> = self.gpus.iter().filter_map(|gpu| gpu.whole).collect();
+        let mut kinds: BTreeSet<WholeKind> = self.gpus.iter().filter_map(|gpu| gpu.whole).collect();
+        let given = self
+            .granting(&self.handouts)
+            .filter(|(_, handout)| self.records.contains_key(&handout.key));
+        kinds.extend(given.filter_map(|(spec, _)| match spec.ids {
+            Ids::Whole(kind) => Some(kind),
+            Ids::Units | Ids::Count => None,
+        }));
         shared.chain(kinds.into_iter().map(ResourceSpec::whole)).collect()
     }
 

@@ -14,7 +14,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, Node, Pod, runtime};
+use divvy_model::{Health, MiB, Node, Pod, WholeKind, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -27,7 +27,9 @@ use crate::metrics::Metrics;
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
-use divvy_agent_core::{Action, Class, Core, Device, Facts, Handout, Key, Listing, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec};
+use divvy_agent_core::{
+    Action, Class, Core, Device, Facts, Handout, Key, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
+};
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
 /// After that, the PreStartContainer call fails, and the kubelet retries.
@@ -208,9 +210,9 @@ impl Agent {
         let bad = core.gpus().iter().any(|gpu| gpu.health != Health::Ok);
         let now = (self.hardware_generation.load(std::sync::atomic::Ordering::Relaxed), bad);
         let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
-        if bad || *published != now {
+        let offered = core.offers();
+        if bad || *published != now || *self.offered.borrow() != offered {
             *published = now;
-            let offered = core.offers();
             let mut all = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
             for spec in &offered {
                 of_resource(&mut all, *spec);
@@ -277,8 +279,14 @@ impl Agent {
             }
         }
         self.without_cdi.send_replace(refused.is_some());
-        let shared = node.whole.iter().find(|(kind, _)| kind.vendor().shares_memory());
-        let theirs = shared.filter(|_| !self.core().settings().whole);
+        let settings = self.core().settings().clone();
+        // Without a MIG strategy, the agent does not offer a GPU in MIG mode.
+        let is_shared = |kind: &WholeKind| kind.is_of_shared_gpus() || settings.mig != MigStrategy::None;
+        let shared = node
+            .whole
+            .iter()
+            .find(|(kind, _)| kind.vendor().shares_memory() && is_shared(kind));
+        let theirs = shared.filter(|_| !settings.whole);
         if let Some((kind, offered)) = theirs
             && !self.other_plugin.swap(true, Ordering::Relaxed)
         {

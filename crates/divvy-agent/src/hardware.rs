@@ -318,10 +318,9 @@ impl Machine {
         let unlike = settings.unlike(&gpus);
         if unlike.is_some() {
             let shared = gpus.iter_mut().filter(|gpu| gpu.vendor.shares_memory());
-            // A container that has the whole GPU can start again.
-            shared
-                .filter(|gpu| !is_in_use_as_a_whole(agent, &gpu.uuid))
-                .for_each(|gpu| gpu.whole = None);
+            // A pod that has the whole GPU can start.
+            let free = shared.filter(|gpu| !agent.core().holds_whole(gpu));
+            free.for_each(|gpu| gpu.whole = None);
         }
         self.post_unlike(agent, unlike);
         let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
@@ -388,13 +387,6 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
             ));
         }
     }
-}
-
-/// Report whether a container has the whole GPU.
-fn is_in_use_as_a_whole(agent: &Agent, uuid: &str) -> bool {
-    let core = agent.core();
-    let mut records = core.records();
-    records.any(|record| record.gpus.iter().any(|share| share.uuid == uuid && share.whole))
 }
 
 /// Report whether a grant names the GPU.

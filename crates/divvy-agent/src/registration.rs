@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_kubelet::checkpoint::{Checkpoint, Writing};
@@ -34,29 +34,32 @@ pub(crate) struct Registration {
     pub(crate) status: watch::Receiver<Status>,
 }
 
-/// Tell the core whether the kubelet knows the devices, until the servers have ended. `before` is the checkpoint before the first device list.
-pub(crate) async fn follow(
-    agent: Arc<Agent>,
-    directory: PathBuf,
-    mut before: Option<Writing>,
-    mut registrations: Vec<Registration>,
-) {
+/// The checkpoint as it was before the kubelet got the newest list of devices from a new plugin, or after a plugin's registration ended.
+pub(crate) type Before = Arc<Mutex<Option<Writing>>>;
+
+/// Tell the core whether the kubelet knows the devices, until the servers have ended.
+pub(crate) async fn follow(agent: Arc<Agent>, directory: PathBuf, before: Before, mut registrations: Vec<Registration>) {
     let mut statuses: Vec<_> = registrations.iter().map(|one| one.status.clone()).collect();
     while let Some(counts) = all_ready(&mut registrations).await {
         debug!("the kubelet watches the devices; waiting until its checkpoint has them");
+        let newest = *lock(&before);
         let ended = tokio::select! {
-            () = written(&directory, before, &registrations) => {
+            () = written(&directory, newest, &registrations) => {
                 set_registered(&agent, true);
                 any_ended(&mut statuses, &counts).await
             }
             ended = any_ended(&mut statuses, &counts) => ended,
         };
-        before = Writing::of(&directory);
+        *lock(&before) = Writing::of(&directory);
         set_registered(&agent, false);
         if ended.is_none() {
             return;
         }
     }
+}
+
+pub(crate) fn lock(before: &Before) -> MutexGuard<'_, Option<Writing>> {
+    before.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn set_registered(agent: &Agent, registered: bool) {

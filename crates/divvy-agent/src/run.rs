@@ -253,6 +253,7 @@ struct Servers {
     stop: CancellationToken,
     tasks: JoinSet<divvy_kubelet::Result<()>>,
     running: Vec<Server>,
+    before: registration::Before,
     /// Follows whether the kubelet knows the devices of all running plugins.
     follower: Option<AbortOnDropHandle<()>>,
 }
@@ -272,6 +273,7 @@ impl Servers {
             stop,
             tasks: JoinSet::new(),
             running: Vec::new(),
+            before: registration::Before::default(),
             follower: None,
         }
     }
@@ -282,14 +284,15 @@ impl Servers {
         if specs.iter().all(|spec| part(*spec) != KUBELET) {
             self.agent.ready.clear(KUBELET);
         }
-        // The kubelet writes its checkpoint again when it gets the devices of a new plugin.
-        let mut before = None;
         if self.running.iter().any(|server| !server.status.borrow().is_ready()) {
+            *registration::lock(&self.before) = Writing::of(&self.directory);
             self.agent.core().set_registered(false);
+            self.agent.publish();
         }
         for spec in specs {
             if self.running.iter().all(|server| server.spec != *spec) {
-                before = Writing::of(&self.directory);
+                // The kubelet writes its checkpoint again when it gets the devices of a new plugin.
+                *registration::lock(&self.before) = Writing::of(&self.directory);
                 let server = self.start(*spec);
                 self.running.push(server);
             }
@@ -299,7 +302,12 @@ impl Servers {
             name: server.spec.name().into_owned(),
             status: server.status.clone(),
         });
-        let following = registration::follow(self.agent.clone(), self.directory.clone(), before, registrations.collect());
+        let following = registration::follow(
+            self.agent.clone(),
+            self.directory.clone(),
+            self.before.clone(),
+            registrations.collect(),
+        );
         self.follower = Some(AbortOnDropHandle::new(tokio::spawn(following)));
     }
 

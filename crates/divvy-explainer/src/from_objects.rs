@@ -47,7 +47,7 @@ fn elsewhere(node: &Node) -> u64 {
     let theirs = node
         .whole
         .iter()
-        .filter(|(kind, _)| kind.vendor().shares_memory() && !ours(**kind));
+        .filter(|(kind, _)| kind.is_of_shared_gpus() && !ours(**kind));
     theirs.fold(0, |sum, (_, gpus)| sum.saturating_add(*gpus))
 }
 

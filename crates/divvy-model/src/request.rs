@@ -202,7 +202,7 @@ fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Erro
         .collect();
     let [first, .., last] = asked.as_slice() else { return None };
     let text = format!(
-        "the pod also requests {last}; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod"
+        "the pod also requests {last}; a pod gets either shared memory or whole GPUs of one kind: remove one of the two, or split the pod"
     );
     Some(Error::invalid(first.clone(), text))
 }
@@ -393,13 +393,13 @@ mod tests {
                 memory.clone(),
                 vec![amd()],
                 None,
-                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod",
+                "aliyun.com/gpu-mem: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one kind: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),
                 vec![whole(Vendor::Nvidia, &[(App, 1)]), amd()],
                 None,
-                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole devices of one kind: remove one of the two, or split the pod",
+                "nvidia.com/gpu: the pod also requests amd.com/gpu; a pod gets either shared memory or whole GPUs of one kind: remove one of the two, or split the pod",
             ),
             (
                 Vec::new(),

@@ -305,7 +305,9 @@ fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<WholeKind> {
     };
     let gone = (node.capacity_units, node.capacity_gpus) == (0, 0)
         || (leaving && (node.allocatable_units, node.allocatable_gpus) == (0, 0));
-    let ours = |kind: WholeKind| gpus.iter().any(|gpu| gpu.whole == Some(kind)) && !(gone && kind.vendor().shares_memory());
+    // The agent serves all kinds of a vendor, or none. The kubelet lists a kind of which no device is left for some seconds.
+    let serves = |gpu: &GpuState, kind: WholeKind| gpu.vendor == kind.vendor() && (gpu.whole.is_some() || gpu.is_part);
+    let ours = |kind: WholeKind| gpus.iter().any(|gpu| serves(gpu, kind)) && !(gone && kind.vendor().shares_memory());
     node.whole.keys().copied().filter(|kind| !ours(*kind)).collect()
 }
 

@@ -50,7 +50,8 @@ impl Ledger {
                 let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
                 let gpu = state.gpus.get(position)?;
                 let way = is_whole.then_some(WholeKind::Gpu(gpu.vendor));
-                let well = gpu.health == Health::Ok && state.unusable(way).is_none();
+                let is_offered = !is_whole || gpu.whole.is_some();
+                let well = gpu.health == Health::Ok && is_offered && state.unusable(way).is_none();
                 (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())

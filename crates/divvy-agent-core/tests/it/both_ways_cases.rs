@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Handout, MigStrategy, Reason, ResourceSpec, Settings};
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Partition, Phase, Pod, WholeKind};
+use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Partition, Phase, Pod, Vendor, WholeKind};
 
 use crate::both_ways::{WHOLE, both, node, plain, uuid};
 use crate::node::{GIB, Node, gpu, key, settings, simple};
@@ -269,5 +269,87 @@ fn a_container_with_a_whole_mig_device_holds_all_of_its_memory() {
     assert_eq!(
         error,
         "device id \"GPU-0\" names none of this node's MIG 1g.5gb devices (GPU-1, GPU-2)"
+    );
+}
+
+/// NVIDIA's plugin offered MIG devices in another way than Divvy's agent does.
+#[test]
+fn a_device_that_another_plugin_gave_through_another_resource_stays_its_pods_own() {
+    let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
+    let gpu = Vendor::Nvidia.into();
+    for (strategy, whole, kind) in [
+        (MigStrategy::Single, true, mig),
+        (MigStrategy::Mixed, true, gpu),
+        (MigStrategy::Mixed, false, mig),
+    ] {
+        let mut node = mig_node(strategy, &["1g.5gb", "1g.5gb"]);
+        node.change_settings(|settings| settings.whole = whole);
+        let mut running = plain("theirs", 1);
+        running.request.whole.as_mut().expect("a request").kind = kind;
+        (running.phase, running.container_running) = (Phase::Running, true);
+        node.see(running);
+        node.populated.insert("theirs".to_owned());
+        theirs(&mut node, "theirs", &uuid(1));
+        node.handouts[0].resource = kind.resource().into_owned();
+        let found = node.reconcile();
+        assert_eq!(found.held, BTreeMap::from([(uuid(1), MiB(4 * GIB))]), "{strategy:?}, {kind}");
+        node.see(simple("ours", 1, 1));
+        node.admit("ours").expect("admitted");
+        let (reason, _) = node.start("ours", "main").expect_err("the device is in use");
+        assert_eq!(reason, Reason::MemoryHeld);
+    }
+}
+
+#[test]
+fn a_container_keeps_its_device_when_it_is_offered_in_another_way() {
+    let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
+    let changes: [fn(&mut Settings); 2] = [
+        |settings| settings.mig = MigStrategy::Single,
+        |settings| settings.whole = false,
+    ];
+    for change in changes {
+        for allocated in [true, false] {
+            let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb"]);
+            let mut pod = if allocated { placed("whole", 1) } else { plain("whole", 1) };
+            pod.request.whole.as_mut().expect("a request").kind = mig;
+            node.see(pod);
+            node.allocate_of(ResourceSpec::whole(mig), "whole", "main", &[uuid(1)])
+                .expect("allocated");
+            node.start("whole", "main").expect("started");
+            node.change_settings(change);
+            let offers = node.core.offers();
+            assert!(offers.contains(&ResourceSpec::whole(mig)), "{offers:?}");
+            assert_eq!(node.start("whole", "main").map(drop), Ok(()), "allocated: {allocated}");
+            assert_eq!(gpus_of(&node, "whole"), [uuid(1)]);
+            // A pod that comes now gets nothing in this way.
+            let mut late = placed("late", 1);
+            late.request.whole.as_mut().expect("a request").kind = mig;
+            node.see(late);
+            assert!(
+                node.allocate_of(ResourceSpec::whole(mig), "late", "main", &[uuid(1)])
+                    .is_err()
+            );
+        }
+    }
+}
+
+/// kube-scheduler asks the extender, which refuses such a pod, only for the resources in its configuration.
+#[test]
+fn a_container_that_requests_devices_of_two_kinds_is_told_so() {
+    let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb", "2g.10gb"]);
+    let kind = |profile: &str| WholeKind::Mig(profile.parse().expect("a profile"));
+    let mut pod = plain("both", 1);
+    pod.request.whole.as_mut().expect("a request").kind = kind("1g.5gb");
+    node.see(pod);
+    for (profile, index) in [("1g.5gb", 1), ("2g.10gb", 2)] {
+        node.allocate_of(ResourceSpec::whole(kind(profile)), "both", "main", &[uuid(index)])
+            .expect("allocated");
+    }
+    let (reason, text) = node.start("both", "main").expect_err("two kinds");
+    assert_eq!(reason, Reason::NoAllocation);
+    assert_eq!(
+        text,
+        "container main of pod default/pod-both requests both nvidia.com/mig-1g.5gb and nvidia.com/mig-2g.10gb; a container gets GPUs of one \
+         kind. Delete the pod, and request one of the two"
     );
 }

@@ -435,6 +435,12 @@ impl Node {
         self.restart_agent();
     }
 
+    /// Restart the agent with other settings.
+    pub(crate) fn change_settings(&mut self, change: impl FnOnce(&mut Settings)) {
+        change(&mut self.settings);
+        self.restart_agent();
+    }
+
     /// Start a new agent process. Its knowledge comes from disk, from the checkpoint, and from the API server.
     pub(crate) fn restart_agent(&mut self) {
         let mut core = Core::new(self.settings.clone());

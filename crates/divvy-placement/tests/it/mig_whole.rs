@@ -121,3 +121,17 @@ fn a_node_whose_mig_devices_another_plugin_offers_is_left_to_kube_scheduler() {
     assert_eq!(fits(mig(SMALL)), Ok(()));
     assert!(matches!(fits(mig(LARGE)), Err(Refusal::Unusable(_) | Refusal::NoneOfKind(_))));
 }
+
+/// The kubelet still lists the devices of a profile for some seconds after they were destroyed, and would reject a pod that is bound now.
+#[test]
+fn a_kind_of_which_no_device_is_left_is_not_taken_for_another_plugins() {
+    let mut node = node();
+    node.whole = BTreeMap::from([(mig("2g.10gb"), 3), (Vendor::Nvidia.into(), 1)]);
+    let fits = |node: &Node| ledger(node, &[]).fits("n", &Ask::whole(mig("2g.10gb"), 1), "u-nobody");
+    assert_eq!(fits(&node), Err(Refusal::NoneOfKind(mig("2g.10gb"))));
+    // With the strategy single, nothing is offered as a whole while the GPUs are not divided alike.
+    for index in 0..4 {
+        edit_gpu(&mut node, index, |gpu| gpu.whole = None);
+    }
+    assert_eq!(fits(&node), Err(Refusal::NoneOfKind(mig("2g.10gb"))));
+}

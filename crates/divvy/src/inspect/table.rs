@@ -327,7 +327,10 @@ mod tests {
             serde_json::json!({"amd.com/gpu": {"allocated": 3, "total": 6}})
         );
         let gpu = &json["nodes"][1]["gpus"][2];
-        assert_eq!((gpu["vendor"].as_str(), gpu["whole"].as_bool()), (Some("amd"), Some(true)));
+        assert_eq!(
+            (gpu["vendor"].as_str(), gpu["whole"].as_str()),
+            (Some("amd"), Some("amd.com/gpu"))
+        );
         assert_eq!(json["nodes"][1]["gpus"][0].get("whole"), None);
         let text = wide(&shown, true);
         for line in [

@@ -285,7 +285,8 @@ fn extenders(
             .filter_map(|resource| resource.get("name")?.as_str())
             .collect();
         let of_ours = managed.iter().filter(|name| super::is_managed(name)).count();
-        let replaced = url.trim_end_matches('/').ends_with(PATH) || (of_ours > 0 && of_ours == managed.len());
+        let is_in_both = managed.iter().any(|name| stanza.resources().any(|ours| ours == **name));
+        let replaced = url.trim_end_matches('/').ends_with(PATH) || (is_in_both && of_ours == managed.len());
         let clash = |found: String, why: &str| Error::Conflict {
             origin: origin.to_owned(),
             path: path.clone(),
@@ -306,7 +307,7 @@ fn extenders(
             // Other nodes' MIG devices, for which the command was run before.
             stanza = stanza.with_mig(managed.iter().filter_map(|name| mig_profile(name)));
             explain_replaced(&extender, &stanza, wanted.address, &path, &url, notes);
-        } else if of_ours > 0 {
+        } else if is_in_both {
             return Err(clash(
                 format!("({url}) manages {}", managed.join(", ")),
                 "a resource can have only one extender, and kube-scheduler would call both",

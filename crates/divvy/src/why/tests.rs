@@ -260,7 +260,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
             "a whole GPU besides",
             |_| (),
             |pod| pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1"),
-            "the pod also requests nvidia.com/gpu; a pod gets either shared memory or whole GPUs of one vendor: remove one of the two",
+            "the pod also requests nvidia.com/gpu; a pod gets either shared memory or whole GPUs of one kind: remove one of the two",
             "-",
         ),
         case(
