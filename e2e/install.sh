@@ -98,7 +98,7 @@ up() {
   start_service
   wait_for "the extender answers at its Service" 20 divvy-service curl -skf -m 2 -o /dev/null "$service/readyz"
   # As a user does, add the address and certificates from the cluster to the scheduler's configuration.
-  "$DIVVY_BIN/divvy" scheduler-config --from-cluster=$NAMESPACE/divvy-extender --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" \
+  "$DIVVY_BIN/divvy" scheduler-config --from-cluster=$NAMESPACE/divvy-extender --kubeconfig "$CLUSTER_DIR/admin.kubeconfig" --mig-profile 3g.20gb \
     --merge "$CLUSTER_ROOT/templates/scheduler.yaml.in" -o "$CLUSTER_DIR/scheduler-tls.yaml.in" > "$LOGS/scheduler-config.log" 2>&1 ||
     { cat "$LOGS/scheduler-config.log" >&2; die "the configuration for kube-scheduler could not be created"; }
   scheduler "$service/gpushare-scheduler"
