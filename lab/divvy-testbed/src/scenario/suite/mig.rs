@@ -101,9 +101,9 @@ pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
     play.check(found == OF_LARGE, "part sees its MIG device and no other", || {
         format!("{found:?}")
     })?;
-    play.create(&on("slice", 1, "*MIG 3g.20gb").select(node), "asks for 1 GiB of it")
+    play.create(&on("later", 1, "*MIG 3g.20gb").select(node), "asks for 1 GiB of it")
         .await?;
-    play.refused("slice", "Insufficient GPU Memory in one device").await?;
+    play.refused("later", "Insufficient GPU Memory in one device").await?;
     let table = play
         .run("kubectl inspect gpushare -o wide", &["inspect", "gpushare", "-o", "wide"])
         .await?;
@@ -112,7 +112,7 @@ pub(super) async fn as_a_whole<C: Cluster>(play: &mut Play<'_, C>, node: &str) -
     }
     play.delete("default", "part", "so that the MIG device is shared again")
         .await?;
-    play.started("default", "slice").await?;
+    play.started("default", "later").await?;
     Ok(())
 }
 
