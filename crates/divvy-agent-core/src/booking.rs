@@ -145,7 +145,7 @@ impl Core {
                     gpus: allocation.gpus.clone(),
                     container: container.clone(),
                 };
-                // A container that has started before gets its GPUs again, even if they are no longer offered in this way.
+                // A restarted container keeps its GPUs. The settings may have changed since its first start, so another resource may offer them now.
                 if !self.records.contains_key(key) {
                     self.is_of_the_resource(spec, pod, &booking)?;
                 }

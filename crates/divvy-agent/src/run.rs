@@ -278,8 +278,9 @@ impl Servers {
         }
     }
 
-    /// Serve these resources as well. The plugins that run already keep running: the kubelet permanently rejects a pod while a plugin is
-    /// gone, and for minutes it lists the capacity of a resource whose plugin has ended. A resource that is no longer offered has no devices.
+    /// Start a plugin for each of these resources that has none. All other plugins keep running, even if the node no longer offers their
+    /// resource; they then report no devices. A plugin that ended would be worse: the kubelet lists its capacity for some minutes, and
+    /// permanently rejects the pods that are bound to the node in that time.
     fn offer(&mut self, specs: &[ResourceSpec]) {
         if specs.iter().all(|spec| part(*spec) != KUBELET) {
             self.agent.ready.clear(KUBELET);

@@ -113,7 +113,7 @@ pub(crate) fn beside(program: &Path, scenario: &Scenario) -> PathBuf {
 }
 
 /// The script that replaces the directories that a device plugin knows by name, and then runs the program under the name of
-/// NVIDIA's program. The machine has no directory `/mps`, and must not get one, so a scene with MPS has a root of its own.
+/// NVIDIA's program. A scene with MPS runs in its own root directory, because it needs a directory `/mps`, which must not appear on the machine.
 const SCRIPT: &str = r#"set -e
 mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && mount --bind "$SCENE/kubelet" /var/lib/kubelet/device-plugins
 mount -t tmpfs tmpfs /run && mkdir -p /run/cdi && mount --bind "$SCENE/cdi" /run/cdi

@@ -43,10 +43,10 @@ impl Destination {
         Destination(path)
     }
 
-    /// Return the target of the link, which may not exist. `None` if there is no link.
+    /// Return the path to which the link points. Nothing needs to exist at that path. `None` if there is no link.
     ///
     /// # Errors
-    /// Fails if there is something else in its place, which is then not replaced.
+    /// Fails if a file or a directory is in the place of the link. This program does not replace it.
     pub(super) fn target(&self) -> Result<Option<PathBuf>, String> {
         let path = self.0.display();
         match fs::read_link(&self.0) {

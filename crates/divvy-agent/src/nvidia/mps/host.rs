@@ -51,8 +51,8 @@ impl Host {
         self.all(daemon, daemon.withdraw()).await;
     }
 
-    /// End a daemon that is no longer wanted, and log the steps that fail. If GPUs could not be opened, the list of exclusive GPUs keeps
-    /// them, and the next run of the program tries again.
+    /// End a daemon, and log the steps that fail. If a GPU could not be set to compute mode DEFAULT, it stays in the list of exclusive GPUs.
+    /// The next run of the program then tries again.
     pub(super) async fn end(&self, daemon: &Daemon) {
         let start = Instant::now();
         let mut closed = Vec::new();

@@ -1,7 +1,7 @@
 //! Finds and ends the processes of the control daemons.
 //!
-//! The daemon's pid file is no evidence: it is in a directory that clients mount and can write. A client runs in another container,
-//! so it has another mount namespace, and it cannot enter this one.
+//! The daemon's pid file cannot be trusted, because clients mount its directory and can write to it. A process is accepted only if it runs in
+//! the mount namespace of this program. A client runs in another container, and cannot enter this namespace.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -9,7 +9,7 @@ use crate::scenario::devices::gpus;
 use crate::scenario::{Cluster, Machine, Part, Play, Plugin, Report, Stop};
 
 const PIPE: &str = "/mps/nvidia.com/gpu/pipe";
-/// What the control daemon is told before it serves: a quarter of 16 GiB, and of the threads, for each client.
+/// The commands that set the limits of each client before the control daemon serves: a quarter of 16 GiB, and a quarter of the threads.
 const LIMITS: [&str; 2] = [
     "set_default_device_pinned_mem_limit 0 4096M",
     "set_default_active_thread_percentage 25",
