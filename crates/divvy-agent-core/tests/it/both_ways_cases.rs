@@ -353,3 +353,15 @@ fn a_container_that_requests_devices_of_two_kinds_is_told_so() {
          kind. Delete the pod, and request one of the two"
     );
 }
+
+/// With the strategy single, devices that are not divided alike are withdrawn, except from the pods that were promised one.
+#[test]
+fn a_pod_has_its_device_as_a_whole_before_its_containers_start() {
+    let mut node = mig_node(MigStrategy::Single, &["1g.5gb", "1g.5gb"]);
+    node.see(placed("whole", 1));
+    node.see(simple("share", 2, 1));
+    let held: Vec<bool> = node.core.gpus().iter().map(|gpu| node.core.holds_whole(gpu)).collect();
+    assert_eq!(held, [false, true, false]);
+    node.change("whole", |pod| pod.phase = Phase::Succeeded);
+    assert!(!node.core.gpus().iter().any(|gpu| node.core.holds_whole(gpu)));
+}
