@@ -1,13 +1,13 @@
 //! GetPreferredAllocation: which of the free ids the kubelet should hand out.
 //!
-//! The call does not name a pod, so the answer is a guess. A wrong guess affects only the podresources API and its readers, which then show
-//! ids of another GPU than the one that the container has.
+//! The call does not name a pod, so the answer is a guess. After a wrong guess, the container has its GPU, but the kubelet's ids name another
+//! one. The podresources API shows these ids, and a device plugin that is installed in Divvy's place gives the container's GPU away again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Gpu, Held, Link};
 
-use super::{Core, Ids, Key, ResourceSpec};
+use super::{Core, Ids, Key, Known, ResourceSpec};
 
 impl Core {
     /// Return exactly `size` ids, or fewer if not enough are available. The ids include all of `must_include`, and as many as
@@ -111,40 +111,18 @@ impl Core {
         chosen
     }
 
-    /// Return the container that the kubelet is probably admitting, and its GPUs. Its pod is bound here, is not being deleted, and has an
-    /// allocation; the container is the pod's first one without a handout and requests this many ids. Among several, the pod seen first wins.
+    /// Whether a known pod has a container for which the kubelet may ask for this many ids now. If not, the kubelet is ahead of the
+    /// agent's watch: it admits a pod that the agent does not know yet.
+    pub fn is_expected(&self, spec: ResourceSpec, must_include: &[String], size: usize) -> bool {
+        self.candidates(spec, size, must_include).next().is_some()
+    }
+
+    /// Return the container that the kubelet is probably admitting, and its GPUs. It has an allocation. Among several, the pod seen first
+    /// wins.
     fn likely_container(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> Option<(Key, Vec<String>)> {
-        let size = u64::try_from(size).ok().filter(|size| *size > 0)?;
-        let handouts = || {
-            self.granting(&self.handouts)
-                .filter(|(of, _)| *of == spec)
-                .map(|(_, handout)| handout)
-        };
-        let mut candidates: Vec<_> = self
-            .pods
-            .values()
-            .filter(|known| !known.pod.deleting && !known.pod.ended())
-            .filter_map(|known| {
-                let pod = &known.pod;
-                let taken = |container: &str| {
-                    let is = |key: &Key| key.uid == pod.uid && key.container == container;
-                    handouts().any(|handout| is(&handout.key))
-                        || self
-                            .in_flight
-                            .iter()
-                            .any(|in_flight| in_flight.guess.as_ref().is_some_and(is))
-                        || self.records.keys().any(is)
-                };
-                let (next, amount) = spec.requests(&pod.request).find(|(container, _)| !taken(container))?;
-                // Ids that are included again come from an earlier container of the same pod.
-                let reused = must_include.is_empty()
-                    || handouts()
-                        .any(|handout| handout.key.uid == pod.uid && must_include.iter().all(|id| handout.ids.contains(id)));
-                (amount == size && reused).then_some((known.seq, known, next))
-            })
-            .collect();
-        candidates.sort_by_key(|(seq, _, _)| *seq);
-        candidates.into_iter().find_map(|(_, known, container)| {
+        let mut candidates: Vec<_> = self.candidates(spec, size, must_include).collect();
+        candidates.sort_by_key(|(known, _)| known.seq);
+        candidates.into_iter().find_map(|(known, container)| {
             let uuids: Vec<String> = match &known.pin {
                 Held::Allocation(allocation) => {
                     let shares = allocation.containers.get(container)?;
@@ -160,6 +138,35 @@ impl Core {
                 container: container.to_owned(),
             };
             Some((key, uuids))
+        })
+    }
+
+    /// Return the containers for which the kubelet may ask for this many ids now, with their pods. The pod is bound here, and is not being
+    /// deleted; the container is the pod's first one without a handout.
+    fn candidates(&self, spec: ResourceSpec, size: usize, must_include: &[String]) -> impl Iterator<Item = (&Known, &str)> {
+        let size = u64::try_from(size).ok().filter(|size| *size > 0);
+        let handouts = move || {
+            self.granting(&self.handouts)
+                .filter(move |(of, _)| *of == spec)
+                .map(|(_, handout)| handout)
+        };
+        let living = self.pods.values().filter(|known| !known.pod.deleting && !known.pod.ended());
+        living.filter_map(move |known| {
+            let pod = &known.pod;
+            let taken = |container: &str| {
+                let is = |key: &Key| key.uid == pod.uid && key.container == container;
+                handouts().any(|handout| is(&handout.key))
+                    || self
+                        .in_flight
+                        .iter()
+                        .any(|in_flight| in_flight.guess.as_ref().is_some_and(is))
+                    || self.records.keys().any(is)
+            };
+            let (next, amount) = spec.requests(&pod.request).find(|(container, _)| !taken(container))?;
+            // Ids that are included again come from an earlier container of the same pod.
+            let reused = must_include.is_empty()
+                || handouts().any(|handout| handout.key.uid == pod.uid && must_include.iter().all(|id| handout.ids.contains(id)));
+            (Some(amount) == size && reused).then_some((known, next))
         })
     }
 }

@@ -36,6 +36,8 @@ use divvy_agent_core::{
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+/// The timeout of a list of the node's pods while the kubelet admits one. The kubelet admits no other pod in the meantime.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a reconciliation waits for the driver's lists of processes.
 const PROCESSES_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a reconciliation waits for the probe to check the driver's files. It waits as long again for the probe to make a
@@ -399,18 +401,12 @@ impl Agent {
                 return (reason, Err(plugin::Refusal::not_yet(text)));
             }
             if !fresh {
-                let listing = Begun::new(self);
-                match tokio::time::timeout(left.min(LIST_TIMEOUT), list::pods(&self.client, Some(&self.selector))).await {
-                    Ok(Ok(pods)) => {
-                        if let Some(actions) = listing.ended(pods.pods) {
-                            self.post_events(actions);
-                            self.set_synced();
-                            fresh = true;
-                        }
+                match self.list_pods(left.min(LIST_TIMEOUT)).await {
+                    Ok(is_complete) => {
+                        fresh = is_complete;
                         continue;
                     }
-                    Ok(Err(error)) => text = format!("{text}; {error}"),
-                    Err(_) => text = format!("{text}; the API server does not answer"),
+                    Err(error) => text = format!("{text}; {error}"),
                 }
                 if started.elapsed() >= PATIENCE {
                     return (reason, Err(plugin::Refusal::not_yet(text)));
@@ -421,6 +417,31 @@ impl Agent {
                 () = changed => {}
                 () = tokio::time::sleep(LOOK_AGAIN.min(left)) => {}
             }
+        }
+    }
+
+    /// Ask the API server for the pods of this node, because the kubelet is admitting one of which the watch has not told yet.
+    pub(crate) async fn look_for_pods(&self) {
+        if let Err(text) = self.list_pods(ADMISSION_TIMEOUT).await {
+            debug!("the kubelet admits a pod that is not known yet: {text}");
+        }
+    }
+
+    /// List the pods of this node. Return false if the core did not take it over, because the watch started again meanwhile.
+    async fn list_pods(&self, limit: Duration) -> Result<bool, String> {
+        let listing = Begun::new(self);
+        match tokio::time::timeout(limit, list::pods(&self.client, Some(&self.selector))).await {
+            Ok(Ok(pods)) => {
+                let taken = listing.ended(pods.pods);
+                let is_taken = taken.is_some();
+                if let Some(actions) = taken {
+                    self.post_events(actions);
+                    self.set_synced();
+                }
+                Ok(is_taken)
+            }
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the API server does not answer".to_owned()),
         }
     }
 

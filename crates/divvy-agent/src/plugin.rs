@@ -43,7 +43,10 @@ impl Plugin for AgentPlugin {
         self.agent.devices(self.spec)
     }
 
-    fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
+    async fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
+        if self.spec.grants() && !self.agent.core().is_expected(self.spec, must_include, size) {
+            self.agent.look_for_pods().await;
+        }
         self.agent.core().preferred(self.spec, available, must_include, size)
     }
 

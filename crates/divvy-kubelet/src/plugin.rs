@@ -45,8 +45,8 @@ pub trait Plugin: Send + Sync + 'static {
     /// The kubelet tolerates any answer: it drops surplus and unknown ids, and chooses missing ones at random. An error would
     /// reject the pod, so this method cannot fail. The kubelet makes this call without a deadline, and the call delays the
     /// admission of all pods on the node.
-    fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
-        any_legal(available, must_include, size)
+    fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> impl Future<Output = Vec<String>> + Send {
+        std::future::ready(any_legal(available, must_include, size))
     }
 
     /// Return what a container with these devices receives. The call names neither the pod nor the container.

@@ -68,7 +68,7 @@ impl Plugin for NvidiaPlugin {
         self.devices.subscribe()
     }
 
-    fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
+    async fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
         let policy = self.served.config.plugin.shared_devices_policy;
         let offered = self.served.offered();
         let resource = offered.resources.get(&self.name);

@@ -516,6 +516,27 @@ async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_
     bed.running("p").await;
 }
 
+/// Otherwise the kubelet's ids name another GPU, and a plugin that comes after the agent gives the pod's GPU to another pod.
+#[tokio::test]
+async fn a_pod_of_which_the_watch_did_not_tell_yet_gets_ids_of_its_gpu() {
+    let mut bed = Bed::new(&[4096, 4096]).await;
+    bed.memory_is(8, 8).await;
+    bed.stop_agent().await;
+    let deaf = Match::any().client("agent").verb("watch").resource("pods");
+    let deaf = bed.api.faults().add(Rule::new(deaf, Effect::Latency(LIMIT)));
+    bed.start_agent();
+    bed.kubelet_has(8).await;
+    bed.eventually("its watch, which hangs", || (bed.api.faults().fired(deaf) > 0).then_some(()))
+        .await;
+    for (name, gpu) in [("first", 1), ("second", 0), ("third", 1)] {
+        bed.create(name, Some(gpu), 1);
+        bed.running(name).await;
+    }
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    assert!(text.contains("divvy_agent_steering_misses_total 0"), "{text}");
+    bed.stop_agent().await;
+}
+
 /// With a role without `list` (kube-rs lists before it watches), the inventory is written, but the agent would not notice its removal.
 #[tokio::test]
 async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {

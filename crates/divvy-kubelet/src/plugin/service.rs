@@ -84,18 +84,13 @@ impl<P: Plugin> v1beta1::device_plugin_server::DevicePlugin for Service<P> {
         &self,
         request: Request<v1beta1::PreferredAllocationRequest>,
     ) -> Result<Response<v1beta1::PreferredAllocationResponse>, Status> {
-        let container_responses = request
-            .into_inner()
-            .container_requests
-            .iter()
-            .map(|asked| {
-                let size = usize::try_from(asked.allocation_size).unwrap_or(0);
-                let device_ids = self
-                    .plugin
-                    .preferred(&asked.available_device_ids, &asked.must_include_device_ids, size);
-                v1beta1::ContainerPreferredAllocationResponse { device_ids }
-            })
-            .collect();
+        let mut container_responses = Vec::new();
+        for asked in &request.get_ref().container_requests {
+            let size = usize::try_from(asked.allocation_size).unwrap_or(0);
+            let (available, must_include) = (&asked.available_device_ids, &asked.must_include_device_ids);
+            let device_ids = self.plugin.preferred(available, must_include, size).await;
+            container_responses.push(v1beta1::ContainerPreferredAllocationResponse { device_ids });
+        }
         Ok(Response::new(v1beta1::PreferredAllocationResponse { container_responses }))
     }
 
