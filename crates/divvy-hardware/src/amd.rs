@@ -173,6 +173,7 @@ impl Backend for Amd {
                 pid: *pid,
                 used: bounded(*bytes).unwrap_or(MiB::ZERO),
                 pod: None,
+                container: None,
             });
             GpuProcesses {
                 uuid: facts.uuid.clone(),

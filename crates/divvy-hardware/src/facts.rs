@@ -177,6 +177,9 @@ pub struct Process {
     /// UID of the process's pod, from its cgroup. `None` for a process of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// The container runtime's ID of the process's container, from its cgroup. `None` for a process of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
 }
 
 /// The maximum number of GPUs in input from outside the process. No machine has so many GPUs.
@@ -281,9 +284,15 @@ impl GpuProcesses {
                         process.pid, gpu.uuid, process.used
                     ));
                 }
-                // The UUID check also accepts every valid pod UID.
+                // The UUID check also accepts every valid pod UID and container ID.
                 if process.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
                     return refuse(format!("process {} on GPU {} has a malformed pod UID", process.pid, gpu.uuid));
+                }
+                if process.container.as_ref().is_some_and(|id| !is_uuid(id)) {
+                    return refuse(format!(
+                        "process {} on GPU {} has a malformed container ID",
+                        process.pid, gpu.uuid
+                    ));
                 }
             }
         }
@@ -567,15 +576,23 @@ mod tests {
                 pid: 7,
                 used: MiB(used),
                 pod: pod.map(str::to_owned),
+                container: None,
             }],
             error: None,
         };
+        let in_container = |id: &str| {
+            let mut gpu = gpu("GPU-a", 1, Some("0a-1b"));
+            gpu.processes[0].container = Some(id.to_owned());
+            gpu
+        };
+        GpuProcesses::validate(&[in_container("0123abcd")]).expect("ordinary");
         GpuProcesses::validate(&[gpu("GPU-a", 10, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
         for (name, all) in [
             ("the same GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
             ("a path for a GPU", vec![gpu("../x", 1, None)]),
             ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
             ("a pod without a UID", vec![gpu("GPU-a", 1, Some(""))]),
+            ("a path for a container", vec![in_container("../x")]),
             ("more memory than exists", vec![gpu("GPU-a", u64::MAX, None)]),
             ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),
         ] {

@@ -40,25 +40,46 @@ pub fn has_processes(pids_current: &str) -> Option<bool> {
     count.ok().map(|count| count > 0)
 }
 
-/// Return the UID of the pod to which a process belongs. The argument is the text of `/proc/<pid>/cgroup`. `None` if the process
-/// belongs to no pod.
+/// Where a process runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The UID of the pod.
+    pub pod: String,
+    /// The container runtime's ID of the container. `None` if the process is in the pod's own cgroup, or if the name of the cgroup is unknown.
+    pub container: Option<String>,
+}
+
+/// Return the pod and the container to which a process belongs. The argument is the text of `/proc/<pid>/cgroup`. `None` if the
+/// process belongs to no pod.
 ///
 /// With cgroup v2, the text has one line, `0::<path>`; with v1, it has one line per controller. If the reader is in its own
 /// cgroup namespace, the path is relative to the reader's cgroup: it starts with `/..` and may omit `kubepods`.
-pub fn pod_of_process(proc_cgroup: &str) -> Option<String> {
+pub fn owner_of_process(proc_cgroup: &str) -> Option<Owner> {
     let paths = proc_cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.filter_map(pod_of_path).next()
+    paths.filter_map(owner_of_path).next()
 }
 
-fn pod_of_path(path: &str) -> Option<String> {
+fn owner_of_path(path: &str) -> Option<Owner> {
     let mut below_kubepods = path.starts_with("/..");
-    for name in path.split('/') {
-        if let Some(uid) = pod_uid(name).filter(|_| below_kubepods) {
-            return Some(uid);
+    let mut names = path.split('/');
+    while let Some(name) = names.next() {
+        if let Some(pod) = pod_uid(name).filter(|_| below_kubepods) {
+            let container = names.next().and_then(container_id);
+            return Some(Owner { pod, container });
         }
         below_kubepods |= is_kubepods(name);
     }
     None
+}
+
+/// Return the ID in the name of a container's cgroup: `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, or `docker-<id>.scope`.
+fn container_id(name: &str) -> Option<String> {
+    let id = match name.strip_suffix(".scope") {
+        Some(scope) => scope.rsplit_once('-').map_or(scope, |(_, id)| id),
+        None => name,
+    };
+    let is_id = (1..=96).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_id.then(|| id.to_owned())
 }
 
 #[cfg(test)]
@@ -83,31 +104,46 @@ mod tests {
     }
 
     #[test]
-    fn a_process_belongs_to_the_pod_in_its_cgroups_path() {
+    fn a_process_belongs_to_the_pod_and_the_container_in_its_cgroups_path() {
         for (text, expected) in [
-            ("0::/kubepods/burstable/podaaaa-1/0123abcd\n", Some("aaaa-1")),
-            ("0::/kubepods/podaaaa-1/0123abcd\n", Some("aaaa-1")),
-            ("0::/test-n1/kubepods/besteffort/podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            (
+                "0::/kubepods/burstable/podaaaa-1/0123abcd\n",
+                Some(("aaaa-1", Some("0123abcd"))),
+            ),
+            ("0::/kubepods/podaaaa-1/0123abcd\n", Some(("aaaa-1", Some("0123abcd")))),
+            (
+                "0::/test-n1/kubepods/besteffort/podaaaa-1/0123abcd/init.scope\n",
+                Some(("aaaa-1", Some("0123abcd"))),
+            ),
             (
                 "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0a_1b_2c.slice/cri-containerd-01ab.scope\n",
-                Some("0a-1b-2c"),
+                Some(("0a-1b-2c", Some("01ab"))),
             ),
-            ("0::/../../podaaaa-1/0123abcd\n", Some("aaaa-1")),
+            (
+                "0::/kubepods.slice/kubepods-pod0a_1b_2c.slice/crio-01ab.scope/container\n",
+                Some(("0a-1b-2c", Some("01ab"))),
+            ),
+            ("0::/../../podaaaa-1/0123abcd\n", Some(("aaaa-1", Some("0123abcd")))),
             (
                 "0::/../../kubepods-besteffort-pod0a_1b.slice/cri-containerd-01ab.scope\n",
-                Some("0a-1b"),
+                Some(("0a-1b", Some("01ab"))),
             ),
             (
                 "12:pids:/kubepods/burstable/podaaaa-1/01ab\n3:name=systemd:/kubepods/burstable/podaaaa-1/01ab\n0::/\n",
-                Some("aaaa-1"),
+                Some(("aaaa-1", Some("01ab"))),
             ),
+            ("0::/kubepods/podaaaa-1\n", Some(("aaaa-1", None))),
+            ("0::/kubepods/podaaaa-1/a b\n", Some(("aaaa-1", None))),
+            ("0::/kubepods/podaaaa-1//01ab\n", Some(("aaaa-1", None))),
             ("0::/system.slice/podman.service\n", None),
             ("0::/user.slice/user-1000.slice/pod1\n", None),
             ("0::/\n", None),
             ("garbage", None),
             ("", None),
         ] {
-            assert_eq!(pod_of_process(text).as_deref(), expected, "{text}");
+            let owner = owner_of_process(text);
+            let found = owner.as_ref().map(|owner| (owner.pod.as_str(), owner.container.as_deref()));
+            assert_eq!(found, expected, "{text}");
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The control daemons of CUDA's Multi-Process Service (MPS): which a node needs, how each is started and ended, and what to do
 //! when something changes. All functions here are pure; the actions are performed elsewhere.
 
+pub mod share;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

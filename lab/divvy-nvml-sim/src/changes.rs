@@ -1,6 +1,6 @@
 //! Changes that are made at run time, and the file that stores them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -42,6 +42,8 @@ pub(crate) struct GpuChanges {
     pub(crate) processes: BTreeMap<u32, u64>,
     /// The MIG devices that processes use, by PID: the position among the GPU's MIG devices.
     pub(crate) mig_of: BTreeMap<u32, u32>,
+    /// The PIDs of processes that are clients of MPS.
+    pub(crate) mps: BTreeSet<u32>,
     /// The temperature in °C.
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.

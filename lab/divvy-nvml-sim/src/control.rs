@@ -36,6 +36,9 @@ enum Request {
         used_mib: u64,
         /// The position among the GPU's MIG devices of the one that the process uses.
         mig: Option<u32>,
+        /// Whether the process is a client of MPS.
+        #[serde(default)]
+        mps: bool,
     },
     #[serde(rename = "mig_mode")]
     MigMode {
@@ -156,7 +159,13 @@ fn perform(request: Request) -> Result<Value, String> {
             return Ok(json!({ "ok": true, "state": { "node": machine.name, "uuids": uuids, "changes": changes } }));
         }
         Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
-        Request::Memory { gpu, pid, used_mib, mig } => sim().change(|changes, machine| {
+        Request::Memory {
+            gpu,
+            pid,
+            used_mib,
+            mig,
+            mps,
+        } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
                 return Err(format!("GPU {gpu} has {total} MiB, less than {used_mib}"));
@@ -166,6 +175,10 @@ fn perform(request: Request) -> Result<Value, String> {
             match mig {
                 Some(mig) => changed.mig_of.insert(pid, mig),
                 None => changed.mig_of.remove(&pid),
+            };
+            match mps {
+                true => changed.mps.insert(pid),
+                false => changed.mps.remove(&pid),
             };
             Ok(())
         })?,

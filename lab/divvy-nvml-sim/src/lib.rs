@@ -24,6 +24,7 @@
 //! {"op":"lost","gpu":0,"lost":true}             {"ok":true}
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100}   0 removes the process
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100,"mig":2}   the process uses the third MIG device of the GPU
+//! {"op":"memory","gpu":0,"pid":123,"used_mib":100,"mps":true}   the process is a client of MPS
 //! {"op":"temperature","gpu":0,"celsius":90}
 //! {"op":"utilization","gpu":0,"percent":50}
 //! {"op":"init","error":9}                       0: nvmlInit works again

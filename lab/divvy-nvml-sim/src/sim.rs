@@ -310,6 +310,11 @@ impl Inner {
         processes
     }
 
+    /// Report whether a process on the GPU is a client of MPS.
+    pub(crate) fn is_mps_client(&self, index: usize, pid: u32) -> bool {
+        self.gpu(index).is_some_and(|changes| changes.mps.contains(&pid))
+    }
+
     /// Return the temperature in °C.
     pub(crate) fn temperature(&self, card: &Card, index: usize) -> u32 {
         self.gpu(index)

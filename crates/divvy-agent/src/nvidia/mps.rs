@@ -18,15 +18,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_hardware::client::{ProbeClient, Update};
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::client::{ProbeClient, ProbeHandle, Update};
+use divvy_hardware::{Code, Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
+use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
 use divvy_nvidia_plugin::offer;
 use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use self::host::Host;
 pub(super) use self::shm::mount_shm;
@@ -63,11 +65,17 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     let mut node = Node::new(&surroundings)?;
     let mut spawn = probe(&config, &surroundings);
     let mut client = ProbeClient::start(spawn.clone(), surroundings.pace.timing());
+    let mut counts = tokio::time::interval(surroundings.mps.count);
+    counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let ended = loop {
         let turn = async {
             tokio::select! {
                 update = client.next() => node.update(&config, update).await,
                 result = node.changed() => result,
+                _ = counts.tick() => {
+                    node.count(&client.handle()).await;
+                    Ok(())
+                }
                 () = reloads.changed() => match load(&source) {
                     Ok(next) => {
                         info!("the configuration is read again");
@@ -124,6 +132,7 @@ struct Node {
     left_over: Vec<Daemon>,
     root: PathBuf,
     said: Vec<String>,
+    shares: Shares,
 }
 
 /// The supervisor of one daemon.
@@ -148,6 +157,7 @@ impl Node {
             tasks: JoinSet::new(),
             root: surroundings.root.clone(),
             said: Vec::new(),
+            shares: Shares::default(),
             mps,
         })
     }
@@ -338,6 +348,24 @@ impl Node {
         }
     }
 
+    /// Warn of containers that use more than their share of a GPU.
+    async fn count(&mut self, probe: &ProbeHandle) {
+        let daemons: Vec<Daemon> = self.serving.borrow().values().cloned().collect();
+        if daemons.is_empty() {
+            return;
+        }
+        let gpus = match probe.processes().await {
+            Ok(gpus) => gpus,
+            Err(failure) => {
+                debug!("what containers use of the shared GPUs is not known: {failure}");
+                return;
+            }
+        };
+        for excess in self.shares.count(&daemons, &clients(gpus)) {
+            warn!("{excess}");
+        }
+    }
+
     fn say(&mut self, texts: Vec<String>) {
         if self.said != texts {
             texts.iter().for_each(|text| warn!("{text}"));
@@ -360,6 +388,24 @@ impl Node {
         };
         tokio::join!(ended, self.end_left_over());
     }
+}
+
+/// Return the processes that run in containers.
+fn clients(gpus: Vec<GpuProcesses>) -> Vec<Client> {
+    let client = |gpu: &str, process: Process| {
+        Some(Client {
+            gpu: gpu.to_owned(),
+            pod: process.pod?,
+            container: process.container?,
+            used: process.used,
+        })
+    };
+    gpus.into_iter()
+        .flat_map(|gpu| {
+            let found = gpu.processes.into_iter().filter_map(|process| client(&gpu.uuid, process));
+            found.collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 fn broken(error: &JoinError) -> Error {

@@ -32,6 +32,8 @@ pub struct Mps {
     pub end_limit: Duration,
     /// The intervals of the supervision.
     pub intervals: Intervals,
+    /// The time between two counts of what containers use.
+    pub count: Duration,
 }
 
 impl Mps {
@@ -44,6 +46,7 @@ impl Mps {
             deadline: Duration::from_secs(10),
             end_limit: Duration::from_secs(25),
             intervals: Intervals::default(),
+            count: Duration::from_secs(10),
         }
     }
 

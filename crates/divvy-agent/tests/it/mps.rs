@@ -5,6 +5,7 @@ mod hostile;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use divvy_agent::Error;
@@ -90,6 +91,7 @@ impl Bed {
                     retry: 200,
                     backoff: 50,
                 },
+                count: Duration::from_millis(50),
             },
             pace: Pace::default(),
         };
@@ -537,4 +539,59 @@ async fn without_the_control_program_the_marker_alone_counts_for_the_plugin() {
     std::fs::remove_file(directory.join(".started")).expect("removed");
     plugin.has("allocatable", Some("0")).await;
     stop(plugin.running).await;
+}
+
+/// A log in memory.
+#[derive(Debug, Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().expect("not poisoned")).into_owned()
+    }
+}
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("not poisoned").write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_container_whose_processes_together_use_more_than_its_share_is_named() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    // The test and everything that it starts run in this thread.
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let bed = Bed::new(&[A100]);
+    for (pid, container) in [(7, "01ab"), (8, "01ab"), (9, "02cd")] {
+        let process = bed.at(&format!("root/proc/{pid}"));
+        std::fs::create_dir_all(&process).expect("created");
+        std::fs::write(
+            process.join("cgroup"),
+            format!("0::/kubepods/burstable/podaaaa-1/{container}\n"),
+        )
+        .expect("written");
+    }
+    bed.configure(&replicas(4));
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    for (pid, used) in [(9, 10700), (7, 6000), (8, 6000)] {
+        let request = json!({"op": "memory", "gpu": 0, "pid": pid, "used_mib": used, "mps": true});
+        ask(&bed.at("control"), &request).await.expect("done");
+    }
+    until("it is named", || log.text().contains("its share")).await;
+    let text = log.text();
+    let expected =
+        "container 01ab of pod aaaa-1 uses 12000 MiB of GPU 0 in 2 processes, but its share (1 nvidia.com/gpu) is 10240 MiB";
+    assert!(text.contains(expected) && !text.contains("02cd"), "{text}");
+    stop(running).await;
 }

@@ -385,7 +385,15 @@ fn processes_of_parts(device: &Device<'_>, uuid: String) -> Vec<GpuProcesses> {
 
 fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
     let mut used: BTreeMap<u32, u64> = BTreeMap::new();
-    let lists = [device.running_compute_processes(), device.running_graphics_processes()];
+    let lists = [
+        device.running_compute_processes(),
+        device.running_graphics_processes(),
+        // Clients of MPS. Drivers before R510 lack this list.
+        match device.mps_running_compute_processes() {
+            Err(NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
+            list => list,
+        },
+    ];
     let mut error = None;
     for list in lists {
         match list {
@@ -398,7 +406,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
                         UsedGpuMemory::Used(bytes) => bytes,
                         UsedGpuMemory::Unavailable => 0,
                     };
-                    // A process that computes and renders appears in both lists with the same amount.
+                    // A process can be in several lists, with the same amount: one that computes and renders, or a client of MPS.
                     let entry = used.entry(pid).or_default();
                     *entry = bytes.max(*entry);
                 }
@@ -411,6 +419,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
         pid,
         used: MiB::from_bytes(bytes),
         pod: None,
+        container: None,
     });
     GpuProcesses {
         uuid,

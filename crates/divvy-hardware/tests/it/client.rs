@@ -123,7 +123,7 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
 }
 
 #[tokio::test]
-async fn a_process_is_named_after_the_pod_in_whose_cgroup_it_runs() {
+async fn a_process_belongs_to_the_pod_and_the_container_in_whose_cgroup_it_runs() {
     let machine = Machine::new(TWO);
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
@@ -131,8 +131,12 @@ async fn a_process_is_named_after_the_pod_in_whose_cgroup_it_runs() {
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
     let all = client.handle().processes().await.expect("processes");
-    let pods: Vec<_> = all[0].processes.iter().map(|p| (p.pid, p.used, p.pod.as_deref())).collect();
-    assert_eq!(pods, [(1, MiB(10), None), (7, MiB(500), Some("aaaa-1"))]);
+    let pods: Vec<_> = all[0]
+        .processes
+        .iter()
+        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref()))
+        .collect();
+    assert_eq!(pods, [(1, MiB(10), None, None), (7, MiB(500), Some("aaaa-1"), Some("01ab"))]);
 }
 
 #[tokio::test]

@@ -165,6 +165,19 @@ fn processes_are_listed_with_the_mig_device_that_they_use() {
 }
 
 #[test]
+fn clients_of_mps_are_listed_with_the_other_processes() {
+    let machine = Machine::new(TWO);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    machine.control(&json!({"op": "memory", "gpu": 1, "pid": 7, "used_mib": 100, "mps": true}));
+    machine.control(&json!({"op": "memory", "gpu": 1, "pid": 8, "used_mib": 50}));
+    let answer = client.ask("{\"v\":1,\"id\":2,\"op\":\"processes\"}");
+    let processes = json!([{"pid": 7, "usedMiB": 100}, {"pid": 8, "usedMiB": 50}]);
+    assert_eq!(answer["ok"][1]["processes"], processes, "{answer}");
+}
+
+#[test]
 fn a_gpu_belongs_to_a_fabric_only_when_its_registration_is_completed() {
     let cluster = "0a0b0c0d-0102-4304-8506-1718191a1b1c";
     let gpu = |fabric: &str| format!("[[node.gpu]]\nmodel = \"GB200\"\nmemory_mib = 189440\n{fabric}\n");

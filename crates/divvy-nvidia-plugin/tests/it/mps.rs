@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use divvy_model::MiB;
 use divvy_nvidia_config::{Config, SharingStrategy};
+use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{
     Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, SharedGpu, Supervision, changes, daemons, directory,
     excerpt, left_over,
@@ -340,4 +341,61 @@ proptest! {
         prop_assert_eq!(below.components().count(), 2);
         prop_assert!(below.components().all(|part| matches!(part, Component::Normal(_))));
     }
+}
+
+/// A process of the container `c1` of the pod `p1`, and so on.
+fn client(gpu: u32, container: u32, used: u64) -> Client {
+    Client {
+        gpu: u(gpu),
+        pod: format!("p{container}"),
+        container: format!("c{container}"),
+        used: MiB(used),
+    }
+}
+
+#[test]
+fn a_container_is_above_its_share_if_its_processes_together_use_more() {
+    // One replica is 10240 MiB.
+    let daemons = [one(4, &machine(2))];
+    for (name, clients, above) in [
+        ("no process", vec![], vec![]),
+        ("exactly the share", vec![client(0, 1, 5120), client(0, 1, 5120)], vec![]),
+        (
+            "one more",
+            vec![client(0, 1, 5120), client(0, 1, 5121)],
+            vec![("c1", 0, 10241, 2)],
+        ),
+        ("two containers", vec![client(0, 1, 9000), client(0, 2, 9000)], vec![]),
+        ("two GPUs", vec![client(0, 1, 9000), client(1, 1, 9000)], vec![]),
+        ("one process", vec![client(0, 1, 10700)], vec![]),
+        ("a GPU without MPS", vec![client(7, 1, 9000), client(7, 1, 9000)], vec![]),
+        (
+            "more than fits into a number",
+            vec![client(1, 3, u64::MAX), client(1, 3, u64::MAX), client(1, 3, 1)],
+            vec![("c3", 1, u64::MAX, 3)],
+        ),
+    ] {
+        let found = Shares::default().count(&daemons, &clients);
+        let found: Vec<_> = found
+            .iter()
+            .map(|excess| (excess.container.as_str(), excess.index, excess.used.0, excess.processes))
+            .collect();
+        assert_eq!(found, above, "{name}");
+    }
+}
+
+#[test]
+fn an_excess_is_told_once_and_again_only_after_it_ended() {
+    let daemons = [one(4, &machine(1))];
+    let two = [client(0, 1, 9000), client(0, 1, 9000)];
+    let mut shares = Shares::default();
+    let told: Vec<usize> = [&two[..], &two, &two[..1], &two]
+        .into_iter()
+        .map(|clients| shares.count(&daemons, clients).len())
+        .collect();
+    assert_eq!(told, [1, 0, 0, 1]);
+    insta::assert_snapshot!(
+        Shares::default().count(&daemons, &two)[0],
+        @"container c1 of pod p1 uses 18000 MiB of GPU 0 in 2 processes, but its share (1 nvidia.com/gpu) is 10240 MiB. MPS limits each process, not the container, so other pods may run out of memory. Start fewer processes in the container, or limit each to a part of the share with the variable CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+    );
 }

@@ -33,11 +33,13 @@ unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<()
     Ok(())
 }
 
-fn compute<T>(device: ffi::nvmlDevice_t, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
+/// Return the clients of MPS, or all other processes. The real driver may list clients as compute processes as well; a reader must cope with
+/// both.
+fn compute<T>(device: ffi::nvmlDevice_t, mps: bool, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
     mig::call_with_part(device, |inner, card, index, mig| {
-        let processes = inner.processes(card, index, mig);
+        let processes = inner.processes(card, index, mig).into_iter();
         Ok(processes
-            .into_iter()
+            .filter(|(pid, _)| inner.is_mps_client(index, *pid) == mps)
             .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))
             .collect())
     })
@@ -66,7 +68,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
     infos: *mut ffi::nvmlProcessInfo_v1_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, compute(device, v1)?) })
+    answer(|| unsafe { put_list(count, infos, compute(device, false, v1)?) })
 }
 
 #[unsafe(no_mangle)]
@@ -76,7 +78,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
     infos: *mut ffi::nvmlProcessInfo_v2_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, compute(device, v2)?) })
+    answer(|| unsafe { put_list(count, infos, compute(device, false, v2)?) })
 }
 
 #[unsafe(no_mangle)]
@@ -86,10 +88,10 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, compute(device, v2)?) })
+    answer(|| unsafe { put_list(count, infos, compute(device, false, v2)?) })
 }
 
-/// All described processes are compute processes, so the list of graphics processes is empty.
+/// No process renders, so the list of graphics processes is empty.
 fn none<T>(device: ffi::nvmlDevice_t) -> Result<Vec<T>, ffi::nvmlReturn_t> {
     mig::call_with_part(device, |_, _, _, _| Ok(Vec::new()))
 }
@@ -131,7 +133,7 @@ unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, none(device)?) })
+    answer(|| unsafe { put_list(count, infos, compute(device, true, v2)?) })
 }
 
 #[cfg(test)]
