@@ -5,6 +5,8 @@
 //! configuration file, SIGHUP ─────────────┘                      └─ mps: whether the MPS control daemon serves
 //! ```
 //!
+//! On a Tegra the probe is not needed: the only device is known.
+//!
 //! Like NVIDIA's plugin, it needs no access to the API server.
 
 mod cdi;
@@ -18,6 +20,7 @@ mod node_feature;
 mod plugin;
 mod reload;
 mod surroundings;
+mod tegra;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -28,8 +31,8 @@ use divvy_hardware::client::{Probe, ProbeClient, Spawn, Update};
 use divvy_hardware::nvidia::has_library;
 use divvy_hardware::{Code, Failure, Snapshot};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
-use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
-use divvy_nvidia_plugin::{Resource, offer};
+use divvy_nvidia_config::{Config, SharingStrategy};
+use divvy_nvidia_plugin::{Nvml, Platform, Resource, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -89,11 +92,23 @@ pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: Can
 async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
     check(config)?;
     let mut node = Node::new(config, surroundings, stop);
-    let mut client = ProbeClient::start(probe(config, surroundings), surroundings.pace.timing());
+    let mut client = match node.find_tegra(&Nvml::Silent)? {
+        true => None,
+        false => Some(ProbeClient::start(
+            Probe::Spawn(probe(config, surroundings)),
+            surroundings.pace.timing(),
+        )),
+    };
     loop {
+        let next = async {
+            match &mut client {
+                Some(client) => client.next().await,
+                None => std::future::pending().await,
+            }
+        };
         let update = tokio::select! {
             () = stop.cancelled() => break,
-            update = client.next() => update,
+            update = next => update,
             changed = node.changed() => {
                 changed?;
                 node.publish()?;
@@ -106,6 +121,15 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
                 text: "it stopped sending updates".to_owned(),
             });
         };
+        let answer = match &update {
+            Update::Snapshot(snapshot) => tegra::nvml(Ok(snapshot)),
+            Update::Unavailable(failure) => tegra::nvml(Err(failure)),
+            Update::Fault(_) => Nvml::Silent,
+        };
+        if node.find_tegra(&answer)? {
+            client = None;
+            continue;
+        }
         let now = node.now();
         match update {
             Update::Snapshot(snapshot) => {
@@ -136,9 +160,6 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
 /// Refuse a configuration that this plugin does not support.
 fn check(config: &Config) -> Result<(), Error> {
     let refuse = |text: &str| Err(Error::Plugin(text.to_owned()));
-    if config.discovery == Discovery::Tegra {
-        return refuse("--device-discovery-strategy=tegra: Tegra has no NVML, and this plugin finds GPUs through NVML only");
-    }
     if config.plugin.kubelet_socket.is_empty() {
         return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
     }
@@ -146,9 +167,9 @@ fn check(config: &Config) -> Result<(), Error> {
 }
 
 /// Return how to start the probe. It looks for the driver's library first where the driver's root is mounted in the container.
-fn probe(config: &Config, surroundings: &Surroundings) -> Probe {
+fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
     let mounted = PathBuf::from(&config.plugin.container_driver_root);
-    Probe::Spawn(Spawn {
+    Spawn {
         program: surroundings.probe.clone(),
         nvml_library: None,
         driver_root: has_library(&mounted).then_some(mounted),
@@ -156,7 +177,7 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Probe {
         env: Vec::new(),
         watchdog: None,
         dir: surroundings.probe_dir.clone(),
-    })
+    }
 }
 
 /// What is known about the node, and what is served for it.
@@ -165,6 +186,8 @@ struct Node<'c> {
     surroundings: &'c Surroundings,
     started: Instant,
     facts: Facts,
+    has_tegra_files: bool,
+    platform: Platform,
     health: Health,
     specs: Specs,
     served: Arc<Served>,
@@ -194,6 +217,8 @@ impl<'c> Node<'c> {
             surroundings,
             started: Instant::now(),
             facts: Facts::default(),
+            has_tegra_files: tegra::has_files(config, surroundings),
+            platform: Platform::Nvml,
             health,
             specs: Specs::default(),
             served: Arc::new(Served::new(config.clone())),
@@ -203,6 +228,21 @@ impl<'c> Node<'c> {
             daemons: (config.sharing.strategy == SharingStrategy::Mps).then(|| mps::Daemons::follow(surroundings.mps.clone())),
             said: Vec::new(),
         }
+    }
+
+    /// Offer a Tegra's GPU if the node is a Tegra by what NVML has answered. Return whether it is one.
+    ///
+    /// # Errors
+    /// The node is a Tegra, and the configuration does not suit it.
+    fn find_tegra(&mut self, answer: &Nvml<'_>) -> Result<bool, Error> {
+        self.platform = platform(self.config.discovery, self.has_tegra_files, answer);
+        if self.platform == Platform::Nvml {
+            return Ok(false);
+        }
+        info!("the node is a Tegra, so the plugin offers its integrated GPU and does not ask NVML");
+        check_tegra(self.config).map_err(|error| Error::Plugin(format!("unable to validate flags: {error}")))?;
+        self.publish()?;
+        Ok(true)
     }
 
     fn now(&self) -> u64 {
@@ -222,6 +262,9 @@ impl<'c> Node<'c> {
     /// Compute the offer again, and update the served resources and devices.
     fn publish(&mut self) -> Result<(), Error> {
         let mut machine = self.facts.machine(&self.health, self.config, &self.surroundings.root);
+        if self.platform == Platform::Tegra {
+            machine = machine.into_tegra();
+        }
         machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
         let found = match offer(self.config, &machine) {
             Ok(found) => found,

@@ -25,7 +25,7 @@ use self::connection::Connection;
 use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Op};
 use crate::{Code, Failure, GpuProcesses, Snapshot};
 
-pub use self::once::snapshot;
+pub use self::once::{cuda_snapshot, snapshot};
 
 /// Which probe to use.
 #[derive(Debug, Clone, PartialEq, Eq)]

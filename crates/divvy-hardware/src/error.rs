@@ -71,6 +71,16 @@ impl Failure {
     pub fn new(code: Code, text: impl Into<String>) -> Failure {
         Failure { code, text: text.into() }
     }
+
+    /// Parse what [`fmt::Display`] writes. A text without a known code is of the kind [`Code::Unknown`].
+    pub(crate) fn parse(line: &str) -> Failure {
+        let known = line.strip_suffix(')').and_then(|line| line.rsplit_once(" ("));
+        let known = known.and_then(|(text, code)| Some((text, serde_json::from_value(code.into()).ok()?)));
+        match known {
+            Some((text, code)) if code != Code::Unknown => Failure::new(code, text),
+            _ => Failure::new(Code::Unknown, line),
+        }
+    }
 }
 
 impl fmt::Display for Failure {
@@ -114,5 +124,19 @@ impl Error {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
         Error::Driver(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_printed_failure_is_read_with_its_code_and_any_other_text_is_kept() {
+        let failure = Failure::new(Code::LibraryNotFound, "no library (a long story)");
+        assert_eq!(Failure::parse(&failure.to_string()), failure);
+        for text in ["it ended", "it ended (badly)", "(", ")", "", "library_not_found"] {
+            assert_eq!(Failure::parse(text), Failure::new(Code::Unknown, text));
+        }
     }
 }

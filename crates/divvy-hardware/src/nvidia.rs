@@ -1,6 +1,7 @@
 //! NVIDIA GPUs through NVML. Only `divvy-probe` uses this module, because the library can hang or crash its process.
 
 mod capabilities;
+pub(crate) mod cuda;
 mod events;
 mod ffi;
 mod library;

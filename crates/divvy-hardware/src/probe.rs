@@ -35,10 +35,10 @@ use signal_hook::low_level;
 
 use divvy_model::Vendor;
 
-use crate::Error;
 use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
 use crate::nvidia::{self, Nvidia};
+use crate::{Error, Failure, Snapshot};
 
 pub use options::{Command, Options, UsageError};
 pub use peer::peer_uid;
@@ -51,7 +51,10 @@ pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
     match Command::parse(arguments) {
         Ok(Command::Help) => print(options::HELP),
         Ok(Command::Version) => print(&format!("divvy-probe {}\n", env!("CARGO_PKG_VERSION"))),
-        Ok(Command::Once(options)) => once(&options),
+        Ok(Command::Once(options)) => once(&options, |calls| {
+            drivers::Drivers::new(vendors(&options, calls), drivers::Pace::default(), None).snapshot()
+        }),
+        Ok(Command::Cuda(options)) => once(&options, |calls| nvidia::cuda::snapshot(&nvidia_options(&options), calls)),
         Ok(Command::Listen(options)) => match listen(&options) {
             Ok(never) => match never {},
             Err(error) => {
@@ -78,14 +81,13 @@ fn log(text: fmt::Arguments<'_>) {
 }
 
 /// Run `--once`: print a snapshot on standard output.
-fn once(options: &Options) -> i32 {
+fn once(options: &Options, read: impl FnOnce(&Calls) -> Result<Snapshot, Failure>) -> i32 {
     let calls = Calls::new(options.watchdog);
     if let Err(error) = watch(calls.clone(), options.watchdog, || {}) {
         log(format_args!("{error}"));
         return 1;
     }
-    let snapshot = drivers::Drivers::new(vendors(options, &calls), drivers::Pace::default(), None).snapshot();
-    match snapshot.map(|snapshot| serde_json::to_string_pretty(&snapshot)) {
+    match read(&calls).map(|snapshot| serde_json::to_string_pretty(&snapshot)) {
         Ok(Ok(text)) => print(&format!("{text}\n")),
         Ok(Err(error)) => {
             log(format_args!("the snapshot cannot be written as JSON: {error}"));

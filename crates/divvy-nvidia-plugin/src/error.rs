@@ -15,6 +15,18 @@ pub enum Error {
     /// MPS cannot share MIG devices.
     #[error("sharing using MPS is not supported for MIG devices")]
     MpsWithMig,
+    /// The configuration names devices through CDI, and the node is a Tegra.
+    #[error(
+        "this node is a Tegra, whose CDI specs are those of NVIDIA's container toolkit, and this plugin does not make them; \
+         use --device-list-strategy=envvar or volume-mounts"
+    )]
+    CdiOnTegra,
+    /// The configuration shares devices through MPS, and the node is a Tegra.
+    #[error(
+        "this node is a Tegra, and the MPS control daemon needs NVML, which does not manage a Tegra's GPU; \
+         share the GPU through sharing.timeSlicing"
+    )]
+    MpsOnTegra,
     /// No pattern of the configuration matches a GPU.
     #[error("no resource pattern matches GPU {index} ({model:?}); add a pattern to resources.gpus, such as \"*\"")]
     NoPattern {

@@ -18,6 +18,8 @@
 //! - No MPS control daemon is started for MIG devices. NVIDIA's program says that it skips them, and starts one all the same.
 //! - The limits of a control daemon are read back, a daemon that dies is started again, and GPUs are closed to other processes
 //!   only as long as their daemon is wanted.
+//! - On a Tegra, CDI specs and MPS are refused at the start. NVIDIA's plugin makes CDI specs from the files of its container toolkit, and
+//!   waits for an MPS control daemon that cannot start without NVML.
 //! - [`Resource::preferred`] never fails. An error would reject the pod, although the kubelet can choose devices on its own.
 
 mod allocate;
@@ -26,6 +28,7 @@ mod health;
 mod machine;
 pub mod mps;
 mod offer;
+mod platform;
 mod preferred;
 mod wildcard;
 
@@ -34,3 +37,4 @@ pub use error::Error;
 pub use health::HealthChecks;
 pub use machine::{Gpu, Machine};
 pub use offer::{Device, Offer, Resource, first_match, has_uniform_mig_devices, offer};
+pub use platform::{FAMILY_FILE, Nvml, Platform, RELEASE_FILE, check_tegra, is_tegra_family, platform};

@@ -1,5 +1,6 @@
 //! NVML's symbols. Each call passes the gate of [`crate::sim`], and no panic leaves a symbol.
 
+mod cuda;
 mod device;
 mod event;
 mod instance;

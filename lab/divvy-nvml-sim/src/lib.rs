@@ -1,7 +1,8 @@
 //! A simulated `libnvidia-ml.so` that needs no GPU, for tests and for `divvy demo`.
 //!
 //! The library has NVML's C ABI, so that the code for a real driver also runs against it: loading, enumeration, events, processes, and topology.
-//! It exports the symbols that NVIDIA's device plugin (<https://github.com/NVIDIA/k8s-device-plugin>) and `nvml-wrapper` 0.13 call.
+//! It exports the symbols that NVIDIA's device plugin (<https://github.com/NVIDIA/k8s-device-plugin>) and `nvml-wrapper` 0.13 call. It also has the
+//! symbols of `libcuda.so.1` that describe the GPU of a Tegra.
 //!
 //! # Environment
 //!
@@ -44,6 +45,7 @@
 //!
 //! # Simplifications
 //!
+//! A driver without a version, as on a Jetson, has `driver = ""` in the description; `nvmlSystemGetDriverVersion` then returns NOT_SUPPORTED.
 //! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 

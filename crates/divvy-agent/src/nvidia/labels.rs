@@ -4,19 +4,23 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use divvy_hardware::client::snapshot;
+use divvy_hardware::client::{Probe, cuda_snapshot, snapshot};
 use divvy_labels::{Labels, Machine, file, labels};
 use divvy_nvidia_config::{Config, Discovery, SleepInterval};
+use divvy_nvidia_plugin::{Nvml, Platform, platform};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::node_feature::{ClusterOptions, Published};
-use super::{Loaded, Source, Surroundings, probe};
+use super::{Loaded, Source, Surroundings, probe, tegra};
 use crate::labels::Host;
 use crate::{Error, files};
 
 /// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
+
+/// The driver's version in the labels of a Tegra, which has none (NVIDIA's GPU feature discovery, internal/resource/cuda-lib.go).
+const TEGRA_DRIVER: &str = "unknown.unknown.unknown";
 
 /// Keep the node's labels up to date until `stop` is cancelled, or write them once.
 ///
@@ -76,9 +80,11 @@ pub(super) async fn label(
 
 fn load(source: &Source) -> Result<Loaded, Error> {
     let loaded = source.load().map_err(Error::Labels)?;
-    if matches!(loaded.config.discovery, Discovery::Tegra | Discovery::Vfio) {
+    if loaded.config.discovery == Discovery::Vfio {
         return Err(Error::Labels(
-            "--device-discovery-strategy=tegra and vfio are not served: this program finds GPUs through NVML only".to_owned(),
+            "--device-discovery-strategy=vfio is not served: this program does not describe GPUs that are passed through to virtual \
+             machines; use auto, nvml, or tegra"
+                .to_owned(),
         ));
     }
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
@@ -87,9 +93,22 @@ fn load(source: &Source) -> Result<Loaded, Error> {
 
 /// Describe the machine with facts from the driver and the kernel.
 async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, String> {
-    let found = snapshot(&probe(config, surroundings), ANSWER).await;
-    let found = found.map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
-    Ok(host.machine(found, timestamp))
+    let spawn = probe(config, surroundings);
+    let has_tegra_files = tegra::has_files(config, surroundings);
+    let is_tegra = |answer: &Nvml<'_>| platform(config.discovery, has_tegra_files, answer) == Platform::Tegra;
+    if !is_tegra(&Nvml::Silent) {
+        let found = snapshot(&Probe::Spawn(spawn.clone()), ANSWER).await;
+        if !is_tegra(&tegra::nvml(found.as_ref())) {
+            let found = found.map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
+            return Ok(host.machine(found, timestamp));
+        }
+    }
+    let found = cuda_snapshot(&spawn, ANSWER).await;
+    let found = found.map_err(|failure| format!("this node is a Tegra, and CUDA does not describe its GPU: {failure}"))?;
+    Ok(Machine {
+        driver: TEGRA_DRIVER.to_owned(),
+        ..host.machine(found, timestamp)
+    })
 }
 
 /// Where the labels are written.

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use divvy_hardware::client::{ProbeClient, ProbeHandle, Update};
+use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
 use divvy_hardware::{Code, Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
@@ -63,7 +63,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     let mut reloads = source.watch();
     let mut config = load(&source).map_err(Error::Plugin)?;
     let mut node = Node::new(&surroundings)?;
-    let mut spawn = probe(&config, &surroundings);
+    let mut spawn = Probe::Spawn(probe(&config, &surroundings));
     let mut client = ProbeClient::start(spawn.clone(), surroundings.pace.timing());
     let mut counts = tokio::time::interval(surroundings.mps.count);
     counts.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -80,7 +80,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
                     Ok(next) => {
                         info!("the configuration is read again");
                         config = next;
-                        let wanted = probe(&config, &surroundings);
+                        let wanted = Probe::Spawn(probe(&config, &surroundings));
                         if wanted != spawn {
                             client = ProbeClient::start(wanted.clone(), surroundings.pace.timing());
                             spawn = wanted;

@@ -17,17 +17,28 @@ const LIMIT: usize = 1 << 20;
 /// # Errors
 /// Returns the driver's failure, or the reason why there was no answer within `limit`.
 pub async fn snapshot(probe: &Probe, limit: Duration) -> Result<Snapshot, Failure> {
-    let late = |_| {
-        let text = format!(
-            "the driver has not answered for {} s; it is still being initialized, or it hangs",
-            limit.as_secs()
-        );
-        Failure::new(Code::Timeout, text)
-    };
     match probe {
-        Probe::Socket(_) => timeout(limit, first(probe)).await.map_err(late)?,
-        Probe::Spawn(spawn) => timeout(limit, run(spawn)).await.map_err(late)?,
+        Probe::Socket(_) => timeout(limit, first(probe)).await.map_err(|_| late(limit))?,
+        Probe::Spawn(spawn) => timeout(limit, run(spawn, &["--once"])).await.map_err(|_| late(limit))?,
     }
+}
+
+/// Return what CUDA says about NVIDIA's GPUs, from `divvy-probe --once --cuda`.
+///
+/// # Errors
+/// Returns the driver's failure, or the reason why there was no answer within `limit`.
+pub async fn cuda_snapshot(spawn: &Spawn, limit: Duration) -> Result<Snapshot, Failure> {
+    timeout(limit, run(spawn, &["--once", "--cuda"]))
+        .await
+        .map_err(|_| late(limit))?
+}
+
+fn late(limit: Duration) -> Failure {
+    let text = format!(
+        "the driver has not answered for {} s; it is still being initialized, or it hangs",
+        limit.as_secs()
+    );
+    Failure::new(Code::Timeout, text)
 }
 
 async fn first(probe: &Probe) -> Result<Snapshot, Failure> {
@@ -42,10 +53,10 @@ async fn first(probe: &Probe) -> Result<Snapshot, Failure> {
     }
 }
 
-async fn run(spawn: &Spawn) -> Result<Snapshot, Failure> {
+async fn run(spawn: &Spawn, arguments: &[&str]) -> Result<Snapshot, Failure> {
     let unreachable = |text: String| Failure::new(Code::ProbeUnreachable, text);
     let mut command: Command = spawn.command();
-    command.arg("--once").stdin(Stdio::null()).kill_on_drop(true);
+    command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
     let output = command
         .output()
         .await
@@ -58,7 +69,7 @@ async fn run(spawn: &Spawn) -> Result<Snapshot, Failure> {
             .map_or("", |line| line.trim_start_matches("divvy-probe: "));
         return Err(match said {
             "" => unreachable(format!("the probe ended without an error message ({})", output.status)),
-            said => Failure::new(Code::Unknown, said.chars().take(2048).collect::<String>()),
+            said => Failure::parse(&said.chars().take(2048).collect::<String>()),
         });
     }
     if output.stdout.len() > LIMIT {

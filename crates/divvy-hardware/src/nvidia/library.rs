@@ -43,6 +43,20 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
     candidates
 }
 
+/// Where NVIDIA's Linux for Tegra has the driver's libraries, relative to a root.
+const TEGRA: [&str; 2] = ["usr/lib/aarch64-linux-gnu/nvidia", "usr/lib/aarch64-linux-gnu/tegra"];
+
+/// Return the paths to try for CUDA's driver library, in this order: below a driver root that is not `/`, then where the dynamic
+/// loader searches, then in the usual directories.
+pub(super) fn cuda_candidates(options: &Options, soname: &str) -> Vec<PathBuf> {
+    let files = DIRECTORIES.iter().chain(&TEGRA);
+    let files = files.map(|directory| options.driver_root.join(directory).join(soname));
+    let mut candidates: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+    let is_host = options.driver_root == Path::new("/");
+    candidates.insert(if is_host { 0 } else { candidates.len() }, PathBuf::from(soname));
+    candidates
+}
+
 /// Return the root directory of the driver whose library the probe loads. This is the driver container's root only if no driver is
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {

@@ -23,8 +23,13 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
         (nvml.sys_driver_version(), nvml.sys_cuda_driver_version(), nvml.device_count())
     };
     let count = count.map_err(|error| failure(&error, "counting GPUs"))?;
+    let driver = match driver {
+        // A Tegra's driver has no version.
+        Err(NvmlError::NotSupported) => Ok(String::new()),
+        other => other.map_err(|error| failure(&error, "reading the driver's version")),
+    };
     let driver = Driver {
-        version: driver.map_err(|error| failure(&error, "reading the driver's version"))?,
+        version: driver?,
         cuda: cuda.map_or_else(
             |_| String::new(),
             |version| format!("{}.{}", version / 1000, version % 1000 / 10),

@@ -12,6 +12,8 @@ other process.
 
 Usage:
   divvy-probe --once                          print the state of the GPUs as JSON, and exit
+  divvy-probe --once --cuda                   describe only NVIDIA's GPUs, through CUDA instead of
+                                              NVML: for a Tegra, whose NVML says too little
   divvy-probe --listen unix:/run/divvy/probe.sock
                                               serve the agent on this socket until SIGTERM
 
@@ -48,6 +50,8 @@ pub enum Command {
     Listen(Options),
     /// Print one snapshot.
     Once(Options),
+    /// Print one snapshot of NVIDIA's GPUs through CUDA.
+    Cuda(Options),
     /// Print the help.
     Help,
     /// Print the version.
@@ -76,9 +80,10 @@ pub struct Options {
 #[error("{0}\nTry: divvy-probe --help")]
 pub struct UsageError(String);
 
-const FLAGS: [&str; 9] = [
+const FLAGS: [&str; 10] = [
     "--listen",
     "--once",
+    "--cuda",
     "--nvml-library",
     "--driver-root",
     "--sys-root",
@@ -99,7 +104,7 @@ impl Command {
             exit_with_stdin: false,
             watchdog: Duration::from_secs(10),
         };
-        let (mut listen, mut once) = (None, false);
+        let (mut listen, mut once, mut cuda) = (None, false, false);
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             let (flag, mut inline) = split(&argument);
@@ -116,6 +121,7 @@ impl Command {
                 "--sys-root" => options.sys_root = value("a directory")?.into(),
                 "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
                 "--once" => once = true,
+                "--cuda" => cuda = true,
                 "--exit-with-stdin" => options.exit_with_stdin = true,
                 "--help" | "-h" => return Ok(Command::Help),
                 "--version" | "-V" => return Ok(Command::Version),
@@ -125,8 +131,12 @@ impl Command {
                 return Err(UsageError(format!("{flag} does not take a value")));
             }
         }
+        if cuda && !once {
+            return Err(UsageError("--cuda needs --once".to_owned()));
+        }
         match (listen, once) {
             (Some(path), false) => Ok(Command::Listen(Options { listen: path, ..options })),
+            (None, true) if cuda => Ok(Command::Cuda(options)),
             (None, true) => Ok(Command::Once(options)),
             (Some(_), true) => Err(UsageError("--once and --listen cannot be used together".to_owned())),
             (None, false) => Err(UsageError("specify either --once or --listen unix:PATH".to_owned())),
@@ -189,6 +199,7 @@ mod tests {
         assert_eq!(options.nvml_library, Some(PathBuf::from("/x.so")));
         assert!(options.exit_with_stdin);
         assert!(matches!(parse("--once --driver-root /host"), Ok(Command::Once(_))));
+        assert!(matches!(parse("--cuda --once"), Ok(Command::Cuda(_))));
         assert_eq!(parse("--once --help"), Ok(Command::Help));
     }
 
@@ -203,6 +214,8 @@ mod tests {
             ("--once=1", "does not take a value"),
             ("--once --watchdog 0", "0.1 to 86400"),
             ("--once --watchdog nan", "0.1 to 86400"),
+            ("--cuda", "--cuda needs --once"),
+            ("--cuda --listen unix:/a", "--cuda needs --once"),
             ("once", "unexpected argument"),
             ("-x", "no flag -x"),
         ] {

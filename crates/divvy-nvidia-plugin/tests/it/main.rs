@@ -7,3 +7,4 @@ mod choice;
 mod machines;
 mod mps;
 mod resources;
+mod tegra;

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use super::{NOT_FOUND, answer, machine_call, put, put_text};
+use super::{NOT_FOUND, NOT_SUPPORTED, answer, machine_call, put, put_text};
 use crate::control;
 use crate::sim::sim;
 
@@ -63,6 +63,9 @@ extern "C" fn nvmlErrorString(result: ffi::nvmlReturn_t) -> *const c_char {
 unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> ffi::nvmlReturn_t {
     answer(|| {
         machine_call(|machine| {
+            if machine.driver.is_empty() {
+                return Err(NOT_SUPPORTED);
+            }
             // SAFETY: the caller's buffer has `length` bytes.
             unsafe { put_text(version, length, &machine.driver) }
         })
