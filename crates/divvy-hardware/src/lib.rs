@@ -10,6 +10,8 @@
 //! /sys (amdgpu) ───────── amd::Amd ──┘                                           Update::{Snapshot, Fault, Unavailable}
 //! ```
 //!
+//! The GPU of a Tegra is described once, through `libcuda.so` (`divvy-probe --once --cuda`, [`client::cuda_snapshot`]).
+//!
 //! What differs between vendors is in [`nvidia`] and [`amd`]: which GPUs exist, and which errors mean that a GPU is broken ([`Fault`]).
 //! [`health`] turns observations into a verdict for each GPU, without side effects.
 

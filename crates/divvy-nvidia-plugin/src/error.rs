@@ -17,7 +17,7 @@ pub enum Error {
     MpsWithMig,
     /// The configuration names devices through CDI, and the node is a Tegra.
     #[error(
-        "this node is a Tegra, whose CDI specs are those of NVIDIA's container toolkit, and this plugin does not make them; \
+        "CDI --device-list-strategy options are only supported on NVML-based systems, and this node is a Tegra; \
          use --device-list-strategy=envvar or volume-mounts"
     )]
     CdiOnTegra,

@@ -137,7 +137,11 @@ impl Running {
         for name in ["kubelet", "cdi", "lib"] {
             std::fs::create_dir(at(name))?;
         }
-        symlink(std::path::absolute(simulator)?, at("lib/libnvidia-ml.so.1"))?;
+        let simulator = std::path::absolute(simulator)?;
+        if !scenario.machine.is_old_tegra {
+            symlink(&simulator, at("lib/libnvidia-ml.so.1"))?;
+        }
+        symlink(&simulator, at("lib/libcuda.so.1"))?;
         std::fs::write(at("machine.toml"), scenario.machine.text())?;
         std::fs::write(at("mig-minors"), scenario.machine.mig_minors())?;
         std::fs::write(at("type"), "DGX-A100-fake-model\n")?;
@@ -150,7 +154,12 @@ impl Running {
             args.push(format!("--config-file={}", at("config.yaml").display()));
         }
         if scenario.machine.has_files {
-            driver_files(&at("driver"), simulator, &scenario.machine)?;
+            driver_files(&at("driver"), &simulator, &scenario.machine)?;
+            args.push(format!("--driver-root-ctr-path={}", at("driver").display()));
+        }
+        if scenario.machine.is_old_tegra {
+            std::fs::create_dir_all(at("driver/etc"))?;
+            std::fs::write(at("driver/etc/nv_tegra_release"), "# R35 (release), REVISION: 4.1\n")?;
             args.push(format!("--driver-root-ctr-path={}", at("driver").display()));
         }
         let log = at("log");

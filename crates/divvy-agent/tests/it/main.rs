@@ -3,3 +3,4 @@
 mod config_manager;
 mod mps;
 mod shell;
+mod tegra;

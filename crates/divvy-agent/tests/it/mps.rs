@@ -23,11 +23,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// The deadline for everything that a test waits for, chosen for a slow machine.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 const CONTROL: &str = "nvidia-cuda-mps-control";
 
 /// Return the path of another crate's program in cargo's target directory. Build it if it does not exist.
-fn built(package: &str, file: &str) -> PathBuf {
+pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     let exe = std::env::current_exe().expect("this test's path");
     let profile = exe.ancestors().nth(2).expect("target/PROFILE/deps/test");
     let path = profile.join(file);
@@ -45,16 +45,16 @@ fn uuid(index: u32) -> String {
 }
 
 /// A node in a directory, with a simulated driver.
-struct Bed {
+pub(crate) struct Bed {
     directory: TempDir,
-    surroundings: Surroundings,
+    pub(crate) surroundings: Surroundings,
 }
 
-type Running = (JoinHandle<Result<(), Error>>, CancellationToken);
+pub(crate) type Running = (JoinHandle<Result<(), Error>>, CancellationToken);
 
 impl Bed {
     /// Create a node with GPUs of these models.
-    fn new(models: &[&str]) -> Bed {
+    pub(crate) fn new(models: &[&str]) -> Bed {
         let directory = tempfile::tempdir().expect("a directory");
         let at = |name: &str| directory.path().join(name);
         for name in ["bin", "mps", "root", "cdi", "sockets"] {
@@ -100,7 +100,7 @@ impl Bed {
         bed
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
@@ -116,13 +116,13 @@ impl Bed {
         std::fs::write(self.at("machine.toml"), text).expect("written");
     }
 
-    fn configure(&self, text: &str) {
+    pub(crate) fn configure(&self, text: &str) {
         let (new, file) = (self.at("config.new"), self.at("config.yaml"));
         std::fs::write(&new, text).expect("written");
         std::fs::rename(new, file).expect("replaced");
     }
 
-    fn source(&self, program: Program, arguments: &[&str]) -> Source {
+    pub(crate) fn source(&self, program: Program, arguments: &[&str]) -> Source {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let invocation = Invocation::parse(program, "1", &arguments, &Environment::new()).expect("arguments");
         Source::new(Some(self.at("config.yaml")), move |text| {
@@ -203,7 +203,7 @@ async fn ended((task, _): Running) -> Result<(), Error> {
         .expect("no panic")
 }
 
-async fn stop(running: Running) {
+pub(crate) async fn stop(running: Running) {
     running.1.cancel();
     ended(running).await.expect("it stops without an error");
 }
@@ -455,15 +455,15 @@ async fn mig_devices_get_no_daemon() {
 }
 
 /// A device plugin on the bed's node, with an emulated kubelet.
-struct PluginBed {
+pub(crate) struct PluginBed {
     api: ApiServer,
     _node: Node,
     sockets: PathBuf,
-    running: Running,
+    pub(crate) running: Running,
 }
 
 impl PluginBed {
-    async fn new(bed: &Bed) -> PluginBed {
+    pub(crate) async fn new(bed: &Bed, arguments: &[&str]) -> PluginBed {
         let api = ApiServer::new(Options::default());
         let mut spec = NodeSpec::new("n1", bed.at("node"));
         spec.timings.status_period = Duration::from_millis(10);
@@ -475,7 +475,7 @@ impl PluginBed {
             ..bed.surroundings.clone()
         };
         let socket = format!("--kubelet-socket={}", sockets.join("kubelet.sock").display());
-        let source = bed.source(Program::DevicePlugin, &["--mps-root=/run/nvidia/mps", &socket]);
+        let source = bed.source(Program::DevicePlugin, &[arguments, &[&socket]].concat());
         let stop = CancellationToken::new();
         PluginBed {
             running: (tokio::spawn(device_plugin(source, surroundings, stop.clone())), stop),
@@ -486,7 +486,7 @@ impl PluginBed {
     }
 
     /// Wait until the node's status has this number of GPUs.
-    async fn has(&self, kind: &str, count: Option<&str>) {
+    pub(crate) async fn has(&self, kind: &str, count: Option<&str>) {
         let found = self.api.until(LIMIT, |api| {
             let node = api.get("nodes", "", "n1").ok()?;
             let found = node["status"][kind]["nvidia.com/gpu"].as_str();
@@ -503,7 +503,7 @@ async fn the_plugin_serves_only_while_the_daemon_serves() {
     // The marker alone does not count: a control daemon must answer.
     std::fs::create_dir_all(bed.at("mps/nvidia.com/gpu/pipe")).expect("created");
     std::fs::write(bed.at("mps/nvidia.com/gpu/.started"), "").expect("written");
-    let plugin = PluginBed::new(&bed).await;
+    let plugin = PluginBed::new(&bed, &["--mps-root=/run/nvidia/mps"]).await;
     let calls = bed.at("bin").join(CALLS);
     let questions = || {
         std::fs::read_to_string(&calls)
@@ -531,7 +531,7 @@ async fn without_the_control_program_the_marker_alone_counts_for_the_plugin() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(2));
     std::fs::remove_file(bed.at("bin").join(CONTROL)).expect("removed");
-    let plugin = PluginBed::new(&bed).await;
+    let plugin = PluginBed::new(&bed, &["--mps-root=/run/nvidia/mps"]).await;
     let directory = bed.at("mps/nvidia.com/gpu");
     std::fs::create_dir_all(&directory).expect("created");
     std::fs::write(directory.join(".started"), "").expect("written");

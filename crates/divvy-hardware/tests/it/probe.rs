@@ -51,6 +51,75 @@ fn once_prints_what_the_machine_description_says() {
     );
 }
 
+/// A Jetson, whose driver has no version and whose UUID has no prefix.
+const ORIN: &str = r#"
+v = 1
+[[node]]
+name = "n"
+driver = ""
+[[node.gpu]]
+model = "Orin (nvgpu)"
+uuid = "54d0709b-558d-5a59-9c65-0c5fc14a21a4"
+memory_mib = 0
+"#;
+
+#[test]
+fn a_tegras_gpu_is_named_although_nvml_knows_little_more() {
+    let output = once(&Machine::new(ORIN), &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("JSON");
+    snapshot.validate().expect("valid");
+    assert_eq!(snapshot.gpus[0].model, "Orin (nvgpu)");
+    assert_eq!(snapshot.driver(snapshot.gpus[0].vendor), "");
+}
+
+#[test]
+fn cuda_describes_a_tegras_gpu_with_its_memory_and_compute_capability() {
+    let description = ORIN.replace("memory_mib = 0", "memory_mib = 30697\ncc = \"8.7\"");
+    let mut machine = Machine::new(&description.replace("driver = \"\"", "driver = \"535.0\""));
+    std::fs::create_dir(machine.path("lib")).expect("created");
+    std::os::unix::fs::symlink(sim_library(), machine.path("lib/libcuda.so.1")).expect("linked");
+    machine.extra = vec![("LD_LIBRARY_PATH".to_owned(), machine.path("lib").into())];
+    let output = once(&machine, &["--cuda"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("JSON");
+    snapshot.validate().expect("valid");
+    let driver = snapshot.drivers.values().next().expect("a driver");
+    assert_eq!((driver.version.as_str(), driver.cuda.as_str()), ("", "12.2"));
+    let [gpu] = &snapshot.gpus[..] else {
+        panic!("{:?}", snapshot.gpus);
+    };
+    assert_eq!(
+        (gpu.model.as_str(), gpu.cc.as_str(), gpu.total),
+        ("Orin (nvgpu)", "8.7", MiB(30697))
+    );
+
+    machine.extra.push(("DIVVY_NVML_SIM_INIT_ERROR".to_owned(), "9".into()));
+    let refused = once(&machine, &["--cuda"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("cuInit found no GPU") && said.contains("(driver_not_loaded)"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_missing_or_broken_cuda_library_is_reported_with_what_to_do() {
+    let mut machine = Machine::new(ORIN);
+    let directory = machine.path("root/usr/lib/aarch64-linux-gnu/tegra");
+    std::fs::create_dir_all(&directory).expect("created");
+    std::fs::write(directory.join("libcuda.so.1"), "no library").expect("written");
+    machine.extra = vec![("LD_LIBRARY_PATH".to_owned(), machine.path("nothing").into())];
+    let root = machine.path("root");
+    let output = once(&machine, &["--cuda", "--driver-root", root.to_str().expect("a path")]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    for part in ["tegra/libcuda.so.1", "runtimeClassName: nvidia", "(library_not_found)"] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
 #[test]
 fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
     let machine = Machine::new(
