@@ -239,7 +239,7 @@ impl<'c> Node<'c> {
         if self.platform == Platform::Nvml {
             return Ok(false);
         }
-        info!("the node is a Tegra, so the plugin offers its integrated GPU and does not ask NVML");
+        info!("the node is a Tegra, so the plugin offers its integrated GPU");
         check_tegra(self.config).map_err(|error| Error::Plugin(format!("unable to validate flags: {error}")))?;
         self.publish()?;
         Ok(true)

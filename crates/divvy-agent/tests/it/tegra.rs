@@ -32,12 +32,13 @@ fn without_nvml(bed: &Bed) {
 }
 
 #[tokio::test]
-async fn a_tegra_that_the_flag_names_is_offered_although_there_is_no_probe() {
-    let mut bed = bed(&["NVIDIA A100-SXM4-40GB"; 2], "version: v1\n");
-    bed.surroundings.probe = bed.at("no-such-program");
+async fn a_tegra_that_the_flag_names_is_offered_without_the_probe() {
+    let bed = bed(&["NVIDIA A100-SXM4-40GB"; 2], "version: v1\n");
+    std::fs::write(bed.at("probe"), format!("#!/bin/sh\n: > {:?}\nexit 1\n", bed.at("started"))).expect("written");
     let plugin = PluginBed::new(&bed, &[FLAG]).await;
     plugin.has("allocatable", Some("1")).await;
     stop(plugin.running).await;
+    assert!(!bed.at("started").exists(), "the probe was started");
 }
 
 #[tokio::test]
