@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use divvy_model::{Vendor, names};
 
-use super::whole::whole_gpus;
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus_and_parts;
 use crate::scenario::{Cluster, Fault, Machine, Part, Play, Report, Stop, Whole};
@@ -17,6 +16,11 @@ const GPU: u32 = 1;
 const OF_LARGE: [&str; 3] = ["/dev/nvidia-caps/nvidia-cap3", "/dev/nvidia-caps/nvidia-cap4", "/dev/nvidia1"];
 /// The resource of the larger MIG device.
 const LARGE: &str = "nvidia.com/mig-3g.20gb";
+/// The GPUs that can be divided, and the T4, which cannot.
+const A100: [u32; 2] = [0, 1];
+const T4: u32 = 2;
+/// The XID of a GPU that has fallen off the bus.
+const XID: u32 = 79;
 
 /// The machine has two A100 and a T4.
 pub(in crate::scenario) async fn mig<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -126,12 +130,6 @@ pub(super) async fn undivide<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> 
     play.has(node, names::GPU_MEM, Machine::Mixed.units()).await
 }
 
-/// The GPUs that can be divided, and the T4, which cannot.
-const A100: [u32; 2] = [0, 1];
-const T4: u32 = 2;
-/// The XID of a GPU that has fallen off the bus.
-const XID: u32 = 79;
-
 /// MIG devices as GPUs, with `--mig-strategy single`. The node has no pods, and no GPU is divided.
 pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
     let resource = Vendor::Nvidia.whole_resource();
@@ -209,7 +207,8 @@ pub(super) async fn restore<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> R
 }
 
 fn as_gpu(name: &str, count: u64) -> PodBuilder {
-    whole_gpus(name, count).listing("/dev/nvidia-caps")
+    let resource = Vendor::Nvidia.whole_resource();
+    pod(name).limit(resource, &count.to_string()).listing("/dev/nvidia-caps")
 }
 
 /// Return one device node of each MIG device that the containers see: of its two below `/dev/nvidia-caps`, that of the GPU instance.
