@@ -8,7 +8,7 @@
 #   program.sh power-off NODE         lose everything in the node's memory: processes, sandboxes, /run, cgroups; the boot id changes.
 #                                  Agent, kubelet, and containerd stay stopped until they are started.
 #   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
-#   program.sh whole true|false       set --whole-gpus for all agents; wait until the agents offer their GPUs again
+#   program.sh whole true|false none|single|mixed  set --whole-gpus and --mig-strategy for all agents; wait until the agents offer their GPUs again
 #   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
 #   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
 #                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
@@ -21,7 +21,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false none|single|mixed, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
@@ -229,16 +229,16 @@ mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
     done' mig "$2" "$3" "$4" "$CLUSTER_DIR/$1/driver-root"
 }
 
-offer_whole() {
+offer_whole() { # true|false none|single|mixed
   local node
   if is_installed; then
     # shellcheck disable=SC1091
     . "$CLUSTER_DIR/divvy.settings"
-    chart --values "$CLUSTER_DIR/install.yaml" --set "agent.wholeGpus=$1" | kube apply -f - > /dev/null
+    chart --values "$CLUSTER_DIR/install.yaml" --set "agent.wholeGpus=$1" --set "agent.migStrategy=$2" | kube apply -f - > /dev/null
     kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
     return
   fi
-  export WHOLE_GPUS=$1   # divvy.sh stores it
+  export WHOLE_GPUS=$1 MIG_STRATEGY=$2   # divvy.sh stores them
   for node in $(known_nodes); do
     alive "$node.agent" || continue
     stop "$node.agent"
@@ -255,7 +255,7 @@ case $command in
   restart) restart "$@" ;;
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
-  whole) [ $# = 1 ] || usage; offer_whole "$1" ;;
+  whole) [ $# = 2 ] || usage; offer_whole "$1" ;;
   plugin) [ $# = 2 ] || usage; run_plugin "$@" ;;
   mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;

@@ -36,6 +36,9 @@ pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
 
+/// The maximum number of MIG profiles in a message.
+const PROFILES_SHOWN: usize = 5;
+
 /// The operator's choices, and what identifies the node.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -99,6 +102,30 @@ impl Settings {
             named(first),
             named(other)
         ))
+    }
+
+    /// Return which MIG devices `--mig-strategy mixed` does not offer as a whole because their profiles have no resource. The text says what
+    /// to do. `None` if there are none, or if another strategy is used.
+    pub fn unnamed(&self, gpus: &[Gpu]) -> Option<String> {
+        if !self.whole || self.mig != MigStrategy::Mixed {
+            return None;
+        }
+        let partitions = gpus.iter().filter_map(|gpu| gpu.partition.as_ref());
+        // A device whose profile the driver does not report has failed for this reason.
+        let named = partitions.filter(|partition| !partition.profile.is_empty());
+        let unnamed: BTreeSet<&str> = named
+            .filter(|partition| self.kind(Vendor::Nvidia, Some(partition)).is_none())
+            .map(|partition| partition.profile.as_str())
+            .collect();
+        let profiles: Vec<&str> = unnamed.iter().take(PROFILES_SHOWN).copied().collect();
+        let noun = if unnamed.len() == 1 { "profile" } else { "profiles" };
+        (!unnamed.is_empty()).then(|| {
+            format!(
+                "MIG devices of the {noun} {} have no resource that this version knows, so no pod gets them as a whole. Their memory is still shared. \
+                 Update Divvy, or divide the GPUs into other profiles: nvidia-smi mig -lgip lists them",
+                profiles.join(", ")
+            )
+        })
     }
 
     /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.

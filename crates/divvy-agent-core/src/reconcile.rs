@@ -366,9 +366,10 @@ impl Core {
         }
     }
 
-    /// Return the pairs of live pods with a device id in common: the UID of one pod and the name of the other.
+    /// Return the pairs of live pods with a device id of one resource in common: the UID of one pod and the name of the other. Two resources
+    /// can have the same ids, if the MIG strategy has changed since the kubelet gave out the first.
     fn double_handouts(&self, handouts: &[Handout], facts: &Facts) -> Vec<(String, String)> {
-        let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut owner: BTreeMap<(&str, &str), &str> = BTreeMap::new();
         let mut pairs: BTreeSet<(&str, &str)> = BTreeSet::new();
         for (_, handout) in self.granting(handouts) {
             let uid = handout.key.uid.as_str();
@@ -377,7 +378,7 @@ impl Core {
                 continue;
             }
             for id in &handout.ids {
-                match owner.insert(id, uid) {
+                match owner.insert((&handout.resource, id), uid) {
                     Some(other) if other != uid => {
                         pairs.insert((other.min(uid), other.max(uid)));
                     }

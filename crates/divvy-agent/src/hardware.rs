@@ -1,6 +1,6 @@
 //! The GPUs as the core sees them: the facts from the probe's updates, and the agent's verdict on each GPU's health.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
+use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
 use tracing::{info, warn};
 
@@ -38,8 +39,8 @@ struct Machine {
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
     silent_since: Option<Instant>,
-    /// Why GPUs are not offered as a whole with `--mig-strategy single`, as of the last snapshot.
-    unlike: Option<String>,
+    /// Why GPUs or MIG devices are not offered as a whole, as of the last snapshot: the text by the event's reason.
+    told: BTreeMap<&'static str, String>,
 }
 
 /// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a failed GPU does not recover
@@ -66,7 +67,7 @@ pub(crate) async fn follow(
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
         silent_since: None,
-        unlike: None,
+        told: BTreeMap::new(),
     };
     let timing = Timing {
         poll: config.probe_interval,
@@ -199,6 +200,7 @@ impl Machine {
             false => snapshot,
         };
         self.forget(agent, &snapshot);
+        self.forget_excess(agent, &snapshot);
         let changed = self.tracker.snapshot(now, &snapshot);
         let drivers = snapshot.drivers.into_iter();
         self.drivers = drivers.map(|(vendor, driver)| (vendor, driver.version)).collect();
@@ -240,10 +242,27 @@ impl Machine {
                 gpu = uuid,
                 "this device no longer exists, because MIG was configured in another way"
             );
-            self.tracker.forget(uuid);
-            self.seen.remove(uuid);
-            self.recalled.remove(uuid);
+            self.forget_gpu(uuid);
         }
+    }
+
+    /// Forget GPUs that are gone if more are known than an inventory can have: nobody could read it.
+    fn forget_excess(&mut self, agent: &Agent, now: &Snapshot) {
+        let known = self.seen.keys().chain(self.recalled.keys());
+        let listed: BTreeSet<&str> = now.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+        for uuid in excess(known.map(String::as_str), &listed, |uuid| is_in_use(agent, uuid)) {
+            info!(
+                gpu = uuid,
+                "this GPU has been lost, and is forgotten because too many others were found since"
+            );
+            self.forget_gpu(&uuid);
+        }
+    }
+
+    fn forget_gpu(&mut self, uuid: &str) {
+        self.tracker.forget(uuid);
+        self.seen.remove(uuid);
+        self.recalled.remove(uuid);
     }
 
     /// Log which GPUs failed or recovered, and post an event about each on the node.
@@ -268,13 +287,17 @@ impl Machine {
         }
     }
 
-    /// Log why GPUs are not offered as a whole, and post an event on the node, unless the reason is the same as before.
-    fn post_unlike(&mut self, agent: &Agent, unlike: Option<String>) {
-        if let Some(text) = unlike.as_ref().filter(|_| unlike != self.unlike) {
+    /// Log why something is not offered as a whole, and post an event on the node, unless the text is the same as before.
+    fn tell(&mut self, agent: &Agent, reason: &'static str, text: Option<String>) {
+        let Some(text) = text else {
+            self.told.remove(reason);
+            return;
+        };
+        if self.told.get(reason) != Some(&text) {
             warn!("{text}");
-            agent.post_on_node(true, "GPUsNotDividedAlike", text.clone());
+            agent.post_on_node(true, reason, text.clone());
+            self.told.insert(reason, text);
         }
-        self.unlike = unlike;
     }
 
     fn publish(&mut self, agent: &Agent) -> Result<Option<String>, Error> {
@@ -322,11 +345,20 @@ impl Machine {
             let free = shared.filter(|gpu| !agent.core().holds_whole(gpu));
             free.for_each(|gpu| gpu.whole = None);
         }
-        self.post_unlike(agent, unlike);
+        self.tell(agent, "GPUsNotDividedAlike", unlike);
+        self.tell(agent, "MIGProfileUnknown", settings.unnamed(&gpus));
         let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
     }
+}
+
+/// Return the GPUs to forget so that an inventory can hold the others. GPUs that are listed now or in use are never among them.
+fn excess<'a>(known: impl Iterator<Item = &'a str>, listed: &BTreeSet<&str>, is_in_use: impl Fn(&str) -> bool) -> Vec<String> {
+    let gone: BTreeSet<&str> = known.filter(|uuid| !listed.contains(uuid)).collect();
+    let too_many = (listed.len() + gone.len()).saturating_sub(NODE_GPUS);
+    let unused = gone.into_iter().filter(|uuid| !is_in_use(uuid));
+    unused.take(too_many).map(str::to_owned).collect()
 }
 
 /// Return the verdict on a GPU. A GPU that works but cannot be offered in its present mode counts as failed.
@@ -412,4 +444,28 @@ fn places(snapshot: &Snapshot) -> Vec<Place> {
         })
     })
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_gpus_than_an_inventory_can_have_cost_those_that_are_lost_and_not_in_use() {
+        let names: Vec<String> = (0..NODE_GPUS + 3).map(|index| format!("GPU-{index:03}")).collect();
+        let known = |count: usize| names.iter().take(count).map(String::as_str);
+        let present: BTreeSet<&str> = ["GPU-000", "GPU-002"].into();
+        let in_use = |uuid: &str| uuid == "GPU-001";
+        assert_eq!(excess(known(NODE_GPUS), &present, in_use), Vec::<String>::new());
+        assert_eq!(excess(known(NODE_GPUS + 1), &present, in_use), ["GPU-003"]);
+        assert_eq!(
+            excess(known(NODE_GPUS + 3), &present, in_use),
+            ["GPU-003", "GPU-004", "GPU-005"]
+        );
+        // A GPU that is listed for the first time counts as well.
+        let new: BTreeSet<&str> = ["GPU-000", "GPU-new"].into();
+        assert_eq!(excess(known(NODE_GPUS), &new, in_use), ["GPU-002"]);
+        let all: BTreeSet<&str> = known(NODE_GPUS + 3).collect();
+        assert_eq!(excess(known(NODE_GPUS + 3), &all, in_use), Vec::<String>::new());
+    }
 }

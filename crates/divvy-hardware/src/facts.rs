@@ -188,6 +188,9 @@ pub(crate) const MAX_GPUS: usize = 256;
 const MAX_MIG_DEVICES: usize = 64;
 /// The maximum number of device nodes of a GPU. A GPU has one or two of its own.
 const MAX_NODES: usize = 8;
+/// The maximum size in bytes of a name, and of an error.
+const NAME_BYTES: usize = divvy_model::limits::DEVICE_TEXT_BYTES;
+const ERROR_BYTES: usize = 1024;
 
 impl Snapshot {
     /// Return the version of a vendor's driver; empty if it is unknown, or if the driver does not answer.
@@ -200,6 +203,24 @@ impl Snapshot {
         self.drivers.retain(|of, _| *of == vendor);
         self.gpus.retain(|gpu| gpu.vendor == vendor);
         self.unreadable.retain(|gpu| gpu.vendor == vendor);
+        self
+    }
+
+    /// Return the snapshot with texts that [`validate`](Self::validate) accepts: cut, and with `?` in place of each control character. A
+    /// driver's name for one GPU must not cost the reader all GPUs.
+    pub(crate) fn printable(mut self) -> Snapshot {
+        for driver in self.drivers.values_mut() {
+            make_text(&mut driver.version, NAME_BYTES);
+            make_text(&mut driver.cuda, NAME_BYTES);
+        }
+        for gpu in &mut self.gpus {
+            for text in [&mut gpu.pci, &mut gpu.model, &mut gpu.cc] {
+                make_text(text, NAME_BYTES);
+            }
+            if let Some(error) = &mut gpu.error {
+                make_text(error, ERROR_BYTES);
+            }
+        }
         self
     }
 
@@ -216,7 +237,7 @@ impl Snapshot {
             return refuse(format!("it has more than {MAX_GPUS} GPUs"));
         }
         for driver in self.drivers.values() {
-            if !is_text(&driver.version, 96) || !is_text(&driver.cuda, 96) {
+            if !is_text(&driver.version, NAME_BYTES) || !is_text(&driver.cuda, NAME_BYTES) {
                 return refuse("a version is not printable text".to_owned());
             }
         }
@@ -235,13 +256,15 @@ impl Snapshot {
             }
             let is_possible = |device: &MigDevice| {
                 let memory = device.parts.map_or(0, |parts| parts.memory);
-                is_text(&device.uuid, 96) && memory < 1 << 40
+                is_text(&device.uuid, NAME_BYTES) && memory < 1 << 40
             };
             if gpu.mig_devices.len() > MAX_MIG_DEVICES || !gpu.mig_devices.iter().all(is_possible) {
                 return refuse(format!("GPU {} has malformed MIG devices", gpu.uuid));
             }
             let texts = [&gpu.pci, &gpu.model, &gpu.cc];
-            if texts.iter().any(|text| !is_text(text, 96)) || gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
+            if texts.iter().any(|text| !is_text(text, NAME_BYTES))
+                || gpu.error.as_ref().is_some_and(|text| !is_text(text, ERROR_BYTES))
+            {
                 return refuse(format!("GPU {} has a field that is not printable text", gpu.uuid));
             }
             if gpu.total.0.max(gpu.used.0) >= 1 << 40 {
@@ -274,7 +297,7 @@ impl GpuProcesses {
                     shorten(&gpu.uuid)
                 ));
             }
-            if gpu.error.as_ref().is_some_and(|text| !is_text(text, 1024)) {
+            if gpu.error.as_ref().is_some_and(|text| !is_text(text, ERROR_BYTES)) {
                 return refuse(format!("the error of GPU {} is not printable text", gpu.uuid));
             }
             for process in &gpu.processes {
@@ -320,6 +343,13 @@ fn place(gpu: &GpuFacts) -> (Vendor, u32) {
 
 pub(crate) fn is_text(text: &str, most: usize) -> bool {
     text.len() <= most && !text.chars().any(char::is_control)
+}
+
+fn make_text(text: &mut String, most: usize) {
+    if !is_text(text, most) {
+        *text = text.replace(char::is_control, "?");
+        text.truncate(text.floor_char_boundary(most));
+    }
 }
 
 fn shorten(text: &str) -> String {

@@ -13,7 +13,7 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
-use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Plugin, Report, Witness};
+use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Plugin, Report, Whole, Witness};
 use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
@@ -172,13 +172,15 @@ impl Cluster for Real {
         fault.happen(&self.directory.join(node).join("nvml.sock"), gpu).await
     }
 
-    async fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> io::Result<()> {
-        let count = profiles.map_or(0, <[u32]>::len);
-        let files = simulated_driver::mig_files(gpu, u32::try_from(count).unwrap_or(u32::MAX));
+    async fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> io::Result<()> {
+        let files = simulated_driver::mig_files(gpus, profiles.map_or(0, <[u32]>::len));
         let nodes: Vec<String> = files.nodes.iter().map(u32::to_string).collect();
         let (directories, nodes) = (files.directories.join(" "), nodes.join(" "));
         self.part(&["mig-files", node, &files.minors, &directories, &nodes]).await?;
-        simulated_driver::divide(&self.directory.join(node).join("nvml.sock"), gpu, profiles).await
+        for gpu in gpus {
+            simulated_driver::divide(&self.directory.join(node).join("nvml.sock"), *gpu, profiles).await?;
+        }
+        Ok(())
     }
 
     async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
@@ -239,8 +241,9 @@ impl Cluster for Real {
         self.part(&["unit", &unit.to_string()]).await
     }
 
-    async fn offer_whole(&mut self, whole: bool) -> io::Result<()> {
-        self.part(&["whole", &whole.to_string()]).await
+    async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
+        self.part(&["whole", &whole.is_offered().to_string(), whole.mig_strategy()])
+            .await
     }
 
     fn extender_url(&self) -> Option<String> {

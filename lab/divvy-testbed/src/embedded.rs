@@ -23,7 +23,7 @@ use crate::controllers::Controllers;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
-use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Plugin, Report, Witness, mounts_of_drivers};
+use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Plugin, Report, Whole, Witness, mounts_of_drivers};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::simulated_driver;
 
@@ -72,8 +72,8 @@ pub struct Embedded {
     settings: Settings,
     machines: Machines,
     unit: MemoryUnit,
-    /// Whether the agents also offer NVIDIA's GPUs as whole GPUs.
-    whole: bool,
+    /// What the agents also offer as a whole.
+    whole: Whole,
     api: ApiServer,
     listening: Listening,
     client: kube::Client,
@@ -135,7 +135,7 @@ impl Embedded {
             settings,
             machines,
             unit: MemoryUnit::GIB,
-            whole: false,
+            whole: Whole::Nothing,
             api,
             listening,
             client,
@@ -257,8 +257,8 @@ impl Embedded {
                     &text(&paths.sys_root),
                     "--memory-unit",
                     &self.unit.to_string(),
-                    &format!("--whole-gpus={}", self.whole),
-                    "--mig-strategy=mixed",
+                    &format!("--whole-gpus={}", self.whole.is_offered()),
+                    &format!("--mig-strategy={}", self.whole.mig_strategy()),
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
@@ -296,7 +296,7 @@ impl Embedded {
             machine.gpus.iter().map(|gpu| gpu.memory_mib / self.unit.mib()).sum()
         });
         let amd = machine.map_or(0, |machine| machine.amd.len() as u64);
-        let nvidia = machine.map_or(0, |machine| machine.gpus.len() as u64 * u64::from(self.whole));
+        let nvidia = machine.map_or(0, |machine| machine.gpus.len() as u64 * u64::from(self.whole.is_offered()));
         let wanted = [
             (names::GPU_MEM, units),
             (Vendor::Nvidia.whole_resource(), nvidia),
@@ -492,12 +492,16 @@ impl Cluster for Embedded {
         let newest = containers
             .filter(|view| view.pod_uid == pod_uid && view.container == container)
             .max_by_key(|view| (view.attempt, view.started_at));
-        Ok(newest.map(|view| Report {
-            running: view.is_running(),
-            id: view.id,
-            env: view.env,
-            devices: view.devices,
-            mounts: mounts_of_drivers(view.mounts.into_iter().map(|mount| mount.container)),
+        Ok(newest.map(|mut view| {
+            // In a container they have no order.
+            view.devices.sort();
+            Report {
+                running: view.is_running(),
+                id: view.id,
+                env: view.env,
+                devices: view.devices,
+                mounts: mounts_of_drivers(view.mounts.into_iter().map(|mount| mount.container)),
+            }
         }))
     }
 
@@ -509,10 +513,9 @@ impl Cluster for Embedded {
         fault.happen(&self.nvml(node), gpu).await
     }
 
-    async fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> io::Result<()> {
+    async fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> io::Result<()> {
         let root = self.node(node)?.paths().sys_root;
-        let count = profiles.map_or(0, <[u32]>::len);
-        let files = simulated_driver::mig_files(gpu, u32::try_from(count).unwrap_or(u32::MAX));
+        let files = simulated_driver::mig_files(gpus, profiles.map_or(0, <[u32]>::len));
         let (driver, caps) = (root.join("proc/driver"), root.join("dev/nvidia-caps"));
         for directory in &files.directories {
             std::fs::create_dir_all(driver.join("nvidia/capabilities").join(directory))?;
@@ -523,7 +526,10 @@ impl Cluster for Embedded {
         for minor in &files.nodes {
             std::fs::write(caps.join(format!("nvidia-cap{minor}")), "")?;
         }
-        simulated_driver::divide(&self.nvml(node), gpu, profiles).await
+        for gpu in gpus {
+            simulated_driver::divide(&self.nvml(node), *gpu, profiles).await?;
+        }
+        Ok(())
     }
 
     async fn run_plugin(&mut self, node: &str, plugin: Option<Plugin<'_>>) -> io::Result<()> {
@@ -614,7 +620,7 @@ impl Cluster for Embedded {
         self.roll_agents().await
     }
 
-    async fn offer_whole(&mut self, whole: bool) -> io::Result<()> {
+    async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
         self.whole = whole;
         self.roll_agents().await
     }

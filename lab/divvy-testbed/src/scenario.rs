@@ -139,6 +139,33 @@ pub enum End {
     Killed,
 }
 
+/// What the agents offer as a whole. They always share the memory of GPUs and of MIG devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Whole {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// GPUs, and MIG devices through one resource for each profile (`--mig-strategy mixed`).
+    Mixed,
+    /// GPUs; or MIG devices as GPUs, if all GPUs of a node are divided alike (`--mig-strategy single`).
+    Single,
+}
+
+impl Whole {
+    /// Report whether anything is offered as a whole: the value of `--whole-gpus`.
+    pub const fn is_offered(self) -> bool {
+        !matches!(self, Whole::Nothing)
+    }
+
+    /// Return the value of `--mig-strategy`.
+    pub const fn mig_strategy(self) -> &'static str {
+        match self {
+            Whole::Nothing | Whole::Mixed => "mixed",
+            Whole::Single => "single",
+        }
+    }
+}
+
 /// A cluster with Divvy installed, embedded or real.
 pub trait Cluster {
     /// Return a client for the cluster's API server.
@@ -155,9 +182,9 @@ pub trait Cluster {
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
     /// Apply a fault to a GPU.
     fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
-    /// Divide GPU `gpu` into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), or switch MIG off. No other GPU of the node is
-    /// divided.
-    fn divide(&mut self, node: &str, gpu: u32, profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;
+    /// Divide each of these GPUs into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), or switch MIG off. No other GPU of the
+    /// node is divided.
+    fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;
     /// Run `nvidia-device-plugin` on a node in place of the agent, and return when the kubelet knows its resources; or, with `None`, the agent
     /// again, and return when the kubelet knows its resources. If the node already runs `nvidia-device-plugin`, only the content of its
     /// configuration file changes, and the call returns at once. `None` does nothing where the agent runs.
@@ -181,8 +208,9 @@ pub trait Cluster {
     fn roll(&mut self) -> impl Future<Output = io::Result<()>>;
     /// Set `--memory-unit` of the extender and of every agent, as an update of the installation does. Return when all are ready.
     fn change_unit(&mut self, unit: MemoryUnit) -> impl Future<Output = io::Result<()>>;
-    /// Set `--whole-gpus` of every agent, as an update of the installation does. Return when all are ready.
-    fn offer_whole(&mut self, whole: bool) -> impl Future<Output = io::Result<()>>;
+    /// Set `--whole-gpus` and `--mig-strategy` of every agent, as an update of the installation does. No GPU is divided. Return when all
+    /// are ready.
+    fn offer_whole(&mut self, whole: Whole) -> impl Future<Output = io::Result<()>>;
     /// Return a [`Witness`] of the nodes that have joined so far.
     fn witness(&self) -> Witness;
     /// Return the names of the files that a node keeps for grants: records and CDI specs.

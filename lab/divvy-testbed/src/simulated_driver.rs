@@ -30,7 +30,7 @@ pub async fn divide(socket: &Path, gpu: u32, profiles: Option<&[u32]>) -> io::Re
     ask(socket, &json!({"op": "mig", "gpu": gpu, "devices": instances})).await
 }
 
-/// The files of NVIDIA's kernel module that describe the MIG devices of a machine with one divided GPU.
+/// The files of NVIDIA's kernel module that describe the MIG devices of a machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigFiles {
     /// The content of `/proc/driver/nvidia-caps/mig-minors`.
@@ -41,14 +41,19 @@ pub struct MigFiles {
     pub nodes: Vec<u32>,
 }
 
-/// Return the kernel module's files for the GPU with this minor number, if it is divided into `count` MIG devices by [`divide`].
-pub fn mig_files(gpu: u32, count: u32) -> MigFiles {
+/// Return the kernel module's files for the GPUs with these minor numbers, if each is divided into `count` MIG devices by [`divide`].
+pub fn mig_files(gpus: &[u32], count: usize) -> MigFiles {
     let mut files = MigFiles::default();
-    for gi in 1..=count {
-        let (of_gi, of_ci) = (2 * gi + 1, 2 * gi + 2);
-        files.minors += &format!("gpu{gpu}/gi{gi}/access {of_gi}\ngpu{gpu}/gi{gi}/ci0/access {of_ci}\n");
-        files.directories.push(format!("gpu{gpu}/mig/gi{gi}/ci0"));
-        files.nodes.extend([of_gi, of_ci]);
+    // The minors 1 and 2 are those of the MIG configuration and the monitor.
+    let mut next = 3;
+    for gpu in gpus {
+        for gi in 1..=count {
+            let (of_gi, of_ci) = (next, next + 1);
+            files.minors += &format!("gpu{gpu}/gi{gi}/access {of_gi}\ngpu{gpu}/gi{gi}/ci0/access {of_ci}\n");
+            files.directories.push(format!("gpu{gpu}/mig/gi{gi}/ci0"));
+            files.nodes.extend([of_gi, of_ci]);
+            next += 2;
+        }
     }
     files
 }

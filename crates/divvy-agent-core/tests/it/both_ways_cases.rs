@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Handout, MigStrategy, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Class, Handout, MigStrategy, Reason, ResourceSpec, Settings};
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Partition, Phase, Pod, Vendor, WholeKind};
 
@@ -298,6 +298,51 @@ fn a_device_that_another_plugin_gave_through_another_resource_stays_its_pods_own
         let (reason, _) = node.start("ours", "main").expect_err("the device is in use");
         assert_eq!(reason, Reason::MemoryHeld);
     }
+}
+
+/// After a change of the MIG strategy, the kubelet gives the id of a MIG device out a second time, through another resource.
+#[test]
+fn an_id_under_two_resources_is_not_a_double_handout() {
+    let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb", "1g.5gb"]);
+    let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
+    let mut before = placed("before", 1);
+    before.request.whole.as_mut().expect("a request").kind = mig;
+    node.see(before);
+    node.allocate_of(ResourceSpec::whole(mig), "before", "main", &[uuid(1)])
+        .expect("allocated");
+    node.start("before", "main").expect("started");
+    node.change_settings(|settings| settings.mig = MigStrategy::Single);
+    node.see(placed("after", 2));
+    node.allocate_of(WHOLE, "after", "main", &[uuid(1)]).expect("allocated");
+    assert_eq!(node.start("after", "main").map(drop), Ok(()));
+    assert_eq!(gpus_of(&node, "after"), [uuid(2)]);
+    assert_eq!(node.reconcile().classes.get(&Class::DoubleHandout), None);
+}
+
+#[test]
+fn a_profile_without_a_resource_name_is_reported_and_named() {
+    let unnamed = |settings: Settings, profiles: &[&str]| {
+        let node = mig_node(settings.mig, profiles);
+        settings.unnamed(node.core.gpus())
+    };
+    let mixed = || Settings {
+        mig: MigStrategy::Mixed,
+        ..both()
+    };
+    assert_eq!(unnamed(mixed(), &["1g.5gb", "1g.10gb+me"]), None);
+    // The driver does not report the profile: the device has failed, and its reason says so.
+    assert_eq!(unnamed(mixed(), &[""]), None);
+    let text = unnamed(mixed(), &["300g.5gb", "1g.5gb", "odd", "odd"]).expect("reported");
+    assert!(
+        text.starts_with("MIG devices of the profiles 300g.5gb, odd have no resource"),
+        "{text}"
+    );
+    assert_eq!(unnamed(Settings { whole: false, ..mixed() }, &["odd"]), None);
+    let single = Settings {
+        mig: MigStrategy::Single,
+        ..both()
+    };
+    assert_eq!(unnamed(single, &["odd"]), None);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_model::names::{ALLOCATION, GPU_COUNT, GPU_MEM, INVENTORY, WHOLE_GPU};
-use divvy_model::{Inventory, parse_quantity};
+use divvy_model::{Gpu, Inventory, Vendor, WholeKind, parse_quantity};
 
 use super::objects;
 use super::objects::{listed, listed_or_this_machine, some, some_lines};
@@ -122,30 +122,49 @@ fn without(foreign: &[&DaemonSet]) -> String {
     }
 }
 
+/// Return the GPUs and MIG devices whose memory Divvy's agent shares on a node, or `None` if the node has no readable inventory.
+fn shared_gpus(node: &Node) -> Option<Vec<Gpu>> {
+    let mut gpus = Inventory::parse(node.metadata.annotations.get(INVENTORY)?).ok()?.gpus;
+    gpus.retain(|gpu| gpu.vendor.shares_memory());
+    Some(gpus)
+}
+
 /// Report whether Divvy's agent offers the node's shared GPUs as a whole as well, as [`WHOLE_GPU`].
 fn offers_whole(node: &Node) -> bool {
-    let text = node.metadata.annotations.get(INVENTORY);
-    let inventory = text.and_then(|text| Inventory::parse(text).ok());
-    let whole = |inventory: &Inventory| {
-        inventory
-            .gpus
-            .iter()
-            .any(|gpu| gpu.whole.is_some() && gpu.vendor.shares_memory())
+    shared_gpus(node).is_some_and(|gpus| gpus.iter().any(|gpu| gpu.whole == Some(Vendor::Nvidia.into())))
+}
+
+/// Return the resources through which another plugin offers the GPUs that a node shares. NVIDIA's plugin appends `.shared` to the name of a
+/// resource of which each device stands for a part of a GPU (`renameByDefault`); Divvy never does.
+fn of_another_plugin(node: &Node) -> Vec<&str> {
+    let allocatable = &node.status.allocatable;
+    if amount(allocatable, GPU_MEM) == 0 {
+        return Vec::new();
+    }
+    let shared = shared_gpus(node);
+    let is_shared = |kind: WholeKind| match (kind, &shared) {
+        // Without a MIG strategy, the agent does not share GPUs in MIG mode.
+        (WholeKind::Mig(_), Some(gpus)) => gpus.iter().any(|gpu| gpu.partition.is_some()),
+        _ => kind.vendor().shares_memory(),
     };
-    inventory.as_ref().is_some_and(whole)
+    let is_ours = |name: &str| {
+        let mut kinds = shared.iter().flatten().filter_map(|gpu| gpu.whole);
+        kinds.any(|kind| kind.resource() == name)
+    };
+    let is_theirs = |name: &str| {
+        let kind = WholeKind::of_resource(name.strip_suffix(".shared").unwrap_or(name));
+        kind.is_some_and(is_shared) && !is_ours(name)
+    };
+    let names = allocatable.keys().filter(|name| amount(allocatable, name) > 0);
+    names.filter(|name| is_theirs(name)).collect()
 }
 
 /// Judge check K04.
 pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     let why = "two device plugins offer the same GPUs, so pods take each other's GPU memory";
     if let Some(cluster) = listed_or_this_machine(facts, &["nodes", "daemonsets"])? {
-        let both: Vec<&str> = cluster
-            .nodes
-            .iter()
-            .filter(|node| amount(&node.status.allocatable, GPU_MEM) > 0 && amount(&node.status.allocatable, WHOLE_GPU) > 0)
-            .filter(|node| !offers_whole(node))
-            .map(name)
-            .collect();
+        let nodes = cluster.nodes.iter().map(|node| (name(node), of_another_plugin(node)));
+        let (both, theirs): (Vec<&str>, Vec<Vec<&str>>) = nodes.filter(|(_, theirs)| !theirs.is_empty()).unzip();
         let runs = |set: &&DaemonSet| set.status.desired_number_scheduled > 0;
         let foreign: Vec<&DaemonSet> = cluster
             .daemon_sets
@@ -162,12 +181,14 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             } else {
                 ("nodes", "offer")
             };
+            let resources: BTreeSet<&str> = theirs.into_iter().flatten().collect();
+            let resources: Vec<&str> = resources.into_iter().collect();
             let sets = match names.is_empty() {
                 true => String::new(),
                 false => format!("; {noun} {}", some(&names)),
             };
             return problem(
-                format!("{node} {} {verb} {GPU_MEM} and {WHOLE_GPU}{sets}", some(&both)),
+                format!("{node} {} {verb} {GPU_MEM} and {}{sets}", some(&both), some(&resources)),
                 why,
                 without(&foreign),
             );

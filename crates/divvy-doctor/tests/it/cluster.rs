@@ -363,6 +363,46 @@ fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
     );
 }
 
+/// The agent shares a GPU and a MIG device, and offers them as a whole in one way. What it does not offer is of another plugin.
+#[test]
+fn whole_mig_devices_that_divvy_does_not_offer_are_of_another_plugin() {
+    let found = |whole: [Option<&str>; 2], profile: Option<&str>, resource: &'static str| {
+        let line = said("K04", |cluster| {
+            let node = &mut cluster.nodes[1];
+            node.status.allocatable.insert(resource, "2");
+            let mut object = divvy_testkit::nodes::divvy_node("n", &[16, 16]);
+            let inventory = object.inventory.as_mut().and_then(|inventory| inventory.as_mut().ok());
+            let inventory = inventory.expect("an inventory");
+            for (gpu, resource) in inventory.gpus.iter_mut().zip(whole) {
+                gpu.whole = resource.and_then(divvy_model::WholeKind::of_resource);
+            }
+            inventory.gpus[1].partition = profile.map(|profile| divvy_model::Partition {
+                parent: "GPU-x".to_owned(),
+                profile: profile.to_owned(),
+            });
+            node.metadata.annotations.insert("divvy.dev/inventory", inventory.to_json());
+        });
+        (line.status == Status::Fail).then_some(line.found)
+    };
+    let (gpu, small, large) = ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb");
+    let of_another = |resource: &str| Some(format!("node gpu-2 offers aliyun.com/gpu-mem and {resource}"));
+    let mixed = [Some(gpu), Some(small)];
+    assert_eq!(found(mixed, Some("1g.5gb"), gpu), None);
+    assert_eq!(found(mixed, Some("1g.5gb"), small), None);
+    assert_eq!(found(mixed, Some("1g.5gb"), large), of_another(large));
+    assert_eq!(
+        found(mixed, Some("1g.5gb"), "nvidia.com/gpu.shared"),
+        of_another("nvidia.com/gpu.shared")
+    );
+    // The strategy single, and shares only.
+    assert_eq!(found([Some(gpu); 2], Some("1g.5gb"), small), of_another(small));
+    assert_eq!(found([None; 2], Some("1g.5gb"), small), of_another(small));
+    assert_eq!(found([None, Some(small)], Some("1g.5gb"), gpu), of_another(gpu));
+    // Without a MIG strategy, the agent does not use the GPU that is divided.
+    assert_eq!(found([None; 2], None, small), None);
+    assert_eq!(found([None; 2], None, gpu), of_another(gpu));
+}
+
 #[test]
 fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
     let line = said("K03", |cluster| {

@@ -132,7 +132,7 @@ impl Drivers {
         if all.gpus.is_empty() && all.unreadable.is_empty() && self.slots.first().is_some_and(|slot| slot.absent) {
             return Err(self.no_driver());
         }
-        let all = self.known.complete(all);
+        let all = self.known.complete(all.printable());
         self.reopen_for_lost(&all);
         Ok(all)
     }

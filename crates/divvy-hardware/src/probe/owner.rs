@@ -295,6 +295,34 @@ mod tests {
     }
 
     #[test]
+    fn a_gpus_name_that_cannot_be_printed_is_made_printable_and_hides_no_other_gpu() {
+        let mut nvidia = of(Vendor::Nvidia, false);
+        let gpu = nvidia.gpus.remove(0);
+        for (index, model, error) in [
+            (0, "T4\u{7}\n".to_owned(), None),
+            (1, "Ü".repeat(96), Some("\0".repeat(2000))),
+        ] {
+            nvidia.gpus.push(GpuFacts {
+                uuid: format!("GPU-{index}"),
+                index,
+                model,
+                error,
+                ..gpu.clone()
+            });
+        }
+        nvidia.drivers.entry(Vendor::Nvidia).or_default().version = "550\u{1b}[2J".to_owned();
+        let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
+        let jobs = owner(AT_ONCE, &[&Script::new(Vendor::Nvidia, vec![Ok(nvidia)]), &amd]);
+        let answer = ask(&jobs, Question::Snapshot).expect("a snapshot");
+        let snapshot: Snapshot = serde_json::from_value(answer).expect("a snapshot");
+        assert_eq!(snapshot.validate().map_err(|error| error.to_string()), Ok(()));
+        let models: Vec<&str> = snapshot.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
+        assert_eq!(models, ["T4??", &"Ü".repeat(48), ""]);
+        assert_eq!(snapshot.driver(Vendor::Nvidia), "550?[2J");
+        assert_eq!(snapshot.gpus[1].error, Some("?".repeat(1024)));
+    }
+
+    #[test]
     fn a_driver_is_opened_again_while_a_gpu_is_lost_and_left_alone_otherwise() {
         // Only a driver that keeps GPUs lost is opened again.
         for (vendor, lost, wait, opens) in [

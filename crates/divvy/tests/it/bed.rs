@@ -13,7 +13,7 @@ use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, Rule, R
 use divvy_testbed::builders::{PodBuilder, pod};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::{ContainerView, Node, NodeEvent, NodeSpec};
-use divvy_testbed::scenario::Cluster as _;
+use divvy_testbed::scenario::{Cluster as _, Whole};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
@@ -134,7 +134,7 @@ impl Bed {
 
     /// Let the agents offer NVIDIA's GPUs as a whole as well.
     pub(crate) async fn offer_whole(&mut self) {
-        self.cluster.offer_whole(true).await.expect("the agents restart");
+        self.cluster.offer_whole(Whole::Mixed).await.expect("the agents restart");
         self.all_offered().await;
     }
 

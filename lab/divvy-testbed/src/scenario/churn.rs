@@ -17,7 +17,7 @@ use tokio::process::Child;
 use tokio::time::Instant;
 
 use super::play::NAMESPACE;
-use super::{Cluster, End, Living, Machine, Part, Play, Stop, Witness};
+use super::{Cluster, End, Living, Machine, Part, Play, Stop, Whole, Witness};
 use crate::api::splitmix64;
 use crate::builders::{PodBuilder, pod};
 use crate::story::Event;
@@ -67,11 +67,11 @@ pub(super) async fn whole<C: Cluster>(play: &mut Play<'_, C>, churn: Churn) -> R
     ))
     .await?;
     let node = play.ready(Machine::Mixed).await?;
-    play.cluster.offer_whole(true).await?;
+    play.cluster.offer_whole(Whole::Mixed).await?;
     let played = whole_and_shares(play, &node, churn).await;
     play.clear().await?;
     // The next scene expects shares only.
-    play.cluster.offer_whole(false).await?;
+    play.cluster.offer_whole(Whole::Nothing).await?;
     played
 }
 

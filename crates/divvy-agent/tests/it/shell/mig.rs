@@ -273,6 +273,33 @@ async fn mig_devices_are_offered_as_a_whole_as_soon_as_they_exist_and_no_plugin_
 }
 
 #[tokio::test]
+async fn mig_devices_of_a_profile_without_a_resource_are_shared_and_reported() {
+    let mut bed = Bed::new(&[40960]).await;
+    let mut odd = device(1, 8);
+    // The driver reports no slices.
+    odd.parts = odd.parts.map(|parts| MigParts {
+        gi_slices: 0,
+        ci_slices: 0,
+        ..parts
+    });
+    divide(&bed, &[device(0, 7), odd]);
+    restart_with(&mut bed, MigStrategy::Mixed).await;
+    offers(&bed, SMALL, 1).await;
+    bed.memory_is(8, 8).await;
+    let is_posted = |api: &ApiServer| {
+        let events = api.list("events", "default").ok()?;
+        events.into_iter().find(|event| event["reason"] == "MIGProfileUnknown")
+    };
+    let event = bed.api.until(LIMIT, is_posted).await.expect("an event");
+    let text = event["message"].as_str().unwrap_or_default();
+    assert!(
+        text.starts_with("MIG devices of the profile 0g.5gb have no resource"),
+        "{text}"
+    );
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
 async fn with_the_strategy_single_mig_devices_are_gpus_if_all_gpus_are_divided_alike() {
     let mut bed = Bed::new(&[40960]).await;
     divide(&bed, &[device(0, 7), device(1, 8)]);

@@ -4,10 +4,15 @@ use divvy_model::Vendor;
 
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus_and_parts;
-use crate::scenario::{Cluster, Machine, Part, Play, Plugin, Stop};
+use crate::scenario::{Cluster, Fault, Machine, Part, Play, Plugin, Stop};
 
 /// The divided GPU.
 const GPU: u32 = 1;
+/// The GPUs that can be divided, and the T4, which cannot.
+const A100: [u32; 2] = [0, 1];
+const T4: u32 = 2;
+/// The XID of a GPU that has fallen off the bus.
+const XID: u32 = 79;
 /// The profiles 3g.20gb and 2g.10gb (`NVML_GPU_INSTANCE_PROFILE_3_SLICE`, `…_2_SLICE`).
 const TWO_PARTS: [u32; 2] = [2, 1];
 /// The profile 1g.5gb (`…_1_SLICE`), three times.
@@ -22,7 +27,10 @@ pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, 
         .await?;
     let node = play.ready(Machine::Mixed).await?;
     strategy(play, &node, "none").await?;
-    let played = parts(play, &node).await;
+    let mut played = parts(play, &node).await;
+    if played.is_ok() {
+        played = as_gpus(play, &node).await;
+    }
     let restored = whole_again(play, &node).await;
     played.and(restored)
 }
@@ -30,7 +38,8 @@ pub(in crate::scenario) async fn mig_strategies<C: Cluster>(play: &mut Play<'_, 
 async fn whole_again<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
     play.scene("MIG is switched off, and the agent runs again").await?;
     play.delete_all().await?;
-    play.cluster.divide(node, GPU, None).await?;
+    play.cluster.divide(node, &A100, None).await?;
+    play.cluster.fault(node, T4, Fault::Recovers).await?;
     play.run_agent(node, Machine::Mixed).await
 }
 
@@ -75,6 +84,37 @@ async fn parts<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Sto
     Ok(())
 }
 
+/// The strategy `single`.
+async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    let whole = Vendor::Nvidia.whole_resource();
+    play.scene("With the strategy single, MIG devices are GPUs, but only where all GPUs are divided alike")
+        .await?;
+    play.delete_all().await?;
+    play.cluster.divide(node, &A100, Some(&THREE_PARTS)).await?;
+    play.step(
+        "divided",
+        node,
+        "each A100 has three MIG devices 1g.5gb; the T4 cannot be divided",
+        Vec::new(),
+    )?;
+    offered(play, node, &[(whole, 1), (TINY, 6)]).await?;
+    play.cluster.fault(node, T4, Fault::Dies { xid: XID }).await?;
+    play.step("failed", node, "the T4 falls off the bus", Vec::new())?;
+    strategy(play, node, "single").await?;
+    offered(play, node, &[(whole, 6), (TINY, 0)]).await?;
+    play.create(
+        &wants("part", whole, node),
+        &format!("asks for 1 {whole}, which is a MIG device now"),
+    )
+    .await?;
+    let (_, reports) = play.started("default", "part").await?;
+    let found = gpus_and_parts(&reports);
+    play.check(found.len() == 3, "part sees one MIG device and no other", || {
+        format!("{found:?}")
+    })?;
+    Ok(())
+}
+
 async fn strategy<C: Cluster>(play: &mut Play<'_, C>, node: &str, strategy: &str) -> Result<(), Stop> {
     let config = format!("version: v1\nflags:\n  migStrategy: {strategy}\n");
     let plugin = Plugin {
@@ -85,7 +125,7 @@ async fn strategy<C: Cluster>(play: &mut Play<'_, C>, node: &str, strategy: &str
 }
 
 async fn divide<C: Cluster>(play: &mut Play<'_, C>, node: &str, profiles: &[u32], text: &str) -> Result<(), Stop> {
-    play.cluster.divide(node, GPU, Some(profiles)).await?;
+    play.cluster.divide(node, &[GPU], Some(profiles)).await?;
     play.step("divided", node, &format!("GPU {GPU} has the MIG devices {text}"), Vec::new())
 }
 

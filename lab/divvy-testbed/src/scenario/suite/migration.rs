@@ -8,7 +8,7 @@ use super::whole::whole_gpus;
 use crate::builders::pod;
 use crate::scenario::devices::{gpus, is_gpu};
 use crate::scenario::play::Seen;
-use crate::scenario::{Cluster, Machine, Play, Plugin, Stop};
+use crate::scenario::{Cluster, Machine, Play, Plugin, Stop, Whole};
 
 const WHOLE: Plugin<'_> = Plugin {
     config: "version: v1\n",
@@ -24,7 +24,7 @@ pub(in crate::scenario) async fn migration<C: Cluster>(play: &mut Play<'_, C>) -
     for node in [&small, &large] {
         play.run_plugin(node, WHOLE).await?;
     }
-    play.cluster.offer_whole(true).await?;
+    play.cluster.offer_whole(Whole::Mixed).await?;
     let played = there_and_back(play, &small, &large).await;
     let restored = shares_only(play, &small, &large).await;
     played.and(restored)
@@ -34,7 +34,7 @@ async fn shares_only<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &st
     play.scene("Divvy's agent runs on both nodes, and offers shares only").await?;
     play.delete_all().await?;
     // Before the second node's agent starts, so that it need not be replaced.
-    play.cluster.offer_whole(false).await?;
+    play.cluster.offer_whole(Whole::Nothing).await?;
     for node in [large, small] {
         play.cluster.run_plugin(node, None).await?;
     }

@@ -8,7 +8,7 @@ use super::mig;
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus;
 use crate::scenario::play::Seen;
-use crate::scenario::{Cluster, Machine, Play, Stop};
+use crate::scenario::{Cluster, Machine, Play, Stop, Whole};
 
 /// The machine has two A100, connected by NVLink, and a T4.
 pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -26,7 +26,7 @@ pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Re
     .await?;
     play.started("default", "share").await?;
     let before = play.reports().await?;
-    play.cluster.offer_whole(true).await?;
+    play.cluster.offer_whole(Whole::Mixed).await?;
     play.step("updated", "divvy-agent", "the agents run with --whole-gpus", Vec::new())?;
     let mut played = beside_shares(play, &node, &before).await;
     play.clear().await?;
@@ -35,8 +35,13 @@ pub(in crate::scenario) async fn whole<C: Cluster>(play: &mut Play<'_, C>) -> Re
         play.clear().await?;
         mig::undivide(play, &node).await?;
     }
+    if played.is_ok() {
+        played = mig::as_gpus(play, &node).await;
+        play.clear().await?;
+        mig::restore(play, &node).await?;
+    }
     // The next scene expects shares only.
-    play.cluster.offer_whole(false).await?;
+    play.cluster.offer_whole(Whole::Nothing).await?;
     played
 }
 
