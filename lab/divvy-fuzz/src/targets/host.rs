@@ -448,14 +448,15 @@ fn minors(bytes: &[u8]) -> bool {
 
 fn cgroups(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
-    let uid = cgroup::pod_of_process(text);
-    if let Some(uid) = &uid {
+    let owner = cgroup::owner_of_process(text);
+    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if let Some(owner) = &owner {
         assert!(
-            !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'),
-            "{uid:?}"
+            is_name(&owner.pod) && owner.container.as_deref().is_none_or(is_name),
+            "{owner:?}"
         );
     }
-    uid.is_some()
+    owner.is_some()
 }
 
 /// The input is `cgroup.events` and `pids.current`. Rule: a file without the information yields none.
