@@ -255,7 +255,7 @@ case $command in
   restart) restart "$@" ;;
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
-  whole) [ $# = 2 ] || usage; offer_whole "$1" ;;
+  whole) [ $# = 2 ] || usage; offer_whole "$@" ;;
   plugin) [ $# = 2 ] || usage; run_plugin "$@" ;;
   mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;
