@@ -6,7 +6,7 @@ use divvy_model::{Vendor, names};
 
 use crate::builders::{PodBuilder, pod};
 use crate::scenario::devices::gpus_and_parts;
-use crate::scenario::{Cluster, Fault, Machine, Part, Play, Report, Stop, Whole};
+use crate::scenario::{Cluster, End, Fault, Machine, Part, Play, Report, Stop, Whole};
 
 /// The profiles 3g.20gb and 2g.10gb (`NVML_GPU_INSTANCE_PROFILE_3_SLICE`, `…_2_SLICE`).
 const PROFILES: [u32; 2] = [2, 1];
@@ -176,9 +176,15 @@ pub(super) async fn as_gpus<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> R
         format!("{taken:?}")
     })?;
 
-    play.scene("The agent is killed; pods keep their MIG devices").await?;
+    play.scene("The agent is restarted; pods keep their MIG devices").await?;
     let before = play.reports().await?;
-    play.kill_and_start(Part::Agent(node), "divvy-agent").await?;
+    play.cluster.stop(Part::Agent(node), End::Stopped).await?;
+    play.step("stopped", &format!("the agent of {node}"), "SIGTERM", Vec::new())?;
+    // The kubelet permanently rejects a pod that it admits before the agent has registered again.
+    play.has(node, resource, 0).await?;
+    play.cluster.start(Part::Agent(node)).await?;
+    play.step("started", &format!("the agent of {node}"), "", Vec::new())?;
+    play.has(node, resource, 4).await?;
     play.create(
         &as_gpu("rest", 3).select(node),
         "asks for 3 nvidia.com/gpu; only 2 MIG devices have no user",
