@@ -54,7 +54,9 @@ pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
         Ok(Command::Once(options)) => once(&options, |calls| {
             drivers::Drivers::new(vendors(&options, calls), drivers::Pace::default(), None).snapshot()
         }),
-        Ok(Command::Cuda(options)) => once(&options, |calls| nvidia::cuda::snapshot(&nvidia_options(&options), calls)),
+        Ok(Command::Cuda(options)) => once(&options, |calls| {
+            nvidia::cuda::snapshot(&nvidia_options(&options), calls).map(Snapshot::printable)
+        }),
         Ok(Command::Listen(options)) => match listen(&options) {
             Ok(never) => match never {},
             Err(error) => {

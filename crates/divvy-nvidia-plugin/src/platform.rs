@@ -1,4 +1,4 @@
-//! Whether a node is a Tegra (a Jetson), whose integrated GPU has no UUID and no device node of its own.
+//! Decides whether a node is a Tegra, such as a Jetson. A Tegra's integrated GPU has neither a UUID nor its own device node.
 
 use divvy_nvidia_config::{Config, DeviceListStrategy, Discovery, SharingStrategy};
 
@@ -41,7 +41,7 @@ pub fn is_tegra_family(text: &str) -> bool {
 /// [`FAMILY_FILE`] that names a Tegra.
 ///
 /// From Orin on, a Tegra also has an NVML, which reports little more than the name of the integrated GPU (go-nvlib,
-/// pkg/nvlib/info/resolver.go). WSL needs no case of its own: its NVML answers, and it has no Tegra files.
+/// pkg/nvlib/info/resolver.go). This function also answers correctly on WSL, which has an NVML and no Tegra files.
 pub fn platform(discovery: Discovery, has_tegra_files: bool, nvml: &Nvml<'_>) -> Platform {
     let is_tegra = match (discovery, nvml) {
         (Discovery::Tegra, _) => true,

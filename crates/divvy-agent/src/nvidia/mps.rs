@@ -361,7 +361,7 @@ impl Node {
                 return;
             }
         };
-        for excess in self.shares.count(&daemons, &clients(gpus)) {
+        for excess in self.shares.count(&daemons, &clients(&gpus)) {
             warn!("{excess}");
         }
     }
@@ -391,21 +391,19 @@ impl Node {
 }
 
 /// Return the processes that run in containers.
-fn clients(gpus: Vec<GpuProcesses>) -> Vec<Client> {
-    let client = |gpu: &str, process: Process| {
+fn clients(gpus: &[GpuProcesses]) -> Vec<Client> {
+    let client = |gpu: &str, process: &Process| {
         Some(Client {
             gpu: gpu.to_owned(),
-            pod: process.pod?,
-            container: process.container?,
+            pod: process.pod.clone()?,
+            container: process.container.clone()?,
             used: process.used,
         })
     };
-    gpus.into_iter()
-        .flat_map(|gpu| {
-            let found = gpu.processes.into_iter().filter_map(|process| client(&gpu.uuid, process));
-            found.collect::<Vec<_>>()
-        })
-        .collect()
+    let processes = gpus
+        .iter()
+        .flat_map(|gpu| gpu.processes.iter().map(|process| (gpu.uuid.as_str(), process)));
+    processes.filter_map(|(gpu, process)| client(gpu, process)).collect()
 }
 
 fn broken(error: &JoinError) -> Error {

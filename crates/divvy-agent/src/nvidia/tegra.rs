@@ -63,7 +63,7 @@ mod tests {
         assert!(!has("other", FAMILY_FILE, b"Snapdragon\n"));
         assert!(!has("binary", FAMILY_FILE, &[0xff, b't', b'e', b'g', b'r', b'a']));
         assert!(!has_files_below(&directory.path().join("nothing")));
-        // A link does not lead out of the root, and a directory is no release file.
+        // A symbolic link to a file outside the root is not followed. A directory with the file's name does not count.
         std::fs::create_dir_all(directory.path().join("link/etc")).expect("created");
         symlink(
             "../../release/etc/nv_tegra_release",
