@@ -75,6 +75,7 @@ need_module() { # DIRECTORY MODULE
 }
 
 # build NAME PACKAGE CGO TAGS LDFLAGS
+# -s -w keep debug information out of the program; -dwarf=false does not create it at all, which takes a tenth off the time.
 build() {
   local name=$1 package=$2 cgo=$3 tags=$4 ldflags=$5 start=$SECONDS directory path version pid
   present "$name" && return 0
@@ -82,7 +83,7 @@ build() {
   need_module "$directory" "$path"
   number=$((number + 1))
   echo "[$number/${#missing[@]}] $name $version ..."
-  (cd "$here/go/$directory" && CGO_ENABLED=$cgo nice go build -trimpath -tags "$tags" -ldflags "-s -w $ldflags" -o "$CLUSTER_BIN/$name.new" "$package") \
+  (cd "$here/go/$directory" && CGO_ENABLED=$cgo nice go build -trimpath -tags "$tags" -gcflags all=-dwarf=false -ldflags "-s -w $ldflags" -o "$CLUSTER_BIN/$name.new" "$package") \
     > "$CLUSTER_BIN/.$name.log" 2>&1 9>&- & pid=$!
   while kill -0 $pid 2> /dev/null; do
     sleep 1

@@ -164,39 +164,47 @@ impl Machine {
 
     /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
     fn build(&self) -> Result<Programs> {
-        let directory = directory()?;
-        let profile = if self.fast { "fast" } else { "release" };
         let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
         let flags = flags()?;
         // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
         let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
-        self.cargo(
-            &static_target,
-            &packed,
-            &[
-                "--profile",
-                profile,
-                "--package",
-                "divvy",
-                "--package",
-                "divvy-agent",
-                "--no-default-features",
-            ],
-        )?;
+        let (profile, of_nodes) = if self.fast { ("fast", "fast") } else { ("release", "node") };
+        let build = |profile: &str, packages: &str| {
+            let packages = packages.split(' ').flat_map(|package| ["--package", package]);
+            let what: Vec<&str> = ["--no-default-features", "--profile", profile]
+                .into_iter()
+                .chain(packages)
+                .collect();
+            self.cargo(&static_target, &packed, &what)
+        };
+        let directory = directory()?;
+        let in_static = |path: &str| directory.join(&static_target).join(path);
+        let built = in_static(&format!("{of_nodes}/divvy-agent"));
+        let agent = if self.fast {
+            // One command, so that the programs share their dependencies. divvy needs the agent's default features.
+            build(profile, "divvy divvy-agent")?;
+            built.clone()
+        } else {
+            build(profile, "divvy")?;
+            build(of_nodes, "divvy-agent")?;
+            let agent = in_static("agent");
+            std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
+            self.cargo(&static_target, &packed, &["--profile", of_nodes, "--package", "divvy-agent"])?;
+            agent
+        };
         self.cargo(
             &dynamic_target,
             &flags,
-            &["--profile", profile, "--package", "divvy-hardware", "--bin", "divvy-probe"],
+            &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
         self.build_runtime()?;
-        let in_static = |path: &str| directory.join(&static_target).join(path);
-        let built = |name: &str| in_static(&format!("{profile}/{name}"));
         Ok(Programs {
-            divvy: built("divvy"),
-            agent: built("divvy-agent"),
-            probe: directory.join(dynamic_target).join(profile).join("divvy-probe"),
-            runtime: in_static("runtime/divvy-runtime"),
-            hook: in_static("runtime/divvy-hook"),
+            divvy: in_static(&format!("{profile}/divvy")),
+            agent,
+            nvidia: built,
+            probe: directory.join(dynamic_target).join(of_nodes).join("divvy-probe"),
+            runtime: in_static("node/divvy-runtime"),
+            hook: in_static("node/divvy-hook"),
         })
     }
 
@@ -206,7 +214,7 @@ impl Machine {
         self.cargo(
             &self.static_target(),
             &flags()?,
-            &[&["--profile", "runtime"], &packages[..]].concat(),
+            &[&["--profile", "node"], &packages[..]].concat(),
         )
     }
 
@@ -254,6 +262,8 @@ fn flags() -> Result<String> {
 struct Programs {
     divvy: PathBuf,
     agent: PathBuf,
+    /// The agent with the programs under NVIDIA's names.
+    nvidia: PathBuf,
     probe: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
@@ -264,12 +274,13 @@ fn files(
     Programs {
         divvy,
         agent,
+        nvidia,
         probe,
         runtime,
         hook,
     }: &Programs,
 ) -> Result<BTreeMap<String, PathBuf>> {
-    for program in [divvy, agent, runtime, hook] {
+    for program in [divvy, agent, nvidia, runtime, hook] {
         ensure!(
             linked(program)?.is_empty(),
             "{} is not static: it would need a loader and libraries",
@@ -278,13 +289,13 @@ fn files(
     }
     let mut files = BTreeMap::from([
         ("usr/bin/divvy".to_owned(), divvy.clone()),
-        // A smaller program than divvy, because the agent's memory use depends on the size of its program.
+        // Each has only what it runs, because an agent's memory use depends on the size of its program.
         ("usr/bin/divvy-agent".to_owned(), agent.clone()),
-        // Under these names it takes the place of NVIDIA's programs; the same file as above.
-        ("usr/bin/nvidia-device-plugin".to_owned(), agent.clone()),
-        ("usr/bin/gpu-feature-discovery".to_owned(), agent.clone()),
-        ("usr/bin/config-manager".to_owned(), agent.clone()),
-        ("usr/bin/mps-control-daemon".to_owned(), agent.clone()),
+        // One file. Its name decides which of NVIDIA's programs it is.
+        ("usr/bin/nvidia-device-plugin".to_owned(), nvidia.clone()),
+        ("usr/bin/gpu-feature-discovery".to_owned(), nvidia.clone()),
+        ("usr/bin/config-manager".to_owned(), nvidia.clone()),
+        ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),

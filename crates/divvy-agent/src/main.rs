@@ -1,12 +1,11 @@
 //! `divvy agent` as a separate program, for a node's image. An idle agent's memory consists mostly of the pages of its program,
 //! and the complete `divvy` has more of them.
 //!
-//! If it is started under the name of one of NVIDIA's programs, it replaces that program.
+//! With the feature `nvidia-programs`, it replaces one of NVIDIA's programs if it is started under that program's name.
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use divvy_nvidia_config::Program;
 
 /// Run on a GPU node: find its GPUs, advertise them, and give each container its GPU (`divvy agent` as a separate program)
 #[derive(Debug, clap::Parser)]
@@ -21,9 +20,12 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let name = std::env::args().next().unwrap_or_default();
-    if let Some(program) = Program::named(&name) {
-        return divvy_agent::nvidia::main(program);
+    #[cfg(feature = "nvidia-programs")]
+    {
+        let name = std::env::args().next().unwrap_or_default();
+        if let Some(program) = divvy_nvidia_config::Program::named(&name) {
+            return divvy_agent::nvidia::main(program);
+        }
     }
     let Cli { agent, log } = Cli::parse();
     divvy_program::run(log.as_deref(), async {

@@ -543,14 +543,11 @@ Examples:
   divvy demo
       the tutorial: two pods on one GPU, then a day on a small cluster
   divvy demo --scenario tutorial    only the two pods
-  divvy demo --scenario vendors     shares of an NVIDIA GPU and whole AMD GPUs in one cluster
+  divvy demo --list                 all scenarios, each with one line about it
+  divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
+  divvy demo --scenario migration   two nodes move from nvidia-device-plugin to the agent, and one back
   divvy demo --keep                 keep the cluster up, to try kubectl on it
   divvy demo --nodes my-nodes.toml --keep
-  divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
-  divvy demo --scenario mig         a GPU is divided by MIG, and its parts are shared
-  divvy demo --scenario time-slicing | mig-strategies | mps
-                                    the modes of nvidia-device-plugin, which is Divvy under NVIDIA's name
-  divvy demo --scenario migration   two nodes move from nvidia-device-plugin to the agent, and one back
   divvy demo -o json | jq -r .text  print the text of every step
 
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
@@ -558,10 +555,12 @@ scheduler, the kubelets, the container runtime, and the NVML library are simulat
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
-    /// The scenario to play: tutorial, tour, vendors, whole, mig, time-slicing, mig-strategies, mps, or migration [default: tour; with --nodes,
-    /// none]
+    /// The scenario to play [default: tour; with --nodes, none]
     #[arg(long, value_name = "NAME")]
     pub scenario: Option<String>,
+    /// List all scenarios
+    #[arg(long, conflicts_with_all = ["scenario", "nodes", "keep", "output"])]
+    pub list: bool,
     /// Simulate the nodes of this machine description (TOML)
     #[arg(long, value_name = "FILE")]
     pub nodes: Option<PathBuf>,

@@ -2,8 +2,8 @@
 //! which starts the container without `divvy-runtime`, take turns in one run.
 //!
 //! ```text
-//! cargo build --profile runtime --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
-//! cargo bench -p divvy-bench --bench container_starts -- target/x86_64-unknown-linux-musl/runtime [STARTS]
+//! cargo build --profile node --target x86_64-unknown-linux-musl -p divvy-runtime -p divvy-hook
+//! cargo bench -p divvy-bench --bench container_starts -- target/x86_64-unknown-linux-musl/node [STARTS]
 //! ```
 //!
 //! If `DIVVY_NVIDIA_CTK` names a directory with NVIDIA's programs, the `nvidia-container-runtime` in it takes part as well.

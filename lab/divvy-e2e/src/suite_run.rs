@@ -170,7 +170,11 @@ impl Leg {
             return Outcome::Skipped("this cluster was not installed from Divvy's image; run: cargo xtask cluster install");
         }
         let mut play = Play::new(cluster, teller, Duration::ZERO);
-        let result = scene.play(&mut play, self.churn).await;
+        let result = match scene.play(&mut play, self.churn).await {
+            // The next scene expects a cluster without pods.
+            Ok(()) => play.clear().await,
+            Err(stop) => Err(stop),
+        };
         let (checks, failures) = play.score();
         if let Err(stop) = &result {
             teller.add(&format!("    FAILED  the scene could not go on: {stop}\n"));

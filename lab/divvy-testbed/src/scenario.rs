@@ -2,7 +2,7 @@
 //!
 //! The scenarios are written against [`Cluster`], which the embedded cluster and a real Kubernetes (crate `divvy-e2e`) both implement.
 //! They act through the API server and the `divvy` program, read the reports that containers write about themselves, and wait for the
-//! required results. They use no internal hooks. The scenes of [`suite`] must have the same results on both clusters; the tour is for people.
+//! required results. They use no internal hooks. The scenes of [`suite`] must have the same results on both clusters.
 
 mod churn;
 mod devices;
@@ -21,6 +21,8 @@ use serde_json::json;
 use tokio::process::Command;
 
 use crate::simulated_driver;
+
+use self::suite::Scene;
 
 pub use churn::Churn;
 pub use machines::{BUILT_IN, Machine};
@@ -225,91 +227,39 @@ pub trait Cluster {
 /// A scenario that `divvy demo` can play.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
-    /// Two pods on one GPU.
+    /// Two pods on one GPU: the first part of the tour.
     Tutorial,
-    /// The tutorial, then a day on a small cluster.
-    Tour,
-    /// NVIDIA's and AMD's GPUs in one cluster.
-    Vendors,
-    /// Whole NVIDIA GPUs and shares on one node.
-    Whole,
-    /// Shares of MIG devices.
-    Mig,
-    /// The replicas of GPUs that `nvidia-device-plugin` offers.
-    TimeSlicing,
-    /// MIG devices that `nvidia-device-plugin` offers.
-    MigStrategies,
-    /// GPUs that `nvidia-device-plugin` shares through MPS.
-    Mps,
-    /// A cluster that moves from `nvidia-device-plugin` to the agent and back.
-    Migration,
+    /// A scene of the suite.
+    Scene(Scene),
 }
 
 impl Scenario {
-    /// Every scenario with its name and a one-line description.
-    pub const ALL: [(Scenario, &'static str, &'static str); 9] = [
-        (Scenario::Tutorial, "tutorial", "two pods share one GPU: 3/16, then 8/16"),
-        (
-            Scenario::Tour,
-            "tour",
-            "the tutorial, then mixed GPUs, a waiting pod, a failing GPU, and restarts",
-        ),
-        (
-            Scenario::Vendors,
-            "vendors",
-            "shares of an NVIDIA GPU and whole AMD GPUs in one cluster",
-        ),
-        (
-            Scenario::Whole,
-            "whole",
-            "whole NVIDIA GPUs (nvidia.com/gpu) and shares on one node",
-        ),
-        (Scenario::Mig, "mig", "a GPU is divided by MIG, and its parts are shared"),
-        (
-            Scenario::TimeSlicing,
-            "time-slicing",
-            "nvidia-device-plugin: pods share GPUs in turn while a GPU fails and the configuration changes",
-        ),
-        (
-            Scenario::MigStrategies,
-            "mig-strategies",
-            "nvidia-device-plugin: MIG devices as resources of their own, divided again while it runs",
-        ),
-        (
-            Scenario::Mps,
-            "mps",
-            "nvidia-device-plugin and mps-control-daemon: pods share a GPU at the same time, with limits",
-        ),
-        (
-            Scenario::Migration,
-            "migration",
-            "two nodes move from nvidia-device-plugin to the agent, and one back, while pods run",
-        ),
-    ];
+    /// The scenario that is played unless another one is chosen.
+    pub const DEFAULT: Scenario = Scenario::Scene(Scene::Tour);
+
+    /// Return every scenario.
+    pub fn all() -> impl Iterator<Item = Scenario> {
+        std::iter::once(Scenario::Tutorial).chain(Scene::ALL.map(Scenario::Scene))
+    }
+
+    /// Return the scenario's name on the command line and a one-line description.
+    pub fn about(self) -> (&'static str, &'static str) {
+        match self {
+            Scenario::Tutorial => ("tutorial", "two pods share one GPU: 3/16, then 8/16"),
+            Scenario::Scene(scene) => scene.about(),
+        }
+    }
 
     /// Return the scenario with this name.
     pub fn named(name: &str) -> Option<Scenario> {
-        Self::ALL
-            .iter()
-            .find(|(_, known, _)| *known == name)
-            .map(|(scenario, ..)| *scenario)
+        Self::all().find(|scenario| scenario.about().0 == name)
     }
 
     /// Play the scenario. The error [`Stop`] means that the play could not go on; the play counts the checks that failed.
-    pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>) -> Result<(), Stop> {
+    pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
         match self {
             Scenario::Tutorial => tour::tutorial(play).await,
-            Scenario::Tour => {
-                tour::tutorial(play).await?;
-                tour::day(play).await
-            }
-            Scenario::Vendors => suite::vendors(play).await,
-            Scenario::Whole => suite::whole(play).await,
-            Scenario::Mig => suite::mig(play).await,
-            Scenario::TimeSlicing => suite::time_slicing(play).await,
-            Scenario::MigStrategies => suite::mig_strategies(play).await,
-            Scenario::Mps => suite::mps(play).await,
-            Scenario::Migration => suite::migration(play).await,
+            Scenario::Scene(scene) => scene.play(play, churn).await,
         }
     }
 }

@@ -10,7 +10,7 @@ fn rule_10_the_programs_have_no_interpreter_and_two_mebibytes_at_most() {
     if !divvy_skip::program("readelf", "binutils") {
         return;
     }
-    let directory = format!("../../target/image/{}-unknown-linux-musl/runtime", std::env::consts::ARCH);
+    let directory = format!("../../target/image/{}-unknown-linux-musl/node", std::env::consts::ARCH);
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     for name in ["divvy-runtime", "divvy-hook"] {
         let path = directory.join(name);

@@ -6,14 +6,21 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
-use divvy_testbed::scenario::{BUILT_IN, Cluster as _, Play, Scenario};
+use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster as _, Play, Scenario};
 use divvy_testbed::story::{Listener, TimedEvent};
 
 use crate::cli::{DemoArgs, DemoOutput};
 use crate::printer;
 
+/// How long scenarios create and delete random pods.
+const CHURN: Duration = Duration::from_secs(20);
+
 /// Start a cluster, play the scenario on it, and stop the cluster. Return `Ok(false)` if a step did not end as the scenario says.
 pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
+    if args.list {
+        printer::print(&scenarios())?;
+        return Ok(true);
+    }
     let stopped = divvy_program::until_stopped(false)?;
     let scenario = chosen(&args)?;
     let own = std::env::current_exe().context("this program's own path is not known")?;
@@ -56,16 +63,18 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
 /// Return the chosen scenario. `None` if `--nodes` is given without `--scenario`.
 fn chosen(args: &DemoArgs) -> anyhow::Result<Option<Scenario>> {
     match &args.scenario {
-        Some(name) => Scenario::named(name).map(Some).ok_or_else(|| {
-            let known: Vec<String> = Scenario::ALL
-                .iter()
-                .map(|(_, name, about)| format!("  {name:<14} {about}"))
-                .collect();
-            anyhow::anyhow!("there is no scenario {name:?}; the scenarios are\n{}", known.join("\n"))
-        }),
+        Some(name) => Scenario::named(name)
+            .map(Some)
+            .ok_or_else(|| anyhow::anyhow!("there is no scenario {name:?}; the scenarios are\n{}", scenarios())),
         None if args.nodes.is_some() => Ok(None),
-        None => Ok(Some(Scenario::Tour)),
+        None => Ok(Some(Scenario::DEFAULT)),
     }
+}
+
+/// Return all scenarios as a list, one per line.
+fn scenarios() -> String {
+    let line = |(name, about): (&str, &str)| format!("  {name:<22} {about}\n");
+    Scenario::all().map(|scenario| line(scenario.about())).collect()
 }
 
 async fn tell(
@@ -84,7 +93,13 @@ async fn tell(
     play.step("simulated", "API server", &api, Vec::new())?;
     play.step("real", "divvy extender", &extender, Vec::new())?;
     match scenario {
-        Some(scenario) => scenario.play(&mut play).await?,
+        Some(scenario) => {
+            let churn = Churn {
+                time: CHURN,
+                seed: args.seed,
+            };
+            scenario.play(&mut play, churn).await?;
+        }
         None => {
             for name in &names {
                 play.cluster.join(name).await?;

@@ -1,7 +1,7 @@
 //! The scenes that must have the same results on the embedded cluster and on a real one: the tutorial, and everything that can go
 //! wrong after it.
 //!
-//! Each scene begins on a cluster without pods and leaves it without pods. The checks use what the API server reports, what `divvy`
+//! Each scene begins on a cluster without pods. The checks use what the API server reports, what `divvy`
 //! prints, and what containers report about themselves.
 
 mod doctor;
@@ -19,14 +19,6 @@ mod time_slicing;
 mod units;
 mod vendors;
 mod whole;
-
-pub(super) use mig::mig;
-pub(super) use mig_strategies::mig_strategies;
-pub(super) use migration::migration;
-pub(super) use mps::mps;
-pub(super) use time_slicing::time_slicing;
-pub(super) use vendors::vendors;
-pub(super) use whole::whole;
 
 use super::churn::{self, Churn};
 use super::play::Seen;
@@ -296,8 +288,8 @@ impl Scene {
         )
     }
 
-    /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene leaves no pod
-    /// behind.
+    /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene may leave pods
+    /// behind, which people can look at.
     pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
         match self {
             Scene::Tour => {
@@ -339,8 +331,7 @@ impl Scene {
             Scene::MigStrategies => mig_strategies::mig_strategies(play).await,
             Scene::Mps => mps::mps(play).await,
             Scene::Migration => migration::migration(play).await,
-        }?;
-        play.clear().await
+        }
     }
 }
 

@@ -235,7 +235,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Delete every Deployment and pod of the play. Wait until they are gone, no memory is held, and no grant file is left.
-    pub(in crate::scenario) async fn clear(&mut self) -> Result<(), Stop> {
+    pub async fn clear(&mut self) -> Result<(), Stop> {
         self.delete_all().await?;
         for object in self.nodes().await? {
             let node = object.metadata.name.clone().unwrap_or_default();
