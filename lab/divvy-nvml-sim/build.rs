@@ -5,5 +5,7 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     // With this soname, a program that later loads the driver library by its soname gets this library, not a second one.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
+    // The library's calls of its own functions reach these, even if a test hides a function from programs.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rerun-if-changed=build.rs");
 }

@@ -382,8 +382,7 @@ impl<'c> Node<'c> {
     /// Process a failed attempt to get a snapshot from the driver.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
         let is_withdrawn = self.health.unavailable(now);
-        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
-        if is_missing && self.facts.is_empty() && self.config.fail_on_init_error {
+        if failure.code.is_refusal() && self.facts.is_empty() && self.config.fail_on_init_error {
             let nvidias = match failure.code {
                 Code::DriverNotLoaded => "Driver Not Loaded: ",
                 _ => "",

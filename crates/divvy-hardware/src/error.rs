@@ -51,6 +51,22 @@ impl Code {
     }
 }
 
+impl Code {
+    /// Report whether the driver, its library, or its kernel module refused, and not the way to them. Trying again helps only after a
+    /// change of the node.
+    pub fn is_refusal(self) -> bool {
+        match self {
+            Code::DriverNotLoaded
+            | Code::LibraryNotFound
+            | Code::NoPermission
+            | Code::GpuLost
+            | Code::DriverFiles
+            | Code::Unknown => true,
+            Code::Timeout | Code::ProbeUnreachable | Code::Protocol | Code::Busy => false,
+        }
+    }
+}
+
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -20,7 +20,7 @@ pub use library::{driver_root, has_library};
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
-use divvy_model::{MigDevice, Vendor};
+use divvy_model::{MiB, MigDevice, Vendor};
 
 /// Where to find the driver.
 #[derive(Debug, Clone)]
@@ -54,6 +54,15 @@ impl Nvidia {
             match Nvml::builder().lib_path(candidate.as_os_str()).init() {
                 Ok(nvml) => {
                     drop(call);
+                    if let Err(error) = &nvml.lib().nvmlShutdown {
+                        let error = text_of(candidate.as_os_str(), error);
+                        // Dropping it would call the function that is missing, and panic.
+                        std::mem::forget(nvml);
+                        return Err(Failure::new(
+                            Code::LibraryNotFound,
+                            format!("NVML cannot be used: {error}; {INCOMPLETE}"),
+                        ));
+                    }
                     return Ok(Nvidia {
                         nvml: Arc::new(nvml),
                         calls: calls.clone(),
@@ -106,6 +115,9 @@ impl Backend for Nvidia {
     }
 }
 
+/// What to do if the library lacks a function.
+const INCOMPLETE: &str = "the library is not a complete NVML; check that the driver is R450 or newer";
+
 /// The prefix of a fault's name. The XID's number follows.
 const XID: &str = "XID ";
 
@@ -127,8 +139,12 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 }
 
 impl GpuFacts {
-    /// Return why nothing can run on the GPU because of its mode, even if the GPU is healthy. Return `None` if something can run.
+    /// Return why no part of the GPU can be allocated, even if the GPU is healthy. Return `None` if parts can be allocated.
     pub fn unfit(&self) -> Option<String> {
+        // A GPU without memory of its own, as in a DGX Spark, uses that of the machine.
+        if self.total == MiB::ZERO {
+            return Some("the driver reports no memory of this GPU, so no part of it can be allocated".to_owned());
+        }
         // CUDA cannot use the whole GPU in MIG mode.
         MigDevice::of(self.mig, &self.mig_devices)?;
         Some(format!(
@@ -154,10 +170,7 @@ fn failure(error: &NvmlError, doing: &str) -> Failure {
             Code::LibraryNotFound,
             "a library that NVML needs is missing; reinstall the driver",
         ),
-        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (
-            Code::LibraryNotFound,
-            "the library is not a complete NVML; check that the driver is R450 or newer",
-        ),
+        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (Code::LibraryNotFound, INCOMPLETE),
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
             Code::NoPermission,
             "the probe must be privileged: it needs /dev/nvidiactl and the GPUs' device nodes",

@@ -6,12 +6,15 @@
 //!   registered, even when the kubelet restarts or fails.
 //! * [`checkpoint`]: which container (by pod UID) holds which device, from the kubelet's own file.
 //! * [`api`]: the generated messages, clients, and servers that the other modules use.
+//! * [`AnyAuthority`]: a connection on which clients may send any authority.
 
 pub mod api;
+mod authority;
 pub mod checkpoint;
 mod error;
 pub mod plugin;
 
+pub use authority::AnyAuthority;
 pub use error::Error;
 
 /// Result with this crate's [`Error`].

@@ -201,11 +201,15 @@ impl Shared {
                 is_renamed: shared.rename.as_ref().is_some_and(|name| *name != shared.name),
                 strategy,
             },
-            None => Shared {
-                replicas: 1,
-                is_renamed: false,
-                strategy: "none",
-            },
+            None => Shared::none(),
+        }
+    }
+
+    fn none() -> Shared {
+        Shared {
+            replicas: 1,
+            is_renamed: false,
+            strategy: "none",
         }
     }
 
@@ -276,7 +280,14 @@ fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
 fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
     let raw = model.gpus.first().map_or("", |gpu| gpu.model.as_str());
     let resource = first_match(&config.resources.gpus, raw).unwrap_or_default();
-    let mut shared = Shared::of(config, &resource);
+    // GPUs in MIG mode are not shared as such (`NewGPUResourceLabelerWithoutSharing` of NVIDIA's GPU feature discovery).
+    let shared = match model.gpus.iter().all(|gpu| gpu.mig == Some(true)) {
+        true => Shared {
+            replicas: 0,
+            ..Shared::none()
+        },
+        false => Shared::of(config, &resource),
+    };
     found.set(
         "gpu.product",
         format!("{}{}", cut(&model.name, 63 - shared.suffix().len()), shared.suffix()),
@@ -284,10 +295,6 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
     found.set("gpu.count", model.gpus.len().to_string());
     if model.memory() > 0 {
         found.set("gpu.memory", model.memory().to_string());
-    }
-    // The GPUs in MIG mode are not offered as such.
-    if config.mig_strategy != MigStrategy::None && model.gpus.iter().all(|gpu| gpu.mig == Some(true)) {
-        shared = Shared { replicas: 0, ..shared };
     }
     shared.describe("gpu", found);
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use divvy_kubelet::AnyAuthority;
 use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
 use divvy_kubelet::api::v1beta1::registration_server::{Registration, RegistrationServer};
 use divvy_kubelet::api::v1beta1::{DevicePluginOptions, Empty, ListAndWatchResponse, RegisterRequest};
@@ -19,8 +20,6 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status};
-
-use crate::go_client::GoClient;
 
 /// A device: its id, whether it is healthy, and its NUMA nodes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -90,7 +89,7 @@ impl Kubelet {
         let service = RegistrationServer::new(self.clone());
         let task = tokio::spawn(async move {
             // The server ends with this program.
-            let connections = UnixListenerStream::new(listener).map(|stream| stream.map(GoClient));
+            let connections = UnixListenerStream::new(listener).map(|stream| stream.map(AnyAuthority::new));
             let _ = Server::builder().serve_with_incoming(service, connections).await;
         });
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);

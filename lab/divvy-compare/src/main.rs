@@ -5,7 +5,6 @@
 #![allow(clippy::print_stdout, reason = "a program for a terminal")]
 
 mod daemon;
-mod go_client;
 mod intended;
 mod kubelet;
 mod mps;

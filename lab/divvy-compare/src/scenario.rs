@@ -290,6 +290,10 @@ pub(crate) fn all() -> Vec<Scenario> {
             .step(Step::Allocate(GPU, vec![gpus(&[1]), gpus(&[3])]))
             .step(Step::Allocate(GPU, vec![vec!["nope".to_owned()]]))
             .allocate(&[]),
+        scenario("a GPU without memory of its own", Machine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"1":3,"2":3}}}}"#), ..machine(1) })
+            .allocate(&[0]),
+        scenario("a newer memory call is refused", Machine { state: Some(r#"{"gpus":{"0":{"memory_errors":{"2":25}}}}"#), ..machine(1) }),
+        scenario("the kernel module is older than the library", Machine { state: Some(r#"{"initError":18}"#), ..machine(1) }).resources(0),
         scenario("T6 devices by index", machine(4))
             .args(&["--device-id-strategy=index"])
             .allocate(&[2, 0]),
@@ -599,6 +603,7 @@ fn labels() -> Vec<Scenario> {
             "--mig-strategy=single",
         ),
         print("T34 labels of a divided GPU without a strategy", divided(2, "0=0,0")),
+        print("T34 labels of divided GPUs with time-slicing", divided(2, "0=0;1=2")).config(SLICES),
         print("T35 labels of the driver 455.06", driver("455.06")),
         print("T35 labels of the driver 550", driver("550")),
         print("T35 labels of the driver 1.2.3.4", driver("1.2.3.4")),

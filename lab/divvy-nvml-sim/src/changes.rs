@@ -52,6 +52,8 @@ pub(crate) struct GpuChanges {
     pub(crate) mig: Option<Division>,
     /// The error code of nvmlDeviceGetMigMode; 0 means success.
     pub(crate) mig_mode_error: u32,
+    /// The error codes of nvmlDeviceGetMemoryInfo, by its version, which is 1 or 2. They are set only by writing the state file.
+    pub(crate) memory_errors: BTreeMap<u32, u32>,
     /// The error code of calls that register the GPU for events; 0 means success.
     pub(crate) register: u32,
 }

@@ -298,6 +298,12 @@ impl Inner {
         }
     }
 
+    /// Return the error of this version of nvmlDeviceGetMemoryInfo, if it has one.
+    pub(crate) fn memory_is_readable(&self, index: usize, version: u32) -> Result<(), Code> {
+        let error = self.gpu(index).and_then(|changes| changes.memory_errors.get(&version));
+        error.map_or(Ok(()), |error| Err(*error))
+    }
+
     /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position.
     pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> BTreeMap<u32, u64> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();

@@ -69,10 +69,12 @@ impl Facts {
             .map(|device| device.uuid.as_str())
     }
 
-    /// Describe the machine. `root` is the directory that contains `/dev`.
+    /// Describe the machine. `root` is the directory that contains `/dev` and `/sys`.
     pub(super) fn machine(&self, health: &Health, config: &Config, root: &Path) -> Machine {
         let known = self.seen.values().map(|facts| Gpu {
             lost: facts.lost || !self.listed.contains(&facts.uuid),
+            // As NVIDIA's device plugin, name only a NUMA node that the kernel knows. NVML reports node 0 where there is none, such as on WSL.
+            numa: facts.numa.filter(|_| is_known_to_the_kernel(facts, root)),
             ..gpu(facts, health)
         });
         let mut gpus: Vec<Gpu> = known
@@ -98,6 +100,11 @@ impl Facts {
             cdi_classes: BTreeSet::new(),
         }
     }
+}
+
+/// Report whether the kernel has a PCI device for a GPU.
+fn is_known_to_the_kernel(facts: &GpuFacts, root: &Path) -> bool {
+    !facts.pci.is_empty() && root.join("sys/bus/pci/devices").join(&facts.pci).exists()
 }
 
 fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
@@ -172,6 +179,25 @@ mod tests {
         assert_eq!(uuids(&facts), ["GPU-a", "GPU-b"]);
         facts.snapshot(snapshot(&[("GPU-a", 0)], &[1]));
         assert_eq!(uuids(&facts), ["GPU-a", "GPU-b"]);
+    }
+
+    #[test]
+    fn a_gpu_is_on_a_numa_node_only_if_the_kernel_knows_the_gpu() {
+        let root = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(root.path().join("sys/bus/pci/devices/0000:81:00.0")).expect("created");
+        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+        let (config, _) = invocation.config(None).expect("the defaults");
+        let numa = |pci: &str| {
+            let mut found = snapshot(&[("GPU-a", 0)], &[]);
+            (found.gpus[0].pci, found.gpus[0].numa) = (pci.to_owned(), Some(0));
+            let mut facts = Facts::default();
+            facts.snapshot(found);
+            facts
+                .machine(&Health::new(&config, Duration::ZERO).0, &config, root.path())
+                .gpus[0]
+                .numa
+        };
+        assert_eq!((numa("0000:81:00.0"), numa("0000:82:00.0"), numa("")), (Some(0), None, None));
     }
 
     #[test]

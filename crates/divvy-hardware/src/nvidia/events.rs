@@ -89,6 +89,7 @@ fn run(nvml: &Arc<Nvml>, calls: &Calls, stop: &AtomicBool, sender: &Sender<Event
 
 /// Wait once. Return whether a new event set is needed.
 fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> bool {
+    let begin = Instant::now();
     let answer = {
         let _call = calls.enter_wait("nvmlEventSetWait", WAIT);
         registered.set.wait(WAIT)
@@ -101,12 +102,20 @@ fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> b
             }
             false
         }
-        Err(NvmlError::Timeout) => false,
+        Err(NvmlError::Timeout) => {
+            thread::sleep(rest(begin.elapsed()));
+            false
+        }
         Err(error) => {
             let _ = sender.send(Event::Degraded(format!("waiting for events failed: {error}; trying again")));
             true
         }
     }
+}
+
+/// Return the pause after a wait in which no event happened. A library that does not wait at all, as some simulated ones, must not cause a busy loop.
+fn rest(waited: Duration) -> Duration {
+    if waited < WAIT / 2 { PAUSE } else { Duration::ZERO }
 }
 
 /// Convert an XID. If the handle is unknown, the fault concerns every GPU, because for some errors the driver names no GPU.
@@ -120,17 +129,19 @@ fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<R
         let _ = sender.send(Event::Degraded(text));
     };
     let _call = calls.enter("registering for events");
-    let count = nvml.device_count();
-    let (mut set, count) = match EventSet::create(nvml.clone()).and_then(|set| Ok((set, count?))) {
+    let count = ffi::count(nvml);
+    let count = count.map_err(|error| format!("cannot count the GPUs that report errors: {error}; trying again"));
+    let set = EventSet::create(nvml.clone()).map_err(|error| format!("cannot create an event set: {error}; trying again"));
+    let (mut set, count) = match set.and_then(|set| Ok((set, count?))) {
         Ok(made) => made,
-        Err(error) => {
-            degraded(format!("cannot create an event set: {error}; trying again"));
+        Err(text) => {
+            degraded(text);
             return None;
         }
     };
     let (mut names, mut incomplete) = (BTreeMap::new(), false);
     for index in 0..count {
-        let registering = nvml.device_by_index(index).and_then(|device| {
+        let registering = ffi::by_index(nvml, index).and_then(|device| {
             let uuid = device.uuid()?;
             if ffi::supported_event_types(&device)? & XID == 0 {
                 return Err(NvmlError::NotSupported);
@@ -153,6 +164,12 @@ fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_does_not_wait_causes_no_busy_loop() {
+        assert!(rest(Duration::ZERO) > Duration::ZERO);
+        assert_eq!((rest(WAIT), rest(WAIT * 3)), (Duration::ZERO, Duration::ZERO));
+    }
 
     #[test]
     fn an_xid_without_a_known_device_is_for_every_gpu_and_other_events_are_dropped() {

@@ -1,10 +1,12 @@
 //! NVML calls that `nvml-wrapper` does not offer in the required form.
 //!
-//! The wrapper's `EventSet` drops the MIG instances of an event, and a failed registration of a GPU consumes the set. The wrapper
-//! also lacks the memory call of drivers before R510.
+//! The wrapper's `EventSet` drops the MIG instances of an event, and a failed registration of a GPU consumes the set. The wrapper refuses a
+//! product name that is not UTF-8. It also lacks the calls of older drivers: the first version of a call has the plain name, and each
+//! later version a suffix, as the `#define`s at the beginning of nvml.h show.
 
 #![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
 
+use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,46 @@ use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 
 use crate::Fabric;
+
+/// Return the number of GPUs.
+pub(super) fn count(nvml: &Nvml) -> Result<u32, NvmlError> {
+    let call = newest(&nvml.lib().nvmlDeviceGetCount_v2, &nvml.lib().nvmlDeviceGetCount)?;
+    let mut count = 0;
+    // SAFETY: NVML is initialized while `nvml` lives; `count` is valid for writes.
+    nvml_try(unsafe { call(&raw mut count) })?;
+    Ok(count)
+}
+
+/// Return the GPU with an index.
+pub(super) fn by_index(nvml: &Nvml, index: u32) -> Result<Device<'_>, NvmlError> {
+    let call = newest(
+        &nvml.lib().nvmlDeviceGetHandleByIndex_v2,
+        &nvml.lib().nvmlDeviceGetHandleByIndex,
+    )?;
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: NVML is initialized while `nvml` lives; `handle` is valid for writes.
+    nvml_try(unsafe { call(index, &raw mut handle) })?;
+    // SAFETY: `nvml` has just returned the handle.
+    Ok(unsafe { Device::new(handle, nvml) })
+}
+
+/// Return the newest CUDA version that the driver supports, as 1000 × major + 10 × minor.
+pub(super) fn cuda_version(nvml: &Nvml) -> Result<i32, NvmlError> {
+    let lib = nvml.lib();
+    let call = newest(&lib.nvmlSystemGetCudaDriverVersion_v2, &lib.nvmlSystemGetCudaDriverVersion)?;
+    let mut version = 0;
+    // SAFETY: NVML is initialized while `nvml` lives; `version` is valid for writes.
+    nvml_try(unsafe { call(&raw mut version) })?;
+    Ok(version)
+}
+
+/// Return the second version of a call if the library has it, otherwise the first. Both have the same parameters.
+fn newest<'l, F>(second: &'l Result<F, libloading::Error>, first: &'l Result<F, libloading::Error>) -> Result<&'l F, NvmlError> {
+    match second {
+        Ok(call) => Ok(call),
+        Err(_) => nvml_sym(first.as_ref()),
+    }
+}
 
 /// Return the key of a device. It is unique while NVML stays initialized. An event identifies its GPU only by this key.
 pub(super) fn device_key(device: &Device<'_>) -> usize {
@@ -33,6 +75,22 @@ pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlErro
         info.assume_init()
     };
     Ok((info.total, info.used))
+}
+
+/// Return the product name of a GPU. Bytes that are not UTF-8 are replaced.
+pub(super) fn name(device: &Device<'_>) -> Result<String, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetName.as_ref())?;
+    let mut name = [0; sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE as usize];
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `name` is valid for writes of the size that is passed.
+    nvml_try(unsafe { call(device.handle(), name.as_mut_ptr(), sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE) })?;
+    Ok(text(&name))
+}
+
+/// Return the text before the first zero.
+fn text(buffer: &[c_char]) -> String {
+    let bytes: Vec<u8> = buffer.iter().map(|byte| byte.cast_unsigned()).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).map_or(&*bytes, CStr::to_bytes);
+    String::from_utf8_lossy(text).into_owned()
 }
 
 /// Return the numbers of a MIG device's GPU instance and compute instance.
@@ -54,7 +112,8 @@ const PROFILES: u32 = 32;
 /// Return what a MIG device consists of. `device` is its GPU, and `gi` the number of its GPU instance. `known` is what a device with the same
 /// UUID consisted of: if nothing else has changed, it has the same profile, which takes up to 64 calls to find.
 pub(super) fn mig_parts(device: &Device<'_>, mig: &Device<'_>, gi: u32, known: Option<MigParts>) -> Result<MigParts, NvmlError> {
-    let attributes_of = nvml_sym(mig.nvml().lib().nvmlDeviceGetAttributes_v2.as_ref())?;
+    let lib = mig.nvml().lib();
+    let attributes_of = newest(&lib.nvmlDeviceGetAttributes_v2, &lib.nvmlDeviceGetAttributes)?;
     let mut attributes = MaybeUninit::<sys::nvmlDeviceAttributes_t>::zeroed();
     // SAFETY: the handle belongs to this NVML, which `mig` borrows; `attributes` is valid for writes. All zeros are a valid
     // nvmlDeviceAttributes_t.
@@ -132,9 +191,11 @@ pub(super) fn fabric(device: &Device<'_>) -> Result<Option<Fabric>, NvmlError> {
     };
     let is_complete =
         u32::from(info.state) == sys::NVML_GPU_FABRIC_STATE_COMPLETED && info.status == sys::nvmlReturn_enum_NVML_SUCCESS;
+    // The GPUs of a machine whose fabric does not leave the machine have no cluster (`IsFabricAttached` of NVIDIA's go-nvlib).
+    let has_cluster = info.clusterUuid.iter().any(|byte| *byte != 0);
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let [a, b, c, d, e] = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex(&info.clusterUuid[range]));
-    Ok(is_complete.then(|| Fabric {
+    Ok((is_complete && has_cluster).then(|| Fabric {
         cluster: format!("{a}-{b}-{c}-{d}-{e}"),
         clique: info.cliqueId,
     }))
@@ -190,7 +251,10 @@ impl EventSet {
 
     /// Wait for at most `timeout`. Return [`NvmlError::Timeout`] if no event happened.
     pub(super) fn wait(&mut self, timeout: Duration) -> Result<RawEvent, NvmlError> {
-        let call = nvml_sym(self.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
+        let lib = self.nvml.lib();
+        // Drivers before R450 have the first version, which does not write the instances.
+        let call = newest(&lib.nvmlEventSetWait_v2, &lib.nvmlEventSetWait)?;
+        let names_instances = lib.nvmlEventSetWait_v2.is_ok();
         let timeout_ms = timeout.as_millis().try_into().unwrap_or(u32::MAX);
         let mut data = MaybeUninit::<sys::nvmlEventData_t>::zeroed();
         // SAFETY: the set was created by this NVML and not freed; `data` is valid for writes, and all zeros are a
@@ -199,7 +263,7 @@ impl EventSet {
             nvml_try(call(self.set, data.as_mut_ptr(), timeout_ms))?;
             data.assume_init()
         };
-        let instance = |id: u32| (id != u32::MAX).then_some(id);
+        let instance = |id: u32| (names_instances && id != u32::MAX).then_some(id);
         Ok(RawEvent {
             device: data.device.addr(),
             kind: data.eventType,
@@ -217,5 +281,19 @@ impl Drop for EventSet {
             // A failure leaves nothing to do.
             let _ = unsafe { call(self.set) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_ends_at_the_first_zero_and_what_is_not_utf8_is_replaced() {
+        let name = |bytes: &[u8]| text(&bytes.iter().map(|byte| byte.cast_signed()).collect::<Vec<_>>());
+        assert_eq!(name(b"NVIDIA A100\0rest"), "NVIDIA A100");
+        assert_eq!(name(b"NVIDIA \xff\xfeA100\0"), "NVIDIA \u{fffd}\u{fffd}A100");
+        assert_eq!(name(b"no end"), "no end");
+        assert_eq!(name(b""), "");
     }
 }

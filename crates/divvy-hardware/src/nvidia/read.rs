@@ -20,16 +20,12 @@ const MAX_NVLINKS: u32 = 36;
 pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snapshot, Failure> {
     let (driver, cuda, count) = {
         let _call = calls.enter("reading versions and the number of GPUs");
-        (nvml.sys_driver_version(), nvml.sys_cuda_driver_version(), nvml.device_count())
+        (nvml.sys_driver_version(), ffi::cuda_version(nvml), ffi::count(nvml))
     };
     let count = count.map_err(|error| failure(&error, "counting GPUs"))?;
-    let driver = match driver {
-        // A Tegra's driver has no version.
-        Err(NvmlError::NotSupported) => Ok(String::new()),
-        other => other.map_err(|error| failure(&error, "reading the driver's version")),
-    };
     let driver = Driver {
-        version: driver?,
+        // A Tegra's driver has no version. The GPUs work without one.
+        version: driver.unwrap_or_default(),
         cuda: cuda.map_or_else(
             |_| String::new(),
             |version| format!("{}.{}", version / 1000, version % 1000 / 10),
@@ -45,6 +41,13 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
     for index in 0..count {
         let _call = calls.enter(format!("reading GPU {index}"));
         match identify(nvml, index) {
+            // Containers get a GPU by its UUID, so only one GPU of a UUID can be offered.
+            Ok((_, uuid)) if devices.contains_key(&uuid) => snapshot.unreadable.push(Unreadable {
+                vendor: Vendor::Nvidia,
+                index,
+                lost: false,
+                error: format!("another GPU has the same UUID {uuid}"),
+            }),
             Ok((device, uuid)) => {
                 snapshot.gpus.push(gpu(&device, index, &uuid, known.gpu(&uuid)));
                 devices.insert(uuid, device);
@@ -62,7 +65,7 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
 }
 
 fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, String), NvmlError> {
-    let device = nvml.device_by_index(index)?;
+    let device = ffi::by_index(nvml, index)?;
     let uuid = device.uuid()?;
     Ok((device, uuid))
 }
@@ -103,7 +106,7 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         reader.facts.minor = reader.read("minor number", device.minor_number().map(Some));
         reader.facts.nodes = reader.facts.minor.iter().map(|minor| format!("nvidia{minor}")).collect();
         reader.facts.pci = reader.read("PCI bus id", device.pci_info().map(|pci| bus_id(&pci.bus_id)));
-        reader.facts.model = reader.read("product name", device.name());
+        reader.facts.model = reader.read("product name", ffi::name(device));
         let cc = device.cuda_compute_capability();
         let cc = reader.read("compute capability", cc.map(|cc| Some((cc.major, cc.minor))));
         let cores = reader.read("number of cores", device.num_cores());
@@ -126,22 +129,34 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     }
     // The MIG devices of a GPU can change at any time, and from Hopper on MIG mode can be switched without a reset.
     let known: &[MigDevice] = before.map_or(&[], |before| &before.mig_devices);
-    match mig(device, known) {
-        Ok((mode, devices)) => (facts.mig, facts.mig_devices) = (mode, devices),
-        // A divided GPU must not look like a whole one, or like one without MIG devices, because of one failed call.
-        Err(error) => {
-            (facts.mig, facts.mig_devices) = (before.and_then(|before| before.mig), known.to_vec());
-            if facts.mig.is_some_and(|(is_on, _)| is_on) {
-                facts.lost |= is_lost(&error);
-                facts.error.get_or_insert_with(|| format!("MIG: {error}"));
-            }
-        }
+    let mode = mig_mode(device);
+    let devices = match mode {
+        Ok(Some((true, _))) => mig_devices(device, known),
+        Ok(_) => Ok(Vec::new()),
+        Err(_) => Ok(known.to_vec()),
+    };
+    // A divided GPU must not look like a whole one, or like one without MIG devices, because of one failed call.
+    let (mode, mode_error) = match mode {
+        Ok(mode) => (mode, None),
+        Err(error) => (before.and_then(|before| before.mig), Some(error)),
+    };
+    let (devices, devices_error) = match devices {
+        Ok(devices) => (devices, None),
+        Err(error) => (known.to_vec(), Some(error)),
+    };
+    // A GPU that was not in MIG mode before works as it did.
+    let was_off = whole.is_some_and(|before| !before.mig.is_some_and(|(is_on, _)| is_on));
+    if let Some(error) = mode_error.filter(|_| !was_off).or(devices_error) {
+        facts.lost |= is_lost(&error);
+        facts.error.get_or_insert_with(|| format!("MIG: {error}"));
     }
+    (facts.mig, facts.mig_devices) = (mode, devices);
     let mut reader = Reader { facts: &mut facts };
     let memory = match device.memory_info() {
         Ok(memory) => Ok((memory.total, memory.used)),
-        Err(NvmlError::FailedToLoadSymbol(_)) => ffi::memory_info_v1(device),
-        Err(error) => Err(error),
+        Err(error) if is_lost(&error) => Err(error),
+        // The driver does not know the second version: the symbol is missing, or it refuses the call.
+        Err(_) => ffi::memory_info_v1(device),
     };
     let (total, used) = reader.read("memory", memory);
     if total > 0 {
@@ -151,29 +166,16 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
     reader.facts.temperature = reader.read("temperature", device.temperature(TemperatureSensor::Gpu).map(Some));
     let rates = device.utilization_rates();
     reader.facts.utilization = reader.read("utilization", rates.map(|rates| Some(rates.gpu)));
-    if facts.total == MiB::ZERO && facts.error.is_none() {
-        facts.error = Some("memory: the driver reports 0 bytes".to_owned());
-    }
     facts
 }
 
-/// [`GpuFacts::mig`] and [`GpuFacts::mig_devices`].
-type Mig = (Option<(bool, bool)>, Vec<MigDevice>);
-
-/// Return the MIG mode and the MIG devices.
-fn mig(device: &Device<'_>, known: &[MigDevice]) -> Result<Mig, NvmlError> {
-    let mode = match device.mig_mode() {
-        Ok(mode) => (mode.current == 1, mode.pending == 1),
-        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
-            return Ok((None, Vec::new()));
-        }
-        Err(error) => return Err(error),
-    };
-    let devices = match mode.0 {
-        true => mig_devices(device, known)?,
-        false => Vec::new(),
-    };
-    Ok((Some(mode), devices))
+/// Return whether MIG mode is on, and whether it will be on after a reset. Return `None` if the GPU or the driver has no MIG mode.
+fn mig_mode(device: &Device<'_>) -> Result<Option<(bool, bool)>, NvmlError> {
+    match device.mig_mode() {
+        Ok(mode) => Ok(Some((mode.current == 1, mode.pending == 1))),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Return the MIG devices. NVML counts the slots for MIG devices, and not every slot is used. `known` are those that were read before. A
@@ -346,7 +348,7 @@ fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<&'static str> {
 pub(super) fn processes(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Vec<GpuProcesses>, Failure> {
     let count = {
         let _call = calls.enter("counting GPUs");
-        nvml.device_count().map_err(|error| failure(&error, "counting GPUs"))?
+        ffi::count(nvml).map_err(|error| failure(&error, "counting GPUs"))?
     };
     let mut all = Vec::new();
     for index in 0..count {

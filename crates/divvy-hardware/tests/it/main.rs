@@ -2,6 +2,7 @@
 
 mod client;
 mod hostile;
+mod libraries;
 mod probe;
 mod support;
 mod vendors;

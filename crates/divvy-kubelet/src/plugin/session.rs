@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 use super::Plugin;
 use super::directory::Identity;
 use super::service::{Ending, Service, Streams};
+use crate::AnyAuthority;
 use crate::api::MESSAGE_LIMIT;
 use crate::api::v1beta1::device_plugin_server::DevicePluginServer;
 
@@ -148,7 +149,7 @@ fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Str
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let connection = Connection {
-                        stream,
+                        stream: AnyAuthority::new(stream),
                         cut: Box::pin(cut.clone().cancelled_owned()),
                     };
                     return Some((Ok(connection), (listener, cut)));
@@ -165,7 +166,7 @@ fn incoming(listener: UnixListener, cut: CancellationToken) -> impl futures::Str
 
 /// A connection that can be closed even if the peer is stopped or does not read.
 struct Connection {
-    stream: UnixStream,
+    stream: AnyAuthority<UnixStream>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 

@@ -9,8 +9,11 @@ use divvy_kubelet::api::v1beta1::{
 };
 use divvy_kubelet::plugin::Settings;
 use tempfile::tempdir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
 use tonic::Code;
 
+use crate::DEADLINE;
 use crate::fake_kubelet::Kubelet;
 use crate::test_plugin::{Running, TestPlugin, devices};
 
@@ -175,4 +178,47 @@ async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
         .wait("the list", |record| record.lists.iter().any(|list| list.len() == 10))
         .await;
     running.stop().await;
+}
+
+/// A client in Python, like one in Go that is not told otherwise, names the socket's path as the authority.
+#[tokio::test]
+async fn a_client_that_names_the_sockets_path_as_the_authority_is_answered() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let _running = Running::start(dir.path());
+    let record = kubelet.wait("a registration", |record| !record.asked.is_empty()).await;
+    let mut stream = UnixStream::connect(dir.path().join(&record.asked[0].endpoint))
+        .await
+        .expect("connected");
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let length = u8::try_from(payload.len()).expect("short");
+        [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let fields: &[&[u8]] = &[
+        b"\x40\x05:path\x2c/v1beta1.DevicePlugin/GetDevicePluginOptions",
+        b"\x40\x0a:authority\x0ftmp%2Fplug.sock",
+        b"\x83\x86\x40\x0ccontent-type\x10application/grpc\x40\x02te\x08trailers",
+    ];
+    let (settings, headers, data, end_headers, end_stream) = (4, 1, 0, 4, 1);
+    let request = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(settings, 0, 0, &[]),
+        frame(headers, end_headers, 1, &fields.concat()),
+        frame(data, end_stream, 1, &[0; 5]),
+    ];
+    stream.write_all(&request.concat()).await.expect("sent");
+    let answer = async {
+        loop {
+            let mut header = [0; 9];
+            stream.read_exact(&mut header).await.expect("a frame");
+            let [a, b, c, kind, _, _, _, _, on] = header;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            stream.read_exact(&mut payload).await.expect("its payload");
+            if on == 1 {
+                return kind;
+            }
+        }
+    };
+    let kind = tokio::time::timeout(DEADLINE, answer).await.expect("an answer");
+    assert_eq!(kind, headers, "a reset (3) means that the request was refused");
 }

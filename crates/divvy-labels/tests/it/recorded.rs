@@ -123,3 +123,22 @@ fn t28_an_invalid_single_strategy_is_said_in_the_labels() {
         }
     }
 }
+
+#[test]
+fn t34_gpus_in_mig_mode_are_not_shared_as_such_whatever_the_strategy() {
+    for strategy in ["none", "mixed"] {
+        let strategy = format!("--mig-strategy={strategy}");
+        let found = |text| {
+            labels(&divided(2, text), &config(&[&strategy], SLICES))
+                .expect("labels")
+                .labels
+        };
+        let values = |text| {
+            let found = found(text);
+            ["product", "replicas", "sharing-strategy"].map(|name| found[&format!("nvidia.com/gpu.{name}")].clone())
+        };
+        assert_eq!(values("0=0;1=2"), ["NVIDIA-A100-SXM4-40GB", "0", "none"], "{strategy}");
+        let shared = ["NVIDIA-A100-SXM4-40GB-SHARED", "4", "time-slicing"];
+        assert_eq!(values("0=0"), shared, "one GPU is whole, {strategy}");
+    }
+}

@@ -197,6 +197,7 @@ unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: ffi::nvmlDevice_t, pci: *mu
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: ffi::nvmlDevice_t, memory: *mut ffi::nvmlMemory_t) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |inner, card, index| {
+            inner.memory_is_readable(index, 1)?;
             let used: u64 = inner.processes(card, index, None).values().sum();
             let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
             let free = total.saturating_sub(used);
@@ -223,6 +224,7 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
             return Err(VERSION_MISMATCH);
         }
         device_call(device, |inner, card, index| {
+            inner.memory_is_readable(index, 2)?;
             let used: u64 = inner.processes(card, index, None).values().sum();
             let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
             let info = ffi::nvmlMemory_v2_t {

@@ -85,3 +85,24 @@ unsafe extern "C" fn nvmlEventSetWait_v2(
         unsafe { put(data, event) }
     })
 }
+
+/// The first version, which does not know MIG: it leaves the instances as they are.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlEventSetWait(
+    set: ffi::nvmlEventSet_t,
+    data: *mut ffi::nvmlEventData_t,
+    timeout: c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        if data.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let Event { gpu, xid, .. } = sim().wait(set.addr(), Duration::from_millis(timeout.into()))?;
+        // SAFETY: the caller's out parameter, which is not null.
+        unsafe {
+            put(&raw mut (*data).device, handle_of(gpu))?;
+            put(&raw mut (*data).eventType, XID_CRITICAL)?;
+            put(&raw mut (*data).eventData, xid)
+        }
+    })
+}

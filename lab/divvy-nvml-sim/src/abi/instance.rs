@@ -153,6 +153,15 @@ unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetAttributes(
+    device: ffi::nvmlDevice_t,
+    attributes: *mut ffi::nvmlDeviceAttributes_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the same contract.
+    unsafe { nvmlDeviceGetAttributes_v2(device, attributes) }
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
     device: ffi::nvmlDevice_t,
     id: c_uint,

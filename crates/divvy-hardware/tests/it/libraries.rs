@@ -1,0 +1,212 @@
+//! Libraries that are not a complete, new NVML: those of older drivers, and simulated ones.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use divvy_hardware::{Fabric, Snapshot};
+use divvy_model::MiB;
+use serde_json::json;
+
+use crate::support::{GPU0, GPU1, Lines, Machine, TWO, connect, sim_library};
+
+/// A copy of the simulated library whose functions can be hidden.
+struct Library {
+    path: PathBuf,
+    file: File,
+    /// Where the names of NVML's functions are in the file.
+    names: BTreeMap<String, Vec<u64>>,
+}
+
+impl Library {
+    fn new(machine: &Machine) -> Library {
+        let path = machine.path("libnvidia-ml.so.1");
+        std::fs::copy(sim_library(), &path).expect("copied");
+        let (mut names, mut at) = (BTreeMap::<String, Vec<u64>>::new(), 0);
+        for text in std::fs::read(&path).expect("read").split(|byte| *byte == 0) {
+            let is_name = text.starts_with(b"nvml") && text.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+            if is_name {
+                let name = String::from_utf8(text.to_vec()).expect("ASCII");
+                names.entry(name).or_default().push(at);
+            }
+            at += text.len() as u64 + 1;
+        }
+        let file = File::options().write(true).open(&path).expect("opened");
+        Library { path, file, names }
+    }
+
+    /// Give a function another name, or its own again. The dynamic linker compares names, so it does not find a renamed one.
+    fn hide(&self, name: &str, is_hidden: bool) {
+        let first = if is_hidden { b"x" } else { b"n" };
+        for at in &self.names[name] {
+            self.file.write_all_at(first, *at).expect("written");
+        }
+    }
+}
+
+fn once(machine: &Machine, library: &Path) -> Output {
+    let mut command = std::process::Command::new(crate::support::PROBE);
+    command.envs(machine.env()).arg("--once").arg("--nvml-library").arg(library);
+    command.arg("--sys-root").arg(machine.path("root"));
+    command.output().expect("the probe runs")
+}
+
+/// GPU 0 is divided and GPU 1 is not.
+fn divided() -> String {
+    let mig = "mig = [{ gpu_instance = 1, compute_instance = 0, profile = 0, uuid = \"MIG-1\" }]";
+    TWO.replacen("memory_mib = 40960", &format!("memory_mib = 40960\n{mig}"), 1)
+}
+
+/// Without these functions there is no answer, or none about any GPU.
+const NEEDED: [&str; 5] = [
+    "nvmlInit_v2",
+    "nvmlShutdown",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetCount",
+    "nvmlDeviceGetHandleByIndex",
+];
+
+#[test]
+fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing() {
+    let machine = Machine::new(&divided());
+    let library = Library::new(&machine);
+    assert!(library.names.len() > 50, "{:?}", library.names);
+    for name in library.names.keys() {
+        library.hide(name, true);
+        let output = once(&machine, &library.path);
+        library.hide(name, false);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!said.contains("panicked"), "without {name}: {said}");
+        match output.status.code() {
+            Some(0) => {
+                let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+                snapshot.validate().expect("valid");
+                let gpus: Vec<_> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.total)).collect();
+                match NEEDED.contains(&name.as_str()) {
+                    true => assert_eq!(snapshot.gpus.len() + snapshot.unreadable.len(), 2, "without {name}"),
+                    false => assert_eq!(gpus, [(GPU0, MiB(40960)), (GPU1, MiB(15360))], "without {name}"),
+                }
+                // What cannot be read about the division of GPU 0 must not make it look like a whole GPU.
+                let whole = snapshot
+                    .gpus
+                    .iter()
+                    .filter(|gpu| gpu.unfit().is_none() && gpu.error.is_none());
+                let is_whole = whole.clone().any(|gpu| gpu.uuid == GPU0);
+                assert!(!is_whole || name == "nvmlDeviceGetMigMode", "without {name}: {snapshot:?}");
+            }
+            Some(1) => {
+                assert!(NEEDED.contains(&name.as_str()), "without {name}: {said}");
+                let missing = format!("undefined symbol: {name}");
+                assert!(
+                    said.contains(&missing) && said.contains("(library_not_found)"),
+                    "without {name}: {said}"
+                );
+            }
+            other => panic!("without {name}: {other:?} {said}"),
+        }
+    }
+}
+
+#[test]
+fn the_first_versions_of_calls_are_enough() {
+    let machine = Machine::new(&divided());
+    let library = Library::new(&machine);
+    let complete = once(&machine, &library.path);
+    let newer = [
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetAttributes_v2",
+        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlDeviceGetMemoryInfo_v2",
+    ];
+    newer.iter().for_each(|name| library.hide(name, true));
+    let old = once(&machine, &library.path);
+    assert_eq!(
+        String::from_utf8_lossy(&old.stdout),
+        String::from_utf8_lossy(&complete.stdout),
+        "{}",
+        String::from_utf8_lossy(&old.stderr)
+    );
+}
+
+#[test]
+fn an_xid_arrives_without_instances_if_the_library_does_not_know_mig() {
+    let machine = Machine::new(TWO);
+    let library = Library::new(&machine);
+    library.hide("nvmlEventSetWait_v2", true);
+    let mut command = std::process::Command::new(crate::support::PROBE);
+    command.envs(machine.env()).arg("--nvml-library").arg(&library.path);
+    command.arg("--sys-root").arg(machine.path("root"));
+    command.stdin(std::process::Stdio::piped());
+    command.arg("--listen").arg(format!("unix:{}", machine.path("s").display()));
+    let _probe = crate::support::Running(command.spawn().expect("the probe starts"));
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    client.send(b"{\"v\":1,\"id\":2,\"op\":\"events\"}\n");
+    machine.xid(1, 79);
+    let fault = loop {
+        let line = client.next().expect("a line");
+        let text = line.to_string();
+        if text.contains("XID 79") {
+            break line;
+        }
+    };
+    assert!(fault["partition"].is_null(), "{fault}");
+}
+
+#[test]
+fn memory_is_read_with_the_first_version_of_the_call_if_the_driver_refuses_the_second() {
+    for (errors, total, is_fit) in [
+        (json!({"2": 3}), 40960, true),
+        (json!({"2": 25}), 40960, true),
+        (json!({"2": 2}), 40960, true),
+        // A GPU without memory of its own, as in a DGX Spark.
+        (json!({"1": 3, "2": 3}), 0, false),
+    ] {
+        let machine = Machine::new(TWO);
+        let state = json!({"gpus": {"0": {"memory_errors": errors}}});
+        std::fs::write(machine.path("control.state"), state.to_string()).expect("written");
+        let output = once(&machine, sim_library());
+        let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+        let gpu = &snapshot.gpus[0];
+        assert_eq!(
+            (gpu.total, gpu.unfit().is_none(), &gpu.error),
+            (MiB(total), is_fit, &None),
+            "{state}"
+        );
+    }
+}
+
+#[test]
+fn a_gpu_whose_mig_mode_was_never_read_is_not_offered() {
+    let machine = Machine::new(&TWO.replacen("memory_mib = 40960", "memory_mib = 40960\nmig_capable = true", 1));
+    let state = json!({"gpus": {"0": {"mig_mode_error": 999}}});
+    std::fs::write(machine.path("control.state"), state.to_string()).expect("written");
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let mut error = || client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0]["error"].clone();
+    for _ in 0..2 {
+        let error = error();
+        assert!(error.as_str().is_some_and(|text| text.starts_with("MIG: ")), "{error}");
+    }
+    machine.control(&json!({"op": "mig_mode", "gpu": 0, "error": 0}));
+    assert!(error().is_null());
+    // What was once read stays true.
+    machine.control(&json!({"op": "mig_mode", "gpu": 0, "error": 999}));
+    assert!(error().is_null());
+}
+
+#[test]
+fn a_fabric_without_a_cluster_is_none() {
+    let fabric = |cluster: &str| format!("memory_mib = 40960\nfabric = {{ cluster = \"{cluster}\", clique = 0 }}");
+    let fabric_of = |cluster: &str| -> Option<Fabric> {
+        let machine = Machine::new(&TWO.replacen("memory_mib = 40960", &fabric(cluster), 1));
+        let output = once(&machine, sim_library());
+        let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+        snapshot.gpus[0].fabric.clone()
+    };
+    assert_eq!(fabric_of("00000000-0000-0000-0000-000000000000"), None);
+    assert!(fabric_of("00000000-0000-0000-0000-000000000001").is_some());
+}
