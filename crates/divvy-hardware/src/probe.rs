@@ -9,7 +9,7 @@
 //! | forward, for each vendor | passes on faults to the clients |
 //! | two for each client | read requests, write answers and events |
 //! | watchdog | ends the process when a driver call takes too long |
-//! | signals | on SIGTERM and SIGINT, removes the socket and exits with status 0 |
+//! | signals | on SIGTERM, SIGINT, and SIGQUIT, removes the socket and exits with status 0 |
 //! | main | accepts clients |
 //!
 //! Exit status: 0 for a requested end, 1 for a failure, 2 for a wrong command line, 70 if a driver call hung.
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -133,7 +133,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     let calls = Calls::new(options.watchdog);
     // Install the signal handler first, so that every later end removes the socket.
     let signals =
-        Signals::new([SIGTERM, SIGINT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
+        Signals::new([SIGTERM, SIGINT, SIGQUIT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
     let (listener, socket) = server::bind(&options.listen)?;
     let socket = Arc::new(socket);
 
