@@ -318,7 +318,11 @@ impl<'c> Node<'c> {
             }
         };
         let mut warnings = found.warnings;
-        warnings.extend(found.unmatched.map(|error| format!("{error}; until then, this GPU is left out")));
+        warnings.extend(
+            found
+                .unmatched
+                .map(|error| format!("{error}; until then, this GPU is left out")),
+        );
         if found.resources.is_empty() {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }

@@ -37,7 +37,7 @@ use divvy_model::Vendor;
 
 use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
-use crate::nvidia::{self, Nvidia};
+use crate::nvidia::{self, Nvidia, Reception};
 use crate::{Error, Failure, Snapshot};
 
 pub use options::{Command, Options, UsageError};
@@ -108,8 +108,8 @@ fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
         let calls = calls.clone();
         match vendor {
             Vendor::Nvidia => {
-                let options = nvidia_options(options);
-                Box::new(move || Ok(Box::new(Nvidia::open(&options, &calls)?) as Box<dyn Backend>))
+                let (options, reception) = (nvidia_options(options), Reception::default());
+                Box::new(move || Ok(Box::new(Nvidia::open(&options, &calls, reception.clone())?) as Box<dyn Backend>))
             }
             Vendor::Amd => {
                 let sys_root = options.sys_root.clone();
@@ -132,8 +132,8 @@ fn nvidia_options(options: &Options) -> nvidia::Options {
 fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     let calls = Calls::new(options.watchdog);
     // Install the signal handler first, so that every later end removes the socket.
-    let signals =
-        Signals::new([SIGTERM, SIGINT, SIGQUIT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
+    let signals = Signals::new([SIGTERM, SIGINT, SIGQUIT])
+        .map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
     let (listener, socket) = server::bind(&options.listen)?;
     let socket = Arc::new(socket);
 

@@ -33,6 +33,11 @@ impl HealthChecks {
         (checks, unknown)
     }
 
+    /// Report whether no XID makes a GPU unhealthy.
+    pub fn are_off(&self) -> bool {
+        !self.others && self.enabled.is_empty()
+    }
+
     /// Report whether this XID makes a GPU unhealthy.
     pub fn is_fatal(&self, xid: u64) -> bool {
         self.enabled.contains(&xid) || (self.others && !self.disabled.contains(&xid))
@@ -84,5 +89,10 @@ mod tests {
             );
         }
         assert_eq!(HealthChecks::parse("79,x", "-1").1, ["x", "-1"]);
+        let off = [("all", ""), ("all", "79"), ("all", "all"), ("", ""), ("79", "")].map(|(disabled, enabled)| {
+            let (checks, _) = HealthChecks::parse(disabled, enabled);
+            checks.are_off()
+        });
+        assert_eq!(off, [true, false, false, false, false]);
     }
 }

@@ -150,13 +150,19 @@ fn a_device_to_share_may_be_missing_only_while_a_gpu_cannot_be_read() {
         config.sharing.resources[0].devices = devices;
         assert!(offer(&config, &complete).is_err());
         let found = offer(&config, &lossy).expect("an offer");
-        let of = |index: u32| found.resources[0].devices().filter(move |device| match index {
-            1 => device.id.contains("unreadable"),
-            _ => device.id.contains(&u(index)),
-        });
+        let of = |index: u32| {
+            found.resources[0].devices().filter(move |device| match index {
+                1 => device.id.contains("unreadable"),
+                _ => device.id.contains(&u(index)),
+            })
+        };
         assert_eq!((0..3).map(|gpu| of(gpu).count()).collect::<Vec<_>>(), expected);
         assert_eq!(found.warnings.len(), 1);
-        assert!(found.warnings[0].ends_with("it may be GPU 1, which cannot be read"), "{:?}", found.warnings);
+        assert!(
+            found.warnings[0].ends_with("it may be GPU 1, which cannot be read"),
+            "{:?}",
+            found.warnings
+        );
     }
 }
 
