@@ -156,6 +156,20 @@ fn unsuitable(error: divvy_nvidia_plugin::Error) -> Error {
     Error::Plugin(format!("error getting plugins: {within}{error}"))
 }
 
+/// Return what to say about a driver that is missing, in NVIDIA's words, and what to do. The result is `None` for any other failure.
+fn missing(config: &Config, failure: &Failure) -> Option<String> {
+    match failure.code {
+        Code::DriverNotLoaded => {
+            Some("Driver Not Loaded. Load the kernel module (modprobe nvidia), or install the driver".to_owned())
+        }
+        Code::LibraryNotFound => Some(format!(
+            "ERROR_LIBRARY_NOT_FOUND. Mount the driver's root at {}, or name the path with --driver-root-ctr-path",
+            config.plugin.container_driver_root
+        )),
+        _ => None,
+    }
+}
+
 /// Return how to start the probe. It looks for the driver's library first where the driver's root is mounted in the container.
 fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
     let mounted = PathBuf::from(&config.plugin.container_driver_root);
@@ -418,15 +432,12 @@ impl<'c> Node<'c> {
     /// Process a failed attempt to get a snapshot from the driver.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
         let is_withdrawn = self.health.unavailable(now);
-        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
-        if is_missing && self.facts.is_empty() && self.config.fail_on_init_error {
-            let nvidias = match failure.code {
-                Code::DriverNotLoaded => "Driver Not Loaded: ",
-                _ => "",
-            };
+        if let Some(text) = missing(self.config, failure)
+            && self.facts.is_empty()
+            && self.config.fail_on_init_error
+        {
             return Err(Error::Plugin(format!(
-                "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {nvidias}{}",
-                failure.text
+                "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {text}"
             )));
         }
         if is_withdrawn && !self.facts.is_empty() {

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
-use divvy_hardware::{Code, Failure, GpuProcesses, Process};
+use divvy_hardware::{Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
@@ -37,7 +37,7 @@ use self::tools::Tools;
 pub(super) use self::watch::Daemons;
 use super::facts::Facts;
 use super::health::Health;
-use super::{Loaded, Mps, Source, Surroundings, probe};
+use super::{Loaded, Mps, Source, Surroundings, missing, probe};
 use crate::{Error, files};
 
 impl Mps {
@@ -180,12 +180,11 @@ impl Node {
 
     /// Process a failed attempt to get a snapshot from the driver. Daemons that run are left alone.
     fn unavailable(&mut self, config: &Config, failure: &Failure) -> Result<(), Error> {
-        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
-        if is_missing && self.facts.is_empty() && config.fail_on_init_error {
-            return Err(Error::Plugin(format!(
-                "error getting daemons: nvml init failed: {}",
-                failure.text
-            )));
+        if let Some(text) = missing(config, failure)
+            && self.facts.is_empty()
+            && config.fail_on_init_error
+        {
+            return Err(Error::Plugin(format!("error getting daemons: nvml init failed: {text}")));
         }
         self.say(vec![format!("the driver does not answer: {failure}")]);
         Ok(())
