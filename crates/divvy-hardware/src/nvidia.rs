@@ -6,16 +6,19 @@ mod events;
 mod ffi;
 mod library;
 mod read;
+mod reception;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use library::{driver_root, has_library};
+pub(crate) use reception::Reception;
 
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
@@ -42,11 +45,13 @@ pub struct Nvidia {
     known: Known,
     proc_root: PathBuf,
     events: Option<events::Listener>,
+    reception: Reception,
 }
 
 impl Nvidia {
-    /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do.
-    pub fn open(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
+    /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do. `reception` is that of the
+    /// earlier openings.
+    pub(crate) fn open(options: &Options, calls: &Calls, reception: Reception) -> Result<Nvidia, Failure> {
         let candidates = library::candidates(options);
         let mut not_loaded = Vec::new();
         for candidate in &candidates {
@@ -59,7 +64,7 @@ impl Nvidia {
                         // Dropping it would call the function that is missing, and panic.
                         std::mem::forget(nvml);
                         return Err(Failure::new(
-                            Code::LibraryNotFound,
+                            Code::DriverFiles,
                             format!("NVML cannot be used: {error}; {INCOMPLETE}"),
                         ));
                     }
@@ -69,6 +74,7 @@ impl Nvidia {
                         known: Known::default(),
                         proc_root: options.proc_root.clone(),
                         events: None,
+                        reception,
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
@@ -96,6 +102,7 @@ impl Backend for Nvidia {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let mut snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
         capabilities::add(&self.proc_root, &mut snapshot.gpus);
+        self.reception.add(Instant::now(), &mut snapshot.gpus);
         Ok(self.known.complete(snapshot))
     }
 
@@ -104,7 +111,7 @@ impl Backend for Nvidia {
     }
 
     fn events(&mut self) -> Receiver<Event> {
-        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone());
+        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone(), self.reception.clone());
         self.events = Some(listener);
         receiver
     }
@@ -170,7 +177,7 @@ fn failure(error: &NvmlError, doing: &str) -> Failure {
             Code::LibraryNotFound,
             "a library that NVML needs is missing; reinstall the driver",
         ),
-        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (Code::LibraryNotFound, INCOMPLETE),
+        NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => (Code::DriverFiles, INCOMPLETE),
         NvmlError::NoPermission | NvmlError::OperatingSystem => (
             Code::NoPermission,
             "the probe must be privileged: it needs /dev/nvidiactl and the GPUs' device nodes",

@@ -100,7 +100,7 @@ fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing(
                 assert!(NEEDED.contains(&name.as_str()), "without {name}: {said}");
                 let missing = format!("undefined symbol: {name}");
                 assert!(
-                    said.contains(&missing) && said.contains("(library_not_found)"),
+                    said.contains(&missing) && said.contains("(driver_files)"),
                     "without {name}: {said}"
                 );
             }
