@@ -90,7 +90,6 @@ pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: Can
 
 /// Serve one configuration until `stop` is cancelled.
 async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
-    check(config)?;
     let mut node = Node::new(config, surroundings, stop);
     let mut client = match node.find_tegra(&Nvml::Silent)? {
         true => None,
@@ -154,15 +153,6 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
         }
     }
     node.end().await;
-    Ok(())
-}
-
-/// Refuse a configuration that this plugin does not support.
-fn check(config: &Config) -> Result<(), Error> {
-    let refuse = |text: &str| Err(Error::Plugin(text.to_owned()));
-    if config.plugin.kubelet_socket.is_empty() {
-        return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
-    }
     Ok(())
 }
 
@@ -370,7 +360,8 @@ impl<'c> Node<'c> {
         let kubelet = Path::new(&self.config.plugin.kubelet_socket);
         let settings = PluginSettings {
             is_socket_fixed: true,
-            kubelet_socket: Some(kubelet.to_owned()),
+            kubelet_socket: Some(kubelet.to_owned()).filter(|path| !path.as_os_str().is_empty()),
+            registers: !kubelet.as_os_str().is_empty(),
             ..PluginSettings::new(&self.surroundings.sockets, socket.trim_end_matches(".sock"))
         };
         let status = watch::Sender::new(Status::default());

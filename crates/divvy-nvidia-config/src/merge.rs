@@ -275,7 +275,7 @@ fn resource_name(text: &str) -> Result<String, Error> {
     let name = format!("{PREFIX}{own}");
     if name.len() > NAME_LENGTH {
         return Err(Error::decoding(format!(
-            "fully-qualified resource name must be {NAME_LENGTH} characters or less: {name}"
+            "fully-qualified resource name must be {NAME_LENGTH} characters or less: {name}; choose a shorter one"
         )));
     }
     if is_subdomain(own) {
