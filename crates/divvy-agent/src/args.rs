@@ -112,6 +112,13 @@ pub struct Settings {
     #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]
     pub health_recovery: Option<Duration>,
+    /// XIDs that do not make an NVIDIA GPU fail, such as 79,94, or all; as for NVIDIA's device plugin [default: none but those that programs
+    /// cause]
+    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS")]
+    pub disable_health_checks: Option<String>,
+    /// XIDs that make an NVIDIA GPU fail all the same, such as 13, or all; as for NVIDIA's device plugin [default: none]
+    #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS")]
+    pub enable_health_checks: Option<String>,
     /// How often to query the driver for the state of the GPUs; the driver's error events arrive immediately [default: 5s]
     #[arg(long, env = "DIVVY_PROBE_INTERVAL", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_model::{MemoryUnit, MiB};
+use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
 use crate::args::{DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy, Probe, Settings};
@@ -52,6 +53,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
+    /// `--disable-health-checks`: the XIDs that do not make a GPU fail. [`Config::health_checks`] parses them.
+    pub disable_health_checks: String,
+    /// `--enable-health-checks`: the XIDs that make a GPU fail all the same.
+    pub enable_health_checks: String,
     /// `--probe-interval`: the interval between two snapshots of the probe. The probe sends errors that the driver reports
     /// immediately.
     pub probe_interval: Duration,
@@ -97,7 +102,24 @@ impl Config {
                 .health_recovery
                 .or(file.health_recovery)
                 .unwrap_or(Duration::from_secs(30)),
+            disable_health_checks: flags.disable_health_checks.or(file.disable_health_checks).unwrap_or_default(),
+            enable_health_checks: flags.enable_health_checks.or(file.enable_health_checks).unwrap_or_default(),
             probe_interval: flags.probe_interval.or(file.probe_interval).unwrap_or(Duration::from_secs(5)),
+        }
+    }
+
+    /// Return which XIDs make a GPU fail.
+    ///
+    /// # Errors
+    /// A flag contains a word that is no XID. The error says what to write instead.
+    pub fn health_checks(&self) -> Result<HealthChecks, Error> {
+        let (checks, unknown) = HealthChecks::parse(&self.disable_health_checks, &self.enable_health_checks);
+        match unknown.first() {
+            Some(word) => Err(Error::Config {
+                origin: "--disable-health-checks or --enable-health-checks".to_owned(),
+                text: format!("{word:?} is no XID; write numbers separated by commas, such as 79,94, or all"),
+            }),
+            None => Ok(checks),
         }
     }
 
@@ -151,7 +173,7 @@ impl Config {
                  auto or cdi, with a container runtime that has CDI enabled (containerd 2.0 and later enable it by default)",
             );
         }
-        Ok(())
+        self.health_checks().map(drop)
     }
 }
 
@@ -167,6 +189,13 @@ mod tests {
         let text = config.check().expect_err("not in this version").to_string();
         assert!(text.contains("CDI") && text.contains("auto or cdi"), "{text}");
         assert!(Config::new("").check().is_err());
+        let mut config = Config::new("n1");
+        config.disable_health_checks = "79,none".to_owned();
+        let text = config.check().expect_err("no XID").to_string();
+        assert!(
+            text.contains("--disable-health-checks") && text.contains("\"none\""),
+            "{text}"
+        );
         let mut config = Config::new("n1");
         config.driver_root = "run/nvidia/driver".to_owned();
         let text = config.check().expect_err("relative").to_string();

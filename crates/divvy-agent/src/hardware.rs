@@ -11,6 +11,7 @@ use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::limits::NODE_GPUS;
 use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
+use divvy_nvidia_plugin::HealthChecks;
 use tracing::{info, warn};
 
 use divvy_agent_core::Offer;
@@ -29,6 +30,8 @@ const OFFERED_NO_MORE: &str =
 /// All GPUs that this process has seen, and all GPUs that grants on disk use.
 struct Machine {
     tracker: Tracker,
+    /// Which XIDs make an NVIDIA GPU fail.
+    checks: HealthChecks,
     drivers: BTreeMap<Vendor, String>,
     /// Whether MIG devices are offered.
     mig_devices: bool,
@@ -61,6 +64,7 @@ pub(crate) async fn follow(
             longest_wait_ms: Settings::default().longest_wait_ms.max(wait_ms),
             ..Settings::default()
         }),
+        checks: config.health_checks()?,
         drivers: BTreeMap::new(),
         mig_devices: config.offers_mig(),
         reported: BTreeMap::new(),
@@ -191,8 +195,12 @@ impl Machine {
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
-    fn snapshot(&mut self, agent: &Agent, now: u64, snapshot: Snapshot) -> Vec<String> {
+    fn snapshot(&mut self, agent: &Agent, now: u64, mut snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
+        if self.checks.are_off() {
+            // It does not matter that XIDs cannot be received.
+            snapshot.gpus.iter_mut().for_each(|gpu| gpu.no_events = None);
+        }
         let reported = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone()));
         self.reported = reported.collect();
         let snapshot = match self.mig_devices {
@@ -213,6 +221,7 @@ impl Machine {
 
     /// Apply a fault, and return the UUIDs of the GPUs whose verdict changed.
     fn fault(&mut self, now: u64, fault: &Fault) -> Vec<String> {
+        let fault = &judged(fault, &self.checks);
         let gpu = fault.uuid.as_ref().and_then(|uuid| self.reported.get(uuid));
         let faults = fault.divided(gpu.filter(|_| self.mig_devices));
         let mut changed = Vec::new();
@@ -361,6 +370,15 @@ fn excess<'a>(known: impl Iterator<Item = &'a str>, listed: &BTreeSet<&str>, is_
     unused.take(too_many).map(str::to_owned).collect()
 }
 
+/// Return a fault that is fatal if these checks say so. They concern NVIDIA's GPUs only.
+fn judged(fault: &Fault, checks: &HealthChecks) -> Fault {
+    let fatal = match fault.vendor {
+        Vendor::Nvidia => checks.is_fatal(fault.code),
+        Vendor::Amd => fault.fatal,
+    };
+    Fault { fatal, ..fault.clone() }
+}
+
 /// Return the verdict on a GPU. A GPU that works but cannot be offered in its present mode counts as failed.
 fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
     match facts.unfit() {
@@ -449,6 +467,28 @@ fn places(snapshot: &Snapshot) -> Vec<Place> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_health_checks_judge_the_xids_of_nvidia_alone() {
+        let fault = |vendor, code, fatal| Fault {
+            vendor,
+            uuid: None,
+            code,
+            fatal,
+            name: "a fault".to_owned(),
+            partition: None,
+        };
+        let (checks, _) = HealthChecks::parse("79", "13");
+        for (vendor, code, before, after) in [
+            (Vendor::Nvidia, 79, true, false),
+            (Vendor::Nvidia, 13, false, true),
+            (Vendor::Nvidia, 48, true, true),
+            (Vendor::Amd, 79, true, true),
+            (Vendor::Amd, 13, false, false),
+        ] {
+            assert_eq!(judged(&fault(vendor, code, before), &checks).fatal, after, "{vendor} {code}");
+        }
+    }
 
     #[test]
     fn more_gpus_than_an_inventory_can_have_cost_those_that_are_lost_and_not_in_use() {

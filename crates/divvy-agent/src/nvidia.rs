@@ -31,8 +31,8 @@ use divvy_hardware::client::{Probe, ProbeClient, Spawn, Update};
 use divvy_hardware::nvidia::has_library;
 use divvy_hardware::{Code, Failure, Snapshot};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
-use divvy_nvidia_config::{Config, SharingStrategy};
-use divvy_nvidia_plugin::{Nvml, Platform, Resource, check_tegra, offer, platform};
+use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
+use divvy_nvidia_plugin::{Nvml, Offer, Platform, Resource, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -46,50 +46,37 @@ pub use self::main::main;
 pub use self::mps::mps_control_daemon;
 pub(crate) use self::node_feature::Published;
 use self::plugin::{NvidiaPlugin, Served};
+use self::reload::Reloads;
 pub use self::reload::{Loaded, Source};
 pub use self::surroundings::{Mps, Pace, Surroundings};
 use crate::Error;
 
 /// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes the plugin
-/// start over.
+/// start over. A configuration that cannot be read or does not suit the node changes nothing.
 ///
 /// # Errors
-/// Fails if the configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
+/// Fails if the first configuration is wrong or does not suit the node, or if the driver cannot be initialized and the configuration
 /// says not to wait for it.
 pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
-    let mut loaded = source.load().map_err(Error::Plugin)?;
-    loop {
+    let mut next = Some(source.load().map_err(Error::Plugin)?);
+    while let Some(loaded) = next {
         for warning in &loaded.warnings {
             warn!("{warning}");
         }
-        let until_reloaded = stop.child_token();
-        let next = {
-            let mut serving = std::pin::pin!(serve(&loaded.config, &surroundings, &until_reloaded));
-            let next = loop {
-                tokio::select! {
-                    ended = &mut serving => return ended,
-                    () = reloads.changed() => {}
-                }
-                match source.load() {
-                    Ok(next) => break next,
-                    Err(text) => error!("{text}; the plugin continues with the previous configuration"),
-                }
-            };
-            info!("the configuration is read again; the plugin starts over");
-            until_reloaded.cancel();
-            serving.await?;
-            next
-        };
-        if stop.is_cancelled() {
-            return Ok(());
-        }
-        loaded = next;
+        next = serve(&loaded.config, &source, &mut reloads, &surroundings, &stop).await?;
     }
+    Ok(())
 }
 
-/// Serve one configuration until `stop` is cancelled.
-async fn serve(config: &Config, surroundings: &Surroundings, stop: &CancellationToken) -> Result<(), Error> {
+/// Serve one configuration until `stop` is cancelled, or until there is another one. Return the other one.
+async fn serve(
+    config: &Config,
+    source: &Source,
+    reloads: &mut Reloads,
+    surroundings: &Surroundings,
+    stop: &CancellationToken,
+) -> Result<Option<Loaded>, Error> {
     let mut node = Node::new(config, surroundings, stop);
     let mut client = match node.find_tegra(&Nvml::Silent)? {
         true => None,
@@ -98,7 +85,7 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
             surroundings.pace.timing(),
         )),
     };
-    loop {
+    let other = loop {
         let next = async {
             match &mut client {
                 Some(client) => client.next().await,
@@ -106,13 +93,23 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
             }
         };
         let update = tokio::select! {
-            () = stop.cancelled() => break,
+            () = stop.cancelled() => break None,
             update = next => update,
             changed = node.changed() => {
                 changed?;
                 node.publish()?;
                 continue;
             }
+            () = reloads.changed() => match node.reload(source) {
+                Ok(loaded) => {
+                    info!("the configuration is read again; the plugin starts over");
+                    break Some(loaded);
+                }
+                Err(text) => {
+                    error!("{text}; the plugin continues with the previous configuration");
+                    continue;
+                }
+            },
         };
         let Some(update) = update else {
             return Err(Error::Ended {
@@ -129,31 +126,38 @@ async fn serve(config: &Config, surroundings: &Surroundings, stop: &Cancellation
             client = None;
             continue;
         }
-        let now = node.now();
-        match update {
-            Update::Snapshot(snapshot) => {
-                node.snapshot(now, snapshot);
-                node.publish()?;
-            }
-            Update::Fault(event) => {
-                if node.health.fault(now, &event.fault, node.facts.mig_device(&event.fault)) {
-                    warn!(
-                        gpu = event.fault.uuid.as_deref().unwrap_or("all"),
-                        "{}: the GPU is unhealthy", event.fault.name
-                    );
-                    node.publish()?;
-                } else {
-                    info!(
-                        gpu = event.fault.uuid.as_deref().unwrap_or("all"),
-                        "{} needs no action", event.fault.name
-                    );
-                }
-            }
-            Update::Unavailable(failure) => node.unavailable(now, &failure)?,
-        }
-    }
+        node.update(update)?;
+    };
     node.end().await;
-    Ok(())
+    Ok(other)
+}
+
+/// Refuse a configuration that a Tegra does not support.
+fn check_platform(config: &Config) -> Result<(), Error> {
+    check_tegra(config).map_err(|error| Error::Plugin(format!("unable to validate flags: {error}")))
+}
+
+/// Return the error about a configuration that does not suit the node, in NVIDIA's words.
+fn unsuitable(error: divvy_nvidia_plugin::Error) -> Error {
+    let within = match error {
+        divvy_nvidia_plugin::Error::NoImexChannel(_) => "",
+        _ => "unable to create plugins: failed to construct resource managers: ",
+    };
+    Error::Plugin(format!("error getting plugins: {within}{error}"))
+}
+
+/// Return what to say about a driver that is missing, in NVIDIA's words, and what to do. The result is `None` for any other failure.
+fn missing(config: &Config, failure: &Failure) -> Option<String> {
+    match failure.code {
+        Code::DriverNotLoaded => {
+            Some("Driver Not Loaded. Load the kernel module (modprobe nvidia), or install the driver".to_owned())
+        }
+        Code::LibraryNotFound => Some(format!(
+            "ERROR_LIBRARY_NOT_FOUND. Mount the driver's root at {}, or name the path with --driver-root-ctr-path",
+            config.plugin.container_driver_root
+        )),
+        _ => None,
+    }
 }
 
 /// Return how to start the probe. It looks for the driver's library first where the driver's root is mounted in the container.
@@ -214,7 +218,7 @@ impl<'c> Node<'c> {
             served: Arc::new(Served::new(config.clone())),
             running: BTreeMap::new(),
             servers: JoinSet::new(),
-            stop: stop.clone(),
+            stop: stop.child_token(),
             daemons: (config.sharing.strategy == SharingStrategy::Mps).then(|| mps::Daemons::follow(surroundings.mps.clone())),
             said: Vec::new(),
         }
@@ -230,13 +234,56 @@ impl<'c> Node<'c> {
             return Ok(false);
         }
         info!("the node is a Tegra, so the plugin offers its integrated GPU");
-        check_tegra(self.config).map_err(|error| Error::Plugin(format!("unable to validate flags: {error}")))?;
+        check_platform(self.config)?;
         self.publish()?;
         Ok(true)
     }
 
     fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Read the configuration again, and check that it suits what is known about the node.
+    fn reload(&self, source: &Source) -> Result<Loaded, String> {
+        let loaded = source.load()?;
+        self.check(&loaded.config).map_err(|error| error.to_string())?;
+        Ok(loaded)
+    }
+
+    /// Refuse a configuration that does not suit the node. What is not known about the node yet is no reason.
+    fn check(&self, config: &Config) -> Result<(), Error> {
+        let machine = self.facts.machine(&self.health, config, &self.surroundings.root);
+        let machine = match (config.discovery, self.platform) {
+            (Discovery::Tegra, _) | (Discovery::Auto, Platform::Tegra) => {
+                check_platform(config)?;
+                machine.into_tegra()
+            }
+            _ if self.facts.is_empty() => return Ok(()),
+            _ => machine,
+        };
+        let found = offer(config, &machine).and_then(Offer::complete);
+        found.map(drop).map_err(unsuitable)
+    }
+
+    /// Process news from the probe.
+    fn update(&mut self, update: Update) -> Result<(), Error> {
+        let now = self.now();
+        match update {
+            Update::Snapshot(snapshot) => {
+                self.snapshot(now, snapshot);
+                self.publish()
+            }
+            Update::Fault(event) => {
+                let gpu = event.fault.uuid.as_deref().unwrap_or("all");
+                if self.health.fault(now, &event.fault, self.facts.mig_device(&event.fault)) {
+                    warn!(gpu, "{}: the GPU is unhealthy", event.fault.name);
+                    return self.publish();
+                }
+                info!(gpu, "{} needs no action", event.fault.name);
+                Ok(())
+            }
+            Update::Unavailable(failure) => self.unavailable(now, &failure),
+        }
     }
 
     fn snapshot(&mut self, now: u64, snapshot: Snapshot) {
@@ -256,16 +303,14 @@ impl<'c> Node<'c> {
             machine = machine.into_tegra();
         }
         machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
-        let found = match offer(self.config, &machine) {
+        let mut offered = offer(self.config, &machine);
+        if self.running.is_empty() {
+            offered = offered.and_then(Offer::complete);
+        }
+        let found = match offered {
             Ok(found) => found,
             // Nothing is served yet: the configuration does not suit this node.
-            Err(error) if self.running.is_empty() => {
-                let within = match error {
-                    divvy_nvidia_plugin::Error::NoImexChannel(_) => "",
-                    _ => "unable to create plugins: failed to construct resource managers: ",
-                };
-                return Err(Error::Plugin(format!("error getting plugins: {within}{error}")));
-            }
+            Err(error) if self.running.is_empty() => return Err(unsuitable(error)),
             Err(error) => {
                 self.say(vec![format!("{error}; until this is corrected, no device is healthy")]);
                 for running in self.running.values() {
@@ -277,6 +322,11 @@ impl<'c> Node<'c> {
             }
         };
         let mut warnings = found.warnings;
+        warnings.extend(
+            found
+                .unmatched
+                .map(|error| format!("{error}; until then, this GPU is left out")),
+        );
         if found.resources.is_empty() {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }
@@ -373,15 +423,12 @@ impl<'c> Node<'c> {
     /// Process a failed attempt to get a snapshot from the driver.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
         let is_withdrawn = self.health.unavailable(now);
-        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
-        if is_missing && self.facts.is_empty() && self.config.fail_on_init_error {
-            let nvidias = match failure.code {
-                Code::DriverNotLoaded => "Driver Not Loaded: ",
-                _ => "",
-            };
+        if let Some(text) = missing(self.config, failure)
+            && self.facts.is_empty()
+            && self.config.fail_on_init_error
+        {
             return Err(Error::Plugin(format!(
-                "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {nvidias}{}",
-                failure.text
+                "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {text}"
             )));
         }
         if is_withdrawn && !self.facts.is_empty() {
@@ -418,8 +465,9 @@ impl<'c> Node<'c> {
         }
     }
 
-    /// Wait until the servers have removed their sockets.
+    /// End the servers, and wait until they have removed their sockets.
     async fn end(mut self) {
+        self.stop.cancel();
         while self.servers.join_next().await.is_some() {}
     }
 }

@@ -117,12 +117,25 @@ pub struct GpuFacts {
     /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
+    /// Why the driver's events about the GPU do not arrive. `None` if they do, and if the driver has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_events: Option<NoEvents>,
     /// Whether the driver reports "GPU is lost". If so, the other fields hold earlier values.
     #[serde(default)]
     pub lost: bool,
     /// Why a value could not be read.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+/// A GPU's errors, which the driver reports as events, cannot be received.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NoEvents {
+    /// The last error.
+    pub error: String,
+    /// The time in ms since the first error. The probe tries again and again during that time.
+    pub ms: u64,
 }
 
 /// A part of an NVLink fabric, in which the GPUs of several nodes are connected (nvml.h, `nvmlGpuFabricInfo_t`).
@@ -217,7 +230,11 @@ impl Snapshot {
             for text in [&mut gpu.pci, &mut gpu.model, &mut gpu.cc] {
                 make_text(text, NAME_BYTES);
             }
-            if let Some(error) = &mut gpu.error {
+            let errors = [
+                gpu.error.as_mut(),
+                gpu.no_events.as_mut().map(|no_events| &mut no_events.error),
+            ];
+            for error in errors.into_iter().flatten() {
                 make_text(error, ERROR_BYTES);
             }
         }
@@ -262,8 +279,9 @@ impl Snapshot {
                 return refuse(format!("GPU {} has malformed MIG devices", gpu.uuid));
             }
             let texts = [&gpu.pci, &gpu.model, &gpu.cc];
+            let errors = [gpu.error.as_ref(), gpu.no_events.as_ref().map(|no_events| &no_events.error)];
             if texts.iter().any(|text| !is_text(text, NAME_BYTES))
-                || gpu.error.as_ref().is_some_and(|text| !is_text(text, ERROR_BYTES))
+                || errors.into_iter().flatten().any(|text| !is_text(text, ERROR_BYTES))
             {
                 return refuse(format!("GPU {} has a field that is not printable text", gpu.uuid));
             }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use divvy_model::{Health, Vendor};
 
 use crate::vendors::is_fault_name;
-use crate::{Fault, Snapshot};
+use crate::{Fault, NoEvents, Snapshot};
 
 /// The conditions under which a failed GPU counts as recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,10 @@ impl Default for Settings {
     }
 }
 
+/// The time in ms after which a GPU fails whose errors cannot be received. A shorter interruption is normal: the probe makes a new event set
+/// when waiting for events fails.
+const NO_EVENTS_MS: u64 = 60_000;
+
 /// An observation of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Observation {
@@ -41,11 +45,12 @@ pub enum Observation {
     Good,
     /// The driver reports the GPU as lost, or no longer lists it.
     Lost,
-    /// The GPU is present, but a call about it failed with this text.
+    /// The GPU is present, but a call about it failed with this text, or its errors cannot be received.
     Unreadable(String),
     /// A fatal fault with this name.
     Fault(String),
-    /// No snapshot could be taken. This says nothing about the GPU, but it interrupts a series of good snapshots.
+    /// No snapshot could be taken, or the driver's events have not arrived for a short time. This says nothing about the GPU, but it
+    /// interrupts a series of good snapshots.
     Unknown,
 }
 
@@ -194,7 +199,13 @@ impl Tracker {
             let observation = match (&gpu.error, gpu.lost) {
                 (_, true) => Observation::Lost,
                 (Some(error), false) => Observation::Unreadable(error.clone()),
-                (None, false) => Observation::Good,
+                (None, false) => match &gpu.no_events {
+                    None => Observation::Good,
+                    Some(NoEvents { ms, .. }) if *ms < NO_EVENTS_MS => Observation::Unknown,
+                    Some(NoEvents { error, .. }) => {
+                        Observation::Unreadable(format!("errors of this GPU cannot be received ({error})"))
+                    }
+                },
             };
             seen.insert(&gpu.uuid, observation);
         }
@@ -260,7 +271,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{GpuFacts, SNAPSHOT_VERSION};
+    use crate::{GpuFacts, NoEvents, SNAPSHOT_VERSION};
 
     const SETTINGS: Settings = Settings {
         snapshots: 3,
@@ -428,6 +439,39 @@ mod tests {
             gpus: gpus.collect(),
             unreadable: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_gpu_whose_errors_have_not_arrived_for_a_minute_fails_and_recovers_like_any_other() {
+        let mut tracker = Tracker::new(SETTINGS);
+        let all = |no_events: Option<u64>| {
+            let mut all = snapshot(&[("GPU-a", false), ("GPU-b", false)]);
+            let error = "cannot create an event set".to_owned();
+            all.gpus[0].no_events = no_events.map(|ms| NoEvents { error, ms });
+            all
+        };
+        let none = Vec::<String>::new();
+        tracker.snapshot(0, &all(None));
+        for ms in [1, 30_000, 59_999] {
+            assert_eq!(tracker.snapshot(ms, &all(Some(ms))), none, "a short interruption");
+        }
+        assert_eq!(tracker.snapshot(60_000, &all(Some(60_000))), ["GPU-a"]);
+        let failed = Verdict {
+            health: Health::Failed,
+            reason: Some("errors of this GPU cannot be received (cannot create an event set)".to_owned()),
+        };
+        assert_eq!(tracker.verdict("GPU-a"), Some(&failed));
+        assert_eq!(tracker.snapshot(90_000, &all(Some(90_000))), none, "it is said once");
+        for now in [100_000, 115_000] {
+            assert_eq!(tracker.snapshot(now, &all(None)), none);
+        }
+        // Another short interruption starts the wait anew.
+        assert_eq!(tracker.snapshot(130_000, &all(Some(1))), none);
+        for now in [140_000, 155_000] {
+            assert_eq!(tracker.snapshot(now, &all(None)), none);
+        }
+        assert_eq!(tracker.snapshot(170_000, &all(None)), ["GPU-a"]);
+        assert_eq!(tracker.verdict("GPU-a"), Some(&Verdict::default()));
     }
 
     #[test]

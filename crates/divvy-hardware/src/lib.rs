@@ -29,5 +29,5 @@ pub mod protocol;
 mod vendors;
 
 pub use error::{Code, Error, Failure};
-pub use facts::{Driver, Fabric, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+pub use facts::{Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 pub use fault::Fault;

@@ -6,16 +6,19 @@ mod events;
 mod ffi;
 mod library;
 mod read;
+mod reception;
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Instant;
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use library::{driver_root, has_library};
+pub(crate) use reception::Reception;
 
 use crate::backend::{Backend, Calls, Event};
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
@@ -42,11 +45,13 @@ pub struct Nvidia {
     known: Known,
     proc_root: PathBuf,
     events: Option<events::Listener>,
+    reception: Reception,
 }
 
 impl Nvidia {
-    /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do.
-    pub fn open(options: &Options, calls: &Calls) -> Result<Nvidia, Failure> {
+    /// Find, load, and initialize the library. The failure says which of these steps failed, and what to do. `reception` is that of the
+    /// earlier openings.
+    pub(crate) fn open(options: &Options, calls: &Calls, reception: Reception) -> Result<Nvidia, Failure> {
         let candidates = library::candidates(options);
         let mut not_loaded = Vec::new();
         for candidate in &candidates {
@@ -60,6 +65,7 @@ impl Nvidia {
                         known: Known::default(),
                         proc_root: options.proc_root.clone(),
                         events: None,
+                        reception,
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
@@ -87,6 +93,7 @@ impl Backend for Nvidia {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let mut snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
         capabilities::add(&self.proc_root, &mut snapshot.gpus);
+        self.reception.add(Instant::now(), &mut snapshot.gpus);
         Ok(self.known.complete(snapshot))
     }
 
@@ -95,7 +102,7 @@ impl Backend for Nvidia {
     }
 
     fn events(&mut self) -> Receiver<Event> {
-        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone());
+        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone(), self.reception.clone());
         self.events = Some(listener);
         receiver
     }

@@ -9,7 +9,7 @@
 //! | forward, for each vendor | passes on faults to the clients |
 //! | two for each client | read requests, write answers and events |
 //! | watchdog | ends the process when a driver call takes too long |
-//! | signals | on SIGTERM and SIGINT, removes the socket and exits with status 0 |
+//! | signals | on SIGTERM, SIGINT, and SIGQUIT, removes the socket and exits with status 0 |
 //! | main | accepts clients |
 //!
 //! Exit status: 0 for a requested end, 1 for a failure, 2 for a wrong command line, 70 if a driver call hung.
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
@@ -37,7 +37,7 @@ use divvy_model::Vendor;
 
 use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
-use crate::nvidia::{self, Nvidia};
+use crate::nvidia::{self, Nvidia, Reception};
 use crate::{Error, Failure, Snapshot};
 
 pub use options::{Command, Options, UsageError};
@@ -108,8 +108,8 @@ fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
         let calls = calls.clone();
         match vendor {
             Vendor::Nvidia => {
-                let options = nvidia_options(options);
-                Box::new(move || Ok(Box::new(Nvidia::open(&options, &calls)?) as Box<dyn Backend>))
+                let (options, reception) = (nvidia_options(options), Reception::default());
+                Box::new(move || Ok(Box::new(Nvidia::open(&options, &calls, reception.clone())?) as Box<dyn Backend>))
             }
             Vendor::Amd => {
                 let sys_root = options.sys_root.clone();
@@ -132,8 +132,8 @@ fn nvidia_options(options: &Options) -> nvidia::Options {
 fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     let calls = Calls::new(options.watchdog);
     // Install the signal handler first, so that every later end removes the socket.
-    let signals =
-        Signals::new([SIGTERM, SIGINT]).map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
+    let signals = Signals::new([SIGTERM, SIGINT, SIGQUIT])
+        .map_err(|source| Error::io("cannot handle signals of", "divvy-probe", source))?;
     let (listener, socket) = server::bind(&options.listen)?;
     let socket = Arc::new(socket);
 

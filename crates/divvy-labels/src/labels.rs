@@ -129,6 +129,14 @@ impl Labels {
     fn set(&mut self, name: &str, value: String) {
         self.labels.insert(format!("nvidia.com/{name}"), cut(&value, 63));
     }
+
+    /// Add the label of the product: the model's name, cut as far as necessary, and the suffix. A model whose name cannot be read has none.
+    fn set_product(&mut self, name: &str, model: &Model<'_>, suffix: &str) {
+        if !model.name.is_empty() {
+            let room = 63_usize.saturating_sub(suffix.len());
+            self.set(&format!("{name}.product"), format!("{}{suffix}", cut(&model.name, room)));
+        }
+    }
 }
 
 fn virtual_gpus(machine: &Machine, found: &mut Labels) {
@@ -246,13 +254,23 @@ fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
         let rank = |model: &Model<'_>| (model.memory(), model.gpus.len());
         rank(b).cmp(&rank(a)).then_with(|| a.name.cmp(&b.name))
     });
+    let unnamed: usize = models
+        .iter()
+        .filter(|model| model.name.is_empty())
+        .map(|model| model.gpus.len())
+        .sum();
+    if unnamed > 0 {
+        found.warnings.push(format!(
+            "the name of {unnamed} GPUs cannot be read, so no label names their model; nvidia-smi -q shows what the driver reports"
+        ));
+    }
     if let [first, _, ..] = &models[..] {
         found.warnings.push(format!(
             "the node has GPUs of {} models; the labels that name no model describe {}",
             models.len(),
             first.name
         ));
-        for model in &models {
+        for model in models.iter().filter(|model| !model.name.is_empty()) {
             let set = [("count", model.gpus.len() as u64), ("memory", model.memory())];
             for (what, number) in set {
                 let key = key("model.", &model.name, &format!(".{what}"));
@@ -277,10 +295,7 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
     let raw = model.gpus.first().map_or("", |gpu| gpu.model.as_str());
     let resource = first_match(&config.resources.gpus, raw).unwrap_or_default();
     let mut shared = Shared::of(config, &resource);
-    found.set(
-        "gpu.product",
-        format!("{}{}", cut(&model.name, 63 - shared.suffix().len()), shared.suffix()),
-    );
+    found.set_product("gpu", model, shared.suffix());
     found.set("gpu.count", model.gpus.len().to_string());
     if model.memory() > 0 {
         found.set("gpu.memory", model.memory().to_string());
@@ -306,10 +321,7 @@ fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels)
         found.warnings.push(
             "the GPUs are not divided into MIG devices of one profile, so the MIG strategy single does not apply".to_owned(),
         );
-        found.set(
-            "gpu.product",
-            format!("{}-MIG-INVALID", cut(&model.name, 63 - "-MIG-INVALID".len())),
-        );
+        found.set_product("gpu", model, "-MIG-INVALID");
         for name in ["count", "replicas", "memory"] {
             found.set(&format!("gpu.{name}"), "0".to_owned());
         }
@@ -318,16 +330,15 @@ fn single(gpus: &[&Gpu], config: &Config, model: &Model<'_>, found: &mut Labels)
     };
     let resource = first_match(&config.resources.mig, &profile).unwrap_or_default();
     let shared = Shared::of(config, &resource);
-    found.set("gpu.product", product(model, &profile, &shared));
+    found.set_product("gpu", model, &suffix(&profile, &shared));
     found.set("gpu.count", devices.len().to_string());
     shared.describe("gpu", found);
     attributes("gpu", &parts, found);
 }
 
-/// Return `MODEL-MIG-PROFILE[-SHARED]`. The model's name is cut as far as necessary.
-fn product(model: &Model<'_>, profile: &str, shared: &Shared) -> String {
-    let tail = format!("-MIG-{}{}", profile.replace('+', "."), shared.suffix());
-    format!("{}{tail}", cut(&model.name, 63_usize.saturating_sub(tail.len())))
+/// Return `-MIG-PROFILE[-SHARED]`, which follows the model's name.
+fn suffix(profile: &str, shared: &Shared) -> String {
+    format!("-MIG-{}{}", profile.replace('+', "."), shared.suffix())
 }
 
 fn attributes(name: &str, parts: &MigParts, found: &mut Labels) {
@@ -370,7 +381,7 @@ fn profiles(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
             gpus: Vec::new(),
         };
         let name = cut(&name, 40);
-        found.set(&format!("{name}.product"), product(&model, &profile, &shared));
+        found.set_product(&name, &model, &suffix(&profile, &shared));
         found.set(&format!("{name}.count"), devices.len().to_string());
         shared.describe(&name, found);
         attributes(&name, parts, found);

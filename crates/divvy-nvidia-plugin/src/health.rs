@@ -5,8 +5,8 @@ const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 
 /// Which XIDs make a GPU unhealthy, from `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`.
 ///
-/// Each variable holds `all`, `xids`, or XIDs separated by commas. An enabled XID counts even if it is also disabled, so that
-/// "disable all, enable some" works, as NVIDIA documents it.
+/// Each variable holds `all`, `xids`, or XIDs separated by commas. What is enabled counts even if it is also disabled: an XID,
+/// so that "disable all, enable some" works, as NVIDIA documents it, and `all`, as in NVIDIA's plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthChecks {
     /// Whether an XID that is in neither list makes a GPU unhealthy.
@@ -21,8 +21,9 @@ impl HealthChecks {
         let (mut disabled_xids, disable_all, mut unknown) = words(disabled);
         let (enabled_xids, enable_all, more) = words(enabled);
         unknown.extend(more);
-        if !enable_all {
-            disabled_xids.extend(OF_APPLICATIONS);
+        match enable_all {
+            true => disabled_xids.clear(),
+            false => disabled_xids.extend(OF_APPLICATIONS),
         }
         let checks = HealthChecks {
             others: enable_all || !disable_all,
@@ -30,6 +31,11 @@ impl HealthChecks {
             disabled: disabled_xids,
         };
         (checks, unknown)
+    }
+
+    /// Report whether no XID makes a GPU unhealthy.
+    pub fn are_off(&self) -> bool {
+        !self.others && self.enabled.is_empty()
     }
 
     /// Report whether this XID makes a GPU unhealthy.
@@ -67,7 +73,8 @@ mod tests {
             ("79,13", "13", &[13, 48], &[79, 31]),
             ("all", "79", &[79], &[48, 13]),
             ("", "all", &[13, 31, 79], &[]),
-            ("79", "all", &[13], &[79]),
+            ("79", "all", &[13, 79], &[]),
+            ("all", "xids", &[13, 79], &[]),
             (" 79 , 48 ", "", &[94], &[79, 48]),
         ] {
             let (checks, unknown) = HealthChecks::parse(disabled, enabled);
@@ -82,5 +89,10 @@ mod tests {
             );
         }
         assert_eq!(HealthChecks::parse("79,x", "-1").1, ["x", "-1"]);
+        let off = [("all", ""), ("all", "79"), ("all", "all"), ("", ""), ("79", "")].map(|(disabled, enabled)| {
+            let (checks, _) = HealthChecks::parse(disabled, enabled);
+            checks.are_off()
+        });
+        assert_eq!(off, [true, false, false, false, false]);
     }
 }

@@ -18,6 +18,9 @@ pub struct Offer {
     pub resources: Vec<Resource>,
     /// What an operator should know.
     pub warnings: Vec<String>,
+    /// Why a GPU is left out: no pattern of the configuration matches it. At its start a plugin refuses such a configuration. A plugin that
+    /// runs continues with the other GPUs, because somebody may just have plugged in another model.
+    pub unmatched: Option<Error>,
 }
 
 /// An extended resource.
@@ -77,7 +80,8 @@ const MPS_CLIENTS_BEFORE_VOLTA: u32 = 16;
 /// Fails if the configuration does not suit the machine.
 pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     let mut warnings = Vec::new();
-    let mut found = named_units(config, machine, &mut warnings)?;
+    let mut unmatched = None;
+    let mut found = named_units(config, machine, &mut warnings, &mut unmatched)?;
     for shared in &config.sharing.resources {
         share(config, machine, shared, &mut found, &mut warnings)?;
     }
@@ -98,7 +102,21 @@ pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     Ok(Offer {
         resources: resources.filter(|resource| !resource.units.is_empty()).collect(),
         warnings,
+        unmatched,
     })
+}
+
+impl Offer {
+    /// Return the offer if it leaves no GPU out for lack of a pattern.
+    ///
+    /// # Errors
+    /// No pattern of the configuration matches a GPU.
+    pub fn complete(self) -> Result<Offer, Error> {
+        match self.unmatched {
+            Some(error) => Err(error),
+            None => Ok(self),
+        }
+    }
 }
 
 fn topology(gpus: &[Gpu]) -> Topology {
@@ -108,8 +126,13 @@ fn topology(gpus: &[Gpu]) -> Topology {
 
 type Found = BTreeMap<String, Vec<Unit>>;
 
-/// Find the GPUs and MIG devices of each resource, before sharing is applied.
-fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -> Result<Found, Error> {
+/// Find the GPUs and MIG devices of each resource, before sharing is applied. `unmatched` gets the first GPU that no pattern matches.
+fn named_units(
+    config: &Config,
+    machine: &Machine,
+    warnings: &mut Vec<String>,
+    unmatched: &mut Option<Error>,
+) -> Result<Found, Error> {
     let computing = |gpu: &&(usize, &Gpu)| !DISPLAYS.contains(&gpu.1.model.as_str());
     let gpus: Vec<(usize, &Gpu)> = machine.gpus.iter().enumerate().collect();
     let gpus: Vec<(usize, &Gpu)> = gpus.iter().filter(computing).copied().collect();
@@ -132,7 +155,20 @@ fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -
                     gpu.index, gpu.model, gpu.index
                 ));
             }
-            found.entry(name_of_gpu(config, gpu)?).or_default().push(unit);
+            match name_of_gpu(config, gpu) {
+                Some(name) => found.entry(name).or_default().push(unit),
+                None if gpu.unreadable => warnings.push(format!(
+                    "GPU {} cannot be read, so it is not known which pattern of resources.gpus its name matches; it is left out until \
+                     it can be read",
+                    gpu.index
+                )),
+                None => {
+                    unmatched.get_or_insert_with(|| Error::NoPattern {
+                        index: gpu.index,
+                        model: gpu.model.clone(),
+                    });
+                }
+            }
             continue;
         }
         if gpu.mig_devices.is_empty() {
@@ -151,11 +187,17 @@ fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -
     Ok(found)
 }
 
-fn name_of_gpu(config: &Config, gpu: &Gpu) -> Result<String, Error> {
-    first_match(&config.resources.gpus, &gpu.model).ok_or_else(|| Error::NoPattern {
-        index: gpu.index,
-        model: gpu.model.clone(),
-    })
+/// Return the name of a GPU's resource. The product name of an unreadable GPU is not known. So it has a resource only if all GPUs have the
+/// same.
+fn name_of_gpu(config: &Config, gpu: &Gpu) -> Option<String> {
+    let patterns = &config.resources.gpus;
+    match (gpu.unreadable, patterns.first()) {
+        (true, Some(first)) => patterns
+            .iter()
+            .all(|pattern| pattern.name == first.name)
+            .then(|| first.name.clone()),
+        _ => first_match(patterns, &gpu.model),
+    }
 }
 
 /// Return the name of a MIG device's resource. The result is `None` if the name depends on the profile and the driver does not
@@ -250,7 +292,7 @@ fn share(
         ));
         return Ok(());
     };
-    let (mut chosen, rest) = select(shared, machine, units)?;
+    let (mut chosen, rest) = select(shared, machine, units, warnings)?;
     for unit in &mut chosen {
         unit.replicas = Some(shared.replicas);
     }
@@ -265,31 +307,43 @@ fn share(
     Ok(())
 }
 
-/// Divide the devices into those that are shared and the others.
-fn select(shared: &ReplicatedResource, machine: &Machine, units: Vec<Unit>) -> Result<(Vec<Unit>, Vec<Unit>), Error> {
+/// Divide the devices into those that are shared and the others. A device that is missing may be a GPU that cannot be read now.
+fn select(
+    shared: &ReplicatedResource,
+    machine: &Machine,
+    units: Vec<Unit>,
+    warnings: &mut Vec<String>,
+) -> Result<(Vec<Unit>, Vec<Unit>), Error> {
+    let mut missing = |error: Error| match machine.gpus.iter().find(|gpu| gpu.unreadable) {
+        Some(gpu) => {
+            warnings.push(format!("{error}; it may be GPU {}, which cannot be read", gpu.index));
+            Ok(())
+        }
+        None => Err(error),
+    };
     match &shared.devices {
         ReplicatedDevices::All => Ok((units, Vec::new())),
         ReplicatedDevices::Count(count) => {
             let mut chosen = units;
-            let most = usize::try_from(*count).unwrap_or(usize::MAX);
-            if most > chosen.len() {
-                return Err(Error::TooFewToShare {
+            let most = usize::try_from(*count).unwrap_or(usize::MAX).min(chosen.len());
+            if u32::try_from(most).is_ok_and(|most| most < *count) {
+                missing(Error::TooFewToShare {
                     requested: *count,
                     available: chosen.len(),
-                });
+                })?;
             }
             let rest = chosen.split_off(most);
             Ok((chosen, rest))
         }
         ReplicatedDevices::List(list) => {
-            if let Some(missing) = list
+            let absent = list
                 .iter()
-                .find(|device| !units.iter().any(|unit| is_named(device, machine, unit)))
-            {
-                return Err(Error::UnknownDevice {
-                    device: text_of(missing),
+                .find(|device| !units.iter().any(|unit| is_named(device, machine, unit)));
+            if let Some(device) = absent {
+                missing(Error::UnknownDevice {
+                    device: text_of(device),
                     resource: shared.name.clone(),
-                });
+                })?;
             }
             let is_chosen = |unit: &Unit| list.iter().any(|device| is_named(device, machine, unit));
             Ok(units.into_iter().partition(is_chosen))

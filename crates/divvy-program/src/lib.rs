@@ -1,7 +1,7 @@
 //! What each of Divvy's programs does at its start and at its end.
 //!
 //! - [`run`]: the log, the runtime, and the exit status
-//! - [`until_stopped`]: cancels a daemon at SIGTERM, SIGINT, or the end of standard input
+//! - [`until_stopped`]: cancels a daemon at SIGTERM, SIGINT, SIGQUIT, or the end of standard input
 //! - [`ContextArgs`]: the flags that select the cluster
 //! - [`values`]: parsers of flags' values
 

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use divvy_hardware::{GpuFacts, Snapshot};
 use divvy_labels::{Fabric, Gpu, Labels, Machine, PciDevice, labels};
 use divvy_model::Vendor;
-use divvy_nvidia_config::{Config, MigStrategy};
+use divvy_nvidia_config::Config;
 
-use crate::{Error, files};
+use crate::{Error, MigStrategy, files};
 
 /// NVIDIA's PCI vendor id.
 const NVIDIA: &str = "0x10de";
@@ -67,16 +67,20 @@ impl Host {
     }
 }
 
-/// Return the labels that NVIDIA's GPU feature discovery writes with its default configuration, without the time of the start. A
-/// machine with MIG devices has the labels of the MIG strategy `mixed`, so that a pod can select a node by their profile.
+/// Return the labels that NVIDIA's GPU feature discovery writes with this MIG strategy and else its default configuration, without the time of
+/// the start. Where no MIG devices are offered (the strategy `none`), a machine with MIG devices has the labels of `mixed`, so that a
+/// pod can select a node by their profile.
 ///
 /// # Errors
 /// The driver's version is malformed.
-pub fn plain_labels(machine: &Machine) -> Result<Labels, Error> {
+pub fn plain_labels(machine: &Machine, strategy: MigStrategy) -> Result<Labels, Error> {
     let mut config = Config::default();
     config.feature_discovery.no_timestamp = true;
     if machine.gpus.iter().any(|gpu| gpu.mig == Some(true)) {
-        config.mig_strategy = MigStrategy::Mixed;
+        config.mig_strategy = match strategy {
+            MigStrategy::None | MigStrategy::Mixed => divvy_nvidia_config::MigStrategy::Mixed,
+            MigStrategy::Single => divvy_nvidia_config::MigStrategy::Single,
+        };
     }
     labels(machine, &config).map_err(|error| Error::Labels(error.to_string()))
 }
@@ -131,4 +135,55 @@ fn bytes(path: &Path) -> Option<Vec<u8>> {
 
 fn text(path: &Path) -> Option<String> {
     String::from_utf8(bytes(path)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::{MiB, MigDevice, MigParts};
+
+    use super::*;
+
+    #[test]
+    fn the_labels_are_those_of_the_strategy_by_which_mig_devices_are_offered() {
+        let device = |index| MigDevice {
+            index,
+            uuid: format!("MIG-{index}"),
+            gi: index + 1,
+            parts: Some(MigParts {
+                gi_profile: Some(0),
+                gi_slices: 1,
+                ci_slices: 1,
+                memory: 4864,
+                ..MigParts::default()
+            }),
+            ..MigDevice::default()
+        };
+        let divided = Machine {
+            driver: "550.54.15".to_owned(),
+            gpus: vec![Gpu {
+                model: "NVIDIA A100-SXM4-40GB".to_owned(),
+                memory: MiB(40960),
+                mig: Some(true),
+                mig_devices: vec![device(0), device(1)],
+                ..Gpu::default()
+            }],
+            ..Machine::default()
+        };
+        let mut whole = divided.clone();
+        whole.gpus[0].mig = Some(false);
+        whole.gpus[0].mig_devices.clear();
+        let label = |machine: &Machine, strategy, name: &str| {
+            let found = plain_labels(machine, strategy).expect("labels").labels;
+            found.get(&format!("nvidia.com/{name}")).cloned()
+        };
+        for (strategy, expected) in [
+            (MigStrategy::Single, ["single", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "2"]),
+            (MigStrategy::Mixed, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
+            (MigStrategy::None, ["mixed", "NVIDIA-A100-SXM4-40GB", "1"]),
+        ] {
+            let found = ["mig.strategy", "gpu.product", "gpu.count"].map(|name| label(&divided, strategy, name));
+            assert_eq!(found, expected.map(|text| Some(text.to_owned())), "{strategy:?}");
+            assert_eq!(label(&whole, strategy, "mig.strategy"), None, "a machine without MIG devices");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use super::{Host, NodeLabels};
 use crate::agent::Agent;
 use crate::args::LabelsMode;
 use crate::nvidia::Published;
-use crate::{Config, Error};
+use crate::{Config, Error, MigStrategy};
 
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
@@ -67,6 +67,11 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
             Output::NodeFeature(Box::new(Published::new(agent.client(), of, config.pod_name.as_deref()).await))
         }
     };
+    // Only whole MIG devices are named `nvidia.com/gpu` by the strategy `single`. Pods choose a MIG device to share by its profile.
+    let strategy = match config.whole_gpus {
+        true => config.mig_strategy,
+        false => MigStrategy::Mixed,
+    };
     let root = config.sys_root;
     let host = tokio::task::spawn_blocking(move || Host::of_machine(&root)).await;
     let host = host.map_err(|error| Error::Ended {
@@ -84,7 +89,7 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
     let mut repair: Option<(u64, Vec<String>)> = None;
     loop {
         let found = seen.borrow_and_update().clone();
-        let wanted = match found.labels(&host).transpose() {
+        let wanted = match found.labels(&host, strategy).transpose() {
             Ok(wanted) => wanted,
             Err(error) => {
                 agent.ready.set(PART, format!("the node cannot be labelled: {error}"));

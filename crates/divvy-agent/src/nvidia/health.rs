@@ -42,10 +42,16 @@ impl Health {
 
     /// Process a snapshot. Return the UUIDs of the GPUs and MIG devices whose health has changed.
     pub(super) fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
+        let mut snapshot = snapshot.clone();
+        if self.checks.are_off() {
+            // It does not matter that XIDs cannot be received.
+            snapshot.gpus.iter_mut().for_each(|gpu| gpu.no_events = None);
+        }
         let part_of = |gpu: &GpuFacts, uuid: &String| GpuFacts {
             vendor: Vendor::Nvidia,
             uuid: uuid.clone(),
             error: gpu.error.clone(),
+            no_events: gpu.no_events.clone(),
             lost: gpu.lost,
             ..GpuFacts::default()
         };
@@ -58,7 +64,7 @@ impl Health {
             ..snapshot.clone()
         };
         (self.silent_since, self.is_silent) = (None, false);
-        let mut changed = self.gpus.snapshot(now, snapshot);
+        let mut changed = self.gpus.snapshot(now, &snapshot);
         changed.extend(self.mig_devices.snapshot(now, &parts));
         changed
     }
@@ -119,14 +125,18 @@ fn settings(recovery: Duration) -> Settings {
 mod tests {
     use std::collections::BTreeMap;
 
-    use divvy_hardware::SNAPSHOT_VERSION;
+    use divvy_hardware::{NoEvents, SNAPSHOT_VERSION};
     use divvy_model::MigDevice;
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
     use super::*;
 
     fn health() -> Health {
-        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
+        health_with(&Environment::new())
+    }
+
+    fn health_with(variables: &Environment) -> Health {
+        let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], variables).expect("no arguments");
         Health::new(&invocation.config(None).expect("the defaults").0, Duration::from_secs(30)).0
     }
 
@@ -184,6 +194,26 @@ mod tests {
             health.snapshot(1_000 + seconds * 5_000, &snapshot());
         }
         assert_eq!((health.reason("MIG-1"), health.reason("GPU-b")), (None, None));
+    }
+
+    #[test]
+    fn a_gpu_and_its_mig_devices_fail_when_xids_have_not_arrived_for_a_minute_unless_no_xid_matters() {
+        let mut without_events = snapshot();
+        for gpu in &mut without_events.gpus {
+            gpu.no_events = Some(NoEvents {
+                error: "no event set".to_owned(),
+                ms: 60_000,
+            });
+        }
+        let reason = "errors of this GPU cannot be received (no event set)";
+        for (disabled, expected) in [("", Some(reason)), ("13,79", Some(reason)), ("all", None)] {
+            let variables = [("DP_DISABLE_HEALTHCHECKS".to_owned(), disabled.to_owned())];
+            let mut health = health_with(&variables.into());
+            health.snapshot(0, &without_events);
+            for uuid in ["GPU-a", "GPU-b", "MIG-0", "MIG-1"] {
+                assert_eq!(health.reason(uuid), expected, "{disabled:?} {uuid}");
+            }
+        }
     }
 
     #[test]

@@ -12,12 +12,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::node_feature::{ClusterOptions, Published};
-use super::{Loaded, Source, Surroundings, probe, tegra};
+use super::{Loaded, Source, Surroundings, missing, probe, tegra};
 use crate::labels::Host;
 use crate::{Error, files};
 
 /// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
+
+/// The longest pause after labels could not be written.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// The driver's version in the labels of a Tegra, which has none (NVIDIA's GPU feature discovery, internal/resource/cuda-lib.go).
 const TEGRA_DRIVER: &str = "unknown.unknown.unknown";
@@ -50,14 +53,21 @@ pub(super) async fn label(
             }
         };
         let found = labels(&machine, config).map_err(|error| Error::Labels(error.to_string()))?;
-        output.write(&found).await?;
-        let pause = match config.feature_discovery.sleep_interval {
-            _ if config.feature_discovery.oneshot => return Ok(()),
-            SleepInterval::Every(time) => Some(time),
-            SleepInterval::Infinite => None,
+        let written = output.write(&found).await;
+        if config.feature_discovery.oneshot {
+            return written;
+        }
+        let is_written = match (written, &output) {
+            (Ok(()), _) => true,
+            // The API server may be away for a while. A file that cannot be written needs an operator.
+            (Err(error), Output::NodeFeature(_)) => {
+                error!("{error}; trying again");
+                false
+            }
+            (Err(error), _) => return Err(error),
         };
         let next = async {
-            match pause {
+            match pause(config.feature_discovery.sleep_interval, is_written) {
                 Some(time) => tokio::time::sleep(time).await,
                 None => std::future::pending().await,
             }
@@ -78,14 +88,23 @@ pub(super) async fn label(
     }
 }
 
+/// Return how long to wait before the labels are made again; `None` means forever. Labels that could not be written are tried again soon.
+fn pause(interval: SleepInterval, is_written: bool) -> Option<Duration> {
+    match (interval, is_written) {
+        (SleepInterval::Every(time), true) => Some(time),
+        (SleepInterval::Every(time), false) => Some(time.min(RETRY)),
+        (SleepInterval::Infinite, true) => None,
+        (SleepInterval::Infinite, false) => Some(RETRY),
+    }
+}
+
 fn load(source: &Source) -> Result<Loaded, Error> {
     let loaded = source.load().map_err(Error::Labels)?;
     if loaded.config.discovery == Discovery::Vfio {
-        return Err(Error::Labels(
-            "--device-discovery-strategy=vfio is not served: this program does not describe GPUs that are passed through to virtual \
-             machines; use auto, nvml, or tegra"
-                .to_owned(),
-        ));
+        warn!(
+            "this program does not describe GPUs that are passed through to virtual machines (--device-discovery-strategy=vfio); the \
+             labels say that there is no GPU"
+        );
     }
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
     Ok(loaded)
@@ -93,13 +112,19 @@ fn load(source: &Source) -> Result<Loaded, Error> {
 
 /// Describe the machine with facts from the driver and the kernel.
 async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, String> {
+    if config.discovery == Discovery::Vfio {
+        return Ok(host.without_gpus(timestamp));
+    }
     let spawn = probe(config, surroundings);
     let has_tegra_files = tegra::has_files(config, surroundings);
     let is_tegra = |answer: &Nvml<'_>| platform(config.discovery, has_tegra_files, answer) == Platform::Tegra;
     if !is_tegra(&Nvml::Silent) {
         let found = snapshot(&Probe::Spawn(spawn.clone()), ANSWER).await;
         if !is_tegra(&tegra::nvml(found.as_ref())) {
-            let found = found.map_err(|failure| format!("failed to initialize NVML: {failure}"))?;
+            let found = found.map_err(|failure| {
+                let text = missing(config, &failure).unwrap_or_else(|| failure.to_string());
+                format!("failed to initialize NVML: {text}")
+            })?;
             return Ok(host.machine(found, timestamp));
         }
     }
@@ -130,13 +155,13 @@ impl Output {
             );
         }
         Ok(
-            match (discovery.output_file.as_str(), discovery.use_node_feature_api && has_name) {
-                ("", _) => Output::Stdout,
-                (path, false) => Output::File {
+            match (discovery.use_node_feature_api && has_name, discovery.output_file.as_str()) {
+                (true, _) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
+                (false, "") => Output::Stdout,
+                (false, path) => Output::File {
                     path: path.into(),
                     written: None,
                 },
-                (_, true) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
             },
         )
     }
@@ -167,13 +192,26 @@ impl Output {
                 *written = Some(text);
                 Ok(())
             }
-            Output::NodeFeature(published) => {
-                if let Err(error) = published.write(found).await {
-                    // The next update tries again.
-                    error!("{error}");
-                }
-                Ok(())
-            }
+            Output::NodeFeature(published) => published.write(found).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_that_could_not_be_written_are_tried_again_within_a_minute_whatever_the_interval() {
+        let (short, long) = (Duration::from_secs(5), Duration::from_secs(3600));
+        for (interval, after_success, after_failure) in [
+            (SleepInterval::Every(short), Some(short), Some(short)),
+            (SleepInterval::Every(long), Some(long), Some(RETRY)),
+            (SleepInterval::Infinite, None, Some(RETRY)),
+        ] {
+            assert_eq!(pause(interval, true), after_success);
+            assert_eq!(pause(interval, false), after_failure);
+        }
+        assert_eq!(RETRY, Duration::from_secs(60));
     }
 }

@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
-use divvy_hardware::{Code, Failure, GpuProcesses, Process};
+use divvy_hardware::{Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
-use divvy_nvidia_plugin::offer;
+use divvy_nvidia_plugin::{Offer, offer};
 use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::MissedTickBehavior;
@@ -37,7 +37,7 @@ use self::tools::Tools;
 pub(super) use self::watch::Daemons;
 use super::facts::Facts;
 use super::health::Health;
-use super::{Loaded, Mps, Source, Surroundings, probe};
+use super::{Loaded, Mps, Source, Surroundings, missing, probe};
 use crate::{Error, files};
 
 impl Mps {
@@ -180,12 +180,11 @@ impl Node {
 
     /// Process a failed attempt to get a snapshot from the driver. Daemons that run are left alone.
     fn unavailable(&mut self, config: &Config, failure: &Failure) -> Result<(), Error> {
-        let is_missing = matches!(failure.code, Code::DriverNotLoaded | Code::LibraryNotFound);
-        if is_missing && self.facts.is_empty() && config.fail_on_init_error {
-            return Err(Error::Plugin(format!(
-                "error getting daemons: nvml init failed: {}",
-                failure.text
-            )));
+        if let Some(text) = missing(config, failure)
+            && self.facts.is_empty()
+            && config.fail_on_init_error
+        {
+            return Err(Error::Plugin(format!("error getting daemons: nvml init failed: {text}")));
         }
         self.say(vec![format!("the driver does not answer: {failure}")]);
         Ok(())
@@ -255,10 +254,16 @@ impl Node {
             Error::Plugin(format!("error getting daemons: {within}{error}"))
         };
         let machine = self.facts.machine(&Health::new(config, Duration::ZERO).0, config, &self.root);
-        let offered = offer(config, &machine);
+        let mut offered = offer(config, &machine);
+        if !self.is_planned {
+            offered = offered.and_then(Offer::complete);
+        }
         self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
         let (resources, mut said) = match offered {
-            Ok(found) => (found.resources, found.warnings),
+            Ok(found) => {
+                let unmatched = found.unmatched.map(|error| error.to_string());
+                (found.resources, found.warnings.into_iter().chain(unmatched).collect())
+            }
             Err(divvy_nvidia_plugin::Error::MpsWithMig) => {
                 let text = "MPS sharing is not supported for MIG devices; skipping daemon creation".to_owned();
                 (Vec::new(), vec![text])

@@ -1,6 +1,7 @@
 //! Receives XIDs on a thread of its own.
 //!
-//! NVML drops events while no event set exists, so a new set is registered before the old one is freed.
+//! NVML drops events while no event set exists, so a new set is registered before the old one is freed. What does not work is tried again, and is
+//! recorded in [`Reception`]. A GPU or driver that has no events at all is only a warning, as in NVIDIA's device plugin (internal/rm/health.go).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,9 +10,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 
+use super::Reception;
 use super::ffi::{self, EventSet, RawEvent};
 use crate::backend::{Calls, Event};
 
@@ -51,103 +53,163 @@ struct Registered {
 }
 
 /// Register all GPUs, then wait for events in a new thread. The receiver gets every event that happens after this call has returned.
-pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls) -> (Listener, Receiver<Event>) {
+pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception) -> (Listener, Receiver<Event>) {
     let (sender, receiver) = channel();
     let stop = Arc::new(AtomicBool::new(false));
-    let first = register(&nvml, &calls, &sender);
+    let events = Events {
+        nvml,
+        calls,
+        sender,
+        reception,
+    };
+    let first = events.register();
+    let (sender, reception) = (events.sender.clone(), events.reception.clone());
     let spawned = thread::Builder::new().name("nvml-events".to_owned()).spawn({
-        let (stop, sender) = (stop.clone(), sender.clone());
-        move || run(&nvml, &calls, &stop, &sender, first)
+        let stop = stop.clone();
+        move || events.run(&stop, first)
     });
     let thread = spawned
         .inspect_err(|error| {
-            let _ = sender.send(Event::Degraded(format!("cannot start the thread for events: {error}")));
+            let text = format!("cannot start the thread for events: {error}");
+            reception.fails(Instant::now(), text.clone());
+            let _ = sender.send(Event::Degraded(text));
         })
         .ok();
     (Listener { stop, thread }, receiver)
 }
 
-fn run(nvml: &Arc<Nvml>, calls: &Calls, stop: &AtomicBool, sender: &Sender<Event>, mut now: Option<Registered>) {
-    let mut registered_at = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        let broken = match &mut now {
-            Some(registered) => wait(registered, calls, sender),
-            None => true,
+/// What the thread works with.
+struct Events {
+    nvml: Arc<Nvml>,
+    calls: Calls,
+    sender: Sender<Event>,
+    reception: Reception,
+}
+
+/// Report whether an error means that the driver has no events, now and later.
+fn is_unsupported(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)
+    )
+}
+
+impl Events {
+    fn run(&self, stop: &AtomicBool, mut now: Option<Registered>) {
+        let mut registered_at = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let broken = match &mut now {
+                Some(registered) => self.wait(registered),
+                None => true,
+            };
+            if broken {
+                thread::sleep(PAUSE);
+            }
+            let retry = broken || now.as_ref().is_some_and(|registered| registered.incomplete);
+            if retry && registered_at.elapsed() >= if broken { PAUSE } else { RETRY } {
+                let next = self.register();
+                // This frees the old set only after the new one exists.
+                now = next.or(now);
+                registered_at = Instant::now();
+            }
+        }
+    }
+
+    /// Wait once. Return whether a new event set is needed.
+    fn wait(&self, registered: &mut Registered) -> bool {
+        let answer = {
+            let _call = self.calls.enter_wait("nvmlEventSetWait", WAIT);
+            registered.set.wait(WAIT)
         };
-        if broken {
-            thread::sleep(PAUSE);
+        match answer {
+            Ok(event) => {
+                self.reception.works();
+                if let Some(event) = xid(&registered.names, event) {
+                    // An error means that the backend is being dropped.
+                    let _ = self.sender.send(event);
+                }
+                false
+            }
+            Err(NvmlError::Timeout) => {
+                self.reception.works();
+                false
+            }
+            Err(error) => {
+                self.fails("waiting for events failed", &error);
+                true
+            }
         }
-        let retry = broken || now.as_ref().is_some_and(|registered| registered.incomplete);
-        if retry && registered_at.elapsed() >= if broken { PAUSE } else { RETRY } {
-            let next = register(nvml, calls, sender);
-            // This frees the old set only after the new one exists.
-            now = next.or(now);
-            registered_at = Instant::now();
+    }
+
+    /// Record and log that no event of any GPU arrives.
+    fn fails(&self, doing: &str, error: &NvmlError) {
+        if is_unsupported(error) {
+            self.degraded(format!("{doing}: {error}; GPUs are only polled"));
+            return;
         }
+        self.reception.fails(Instant::now(), format!("{doing}: {error}"));
+        self.degraded(format!("{doing}: {error}; trying again"));
+    }
+
+    fn degraded(&self, text: String) {
+        // An error means that the backend is being dropped.
+        let _ = self.sender.send(Event::Degraded(text));
+    }
+
+    fn register(&self) -> Option<Registered> {
+        let _call = self.calls.enter("registering for events");
+        let count = self.nvml.device_count();
+        let (mut set, count) = match EventSet::create(self.nvml.clone()).and_then(|set| Ok((set, count?))) {
+            Ok(made) => made,
+            Err(error) => {
+                self.fails("cannot create an event set", &error);
+                return None;
+            }
+        };
+        let (mut names, mut failed) = (BTreeMap::new(), BTreeMap::new());
+        let mut incomplete = false;
+        for index in 0..count {
+            let found = self
+                .nvml
+                .device_by_index(index)
+                .and_then(|device| Ok((device.uuid()?, device)));
+            let registering = found.map(|(uuid, device)| (register_gpu(&mut set, &device), uuid));
+            let error = match registering {
+                Ok((Ok(key), uuid)) => {
+                    names.insert(key, uuid);
+                    continue;
+                }
+                Ok((Err(error), _)) if is_unsupported(&error) => {
+                    self.degraded(format!("GPU {index} does not report errors on its own; it is only polled"));
+                    continue;
+                }
+                Ok((Err(error), uuid)) => {
+                    failed.insert(uuid, format!("it cannot be registered for events: {error}"));
+                    error
+                }
+                Err(error) => error,
+            };
+            incomplete = true;
+            self.degraded(format!("GPU {index} cannot be registered for events: {error}; trying again"));
+        }
+        self.reception.registered(Instant::now(), failed);
+        Some(Registered { set, names, incomplete })
     }
 }
 
-/// Wait once. Return whether a new event set is needed.
-fn wait(registered: &mut Registered, calls: &Calls, sender: &Sender<Event>) -> bool {
-    let answer = {
-        let _call = calls.enter_wait("nvmlEventSetWait", WAIT);
-        registered.set.wait(WAIT)
-    };
-    match answer {
-        Ok(event) => {
-            if let Some(event) = xid(&registered.names, event) {
-                // An error means that the backend is being dropped.
-                let _ = sender.send(event);
-            }
-            false
-        }
-        Err(NvmlError::Timeout) => false,
-        Err(error) => {
-            let _ = sender.send(Event::Degraded(format!("waiting for events failed: {error}; trying again")));
-            true
-        }
+/// Add a GPU to the event set. Return its [`ffi::device_key`].
+fn register_gpu(set: &mut EventSet, device: &Device<'_>) -> Result<usize, NvmlError> {
+    if ffi::supported_event_types(device)? & XID == 0 {
+        return Err(NvmlError::NotSupported);
     }
+    set.register(device, XID)?;
+    Ok(ffi::device_key(device))
 }
 
 /// Convert an XID. If the handle is unknown, the fault concerns every GPU, because for some errors the driver names no GPU.
 fn xid(names: &BTreeMap<usize, String>, event: RawEvent) -> Option<Event> {
     let uuid = names.get(&event.device).cloned();
     (event.kind & XID != 0).then(|| Event::Fault(super::fault(uuid, event.data, event.gi.zip(event.ci))))
-}
-
-fn register(nvml: &Arc<Nvml>, calls: &Calls, sender: &Sender<Event>) -> Option<Registered> {
-    let degraded = |text: String| {
-        let _ = sender.send(Event::Degraded(text));
-    };
-    let _call = calls.enter("registering for events");
-    let count = nvml.device_count();
-    let (mut set, count) = match EventSet::create(nvml.clone()).and_then(|set| Ok((set, count?))) {
-        Ok(made) => made,
-        Err(error) => {
-            degraded(format!("cannot create an event set: {error}; trying again"));
-            return None;
-        }
-    };
-    let (mut names, mut incomplete) = (BTreeMap::new(), false);
-    for index in 0..count {
-        let registering = nvml.device_by_index(index).and_then(|device| {
-            let uuid = device.uuid()?;
-            if ffi::supported_event_types(&device)? & XID == 0 {
-                return Err(NvmlError::NotSupported);
-            }
-            set.register(&device, XID)?;
-            Ok((ffi::device_key(&device), uuid))
-        });
-        match registering {
-            Ok((key, uuid)) => drop(names.insert(key, uuid)),
-            Err(NvmlError::NotSupported) => degraded(format!("GPU {index} does not report errors on its own; it is only polled")),
-            Err(error) => {
-                incomplete = true;
-                degraded(format!("GPU {index} cannot be registered for events: {error}; trying again"));
-            }
-        }
-    }
-    Some(Registered { set, names, incomplete })
 }
 
 #[cfg(test)]

@@ -429,12 +429,44 @@ fn xids_arrive_again_after_event_sets_failed() {
     assert_eq!(xid(), 0);
     for failing in [json!({"op": "events", "create": 999}), json!({"op": "events", "wait": 999})] {
         machine.control(&failing);
-        std::thread::sleep(Duration::from_millis(100));
+        eventually("every GPU says that its events do not arrive", || {
+            let gpus = ask("snapshot")["ok"]["gpus"].clone();
+            let texts = gpus
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|gpu| gpu["noEvents"]["error"].clone());
+            let texts: Vec<String> = texts.filter_map(|text| Some(text.as_str()?.to_owned())).collect();
+            texts.len() == 2 && texts.iter().all(|text| text.contains("event"))
+        });
         let before = faults();
         machine.control(&json!({"op": "events"}));
+        eventually("events arrive", || {
+            let gpus = ask("snapshot")["ok"]["gpus"].clone();
+            gpus.as_array().into_iter().flatten().all(|gpu| gpu["noEvents"].is_null())
+        });
         // An XID may be lost with the old set.
         eventually("an XID arrives", || xid() != 0 && faults() > before);
     }
+}
+
+#[test]
+fn a_gpu_that_cannot_be_registered_says_so_and_one_that_has_no_events_does_not() {
+    let machine = Machine::new(TWO);
+    let state = "{\"gpus\":{\"0\":{\"register\":999},\"1\":{\"register\":3}}}";
+    std::fs::write(machine.path("control.state"), state).expect("state");
+    let _probe = machine.listening("s", &[]);
+    let gpus = || {
+        let answer = Lines::new(connect(&machine.path("s"))).ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+        answer["ok"]["gpus"].clone()
+    };
+    eventually("the time without events grows", || {
+        gpus()[0]["noEvents"]["ms"].as_u64() > Some(0)
+    });
+    let gpus = gpus();
+    let text = gpus[0]["noEvents"]["error"].as_str().unwrap_or_default();
+    assert!(text.starts_with("it cannot be registered for events: "), "{gpus}");
+    assert!(gpus[1]["noEvents"].is_null(), "{gpus}");
 }
 
 #[test]

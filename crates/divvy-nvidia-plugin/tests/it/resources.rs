@@ -100,8 +100,70 @@ fn gpus_get_names_by_their_models_and_the_first_pattern_wins() {
     ]);
     assert_eq!(summary(&config, &machine), expected);
     config.resources.gpus.pop();
-    let error = offer(&config, &machine).expect_err("T4").to_string();
+    let found = offer(&config, &machine).expect("an offer");
+    let counts: Vec<_> = found
+        .resources
+        .iter()
+        .map(|one| (one.name(), one.devices().count()))
+        .collect();
+    assert_eq!(counts, [("nvidia.com/a100", 1)], "the other GPUs are offered");
+    let error = found.unmatched.expect("T4").to_string();
     assert!(error.contains("GPU 1 (\"Tesla T4\")"), "{error}");
+}
+
+#[test]
+fn a_gpu_that_cannot_be_read_is_unhealthy_where_its_resource_is_known_and_left_out_with_a_warning_elsewhere() {
+    let mut machine = machine(3);
+    machine.gpus[1] = Machine::unreadable(1);
+    let mut config = config();
+    let counts = |config: &divvy_nvidia_config::Config| {
+        let found = offer(config, &machine).expect("an offer");
+        assert_eq!(found.unmatched, None);
+        let counted = |one: &divvy_nvidia_plugin::Resource| (one.devices().filter(|d| d.healthy).count(), one.devices().count());
+        (found.resources.iter().map(counted).collect::<Vec<_>>(), found.warnings)
+    };
+    config.resources.gpus = vec![pattern("*A100*", "nvidia.com/a100")];
+    assert_eq!(counts(&config), (vec![(2, 3)], Vec::new()));
+    config.resources.gpus.push(pattern("*H100*", "nvidia.com/a100"));
+    assert_eq!(counts(&config), (vec![(2, 3)], Vec::new()));
+    config.resources.gpus.push(pattern("*", "nvidia.com/gpu"));
+    let (found, warnings) = counts(&config);
+    assert_eq!(found, [(2, 2)]);
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("GPU 1 cannot be read"), "{warnings:?}");
+}
+
+#[test]
+fn a_device_to_share_may_be_missing_only_while_a_gpu_cannot_be_read() {
+    let complete = machine(3);
+    let mut lossy = machine(3);
+    lossy.gpus[1] = Machine::unreadable(1);
+    for (devices, expected) in [
+        (
+            ReplicatedDevices::List(vec![DeviceReference::Uuid("GPU-old".to_owned()), DeviceReference::Gpu(0)]),
+            vec![2, 1, 1],
+        ),
+        (ReplicatedDevices::List(vec![DeviceReference::Mig(1, 0)]), vec![1, 1, 1]),
+        (ReplicatedDevices::Count(4), vec![2, 2, 2]),
+    ] {
+        let mut config = share(SharingStrategy::TimeSlicing, 2);
+        config.sharing.resources[0].devices = devices;
+        assert!(offer(&config, &complete).is_err());
+        let found = offer(&config, &lossy).expect("an offer");
+        let of = |index: u32| {
+            found.resources[0].devices().filter(move |device| match index {
+                1 => device.id.contains("unreadable"),
+                _ => device.id.contains(&u(index)),
+            })
+        };
+        assert_eq!((0..3).map(|gpu| of(gpu).count()).collect::<Vec<_>>(), expected);
+        assert_eq!(found.warnings.len(), 1);
+        assert!(
+            found.warnings[0].ends_with("it may be GPU 1, which cannot be read"),
+            "{:?}",
+            found.warnings
+        );
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use divvy_agent::MigStrategy;
 use divvy_agent::labels::{Host, NodeLabels, plain_labels};
 use divvy_hardware::client::{Spawn, snapshot};
 use divvy_hardware::{Code, Failure, Snapshot};
@@ -15,7 +16,7 @@ use crate::printer;
 /// Print the labels; with `--apply`, write them first.
 pub async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let machine = Host::of_machine(Path::new("/")).machine(ask(&args).await?, 0);
-    let labels = plain_labels(&machine)?;
+    let labels = plain_labels(&machine, MigStrategy::Mixed)?;
     for warning in &labels.warnings {
         say(&format!("note: {warning}"))?;
     }

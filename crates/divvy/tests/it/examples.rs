@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use divvy_agent::MigStrategy;
 use divvy_agent::labels::plain_labels;
 use divvy_labels::{Gpu, Machine};
 use divvy_model::{MiB, MigDevice, MigParts};
@@ -77,7 +78,7 @@ fn labels_of_node() -> BTreeMap<String, String> {
         gpus: vec![gpu(Vec::new()), gpu(vec![device])],
         ..Machine::default()
     };
-    let mut labels = plain_labels(&machine).expect("labels").labels;
+    let mut labels = plain_labels(&machine, MigStrategy::Mixed).expect("labels").labels;
     labels.insert("accelerator".to_owned(), "nvidia-a100".to_owned());
     labels
 }
