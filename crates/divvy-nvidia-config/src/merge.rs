@@ -257,9 +257,12 @@ fn sleep_interval(given: &Invocation, file: Option<Interval>, warnings: &mut Vec
     }
 }
 
+/// Return the patterns of the file and then `default`, which names what no pattern of the file matches. So NVIDIA's plugin completes the
+/// patterns (AddDefaultResourcesToConfig in internal/rm).
 fn patterns(file: &[Pattern], default: &[(&str, &str)]) -> Result<Vec<ResourcePattern>, Error> {
     let given = file.iter().map(|entry| (entry.pattern.as_str(), entry.name.as_str()));
-    let default = default.iter().copied().filter(|_| file.is_empty());
+    let has_all = file.iter().any(|entry| entry.pattern == "*");
+    let default = default.iter().copied().filter(|_| !has_all);
     let named = |(pattern, name): (&str, &str)| {
         Ok(ResourcePattern {
             pattern: pattern.to_owned(),
@@ -708,6 +711,30 @@ mod tests {
             "sharing: {{timeSlicing: {{renameByDefault: true, resources: [{{name: {long}, replicas: 2}}]}}}}"
         ));
         assert_eq!(renamed.sharing.resources[0].rename, Some(format!("nvidia.com/{long}.shared")));
+    }
+
+    #[test]
+    fn what_no_pattern_of_the_file_matches_has_the_name_that_it_has_without_patterns() {
+        let pairs = |patterns: Vec<ResourcePattern>| {
+            let pairs = patterns.into_iter().map(|one| format!("{}={}", one.pattern, one.name));
+            pairs.collect::<Vec<_>>().join(" ")
+        };
+        let file =
+            |all: &str| format!("resources: {{gpus: [{{pattern: '*A100*', name: a}}{all}], mig: [{{pattern: 1g*, name: m}}]}}");
+        let read = |strategy: &str, all: &str| {
+            let resources = load(&[strategy], &[], &file(all)).expect("a configuration").0.resources;
+            (pairs(resources.gpus), pairs(resources.mig))
+        };
+        let (gpus, mig) = read("--mig-strategy=single", "");
+        assert_eq!(
+            (gpus.as_str(), mig.as_str()),
+            ("*A100*=nvidia.com/a *=nvidia.com/gpu", "1g*=nvidia.com/m *=nvidia.com/gpu")
+        );
+        let (gpus, mig) = read("--mig-strategy=mixed", ", {pattern: '*', name: b}");
+        assert_eq!(
+            (gpus.as_str(), mig.as_str()),
+            ("*A100*=nvidia.com/a *=nvidia.com/b", "1g*=nvidia.com/m")
+        );
     }
 
     #[test]
