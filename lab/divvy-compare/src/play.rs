@@ -49,6 +49,8 @@ pub(crate) const START: Duration = Duration::from_secs(15);
 const CHANGE: Duration = Duration::from_millis(1500);
 /// How long a plugin may take to notice another configuration or other MIG devices.
 const NOTICE: Duration = Duration::from_secs(8);
+/// How long a plugin may take to notice that events have not arrived for a minute.
+const MINUTE: Duration = Duration::from_secs(75);
 /// How long to wait for messages that should not come.
 pub(crate) const SETTLE: Duration = Duration::from_millis(300);
 
@@ -264,6 +266,33 @@ impl Running {
                 let before = self.kubelet.seen().borrow().clone();
                 self.control(&serde_json::from_str(request)?).await?;
                 Ok(self.after_a_change(&before).await)
+            }
+            Step::Wait => {
+                let before = self.kubelet.seen().borrow().clone();
+                let mut seen = self.kubelet.seen();
+                let _ = timeout(MINUTE, seen.wait_for(|seen| seen.devices != before.devices)).await;
+                sleep(SETTLE).await;
+                Ok(unhealthy_in(&self.kubelet.seen().borrow().devices))
+            }
+            Step::Plug(model) => {
+                let before = self.kubelet.seen().borrow().clone();
+                let mut machine = scenario.machine.clone();
+                machine.models.push((machine.gpus, model));
+                machine.gpus += 1;
+                std::fs::write(self.directory.path().join("machine.toml"), machine.text())?;
+                self.control(&json!({"op": "describe"})).await?;
+                Ok(self.after_a_change(&before).await)
+            }
+            Step::Quit => {
+                self.signal(rustix::process::Signal::QUIT)?;
+                let status = timeout(START, self.child.wait())
+                    .await
+                    .context("the program does not end")??;
+                let left = std::fs::read_dir(self.directory.path().join("kubelet"))?;
+                let left: Result<Vec<_>, _> = left.map(|entry| Ok::<_, std::io::Error>(entry?.file_name())).collect();
+                let mut left: Vec<String> = left?.into_iter().map(|name| name.to_string_lossy().into_owned()).collect();
+                left.sort_unstable();
+                Ok(json!({"exit": status.code(), "left": left}))
             }
             Step::Reconnect => {
                 let devices = self.kubelet.watch_again(GPU).await?;

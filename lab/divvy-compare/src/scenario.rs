@@ -59,6 +59,12 @@ pub(crate) enum Step {
     Driver(&'static str),
     /// The simulated driver gets this request, and the plugin has time to notice a change that no event reports.
     Notice(&'static str),
+    /// The plugin has more than a minute to notice what has been wrong since its start.
+    Wait,
+    /// A GPU of this model is plugged in.
+    Plug(&'static str),
+    /// The program gets SIGQUIT.
+    Quit,
     /// The kubelet ends its ListAndWatch stream and opens another one.
     Reconnect,
     RestartKubelet,
@@ -277,6 +283,9 @@ impl Scenario {
 /// The state of a driver that is not loaded.
 const NOT_LOADED: &str = r#"{"initError":9}"#;
 const SLICES: &str = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 3\n";
+const A100_ONLY: &str = "version: v1\nresources: {gpus: [{pattern: \"*A100*\", name: gpu}]}\n";
+const SECOND_SHARED: &str = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, devices: \
+                             [GPU-00000001-0000-4000-8000-000000000000], replicas: 2}]}}\n";
 const RENAMED: &str = "version: v1\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    failRequestsGreaterThanOne: true\n    resources:\n    - \
                        name: nvidia.com/gpu\n      replicas: 2\n";
 
@@ -360,6 +369,13 @@ pub(crate) fn all() -> Vec<Scenario> {
         .step(Step::Driver(r#"{"op":"events"}"#))
         .step(Step::Xid(0, 79)),
         scenario(
+            "T22 there is no event set for a minute",
+            Machine { state: Some(r#"{"events":{"create":999}}"#), ..machine(2) },
+        )
+        .env(&[("DIVVY_HEALTH_RECOVERY", "1s"), ("DIVVY_PROBE_INTERVAL", "1s")])
+        .step(Step::Wait)
+        .step(Step::Notice(r#"{"op":"events"}"#)),
+        scenario(
             "T22 a GPU cannot be registered for events",
             Machine { state: Some(r#"{"gpus":{"1":{"register":999}}}"#), ..machine(2) },
         )
@@ -383,9 +399,24 @@ pub(crate) fn all() -> Vec<Scenario> {
             .env(&[("DP_DISABLE_HEALTHCHECKS", "79,13"), ("DP_ENABLE_HEALTHCHECKS", "13")])
             .step(Step::Xid(0, 79))
             .step(Step::Xid(1, 13)),
+        scenario("T23 all health checks, although one is disabled", machine(2))
+            .env(&[("DP_DISABLE_HEALTHCHECKS", "79"), ("DP_ENABLE_HEALTHCHECKS", "all")])
+            .step(Step::Xid(0, 79))
+            .step(Step::Xid(1, 13)),
+        scenario("T23 no health checks, and a GPU is lost", machine(2))
+            .env(&[("DP_DISABLE_HEALTHCHECKS", "all")])
+            .step(Step::Notice(r#"{"op":"lost","gpu":1,"lost":true}"#)),
         scenario("T23 no health checks", machine(1))
             .env(&[("DP_DISABLE_HEALTHCHECKS", "all")])
             .step(Step::Xid(0, 79)),
+        scenario("T24 SIGQUIT", machine(2)).step(Step::Quit),
+        scenario("T24 a configuration that does not suit the node", machine(2))
+            .config("version: v1")
+            .step(Step::Configure("version: v1\nresources: {gpus: [{pattern: foo, name: foo}]}\n"))
+            .step(Step::Notice(r#"{"op":"events"}"#)),
+        scenario("another model is plugged in", machine(2))
+            .config(A100_ONLY)
+            .step(Step::Plug("Tesla T4")),
         scenario("T24 SIGHUP", machine(2)).step(Step::Xid(0, 79)).step(Step::Hangup),
         scenario("T24 a restarted kubelet", machine(2)).step(Step::RestartKubelet),
         scenario("T24 another configuration", machine(2))
@@ -439,6 +470,16 @@ pub(crate) fn all() -> Vec<Scenario> {
             .step(Step::Notice(r#"{"op":"init","error":0}"#)),
         scenario("no GPUs", machine(0)).resources(0),
         scenario("one GPU is lost", Machine { state: Some(r#"{"gpus":{"2":{"lost":true}}}"#), ..machine(3) }),
+        scenario(
+            "one GPU is lost, and GPUs are named by model",
+            Machine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
+        )
+        .config(A100_ONLY),
+        scenario(
+            "one GPU is lost that is to be shared",
+            Machine { state: Some(r#"{"gpus":{"1":{"lost":true}}}"#), ..machine(3) },
+        )
+        .config(SECOND_SHARED),
         scenario("a GPU is lost while the plugin runs", machine(3))
             .step(Step::Notice(r#"{"op":"lost","gpu":2,"lost":true}"#))
             .preferred(&[0, 1], &[], 1),
@@ -555,6 +596,10 @@ fn labels() -> Vec<Scenario> {
         )],
         ..machine(1)
     };
+    let unnamed = Machine {
+        models: vec![(0, "")],
+        ..machine(1)
+    };
     let two = Machine {
         models: vec![(1, "Tesla T4"), (2, "Tesla T4"), (3, "Tesla T4")],
         ..machine(4)
@@ -634,6 +679,11 @@ fn labels() -> Vec<Scenario> {
             ),
             "--fail-on-init-error=false",
         ),
+        with(
+            print("T35 labels of GPUs for virtual machines", machine(2)),
+            "--device-discovery-strategy=vfio",
+        ),
+        print("T34 labels of a GPU without a name", unnamed),
         print("T34 labels of a long name", long),
         print("T34 labels of two models", two),
     ]

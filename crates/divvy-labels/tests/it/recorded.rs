@@ -49,6 +49,37 @@ fn t34_the_labels_are_nvidias() {
 }
 
 #[test]
+fn a_gpu_whose_name_cannot_be_read_has_no_label_with_a_name_and_the_others_have_theirs() {
+    for name in ["", " ", "\u{7}"] {
+        let mut all = machine(3);
+        all.gpus.iter_mut().for_each(|gpu| name.clone_into(&mut gpu.model));
+        let found = labels(&all, &config(&[], "")).expect("labels");
+        assert_eq!(found.labels.get("nvidia.com/gpu.product"), None);
+        assert_eq!(found.labels.get("nvidia.com/gpu.count").map(String::as_str), Some("3"));
+        assert!(
+            found.warnings[0].starts_with("the name of 3 GPUs cannot be read"),
+            "{:?}",
+            found.warnings
+        );
+        all.gpus[0].model = "Tesla T4".to_owned();
+        let found = labels(&all, &config(&[], "")).expect("labels").labels;
+        let of_models: Vec<&String> = found.keys().filter(|key| key.contains("/model.")).collect();
+        assert_eq!(
+            of_models,
+            ["nvidia.com/model.Tesla-T4.count", "nvidia.com/model.Tesla-T4.memory"]
+        );
+        assert!(found.values().all(|value| !value.is_empty()), "{found:?}");
+    }
+    let mut parts = divided(2, "0=0,0;1=0,0");
+    parts.gpus.iter_mut().for_each(|gpu| gpu.model.clear());
+    for strategy in ["single", "mixed"] {
+        let found = labels(&parts, &config(&[&format!("--mig-strategy={strategy}")], "")).expect("labels");
+        let named: Vec<&String> = found.labels.keys().filter(|key| key.ends_with(".product")).collect();
+        assert_eq!(named, Vec::<&String>::new(), "{strategy}");
+    }
+}
+
+#[test]
 fn a_node_with_several_models_has_labels_for_each() {
     let mut mixed = machine(4);
     for gpu in &mut mixed.gpus[1..] {
