@@ -641,7 +641,7 @@ mod tests {
                 slices,
                 0,
             ),
-            // The case of keys does not matter, except in the entries of lists and beside them.
+            // The case of keys does not matter, except in the entries of lists and in the section around the list.
             (
                 "Flags: {MIGSTRATEGY: single, Plugin: {deviceIdStrategy: index}}",
                 "flags: {migStrategy: single, plugin: {deviceIDStrategy: index}}",

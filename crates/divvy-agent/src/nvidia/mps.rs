@@ -324,9 +324,8 @@ impl Node {
         match (self.is_ready(), self.has_marker()) {
             (true, false) => {
                 files::write_atomic(&self.mps.root, READY, b"", 0o644)?;
-                match self.running.is_empty() {
-                    true => info!("No devices are configured for MPS sharing; waiting for a configuration"),
-                    false => info!("all MPS control daemons serve with their limits"),
+                if !self.running.is_empty() {
+                    info!("all MPS control daemons serve with their limits");
                 }
             }
             (false, true) => self.unready(),
