@@ -465,7 +465,7 @@ mod tests {
         for now in [100_000, 115_000] {
             assert_eq!(tracker.snapshot(now, &all(None)), none);
         }
-        // Another short interruption starts the wait anew.
+        // Another short interruption starts the wait again.
         assert_eq!(tracker.snapshot(130_000, &all(Some(1))), none);
         for now in [140_000, 155_000] {
             assert_eq!(tracker.snapshot(now, &all(None)), none);

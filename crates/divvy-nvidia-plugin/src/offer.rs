@@ -19,7 +19,7 @@ pub struct Offer {
     /// What an operator should know.
     pub warnings: Vec<String>,
     /// Why a GPU is left out: no pattern of the configuration matches it. At its start a plugin refuses such a configuration. A plugin that
-    /// runs continues with the other GPUs, because somebody may just have plugged in another model.
+    /// runs continues with the other GPUs, because another model may just have been plugged in.
     pub unmatched: Option<Error>,
 }
 
