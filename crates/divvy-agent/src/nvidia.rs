@@ -77,7 +77,6 @@ async fn serve(
     surroundings: &Surroundings,
     stop: &CancellationToken,
 ) -> Result<Option<Loaded>, Error> {
-    check(config)?;
     let mut node = Node::new(config, surroundings, stop);
     let mut client = match node.find_tegra(&Nvml::Silent)? {
         true => None,
@@ -131,15 +130,6 @@ async fn serve(
     };
     node.end().await;
     Ok(other)
-}
-
-/// Refuse a configuration that this plugin does not support.
-fn check(config: &Config) -> Result<(), Error> {
-    let refuse = |text: &str| Err(Error::Plugin(text.to_owned()));
-    if config.plugin.kubelet_socket.is_empty() {
-        return refuse("--kubelet-socket is empty; write the path of the kubelet's socket, because this plugin always registers");
-    }
-    Ok(())
 }
 
 /// Refuse a configuration that a Tegra does not support.
@@ -257,8 +247,8 @@ impl<'c> Node<'c> {
     /// Read the configuration again, and check that it suits what is known about the node.
     fn reload(&self, source: &Source) -> Result<Loaded, String> {
         let loaded = source.load()?;
-        let suits = check(&loaded.config).and_then(|()| self.check(&loaded.config));
-        suits.map(|()| loaded).map_err(|error| error.to_string())
+        self.check(&loaded.config).map_err(|error| error.to_string())?;
+        Ok(loaded)
     }
 
     /// Refuse a configuration that does not suit the node. What is not known about the node yet is no reason.
@@ -421,7 +411,8 @@ impl<'c> Node<'c> {
         let kubelet = Path::new(&self.config.plugin.kubelet_socket);
         let settings = PluginSettings {
             is_socket_fixed: true,
-            kubelet_socket: Some(kubelet.to_owned()),
+            kubelet_socket: Some(kubelet.to_owned()).filter(|path| !path.as_os_str().is_empty()),
+            registers: !kubelet.as_os_str().is_empty(),
             ..PluginSettings::new(&self.surroundings.sockets, socket.trim_end_matches(".sock"))
         };
         let status = watch::Sender::new(Status::default());

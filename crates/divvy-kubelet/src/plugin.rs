@@ -306,6 +306,8 @@ pub struct Settings {
     pub device_plugin_dir: PathBuf,
     /// The path of the kubelet's socket, if it is not `kubelet.sock` in that directory.
     pub kubelet_socket: Option<PathBuf>,
+    /// Whether the plugin registers with the kubelet. If not, it only serves its socket.
+    pub registers: bool,
     /// The prefix of the socket names `<prefix>-<six characters>.sock`. Each resource needs its own prefix.
     pub socket_prefix: String,
     /// Whether the socket is always named `<prefix>.sock`. This is for resources whose socket other programs know by name.
@@ -326,6 +328,7 @@ impl Settings {
         Self {
             device_plugin_dir: device_plugin_dir.into(),
             kubelet_socket: None,
+            registers: true,
             socket_prefix: socket_prefix.into(),
             is_socket_fixed: false,
             timing: Timing::default(),

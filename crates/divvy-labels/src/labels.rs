@@ -94,7 +94,7 @@ pub fn labels(machine: &Machine, config: &Config) -> Result<Labels, Error> {
         return Err(Error::MpsWithMig);
     }
     versions(machine, &mut found)?;
-    let machine_type = machine.machine_type.as_deref().map(value).filter(|text| !text.is_empty());
+    let machine_type = machine.machine_type.as_deref().map(value);
     found.set("gpu.machine", machine_type.unwrap_or_else(|| "unknown".to_owned()));
     found.set("mig.capable", machine.gpus.iter().any(|gpu| gpu.mig.is_some()).to_string());
     found.set("mps.capable", is_mps.to_string());

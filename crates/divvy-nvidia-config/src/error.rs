@@ -1,7 +1,7 @@
 /// What is wrong with a configuration. Where NVIDIA's programs have an error message, the text is the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The file cannot be read, or a flag or variable that overrides a part of it cannot be read.
+    /// The configuration is not allowed for GPU feature discovery.
     #[error("unable to load config: {0}")]
     Load(String),
     /// The content of the file is not allowed.
@@ -10,6 +10,9 @@ pub enum Error {
     /// A value is not allowed.
     #[error("unable to validate flags: {0}")]
     Flags(String),
+    /// A flag or a variable has a value of another type.
+    #[error("{0}")]
+    Value(String),
     /// A flag of `config-manager` that needs a value has none.
     #[error("invalid <{0}>: must not be empty string")]
     Missing(&'static str),
@@ -28,10 +31,6 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn load(text: impl Into<String>) -> Error {
-        Error::Load(text.into())
-    }
-
     pub(crate) fn file(text: impl Into<String>) -> Error {
         Error::File(text.into())
     }

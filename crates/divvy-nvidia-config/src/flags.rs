@@ -81,6 +81,8 @@ enum Kind {
     Bool,
     /// Several values, separated by commas or given by repeating the flag.
     List,
+    /// A number, several numbers, or a duration. A variable that is set to nothing counts as not set.
+    Number,
 }
 
 /// A flag.
@@ -129,7 +131,7 @@ const fn with_alias(flag: Flag, aliases: &'static [&'static str]) -> Flag {
     Flag { aliases, ..flag }
 }
 
-use Kind::{Bool, List, Text};
+use Kind::{Bool, List, Number, Text};
 
 const FLAGS: [Flag; 37] = [
     flag(
@@ -254,12 +256,12 @@ const FLAGS: [Flag; 37] = [
         &["DEVICE_DISCOVERY_STRATEGY"],
         Text,
         BOTH,
-        "How devices are found: auto or nvml [default: auto]",
+        "How devices are found: auto, nvml, or tegra [default: auto]",
     ),
     flag(
         "imex-channel-ids",
         &["IMEX_CHANNEL_IDS"],
-        List,
+        Number,
         PLUGIN,
         "IMEX channels that containers get: none, or 0 [default: none]",
     ),
@@ -275,7 +277,7 @@ const FLAGS: [Flag; 37] = [
         &["KUBELET_SOCKET"],
         Text,
         PLUGIN,
-        "The kubelet's socket [default: /var/lib/kubelet/device-plugins/kubelet.sock]",
+        "The kubelet's socket; if it is empty, the plugin serves and does not register [default: /var/lib/kubelet/device-plugins/kubelet.sock]",
     ),
     flag(
         "config-file",
@@ -303,14 +305,14 @@ const FLAGS: [Flag; 37] = [
         &["DP_DISABLE_HEALTHCHECKS"],
         Text,
         PLUGIN,
-        "XIDs that leave a GPU healthy, separated by commas, or all",
+        "XIDs that leave a GPU healthy, separated by commas, or all (also written xids)",
     ),
     flag(
         "enable-healthchecks",
         &["DP_ENABLE_HEALTHCHECKS"],
         Text,
         PLUGIN,
-        "XIDs that make a GPU unhealthy although they are ignored otherwise, separated by commas, or all",
+        "XIDs that make a GPU unhealthy although they are ignored otherwise, separated by commas, or all (also written xids)",
     ),
     flag(
         "oneshot",
@@ -329,7 +331,7 @@ const FLAGS: [Flag; 37] = [
     flag(
         "sleep-interval",
         &["GFD_SLEEP_INTERVAL"],
-        Text,
+        Number,
         DISCOVERY,
         "Time between two updates of the labels, such as 60s, or infinite [default: 60s]",
     ),
@@ -367,14 +369,14 @@ const FLAGS: [Flag; 37] = [
     flag(
         "kube-api-qps",
         &["KUBE_API_QPS"],
-        Text,
+        Number,
         DISCOVERY,
         "Accepted and not used: the API server is called only when labels change",
     ),
     flag(
         "kube-api-burst",
         &["KUBE_API_BURST"],
-        Text,
+        Number,
         DISCOVERY,
         "Accepted and not used: the API server is called only when labels change",
     ),
@@ -404,15 +406,6 @@ const FLAGS: [Flag; 37] = [
 
 /// The settings that have only an environment variable and no flag: the health checks.
 const VARIABLES_ONLY: [&str; 2] = ["disable-healthchecks", "enable-healthchecks"];
-/// The flags for which an empty environment variable counts as a value. For all others, an empty variable counts as not set.
-const EMPTY_IS_A_VALUE: [&str; 5] = [
-    "output-file",
-    "kubelet-socket",
-    "node-label",
-    "send-signal",
-    "process-to-signal",
-];
-
 /// The subcommand of `mps-control-daemon`.
 const MOUNT_SHM: &str = "mount-shm";
 
@@ -422,7 +415,17 @@ pub struct Invocation {
     program: Program,
     is_mount_shm: bool,
     /// The values from flags and variables, by the flag's name.
-    given: BTreeMap<&'static str, Vec<String>>,
+    given: BTreeMap<&'static str, Given>,
+    /// The first argument that is not a flag.
+    ignored: Option<String>,
+}
+
+/// The values of a flag.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Given {
+    values: Vec<String>,
+    /// The environment variable that has the value, if it does not come from an argument.
+    variable: Option<&'static str>,
 }
 
 /// A reason to end the program at once. The text is its help, its version, or what is wrong with its arguments.
@@ -435,7 +438,8 @@ pub struct Stop {
 }
 
 impl Invocation {
-    /// Parse arguments (without the program's name) as Go's flag package does: a flag has one or two dashes.
+    /// Parse arguments (without the program's name) as Go's flag package does: a flag has one or two dashes, and what follows the first
+    /// argument without a dash is not read.
     ///
     /// # Errors
     /// Fails if the arguments ask for help or for the version, or if they are wrong.
@@ -445,29 +449,57 @@ impl Invocation {
         arguments: &[String],
         environment: &Environment,
     ) -> Result<Invocation, Stop> {
-        let command = command(program, version);
-        let name = std::iter::once(program.name().to_owned());
-        let words = name.chain(arguments.iter().map(|word| with_two_dashes(program, word)));
-        let matches = command.try_get_matches_from(words).map_err(|error| Stop {
-            text: error.render().to_string(),
-            is_error: error.use_stderr(),
-        })?;
-        let mut given = BTreeMap::new();
-        for flag in of(program) {
-            let values = match is_variable_only(flag) {
-                true => None,
-                false => matches
-                    .get_many::<String>(flag.name)
-                    .map(|values| values.cloned().collect::<Vec<_>>()),
+        let says = |text: String| Stop { text, is_error: false };
+        let wrong = |text: String| Stop {
+            text: format!("error: {text}; {} --help lists the flags\n", program.name()),
+            is_error: true,
+        };
+        let help = || says(command(program, version).render_help().to_string());
+        let mut given: BTreeMap<&'static str, Given> = BTreeMap::new();
+        let mut words = arguments.iter();
+        let first = loop {
+            let Some(word) = words.next() else { break None };
+            if word == "--" {
+                break words.next();
+            }
+            let Some(flag) = word.strip_prefix('-').filter(|flag| !flag.is_empty()) else {
+                break Some(word);
             };
-            if let Some(values) = values.or_else(|| flag.from(program, environment).map(|value| vec![value])) {
-                given.insert(flag.name, values);
+            let flag = flag.strip_prefix('-').unwrap_or(flag);
+            let (name, value) = match flag.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (flag, None),
+            };
+            match name {
+                "help" | "h" => return Err(help()),
+                "version" | "v" => return Err(says(command(program, version).render_version())),
+                _ => {}
+            }
+            let flag = of(program).find(|flag| flag.is_named(name) && !is_variable_only(flag));
+            let flag = flag.ok_or_else(|| wrong(format!("flag provided but not defined: -{name}")))?;
+            let value = match (value, flag.kind) {
+                (Some(value), _) => value,
+                (None, Bool) => "true",
+                (None, _) => words
+                    .next()
+                    .ok_or_else(|| wrong(format!("flag needs an argument: -{name}")))?,
+            };
+            given.entry(flag.name).or_default().values.push(value.to_owned());
+        };
+        let is_mount_shm = program == Program::MpsControlDaemon && first.is_some_and(|word| word == MOUNT_SHM);
+        if first.is_some_and(|word| word == "help" || word == "h") {
+            return Err(help());
+        }
+        for flag in of(program) {
+            if let Some(found) = flag.from(program, environment) {
+                given.entry(flag.name).or_insert(found);
             }
         }
         Ok(Invocation {
             program,
-            is_mount_shm: matches.subcommand_name() == Some(MOUNT_SHM),
+            is_mount_shm,
             given,
+            ignored: first.filter(|_| !is_mount_shm).cloned(),
         })
     }
 
@@ -476,11 +508,21 @@ impl Invocation {
         self.is_mount_shm
     }
 
+    /// Return a warning if the arguments contain a word that is not a flag.
+    pub fn warning(&self) -> Option<String> {
+        self.ignored.as_ref().map(|word| {
+            format!(
+                "the argument {word:?} is not a flag; it is ignored, as are all arguments after it. Write a value as --flag=value"
+            )
+        })
+    }
+
     pub(crate) fn without_flags(program: Program) -> Invocation {
         Invocation {
             program,
             is_mount_shm: false,
             given: BTreeMap::new(),
+            ignored: None,
         }
     }
 
@@ -490,19 +532,28 @@ impl Invocation {
 
     /// Return the path of the configuration file, if there is one.
     pub fn config_file(&self) -> Option<&str> {
-        self.text("config-file")
+        self.filled("config-file")
     }
 
-    /// Return the value of a flag that takes one value.
+    /// Return the value of a flag that takes one value. The value may be empty.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.given.get(name)?.last().map(String::as_str)
+        self.given.get(name)?.values.last().map(String::as_str)
     }
 
-    /// Return the values of a flag that takes several values.
+    /// Return the value of a flag for which an empty value means none.
+    pub fn filled(&self, name: &str) -> Option<&str> {
+        self.text(name).filter(|text| !text.is_empty())
+    }
+
+    /// Return the values of a flag that takes several values. A value may be empty.
     pub(crate) fn list(&self, name: &str) -> Option<Vec<String>> {
-        let values = self.given.get(name)?.iter();
-        let parts = values.flat_map(|value| value.split(',')).map(str::trim);
-        Some(parts.filter(|part| !part.is_empty()).map(str::to_owned).collect())
+        let values = self.given.get(name)?.values.iter();
+        Some(
+            values
+                .flat_map(|value| value.split(','))
+                .map(|part| part.trim().to_owned())
+                .collect(),
+        )
     }
 
     pub(crate) fn boolean(&self, name: &str) -> Result<Option<bool>, Error> {
@@ -511,21 +562,35 @@ impl Invocation {
         match text {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Some(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Some(false)),
-            _ => Err(Error::load(format!(
-                "--{name} ({}) is {text:?}; write true or false",
-                variables(self.program, name).join(", ")
-            ))),
+            // As with NVIDIA's programs, a variable that is set to nothing means false.
+            "" if self.variable(name).is_some() => Ok(Some(false)),
+            _ => Err(Error::Value(match self.variable(name) {
+                Some(variable) => format!(
+                    "could not parse {text:?} as bool value from environment variable {variable:?} for flag {name}; write true or false"
+                ),
+                None => format!("invalid boolean value {text:?} for -{name}: parse error; write true or false"),
+            })),
         }
+    }
+
+    /// Return the error for a value of a flag or its variable.
+    pub(crate) fn wrong(&self, name: &str, value: &str, reason: &str) -> Error {
+        Error::Value(match self.variable(name) {
+            Some(variable) => {
+                format!("could not parse {value:?} from environment variable {variable:?} as value for flag {name}: {reason}")
+            }
+            None => format!("invalid value {value:?} for flag -{name}: {reason}"),
+        })
+    }
+
+    fn variable(&self, name: &str) -> Option<&'static str> {
+        self.given.get(name)?.variable
     }
 }
 
 fn of(program: Program) -> impl Iterator<Item = &'static Flag> {
     let flags = FLAGS.iter().chain(&config_manager::FLAGS);
     flags.filter(move |flag| flag.programs.contains(&program))
-}
-
-fn variables(program: Program, name: &str) -> &'static [&'static str] {
-    of(program).find(|flag| flag.name == name).map_or(&[], |flag| flag.env)
 }
 
 fn is_variable_only(flag: &Flag) -> bool {
@@ -539,10 +604,24 @@ impl Flag {
         self.env.iter().copied().filter(is_for)
     }
 
-    fn from(&self, program: Program, environment: &Environment) -> Option<String> {
-        let is_set = |value: &&String| !value.is_empty() || EMPTY_IS_A_VALUE.contains(&self.name);
-        let mut values = self.variables(program).filter_map(|name| environment.get(name));
-        values.find(is_set).cloned()
+    fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.contains(&name) || self.short().is_some_and(|short| name == short.to_string())
+    }
+
+    fn short(&self) -> Option<char> {
+        (self.name == "output-file").then_some('o')
+    }
+
+    /// Return the value of the first variable that is set. It may be set to nothing.
+    fn from(&self, program: Program, environment: &Environment) -> Option<Given> {
+        let mut set = self
+            .variables(program)
+            .filter_map(|name| Some((name, environment.get(name)?)));
+        let (name, value) = set.next()?;
+        (self.kind != Number || !value.is_empty()).then(|| Given {
+            values: vec![value.clone()],
+            variable: Some(name),
+        })
     }
 
     fn argument(&self, program: Program) -> Arg {
@@ -551,33 +630,25 @@ impl Flag {
             .long(self.name)
             .visible_aliases(self.aliases)
             .help(format!("{} [env: {}]", self.help, variables.join(", ")));
-        let argument = if self.name == "output-file" {
-            argument.short('o')
-        } else {
-            argument
+        let argument = match self.short() {
+            Some(short) => argument.short(short),
+            None => argument,
         };
-        match self.kind {
-            Kind::Text => argument
-                .action(ArgAction::Append)
-                .value_name("VALUE")
-                .allow_hyphen_values(true),
-            Kind::List => argument.action(ArgAction::Append).value_name("VALUE,…"),
-            // `--flag` and `--flag=false`, but not `--flag false`.
-            Kind::Bool => argument
-                .action(ArgAction::Append)
-                .value_name("BOOL")
-                .num_args(0..=1)
-                .require_equals(true)
-                .default_missing_value("true"),
+        match (self.kind, self.name) {
+            (Bool, _) => argument.value_name("BOOL").num_args(0..=1).require_equals(true),
+            (List, _) | (_, "imex-channel-ids") => argument.value_name("VALUE,…"),
+            (Text | Number, _) => argument.value_name("VALUE"),
         }
     }
 }
 
+/// Return the program's grammar, from which the help is made.
 fn command(program: Program, version: &'static str) -> Command {
     let mount = Command::new(MOUNT_SHM).about("Mount the memory that the processes of MPS share at /mps/shm, and end");
     Command::new(program.name())
         .subcommands((program == Program::MpsControlDaemon).then_some(mount))
         .disable_help_subcommand(true)
+        .disable_version_flag(true)
         .about(program.about())
         .version(version)
         .after_help(program.more())
@@ -586,17 +657,13 @@ fn command(program: Program, version: &'static str) -> Command {
                 .filter(|flag| !is_variable_only(flag))
                 .map(|flag| flag.argument(program)),
         )
-}
-
-/// Return an argument with two dashes if it is a flag with one dash, and unchanged otherwise.
-fn with_two_dashes(program: Program, word: &str) -> String {
-    let name = word.strip_prefix('-').unwrap_or_default();
-    let name = name.split('=').next().unwrap_or_default();
-    let is_known = of(program).any(|flag| flag.name == name || flag.aliases.contains(&name));
-    match is_known || ["help", "version"].contains(&name) {
-        true => format!("-{word}"),
-        false => word.to_owned(),
-    }
+        .arg(
+            Arg::new("version")
+                .short('v')
+                .long("version")
+                .help("Print version")
+                .action(ArgAction::Version),
+        )
 }
 
 /// Return the names of all flags of a program, without settings that have only a variable.
@@ -671,15 +738,11 @@ mod tests {
 
     #[test]
     fn the_first_variable_that_is_set_counts_and_a_flag_wins() {
-        let environment = [
-            ("GFD_MIG_STRATEGY", ""),
-            ("MIG_STRATEGY", "single"),
-            ("MPS_ROOT", ""),
-            ("KUBELET_SOCKET", ""),
-        ];
+        let environment = [("MIG_STRATEGY", "single"), ("KUBELET_SOCKET", ""), ("IMEX_CHANNEL_IDS", "")];
         let parsed = parse(Program::DevicePlugin, &[], &environment).expect("no arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("single"));
         assert_eq!((parsed.text("mps-root"), parsed.text("kubelet-socket")), (None, Some("")));
+        assert_eq!(parsed.list("imex-channel-ids"), None);
         let parsed = parse(Program::DevicePlugin, &["--mig-strategy=mixed"], &environment).expect("arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("mixed"));
         let both = [("GFD_MIG_STRATEGY", "none"), ("MIG_STRATEGY", "single")];
@@ -687,21 +750,64 @@ mod tests {
         assert_eq!(parsed.text("mig-strategy"), Some("none"));
         let parsed = parse(Program::DevicePlugin, &[], &both).expect("no arguments");
         assert_eq!(parsed.text("mig-strategy"), Some("single"));
-        let empty = [("GFD_MIG_STRATEGY", ""), ("MIG_STRATEGY", "single")];
+        // As with NVIDIA's programs, a variable that is set to nothing has a value.
+        let empty = [
+            ("GFD_MIG_STRATEGY", ""),
+            ("MIG_STRATEGY", "single"),
+            ("GFD_ONESHOT", ""),
+            ("FAIL_ON_INIT_ERROR", ""),
+            ("CONFIG_FILE", ""),
+        ];
         let parsed = parse(Program::FeatureDiscovery, &[], &empty).expect("no arguments");
-        assert_eq!(parsed.text("mig-strategy"), Some("single"));
+        assert_eq!((parsed.text("mig-strategy"), parsed.config_file()), (Some(""), None));
+        assert_eq!(parsed.boolean("fail-on-init-error"), Ok(Some(false)));
+    }
+
+    #[test]
+    fn what_follows_an_argument_without_a_dash_is_ignored_with_a_warning() {
+        for (arguments, is_set, ignored) in [
+            (&["--pass-device-specs", "false"][..], true, Some("false")),
+            (&["extra", "--pass-device-specs"], false, Some("extra")),
+            (&["--pass-device-specs", "--", "--nonsense"], true, Some("--nonsense")),
+            (&["--pass-device-specs", "--"], true, None),
+            (&["-"], false, Some("-")),
+            (&["--mps-root", "--pass-device-specs"], false, None),
+        ] {
+            let parsed = parse(Program::DevicePlugin, arguments, &[]).expect("arguments");
+            let set = parsed.boolean("pass-device-specs").map(Option::unwrap_or_default);
+            assert_eq!((set, parsed.ignored.as_deref()), (Ok(is_set), ignored), "{arguments:?}");
+            assert_eq!(parsed.warning().is_some(), ignored.is_some(), "{arguments:?}");
+        }
     }
 
     #[test]
     fn wrong_arguments_are_errors_and_help_is_not() {
         for (arguments, is_error, part) in [
-            (&["--nonsense"][..], true, "--nonsense"),
-            (&["--mig-strategy"], true, "value"),
-            (&["extra"], true, "extra"),
-            (&["--oneshot"], true, "--oneshot"),
+            (
+                &["--nonsense"][..],
+                true,
+                "error: flag provided but not defined: -nonsense; nvidia-device-plugin --help lists the flags",
+            ),
+            (&["-x=1"], true, "flag provided but not defined: -x"),
+            (
+                &["---mig-strategy=none"],
+                true,
+                "flag provided but not defined: --mig-strategy",
+            ),
+            (&["--mig-strategy"], true, "flag needs an argument: -mig-strategy"),
+            (&["--oneshot"], true, "flag provided but not defined: -oneshot"),
+            (
+                &["--disable-healthchecks=all"],
+                true,
+                "flag provided but not defined: -disable-healthchecks",
+            ),
             (&["--help"], false, "NVIDIA_DRIVER_ROOT"),
             (&["-help"], false, "DP_DISABLE_HEALTHCHECKS"),
-            (&["--version"], false, "1.2.3"),
+            (&["--mig-strategy=none", "-h"], false, "NVIDIA_DRIVER_ROOT"),
+            (&["help"], false, "NVIDIA_DRIVER_ROOT"),
+            (&["h", "extra"], false, "NVIDIA_DRIVER_ROOT"),
+            (&["--version"], false, "nvidia-device-plugin 1.2.3"),
+            (&["-v"], false, "nvidia-device-plugin 1.2.3"),
         ] {
             let stop = parse(Program::DevicePlugin, arguments, &[]).expect_err("stop");
             assert!(
@@ -709,12 +815,27 @@ mod tests {
                 "{arguments:?}: {stop:?}"
             );
         }
-        let wrong = parse(Program::DevicePlugin, &[], &[("GDS_ENABLED", "maybe")]).expect("no arguments");
-        let error = wrong.boolean("gds-enabled").expect_err("maybe").to_string();
-        assert_eq!(
-            error,
-            "unable to load config: --gds-enabled (GDS_ENABLED) is \"maybe\"; write true or false"
-        );
+        for (arguments, variables, expected) in [
+            (
+                &[][..],
+                &[("GDS_ENABLED", "maybe")][..],
+                "could not parse \"maybe\" as bool value from environment variable \"GDS_ENABLED\" for flag gds-enabled; write true or false",
+            ),
+            (
+                &["--gds-enabled=maybe"],
+                &[],
+                "invalid boolean value \"maybe\" for -gds-enabled: parse error; write true or false",
+            ),
+            (
+                &["--gds-enabled="],
+                &[("GDS_ENABLED", "")],
+                "invalid boolean value \"\" for -gds-enabled: parse error; write true or false",
+            ),
+        ] {
+            let parsed = parse(Program::DevicePlugin, arguments, variables).expect("arguments");
+            let error = parsed.boolean("gds-enabled").expect_err("no boolean").to_string();
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]
@@ -733,12 +854,10 @@ mod tests {
         for (program, arguments) in [
             (Program::DevicePlugin, &["mount-shm"][..]),
             (Program::MpsControlDaemon, &["mount"]),
-            (Program::MpsControlDaemon, &["--mps-root=/x"]),
         ] {
-            assert!(
-                parsed(program, arguments).is_err_and(|stop| stop.is_error),
-                "{program:?} {arguments:?}"
-            );
+            assert_eq!(parsed(program, arguments), Ok(false), "{program:?} {arguments:?}");
         }
+        let unknown = parsed(Program::MpsControlDaemon, &["--mps-root=/x"]);
+        assert!(unknown.is_err_and(|stop| stop.is_error));
     }
 }

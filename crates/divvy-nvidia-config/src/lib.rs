@@ -10,14 +10,16 @@
 //!
 //! Flags have priority over environment variables, those over the file, and the file over the defaults.
 //!
-//! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning. And
-//! `resources.gpus`, `resources.mig`, `rename`, and `devices` take effect; NVIDIA's programs read them and ignore them.
+//! There are two intended differences from NVIDIA's programs. An unknown key in the file causes a warning, as does a key that occurs twice
+//! and a second YAML document. And `resources.gpus`, `resources.mig`, `rename`, and `devices` take effect; NVIDIA's programs read them and ignore them.
 
+mod duration;
 mod error;
 mod file;
 mod flags;
 mod manager;
 mod merge;
+mod place;
 mod select;
 mod value;
 

@@ -43,14 +43,11 @@ impl Invocation {
             "" => Err(Error::Missing(name)),
             text => Ok(text.to_owned()),
         };
-        let optional = |name| self.text(name).filter(|text| !text.is_empty()).map(str::to_owned);
+        let optional = |name| self.filled(name).map(str::to_owned);
         let oneshot = self.boolean("oneshot")?.unwrap_or(false);
-        let sends = match self.text("send-signal") {
-            // As with NVIDIA's program, a variable that is set to nothing means false.
-            Some("") => false,
-            _ => self.boolean("send-signal")?.unwrap_or(true),
-        };
-        let fallbacks = self.list("fallback-strategies").unwrap_or_default();
+        let sends = self.boolean("send-signal")?.unwrap_or(true);
+        let mut fallbacks = self.list("fallback-strategies").unwrap_or_default();
+        fallbacks.retain(|name| !name.is_empty());
         Ok(ConfigManager {
             oneshot,
             kubeconfig: optional("kubeconfig"),
@@ -234,7 +231,7 @@ mod tests {
             ),
             (
                 with(&[("ONESHOT", "maybe")]),
-                "unable to load config: --oneshot (ONESHOT) is \"maybe\"; write true or false",
+                "could not parse \"maybe\" as bool value from environment variable \"ONESHOT\" for flag oneshot; write true or false",
             ),
         ] {
             assert_eq!(

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::file::{Devices, File, IndexOrText, Interval, OneOrMany, Pattern, Replicated, Shared, parse};
+use crate::file::{Devices, File, Interval, Pattern, Replicated, Shared, parse};
 use crate::value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
     SleepInterval,
 };
-use crate::{Error, Invocation, Program};
+use crate::{Error, Invocation, Program, duration};
 
 const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
@@ -42,36 +42,47 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     let text = |flag: &str, file: &Option<String>, default: &str| -> String {
         given.text(flag).or(file.as_deref()).unwrap_or(default).to_owned()
     };
+    let root = |flag: &str, file: &Option<String>, default: &str| match text(flag, file, default) {
+        empty if empty.is_empty() => "/".to_owned(),
+        root => root,
+    };
     let boolean = |flag: &str, file: Option<bool>, default: bool| -> Result<bool, Error> {
         Ok(given.boolean(flag)?.or(file).unwrap_or(default))
     };
+    check_numbers(given)?;
     // What is wrong in the file is found before the flags are checked.
     let sharing = sharing(file.sharing.time_slicing.as_ref(), file.sharing.mps.as_ref(), &mut warnings)?;
-    let driver_root = text("driver-root", &flags.nvidia_driver_root, "/");
+    let driver_root = root("driver-root", &flags.nvidia_driver_root, "/");
     let dev_root = match text("dev-root", &flags.nvidia_dev_root, "") {
         empty if empty.is_empty() => driver_root.clone(),
         given => given,
     };
-    let device_list_strategies = device_list_strategies(given, flags.plugin.device_list_strategy.as_ref())?;
-    let device_id_strategy = match text("device-id-strategy", &flags.plugin.device_id_strategy, "uuid").as_str() {
-        "uuid" => DeviceIdStrategy::Uuid,
-        "index" => DeviceIdStrategy::Index,
-        other => return Err(Error::flags(format!("invalid --device-id-strategy option: {other}"))),
+    let plugin = [Program::DevicePlugin];
+    let mut checked = Checked {
+        given,
+        warnings: &mut warnings,
     };
+    let device_list_strategies = device_list_strategies(given, flags.plugin.device_list_strategy.as_deref());
+    let device_list_strategies = checked.by(&plugin, device_list_strategies, || vec![DeviceListStrategy::Envvar])?;
+    let device_id_strategy = match text("device-id-strategy", &flags.plugin.device_id_strategy, "uuid").as_str() {
+        "uuid" => Ok(DeviceIdStrategy::Uuid),
+        "index" => Ok(DeviceIdStrategy::Index),
+        other => Err(format!("invalid --device-id-strategy option: {other}; write uuid or index")),
+    };
+    let device_id_strategy = checked.by(&plugin, device_id_strategy, DeviceIdStrategy::default)?;
     let policy = text(
         "shared-devices-allocation-policy",
         &flags.plugin.shared_devices_allocation_policy,
         "distributed",
     );
-    let shared_devices_policy = match policy.as_str() {
-        "distributed" => SharedDevicesPolicy::Distributed,
-        "packed" => SharedDevicesPolicy::Packed,
-        other => {
-            return Err(Error::flags(format!(
-                "invalid --shared-devices-allocation-policy option: {other}"
-            )));
-        }
+    let policy = match policy.as_str() {
+        "distributed" => Ok(SharedDevicesPolicy::Distributed),
+        "packed" => Ok(SharedDevicesPolicy::Packed),
+        other => Err(format!(
+            "invalid --shared-devices-allocation-policy option: {other}; write distributed or packed"
+        )),
     };
+    let shared_devices_policy = checked.by(&plugin, policy, SharedDevicesPolicy::default)?;
     let mig_text = text("mig-strategy", &flags.mig_strategy, "none");
     let mps_root = text("mps-root", &flags.mps_root, "");
     if sharing.strategy == SharingStrategy::Mps && given.program() != Program::FeatureDiscovery {
@@ -87,18 +98,29 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         text("device-discovery-strategy", &flags.device_discovery_strategy, "auto").as_str(),
         given.program(),
     ) {
-        ("auto", _) => Discovery::Auto,
-        ("nvml", _) => Discovery::Nvml,
-        ("tegra", _) => Discovery::Tegra,
-        ("vfio", Program::FeatureDiscovery) => Discovery::Vfio,
-        (other, _) => return Err(Error::flags(format!("invalid --device-discovery-strategy option {other}"))),
+        ("auto", _) => Ok(Discovery::Auto),
+        ("nvml", _) => Ok(Discovery::Nvml),
+        ("tegra", _) => Ok(Discovery::Tegra),
+        ("vfio", Program::FeatureDiscovery) => Ok(Discovery::Vfio),
+        (other, _) => Err(format!(
+            "invalid --device-discovery-strategy option {other}; write auto, nvml, or tegra"
+        )),
     };
+    let discovers = [Program::DevicePlugin, Program::FeatureDiscovery];
+    let discovery = checked.by(&discovers, discovery, Discovery::default)?;
     let mig_strategy = match mig_text.as_str() {
-        "none" => MigStrategy::None,
-        "single" => MigStrategy::Single,
-        "mixed" => MigStrategy::Mixed,
-        other => return Err(Error::flags(format!("unknown MIG strategy: {other}"))),
+        "none" => Ok(MigStrategy::None),
+        "single" => Ok(MigStrategy::Single),
+        "mixed" => Ok(MigStrategy::Mixed),
+        other => Err(format!("unknown MIG strategy: {other}; write none, single, or mixed")),
     };
+    let mig_strategy = checked.by(&discovers, mig_strategy, MigStrategy::default)?;
+    let imex = imex(
+        &channel_ids(given, &file)?,
+        boolean("imex-required", file.imex.required, false)?,
+    );
+    let imex = checked.by(&plugin, imex, Imex::default)?;
+    let sleep_interval = sleep_interval(given, flags.gfd.sleep_interval, &mut warnings)?;
     let config = Config {
         mig_strategy,
         fail_on_init_error: boolean("fail-on-init-error", flags.fail_on_init_error, true)?,
@@ -115,7 +137,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
             device_id_strategy,
             cdi_annotation_prefix: text("cdi-annotation-prefix", &flags.plugin.cdi_annotation_prefix, "cdi.k8s.io/"),
             nvidia_ctk_path: text("nvidia-cdi-hook-path", &flags.plugin.nvidia_ctk_path, "/usr/bin/nvidia-ctk"),
-            container_driver_root: text("driver-root-ctr-path", &flags.plugin.container_driver_root, "/driver-root"),
+            container_driver_root: root("driver-root-ctr-path", &flags.plugin.container_driver_root, "/driver-root"),
             shared_devices_policy,
             kubelet_socket: text("kubelet-socket", &None, "/var/lib/kubelet/device-plugins/kubelet.sock"),
             disabled_health_checks: text("disable-healthchecks", &None, ""),
@@ -126,7 +148,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         feature_discovery: FeatureDiscovery {
             oneshot: boolean("oneshot", flags.gfd.oneshot, false)?,
             no_timestamp: boolean("no-timestamp", flags.gfd.no_timestamp, false)?,
-            sleep_interval: sleep_interval(given, flags.gfd.sleep_interval.as_ref())?,
+            sleep_interval,
             output_file: text(
                 "output-file",
                 &flags.gfd.output_file,
@@ -148,28 +170,59 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
             },
         },
         sharing,
-        imex: imex(given, &file)?,
+        imex,
     };
     Ok((config, warnings))
 }
 
-fn device_list_strategies(given: &Invocation, file: Option<&OneOrMany>) -> Result<Vec<DeviceListStrategy>, Error> {
-    let of_file = || match file? {
-        OneOrMany::One(text) => Some(text.split(',').map(|part| part.trim().to_owned()).collect()),
-        OneOrMany::Many(list) => Some(list.clone()),
+/// Checks values that several programs read from the same file, although only some of them use the value.
+struct Checked<'c> {
+    given: &'c Invocation,
+    warnings: &'c mut Vec<String>,
+}
+
+impl Checked<'_> {
+    /// Refuse a wrong value if the program is among `users`. The other programs start without it, as NVIDIA's do.
+    fn by<T>(&mut self, users: &[Program], value: Result<T, String>, otherwise: impl FnOnce() -> T) -> Result<T, Error> {
+        match (value, self.given.program()) {
+            (Ok(value), _) => Ok(value),
+            // GPU feature discovery says in addition what it was doing.
+            (Err(text), Program::FeatureDiscovery) if users.contains(&Program::FeatureDiscovery) => {
+                Err(Error::Load(Error::flags(text).to_string()))
+            }
+            (Err(text), program) if users.contains(&program) => Err(Error::flags(text)),
+            (Err(text), program) => {
+                self.warnings.push(format!("{text}; {} ignores it", program.name()));
+                Ok(otherwise())
+            }
+        }
+    }
+}
+
+/// Refuse values of flags that are not used, but must be numbers.
+fn check_numbers(given: &Invocation) -> Result<(), Error> {
+    let check = |name: &str, is_number: fn(&str) -> bool| match given.text(name) {
+        Some(text) if !is_number(text) => Err(given.wrong(name, text, "parse error; write a number")),
+        _ => Ok(()),
     };
-    let words: Vec<String> = given.list("device-list-strategy").or_else(of_file).unwrap_or_default();
+    check("kube-api-qps", |text| text.parse::<f64>().is_ok())?;
+    check("kube-api-burst", |text| text.parse::<i64>().is_ok())
+}
+
+fn device_list_strategies(given: &Invocation, file: Option<&[String]>) -> Result<Vec<DeviceListStrategy>, String> {
+    let of_flag = given.list("device-list-strategy");
+    let words = of_flag.as_deref().or(file).unwrap_or_default();
     let mut strategies = Vec::new();
-    for word in &words {
+    for word in words {
         let strategy = match word.as_str() {
             "envvar" => DeviceListStrategy::Envvar,
             "volume-mounts" => DeviceListStrategy::VolumeMounts,
             "cdi-annotations" => DeviceListStrategy::CdiAnnotations,
             "cdi-cri" => DeviceListStrategy::CdiCri,
             other => {
-                return Err(Error::flags(format!(
-                    "invalid --device-list-strategy option: invalid strategy: {other}"
-                )));
+                return Err(format!(
+                    "invalid --device-list-strategy option: invalid strategy: {other}; write envvar, volume-mounts, cdi-annotations, or cdi-cri"
+                ));
             }
         };
         if !strategies.contains(&strategy) {
@@ -182,26 +235,34 @@ fn device_list_strategies(given: &Invocation, file: Option<&OneOrMany>) -> Resul
     Ok(strategies)
 }
 
-fn sleep_interval(given: &Invocation, file: Option<&Interval>) -> Result<SleepInterval, Error> {
-    let parse = |text: &str| match text {
-        "infinite" => Ok(SleepInterval::Infinite),
-        _ => humantime::parse_duration(text).map(SleepInterval::Every).map_err(|error| {
-            Error::load(format!(
-                "--sleep-interval is {text:?}: {error}; write a duration such as 60s, or infinite"
-            ))
-        }),
+fn sleep_interval(given: &Invocation, file: Option<Interval>, warnings: &mut Vec<String>) -> Result<SleepInterval, Error> {
+    const FLAG: &str = "sleep-interval";
+    let interval = match (given.text(FLAG), file) {
+        (Some("infinite"), _) => Interval::Infinite,
+        (Some(text), _) => {
+            let wrong = |error| given.wrong(FLAG, text, &format!("{error}; write 60s, 1h30m, or infinite"));
+            Interval::Nanoseconds(duration::parse(text).map_err(wrong)?)
+        }
+        (None, Some(interval)) => interval,
+        (None, None) => return Ok(SleepInterval::Every(Duration::from_secs(60))),
     };
-    match (given.text("sleep-interval"), file) {
-        (Some(text), _) => parse(text),
-        (None, Some(Interval::Text(text))) => parse(text),
-        (None, Some(Interval::Nanoseconds(number))) => Ok(SleepInterval::Every(Duration::from_nanos(*number))),
-        (None, None) => Ok(SleepInterval::Every(Duration::from_secs(60))),
+    match interval {
+        Interval::Infinite => Ok(SleepInterval::Infinite),
+        Interval::Nanoseconds(time @ 1..) => Ok(SleepInterval::Every(Duration::from_nanos(time.unsigned_abs()))),
+        // NVIDIA's program does not sleep at all then, and uses a whole core.
+        Interval::Nanoseconds(_) => {
+            warnings.push("the sleep interval is not above 0; the labels are updated every second".to_owned());
+            Ok(SleepInterval::Every(Duration::from_secs(1)))
+        }
     }
 }
 
+/// Return the patterns of the file and then `default`, which names what no pattern of the file matches. So NVIDIA's plugin completes the
+/// patterns (AddDefaultResourcesToConfig in internal/rm).
 fn patterns(file: &[Pattern], default: &[(&str, &str)]) -> Result<Vec<ResourcePattern>, Error> {
     let given = file.iter().map(|entry| (entry.pattern.as_str(), entry.name.as_str()));
-    let default = default.iter().copied().filter(|_| file.is_empty());
+    let has_all = file.iter().any(|entry| entry.pattern == "*");
+    let default = default.iter().copied().filter(|_| !has_all);
     let named = |(pattern, name): (&str, &str)| {
         Ok(ResourcePattern {
             pattern: pattern.to_owned(),
@@ -213,17 +274,14 @@ fn patterns(file: &[Pattern], default: &[(&str, &str)]) -> Result<Vec<ResourcePa
 
 /// Return the complete name of a resource, or an error if Kubernetes does not accept the name.
 fn resource_name(text: &str) -> Result<String, Error> {
-    let name = match text.contains('/') {
-        true => text.to_owned(),
-        false => format!("{PREFIX}{text}"),
-    };
+    let own = text.strip_prefix(PREFIX).unwrap_or(text);
+    let name = format!("{PREFIX}{own}");
     if name.len() > NAME_LENGTH {
         return Err(Error::decoding(format!(
-            "fully-qualified resource name must be {NAME_LENGTH} characters or less: {name}"
+            "fully-qualified resource name must be {NAME_LENGTH} characters or less: {name}; choose a shorter one"
         )));
     }
-    let (prefix, own) = name.split_once('/').unwrap_or_default();
-    if [prefix, own].into_iter().all(is_subdomain) {
+    if is_subdomain(own) {
         return Ok(name);
     }
     Err(Error::decoding(format!(
@@ -257,9 +315,6 @@ fn sharing(time_slicing: Option<&Replicated>, mps: Option<&Replicated>, warnings
 }
 
 fn shared(strategy: SharingStrategy, section: &Replicated) -> Result<Sharing, Error> {
-    if section.resources.is_empty() {
-        return Err(Error::decoding("no resources specified"));
-    }
     let fails_by_default = strategy == SharingStrategy::Mps;
     let shared = section
         .resources
@@ -286,45 +341,30 @@ fn replicated(entry: &Shared, rename_by_default: bool) -> Result<ReplicatedResou
     };
     let rename = match &entry.rename {
         Some(rename) => Some(resource_name(rename)?),
-        None if rename_by_default => Some(resource_name(&format!("{name}.shared"))?),
+        // NVIDIA's programs do not check the length of this name. Kubernetes allows 63 characters after the slash.
+        None if rename_by_default => Some(format!("{name}.shared")),
         None => None,
     };
     Ok(ReplicatedResource {
         name,
         rename,
-        devices: devices(entry.devices.as_ref())?,
+        devices: devices(&entry.devices)?,
         replicas,
     })
 }
 
-fn devices(given: Option<&Devices>) -> Result<ReplicatedDevices, Error> {
-    let wrong = |found: &str| {
-        Error::decoding(format!(
-            "devices is {found}; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, MIG-…)"
-        ))
+fn devices(given: &Devices) -> Result<ReplicatedDevices, Error> {
+    let one = |text: &String| {
+        reference(text).ok_or_else(|| {
+            Error::decoding(format!(
+                "unsupported type for device in devices list: {text}, string; write an index (0, \"0:1\") or a UUID (GPU-…, MIG-…)"
+            ))
+        })
     };
     match given {
-        None => Ok(ReplicatedDevices::All),
-        Some(Devices::Word(word)) if word == "all" => Ok(ReplicatedDevices::All),
-        Some(Devices::Word(word)) => Err(Error::decoding(format!(
-            "devices set as '{word}' but the only valid string input is 'all'"
-        ))),
-        Some(Devices::Count(count)) => match u32::try_from(*count) {
-            Ok(count) if count > 0 => Ok(ReplicatedDevices::Count(count)),
-            _ => Err(wrong(&count.to_string())),
-        },
-        Some(Devices::List(list)) => {
-            let one = |entry: &IndexOrText| match entry {
-                IndexOrText::Index(index) => Ok(DeviceReference::Gpu(*index)),
-                IndexOrText::Text(text) => reference(text)
-                    .ok_or_else(|| Error::decoding(format!("unsupported type for device in devices list: {text}, string"))),
-            };
-            let list: Vec<DeviceReference> = list.iter().map(one).collect::<Result<_, Error>>()?;
-            if list.is_empty() {
-                return Err(wrong("an empty list"));
-            }
-            Ok(ReplicatedDevices::List(list))
-        }
+        Devices::All => Ok(ReplicatedDevices::All),
+        Devices::Count(count) => Ok(ReplicatedDevices::Count(*count)),
+        Devices::List(list) => list.iter().map(one).collect::<Result<_, _>>().map(ReplicatedDevices::List),
     }
 }
 
@@ -338,32 +378,31 @@ fn reference(text: &str) -> Option<DeviceReference> {
     }
 }
 
-fn imex(given: &Invocation, file: &File) -> Result<Imex, Error> {
-    let ids: Vec<i64> = match given.list("imex-channel-ids") {
-        Some(words) => {
-            let number = |word: &String| {
-                word.parse()
-                    .map_err(|_| Error::load(format!("--imex-channel-ids has {word:?}, which is not a number")))
-            };
-            words.iter().map(number).collect::<Result<_, Error>>()?
-        }
-        None => file.imex.channel_ids.clone().unwrap_or_default(),
+fn channel_ids(given: &Invocation, file: &File) -> Result<Vec<i64>, Error> {
+    const FLAG: &str = "imex-channel-ids";
+    let Some(words) = given.list(FLAG) else {
+        return Ok(file.imex.channel_ids.clone().unwrap_or_default());
     };
-    let channel_ids = match ids[..] {
+    let number = |word: &String| {
+        word.parse()
+            .map_err(|_| given.wrong(FLAG, word, "it is not a number; write 0"))
+    };
+    words.iter().map(number).collect()
+}
+
+fn imex(ids: &[i64], required: bool) -> Result<Imex, String> {
+    let channel_ids = match ids {
         [] => Vec::new(),
         [0] => vec![0],
         _ => {
             let found: Vec<String> = ids.iter().map(i64::to_string).collect();
-            return Err(Error::flags(format!(
+            return Err(format!(
                 "invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [{}]",
                 found.join(" ")
-            )));
+            ));
         }
     };
-    Ok(Imex {
-        channel_ids,
-        required: given.boolean("imex-required")?.or(file.imex.required).unwrap_or(false),
-    })
+    Ok(Imex { channel_ids, required })
 }
 
 #[cfg(test)]
@@ -500,11 +539,6 @@ mod tests {
                 "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: unsupported type for device in devices list: x, string",
             ),
             (
-                &[],
-                sharing("{name: gpu, replicas: 2, devices: 0}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices is 0; write all, a number above 0, or a list of indices (0, \"0:1\") and UUIDs (GPU-…, MIG-…)",
-            ),
-            (
                 &["--mps-root=/m"],
                 "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {}}".to_owned(),
                 "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: no resources specified",
@@ -515,14 +549,294 @@ mod tests {
                 "unable to validate flags: invalid --device-discovery-strategy option vfio",
             ),
         ] {
-            let error = load(arguments, &[], &file).expect_err(expected);
-            assert_eq!(error.to_string(), expected);
+            let error = load(arguments, &[], &file).expect_err(expected).to_string();
+            let more = error.strip_prefix(expected);
+            assert!(more.is_some_and(|more| more.is_empty() || more.starts_with("; ")), "{error}");
         }
-        let error = load(&[], &[], "flags: [").expect_err("broken").to_string();
-        assert!(
-            error.starts_with("unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: "),
-            "{error}"
+    }
+
+    const IN_FILE: &str =
+        "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: ";
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named_with_its_place_and_what_to_write() {
+        const DECODING: &str = "unmarshal error: error unmarshaling JSON: while decoding JSON: ";
+        let entry = |entry: &str| format!("sharing: {{timeSlicing: {{resources: [{entry}]}}}}");
+        let at = "sharing.timeSlicing.resources[0]";
+        for (file, in_json, expected) in [
+            // NVIDIA's texts, with the place.
+            (entry("{name: gpu}"), true, format!("no replicas specified; add replicas, such as replicas: 4, to {at}")),
+            (entry("{Name: gpu, replicas: 2}"), true, format!("no resource name specified; add name: gpu to {at}")),
+            (entry("null"), true, format!("no resource name specified; add name: gpu to {at}")),
+            ("sharing: {timeSlicing: null}".to_owned(), true, "no resources specified; add resources to sharing.timeSlicing".to_owned()),
+            ("sharing: {TIMESLICING: {Resources: [1]}}".to_owned(), true, "no resources specified; add resources to sharing.timeSlicing".to_owned()),
+            ("sharing: {mps: {resources: null}}".to_owned(), true, "no resources specified; add resources to sharing.mps".to_owned()),
+            ("resources: {gpus: [{pattern: a}]}".to_owned(), true, "resources must have a 'name' field set; add name to resources.gpus[0]".to_owned()),
+            ("resources: {mig: [{name: a}]}".to_owned(), true, "resources must have a 'pattern' field set; add pattern to resources.mig[0]".to_owned()),
+            ("flags: {plugin: {deviceListStrategy: 5}}".to_owned(), true, "invalid deviceListStrategy: 5; write envvar, or a list such as [envvar, cdi-cri]".to_owned()),
+            ("flags: {gfd: {sleepInterval: soon}}".to_owned(), true, "time: invalid duration \"soon\"; write 60s, 1h30m, or infinite as flags.gfd.sleepInterval".to_owned()),
+            ("flags: {gfd: {sleepInterval: [1]}}".to_owned(), true, "invalid duration; write 60s, 1h30m, or infinite as flags.gfd.sleepInterval".to_owned()),
+            (entry("{name: gpu, replicas: 2, devices: -1}"), true, format!("devices set as '-1' but a count of devices must be > 0; write all, a number, or a list as {at}.devices")),
+            (entry("{name: gpu, replicas: 2, devices: 0.0}"), true, format!("devices set as '0.0' but a count of devices must be > 0; write all, a number, or a list as {at}.devices")),
+            (entry("{name: gpu, replicas: 2, devices: 1.5}"), true, format!("unrecognized type for devices spec: 1.5; write all, a number, or a list as {at}.devices")),
+            (entry("{name: gpu, replicas: 2, devices: true}"), true, format!("unrecognized type for devices spec: true; write all, a number, or a list as {at}.devices")),
+            (entry("{name: example.com/gpu, replicas: 2}"), true, "incorrect format for resource name 'nvidia.com/example.com/gpu': ".to_owned()),
+            (entry("{name: a/b/c, replicas: 2}"), true, "incorrect format for resource name 'nvidia.com/a/b/c': ".to_owned()),
+            // NVIDIA's texts speak of Go's types.
+            ("flags: {failOnInitError: perhaps}".to_owned(), false, "unmarshal error: flags.failOnInitError is \"perhaps\"; write true or false".to_owned()),
+            ("flags: {failOnInitError: 'true'}".to_owned(), false, "unmarshal error: flags.failOnInitError is \"true\"; write it without quotes".to_owned()),
+            ("flags: {nvidiaDriverRoot: 5}".to_owned(), false, "unmarshal error: flags.nvidiaDriverRoot is 5; write a text, in quotes if it looks like a number".to_owned()),
+            ("flags: [1]".to_owned(), false, "unmarshal error: flags is [1]; write keys and values below it".to_owned()),
+            ("text".to_owned(), false, "unmarshal error: the configuration file is \"text\"; write keys and values below it".to_owned()),
+            ("sharing: {timeSlicing: {resources: {name: gpu}}}".to_owned(), false, "unmarshal error: sharing.timeSlicing.resources is {\"name\":\"gpu\"}; write a list: each entry on a line of its own, after \"- \"".to_owned()),
+            (entry("{name: gpu, replicas: 2.5}"), false, format!("unmarshal error: {at}.replicas is 2.5; write a whole number, without quotes")),
+            (entry("{name: gpu, replicas: '2'}"), false, format!("unmarshal error: {at}.replicas is \"2\"; write a whole number, without quotes")),
+            (entry("{name: gpu, replicas: 2, devices: [1.5]}"), false, format!("unmarshal error: {at}.devices[0] is 1.5; write an index (0, \"0:1\") or a UUID (GPU-…, MIG-…)")),
+            ("imex: {channelIDs: ['0']}".to_owned(), false, "unmarshal error: imex.channelIDs[0] is \"0\"; write a whole number, without quotes".to_owned()),
+            (format!("flags: {{failOnInitError: {}}}", "x".repeat(99)), false, format!("unmarshal error: flags.failOnInitError is \"{}…; write true or false", "x".repeat(59))),
+            // The version.
+            ("version: 1".to_owned(), false, "unknown version: 1; write version: v1".to_owned()),
+            ("version: true".to_owned(), false, "unknown version: true; write version: v1".to_owned()),
+        ] {
+            let error = load(&["--mps-root=/m"], &[], &file).expect_err(&expected).to_string();
+            let prefix = if in_json { DECODING } else { "" };
+            assert!(error.starts_with(&format!("{IN_FILE}{prefix}{expected}")), "{file}\n{error}");
+        }
+    }
+
+    #[test]
+    fn a_broken_file_is_refused_in_one_line_without_words_of_rust() {
+        for file in [
+            "flags: [",
+            "version: [v1\n",
+            "a:\tb\n\tc: d\n",
+            "a: &x [*x]",
+            "- \"",
+            "a: !!int x",
+        ] {
+            let error = load(&[], &[], file).expect_err(file).to_string();
+            assert!(error.starts_with(IN_FILE), "{error}");
+            for word in ["\n", "struct", "enum", "Options", "from_", "variant"] {
+                assert!(!error.contains(word), "{file:?}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_nvidias_programs_read_is_read_as_they_read_it() {
+        let slices = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}";
+        for (file, same, warnings) in [
+            // Nothing is below a key.
+            ("version:\nflags:\n  plugin:\n    # nothing\n  gfd:\n", "", 0),
+            ("flags:\nsharing:\nresources:\nimex:\n", "", 0),
+            ("resources:\n  gpus:\n  mig:\nimex:\n  channelIDs:\n", "", 0),
+            ("sharing:\n  mps:\n", "", 0),
+            (
+                "flags: {migStrategy: null, plugin: {deviceListStrategy: null}, gfd: {sleepInterval: ~}}",
+                "",
+                0,
+            ),
+            (
+                "sharing: {timeSlicing: {renameByDefault: null, resources: [{name: gpu, replicas: 2, rename: null, devices: null}]}}",
+                slices,
+                0,
+            ),
+            // The case of keys does not matter, except in the entries of lists and in the section around the list.
+            (
+                "Flags: {MIGSTRATEGY: single, Plugin: {deviceIdStrategy: index}}",
+                "flags: {migStrategy: single, plugin: {deviceIDStrategy: index}}",
+                0,
+            ),
+            (
+                "sharing: {timeslicing: {RenameByDefault: true, resources: [{name: gpu, replicas: 2, Replicas: 5}]}}",
+                slices,
+                2,
+            ),
+            // Numbers, and words for true and false.
+            ("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.0}]}}", slices, 0),
+            (
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0.2e1}]}}",
+                slices,
+                0,
+            ),
+            ("flags: {failOnInitError: no}", "flags: {failOnInitError: false}", 0),
+            (
+                "flags: {failOnInitError: Off, gdsEnabled: y}",
+                "flags: {failOnInitError: false, gdsEnabled: true}",
+                0,
+            ),
+            // Keys that occur twice, and several documents.
+            (
+                "flags: {migStrategy: foo}\nflags: {migStrategy: single}\n",
+                "flags: {migStrategy: single}",
+                1,
+            ),
+            ("version: v1\n---\nversion: v2\n", "", 1),
+            ("version: v1\n...\nnonsense", "", 1),
+            ("# comment\n---\n---\nversion: v2\n", "", 1),
+            ("version: v1\n---\n# nothing\n", "", 0),
+            (
+                "%YAML 1.1\n---\nflags: {migStrategy: single}\n...\n",
+                "flags: {migStrategy: single}",
+                0,
+            ),
+            (
+                "flags:\n  nvidiaDriverRoot: |-\n    /a\n    --- b\n",
+                "flags: {nvidiaDriverRoot: \"/a\\n--- b\"}",
+                0,
+            ),
+            // Which devices are shared.
+            (
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}]}}",
+                slices,
+                1,
+            ),
+            (
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1.0, null]}]}}",
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1']}]}}",
+                0,
+            ),
+            (
+                "flags: {nvidiaDriverRoot: '', plugin: {containerDriverRoot: ''}}",
+                "flags: {nvidiaDriverRoot: /, plugin: {containerDriverRoot: /}}",
+                0,
+            ),
+        ] {
+            let (read, found) = load(&[], &[], file).expect(file);
+            assert_eq!(read, config(same), "{file}");
+            assert_eq!(found.len(), warnings, "{file}: {found:?}");
+        }
+        let long = "a-name-of-fifty-two-characters-aaaaaaaaaaaaaaaaaaaaa";
+        let renamed = config(&format!(
+            "sharing: {{timeSlicing: {{renameByDefault: true, resources: [{{name: {long}, replicas: 2}}]}}}}"
+        ));
+        assert_eq!(renamed.sharing.resources[0].rename, Some(format!("nvidia.com/{long}.shared")));
+    }
+
+    #[test]
+    fn what_no_pattern_of_the_file_matches_has_the_name_that_it_has_without_patterns() {
+        let pairs = |patterns: Vec<ResourcePattern>| {
+            let pairs = patterns.into_iter().map(|one| format!("{}={}", one.pattern, one.name));
+            pairs.collect::<Vec<_>>().join(" ")
+        };
+        let file =
+            |all: &str| format!("resources: {{gpus: [{{pattern: '*A100*', name: a}}{all}], mig: [{{pattern: 1g*, name: m}}]}}");
+        let read = |strategy: &str, all: &str| {
+            let resources = load(&[strategy], &[], &file(all)).expect("a configuration").0.resources;
+            (pairs(resources.gpus), pairs(resources.mig))
+        };
+        let (gpus, mig) = read("--mig-strategy=single", "");
+        assert_eq!(
+            (gpus.as_str(), mig.as_str()),
+            ("*A100*=nvidia.com/a *=nvidia.com/gpu", "1g*=nvidia.com/m *=nvidia.com/gpu")
         );
+        let (gpus, mig) = read("--mig-strategy=mixed", ", {pattern: '*', name: b}");
+        assert_eq!(
+            (gpus.as_str(), mig.as_str()),
+            ("*A100*=nvidia.com/a *=nvidia.com/b", "1g*=nvidia.com/m")
+        );
+    }
+
+    #[test]
+    fn each_program_checks_only_what_it_uses() {
+        let file = "flags: {migStrategy: a, deviceDiscoveryStrategy: b, plugin: {deviceListStrategy: c, deviceIDStrategy: d}}\nimex: {channelIDs: [2]}";
+        let (read, warnings) = of(Program::MpsControlDaemon, &[], &[], file).expect("a configuration");
+        assert_eq!((read, warnings.len()), (Config::default(), 5), "{warnings:?}");
+        assert_eq!(
+            warnings[0],
+            "invalid --device-list-strategy option: invalid strategy: c; write envvar, volume-mounts, cdi-annotations, or cdi-cri; mps-control-daemon ignores it"
+        );
+        let error = |program, file| of(program, &[], &[], file).expect_err("refused").to_string();
+        assert!(
+            error(Program::DevicePlugin, file).starts_with("unable to validate flags: invalid --device-list-strategy option: ")
+        );
+        assert!(
+            error(Program::FeatureDiscovery, file)
+                .starts_with("unable to load config: unable to validate flags: invalid --device-discovery-strategy option b")
+        );
+        let file = "flags: {plugin: {deviceListStrategy: c, deviceIDStrategy: d}}\nimex: {channelIDs: [2]}";
+        assert_eq!(
+            of(Program::FeatureDiscovery, &[], &[], file)
+                .expect("a configuration")
+                .1
+                .len(),
+            3
+        );
+    }
+
+    #[test]
+    fn a_variable_that_is_set_to_nothing_is_refused_where_a_value_is_chosen() {
+        for (variable, expected) in [
+            ("MIG_STRATEGY", "unable to validate flags: unknown MIG strategy: ; "),
+            (
+                "DEVICE_LIST_STRATEGY",
+                "unable to validate flags: invalid --device-list-strategy option: invalid strategy: ; ",
+            ),
+            (
+                "DEVICE_ID_STRATEGY",
+                "unable to validate flags: invalid --device-id-strategy option: ; ",
+            ),
+            (
+                "DEVICE_DISCOVERY_STRATEGY",
+                "unable to validate flags: invalid --device-discovery-strategy option ; ",
+            ),
+        ] {
+            let error = load(&[], &[(variable, "")], "").expect_err(variable).to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        let others = [
+            "NVIDIA_DRIVER_ROOT",
+            "CONTAINER_DRIVER_ROOT",
+            "MPS_ROOT",
+            "PASS_DEVICE_SPECS",
+            "IMEX_CHANNEL_IDS",
+            "CONFIG_FILE",
+        ];
+        let others = others.map(|name| (name, ""));
+        let read = load(&[], &others, "").expect("a configuration").0;
+        assert_eq!(
+            (
+                read.driver_root.as_str(),
+                read.plugin.container_driver_root.as_str(),
+                read.imex
+            ),
+            ("/", "/", Imex::default())
+        );
+    }
+
+    #[test]
+    fn a_flag_that_needs_a_number_or_a_duration_refuses_another_text() {
+        for (flag, variable, value, expected) in [
+            ("--kube-api-qps=x", "KUBE_API_QPS", "x", "parse error; write a number"),
+            ("--kube-api-burst=1.5", "KUBE_API_BURST", "1.5", "parse error; write a number"),
+            (
+                "--sleep-interval=1day",
+                "GFD_SLEEP_INTERVAL",
+                "1day",
+                "time: unknown unit \"day\" in duration \"1day\"; write 60s, 1h30m, or infinite",
+            ),
+        ] {
+            let name = flag.trim_start_matches("--").split('=').next().unwrap_or_default();
+            let error = |arguments: &[&str], variables: &[(&str, &str)]| {
+                of(Program::FeatureDiscovery, arguments, variables, "")
+                    .expect_err(flag)
+                    .to_string()
+            };
+            assert_eq!(
+                error(&[flag], &[]),
+                format!("invalid value {value:?} for flag -{name}: {expected}")
+            );
+            let by_variable =
+                format!("could not parse {value:?} from environment variable {variable:?} as value for flag {name}: {expected}");
+            assert_eq!(error(&[], &[(variable, value)]), by_variable);
+        }
+        let fine = of(
+            Program::FeatureDiscovery,
+            &["--kube-api-qps=1.5"],
+            &[("KUBE_API_BURST", "")],
+            "",
+        );
+        assert_eq!(fine, Ok((Config::default(), Vec::new())));
     }
 
     #[test]
@@ -536,14 +850,14 @@ mod tests {
         .expect("a configuration");
         assert_eq!(read.mig_strategy, MigStrategy::Single);
         assert!(!read.plugin.pass_device_specs);
-        let named: Vec<&str> = warnings.iter().filter_map(|text| text.split(' ').nth(6)).collect();
         assert_eq!(
-            named,
+            warnings,
             [
-                "flags.plugin.passDeviceSpec,",
-                "sharing.timeSlicing.resources.0.replica,",
-                "extra,"
+                "flags.plugin.passDeviceSpec",
+                "sharing.timeSlicing.resources[0].replica",
+                "extra"
             ]
+            .map(|key| format!("unknown key {key} in the configuration file; it is ignored"))
         );
     }
 
@@ -552,7 +866,7 @@ mod tests {
         let yaml = "version: v1\nflags:\n  migStrategy: mixed\n  failOnInitError: false\n  nvidiaDriverRoot: /run/nvidia/driver\n  \
                     gdsEnabled: true\n  plugin:\n    deviceListStrategy: [envvar, cdi-cri]\n    deviceIDStrategy: index\n  gfd:\n    \
                     sleepInterval: 1m30s\nresources:\n  gpus:\n  - {pattern: '*A100*', name: a100}\n  - {pattern: '*', name: \
-                    example.com/gpu}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: a100, replicas: 4, \
+                    nvidia.com/other}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: a100, replicas: 4, \
                     devices: [0, '1', '0:2', GPU-1]}\n    - {name: nvidia.com/mig-1g.5gb, replicas: 2, rename: small, devices: 3}\nimex: \
                     {channelIDs: [0], required: true}\n";
         let value: serde_json::Value = serde_saphyr::from_str(yaml).expect("YAML");
@@ -567,6 +881,11 @@ mod tests {
             ("500ms", SleepInterval::Every(Duration::from_millis(500))),
             ("2h45m", SleepInterval::Every(Duration::from_secs(9900))),
             ("1000000000", SleepInterval::Every(Duration::from_secs(1))),
+            ("1.5", SleepInterval::Every(Duration::from_nanos(1))),
+            (".5s", SleepInterval::Every(Duration::from_millis(500))),
+            ("-5s", SleepInterval::Every(Duration::from_secs(1))),
+            ("-5", SleepInterval::Every(Duration::from_secs(1))),
+            ("0", SleepInterval::Every(Duration::from_secs(1))),
             ("infinite", SleepInterval::Infinite),
         ] {
             let read = config(&format!("flags: {{gfd: {{sleepInterval: {text}}}}}"));

@@ -35,22 +35,6 @@ pub enum Error {
         /// The GPU's product name.
         model: String,
     },
-    /// The configuration shares more devices than there are.
-    #[error("requested {requested} devices to be replicated, but only {available} devices available")]
-    TooFewToShare {
-        /// The number in the configuration.
-        requested: u32,
-        /// The number of devices.
-        available: usize,
-    },
-    /// The configuration shares a device that does not exist.
-    #[error("the configuration shares the device {device:?} of {resource}, which does not exist on this node")]
-    UnknownDevice {
-        /// The device, as the configuration names it.
-        device: String,
-        /// The resource's name.
-        resource: String,
-    },
     /// The configuration wants more replicas than CUDA's Multi-Process Service allows clients.
     #[error("invalid device maximum allowed replicas exceeded: {replicas} > {most}")]
     TooManyClients {

@@ -292,7 +292,7 @@ fn share(
         ));
         return Ok(());
     };
-    let (mut chosen, rest) = select(shared, machine, units, warnings)?;
+    let (mut chosen, rest) = select(shared, machine, units, warnings);
     for unit in &mut chosen {
         unit.replicas = Some(shared.replicas);
     }
@@ -302,51 +302,54 @@ fn share(
     if !rest.is_empty() {
         found.entry(shared.name.clone()).or_default().extend(rest);
     }
-    let name = shared.rename.as_ref().unwrap_or(&shared.name);
-    found.entry(name.clone()).or_default().extend(chosen);
+    if !chosen.is_empty() {
+        let name = shared.rename.as_ref().unwrap_or(&shared.name);
+        found.entry(name.clone()).or_default().extend(chosen);
+    }
     Ok(())
 }
 
-/// Divide the devices into those that are shared and the others. A device that is missing may be a GPU that cannot be read now.
+/// Divide the devices into those that are shared and the others. A device that is missing is reported, and the others are shared: NVIDIA's
+/// plugin ignores `devices`, so such a configuration may be in use.
 fn select(
     shared: &ReplicatedResource,
     machine: &Machine,
     units: Vec<Unit>,
     warnings: &mut Vec<String>,
-) -> Result<(Vec<Unit>, Vec<Unit>), Error> {
-    let mut missing = |error: Error| match machine.gpus.iter().find(|gpu| gpu.unreadable) {
-        Some(gpu) => {
-            warnings.push(format!("{error}; it may be GPU {}, which cannot be read", gpu.index));
-            Ok(())
-        }
-        None => Err(error),
+) -> (Vec<Unit>, Vec<Unit>) {
+    let mut missing = |text: String| {
+        let unreadable = machine.gpus.iter().find(|gpu| gpu.unreadable);
+        let maybe = unreadable.map_or_else(String::new, |gpu| {
+            format!("; it may be GPU {}, which cannot be read", gpu.index)
+        });
+        warnings.push(format!("{text}{maybe}"));
     };
     match &shared.devices {
-        ReplicatedDevices::All => Ok((units, Vec::new())),
+        ReplicatedDevices::All => (units, Vec::new()),
         ReplicatedDevices::Count(count) => {
             let mut chosen = units;
-            let most = usize::try_from(*count).unwrap_or(usize::MAX).min(chosen.len());
-            if u32::try_from(most).is_ok_and(|most| most < *count) {
-                missing(Error::TooFewToShare {
-                    requested: *count,
-                    available: chosen.len(),
-                })?;
+            let wanted = usize::try_from(*count).unwrap_or(usize::MAX);
+            if wanted > chosen.len() {
+                missing(format!(
+                    "requested {count} devices to be replicated, but only {} devices available of {}",
+                    chosen.len(),
+                    shared.name
+                ));
             }
-            let rest = chosen.split_off(most);
-            Ok((chosen, rest))
+            let rest = chosen.split_off(wanted.min(chosen.len()));
+            (chosen, rest)
         }
         ReplicatedDevices::List(list) => {
-            let absent = list
-                .iter()
-                .find(|device| !units.iter().any(|unit| is_named(device, machine, unit)));
-            if let Some(device) = absent {
-                missing(Error::UnknownDevice {
-                    device: text_of(device),
-                    resource: shared.name.clone(),
-                })?;
+            let is_there = |device: &&DeviceReference| units.iter().any(|unit| is_named(device, machine, unit));
+            for device in list.iter().filter(|device| !is_there(device)) {
+                missing(format!(
+                    "the configuration shares the device {:?} of {}, which does not exist on this node",
+                    text_of(device),
+                    shared.name
+                ));
             }
             let is_chosen = |unit: &Unit| list.iter().any(|device| is_named(device, machine, unit));
-            Ok(units.into_iter().partition(is_chosen))
+            units.into_iter().partition(is_chosen)
         }
     }
 }

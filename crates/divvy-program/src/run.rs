@@ -30,13 +30,18 @@ pub fn run(filter: Option<&str>, command: impl Future<Output = anyhow::Result<u8
 }
 
 /// Start the log on standard error: text for people on a terminal, JSON for log collectors otherwise.
-fn log(filter: Option<&str>) -> anyhow::Result<()> {
+fn log(given: Option<&str>) -> anyhow::Result<()> {
     // kube's own log lines repeat our errors, but without the address.
     // Only levels per module: filters by span and field would need a regular expression engine, which makes the program larger.
-    let filter: Targets = filter
+    let filter: Targets = given
         .unwrap_or("warn,kube_client=off,kube_runtime=off,divvy=info,divvy_agent=info,divvy_agent_core=info,divvy_kube=info,divvy_extender=info,divvy_explainer=info,divvy_kubelet=info,divvy_hardware=info")
         .parse()
         .map_err(|error| anyhow::anyhow!("--log: {error}; write a level such as info, or module=level pairs"))?;
+    if let Some(word) = given.and_then(unknown_level) {
+        anyhow::bail!(
+            "the log level is {word:?}, and nothing would be logged; write error, warn, info, debug, or trace, or module=level pairs"
+        );
+    }
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let log = tracing_subscriber::registry().with(filter);
     if std::io::stderr().is_terminal() {
@@ -50,6 +55,13 @@ fn log(filter: Option<&str>) -> anyhow::Result<()> {
         log.with(lines).init();
     }
     Ok(())
+}
+
+/// Return the first word of a filter that is not a level. `Targets` takes it for the name of a module.
+fn unknown_level(filter: &str) -> Option<&str> {
+    let is_level = |word: &&str| word.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let words = filter.split(',').map(str::trim);
+    words.filter(|word| !word.contains('=')).find(|word| !is_level(word))
 }
 
 /// Print an error with its causes to standard error, and return the exit status.
@@ -76,4 +88,25 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
             .downcast_ref::<std::io::Error>()
             .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_found_in_a_log_filter() {
+        for (filter, expected) in [
+            ("bogus", Some("bogus")),
+            ("info,bogus", Some("bogus")),
+            ("", None),
+            ("info", None),
+            ("WARN", None),
+            ("off", None),
+            ("warn, divvy=debug", None),
+            ("divvy_agent=trace", None),
+        ] {
+            assert_eq!(unknown_level(filter), expected, "{filter:?}");
+        }
+    }
 }

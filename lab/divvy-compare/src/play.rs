@@ -349,7 +349,10 @@ impl Running {
         let request = AllocateRequest {
             container_requests: container_requests.collect(),
         };
-        let answer = match self.kubelet.plugin(resource).await?.allocate(request).await {
+        let Ok(mut plugin) = self.kubelet.plugin(resource).await else {
+            return Ok(json!("the plugin cannot be reached"));
+        };
+        let answer = match plugin.allocate(request).await {
             Ok(answer) => answer.into_inner(),
             Err(status) => return Ok(refused(status)),
         };

@@ -416,8 +416,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         scenario("T24 SIGQUIT", machine(2)).step(Step::Quit),
         scenario("T24 a configuration that does not suit the node", machine(2))
             .config("version: v1")
-            .step(Step::Configure("version: v1\nresources: {gpus: [{pattern: foo, name: foo}]}\n"))
-            .step(Step::Notice(r#"{"op":"events"}"#)),
+            .step(Step::Configure("version: v1\nimex: {channelIDs: [0], required: true}\n"))
+            .allocate(&[0]),
         scenario("another model is plugged in", machine(2))
             .config(A100_ONLY)
             .step(Step::Plug("Tesla T4")),
@@ -494,6 +494,7 @@ pub(crate) fn all() -> Vec<Scenario> {
     ];
     all.extend(mps());
     all.extend(wrong_arguments());
+    all.extend(unusual_files());
     all.extend(choices());
     all.extend(labels());
     all.extend(tegra());
@@ -551,6 +552,7 @@ fn mps() -> Vec<Scenario> {
             .args(&["--mig-strategy=mixed"])
             .resources(0),
         daemon("MPS daemon, nothing is shared", machine(1), "version: v1\n"),
+        daemon("MPS daemon, wrong values for other programs", machine(1), FOR_OTHERS),
     ]
 }
 
@@ -614,6 +616,7 @@ fn labels() -> Vec<Scenario> {
         print("T34 labels with time-slicing", machine(2)).config(slices),
         print("T34 labels of renamed GPUs", machine(2)).config(renamed),
         print("T34 labels with MPS", machine(2)).config(mps),
+        print("T34 labels, wrong values for the device plugin", machine(1)).config(FOR_THE_PLUGIN),
         with(
             print("T34 labels with MIG mixed", divided(3, "0=0,0,1;1=2,2")),
             "--mig-strategy=mixed",
@@ -772,6 +775,7 @@ fn tegra() -> Vec<Scenario> {
 fn wrong_arguments() -> Vec<Scenario> {
     let wrong = |name: &'static str, arg: &'static str| scenario(name, machine(2)).args(&[arg]).resources(0);
     let file = |name: &'static str, text: &'static str| scenario(name, machine(2)).config(text).resources(0);
+    let variable = |name: &'static str, env| scenario(name, machine(2)).env(env).resources(0);
     vec![
         wrong("T31 --device-list-strategy=foo", "--device-list-strategy=foo"),
         wrong("T31 --device-id-strategy=foo", "--device-id-strategy=foo"),
@@ -785,6 +789,39 @@ fn wrong_arguments() -> Vec<Scenario> {
         ),
         wrong("T31 --imex-channel-ids=x", "--imex-channel-ids=x"),
         wrong("T31 an unknown flag", "--no-such-flag"),
+        wrong("T31 a flag without a value", "--mig-strategy"),
+        wrong("T31 --pass-device-specs=maybe", "--pass-device-specs=maybe"),
+        wrong("T31 --device-list-strategy=", "--device-list-strategy="),
+        wrong("T31 a file that does not exist", "--config-file=/does/not/exist"),
+        variable("T31 MIG_STRATEGY=", &[("MIG_STRATEGY", "")]),
+        variable("T31 DEVICE_LIST_STRATEGY=", &[("DEVICE_LIST_STRATEGY", "")]),
+        variable("T31 DEVICE_ID_STRATEGY=", &[("DEVICE_ID_STRATEGY", "")]),
+        variable("T31 DEVICE_DISCOVERY_STRATEGY=", &[("DEVICE_DISCOVERY_STRATEGY", "")]),
+        file("T31 version 1", "version: 1\n"),
+        file(
+            "T31 a list strategy of another type",
+            "flags: {plugin: {deviceListStrategy: 5}}\n",
+        ),
+        file(
+            "T31 a wrong value below a key in another case",
+            "flags: {plugin: {deviceIdStrategy: foo}}\n",
+        ),
+        file("T31 nothing below timeSlicing", "sharing:\n  timeSlicing:\n"),
+        file("T31 no replicas", "sharing: {timeSlicing: {resources: [{name: gpu}]}}\n"),
+        file("T31 no name", "sharing: {timeSlicing: {resources: [{replicas: 2}]}}\n"),
+        file("T31 a pattern without a name", "resources: {gpus: [{pattern: '*'}]}\n"),
+        file(
+            "T31 devices: -1",
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: -1}]}}\n",
+        ),
+        file(
+            "T31 devices: 1.5",
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 1.5}]}}\n",
+        ),
+        file(
+            "T31 a name with another domain",
+            "sharing: {timeSlicing: {resources: [{name: example.com/gpu, replicas: 2}]}}\n",
+        ),
         file("T31 a file that is not YAML", "version: [v1\n"),
         file(
             "T31 a field of another type",
@@ -808,6 +845,68 @@ fn wrong_arguments() -> Vec<Scenario> {
             .config("version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n")
             .args(&["--mig-strategy=mixed", "--mps-root=/run/nvidia/mps"])
             .resources(0),
+    ]
+}
+
+/// Values that only the device plugin checks.
+const FOR_THE_PLUGIN: &str = "flags: {plugin: {deviceListStrategy: a, deviceIDStrategy: b}}\nimex: {channelIDs: [2]}\n";
+/// Values that the MPS control daemon does not check.
+const FOR_OTHERS: &str = "flags: {migStrategy: a, deviceDiscoveryStrategy: b, plugin: {deviceListStrategy: c}}\n";
+
+/// Files that look wrong, and work.
+fn unusual_files() -> Vec<Scenario> {
+    let file = |name: &'static str, text: &'static str| scenario(name, machine(2)).config(text);
+    vec![
+        file(
+            "T32 keys with nothing below them",
+            "version:\nflags:\n  plugin:\n    # nothing\n  gfd:\nresources:\n  gpus:\nsharing:\n  mps:\nimex:\n",
+        ),
+        file(
+            "T32 keys in another case",
+            "Flags: {MIGSTRATEGY: none, Plugin: {deviceIdStrategy: index}}\n",
+        )
+        .allocate(&[1]),
+        file(
+            "T32 a key twice",
+            "flags: {plugin: {deviceIDStrategy: x}}\nflags: {plugin: {deviceIDStrategy: uuid, deviceIDStrategy: index}}\n",
+        )
+        .allocate(&[1]),
+        file("T32 two documents", "# first\n---\nversion: v1\n---\nversion: v2\n"),
+        file(
+            "T32 2.0 replicas",
+            "flags: {failOnInitError: no}\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.0}]}}\n",
+        ),
+        file(
+            "T32 an empty list of devices",
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}]}}\n",
+        ),
+        file(
+            "T32 more devices than there are",
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 3}]}}\n",
+        ),
+        file(
+            "T32 a device of the list does not exist",
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 7]}]}}\n",
+        ),
+        file("T32 no pattern matches", "resources: {gpus: [{pattern: '*T4*', name: t4}]}\n"),
+        file(
+            "T32 a long name that the node does not have",
+            "sharing: {timeSlicing: {renameByDefault: true, resources: [{name: a-name-of-fifty-characters-aaaaaaaaaaaaaaaaaaaaaaa, replicas: 2}]}}\n",
+        ),
+        scenario("T33 an argument that is no flag", machine(2))
+            .args(&["--pass-device-specs", "false", "--no-such-flag"])
+            .allocate(&[0]),
+        scenario("T33 no socket of the kubelet", machine(1))
+            .args(&["--kubelet-socket="])
+            .resources(0),
+        scenario("T33 variables without a value", machine(1))
+            .env(&[
+                ("CONFIG_FILE", ""),
+                ("NVIDIA_DRIVER_ROOT", ""),
+                ("PASS_DEVICE_SPECS", ""),
+                ("IMEX_CHANNEL_IDS", ""),
+            ])
+            .allocate(&[0]),
     ]
 }
 

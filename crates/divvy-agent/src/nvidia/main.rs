@@ -37,13 +37,16 @@ pub fn main(program: Program) -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
-    let level = invocation.text("log-level").map(str::to_owned);
+    let level = invocation.filled("log-level").map(str::to_owned);
     divvy_program::run(level.as_deref(), async move {
         run(program, invocation).await.map(|()| 0).map_err(Into::into)
     })
 }
 
 async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
+    if let Some(text) = invocation.warning() {
+        warn!("{text}");
+    }
     if invocation.is_mount_shm() {
         return mps::mount_shm(&super::Mps::below(Path::new("/")).shm(), Path::new("/proc"));
     }
@@ -59,10 +62,10 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         Program::DevicePlugin => with_driver(invocation, |source, surroundings| device_plugin(source, surroundings, stop)).await,
         Program::FeatureDiscovery => {
             let cluster = ClusterOptions {
-                kubeconfig: invocation.text("kubeconfig").map(Into::into),
+                kubeconfig: invocation.filled("kubeconfig").map(Into::into),
                 node: invocation.text("node-name").unwrap_or_default().to_owned(),
-                namespace: invocation.text("namespace").unwrap_or("default").to_owned(),
-                pod: invocation.text("pod-name").map(str::to_owned),
+                namespace: invocation.filled("namespace").unwrap_or("default").to_owned(),
+                pod: invocation.filled("pod-name").map(str::to_owned),
             };
             with_driver(invocation, |source, surroundings| label(source, cluster, surroundings, stop)).await
         }

@@ -324,7 +324,9 @@ impl Node {
         match (self.is_ready(), self.has_marker()) {
             (true, false) => {
                 files::write_atomic(&self.mps.root, READY, b"", 0o644)?;
-                info!("all MPS control daemons serve with their limits");
+                if !self.running.is_empty() {
+                    info!("all MPS control daemons serve with their limits");
+                }
             }
             (false, true) => self.unready(),
             _ => {}

@@ -60,26 +60,39 @@ impl Source {
 
     fn read(&self) -> Result<Option<String>, String> {
         let Some(file) = &self.file else { return Ok(None) };
-        let fail = |text: &dyn fmt::Display| {
+        // NVIDIA's words, with which Go describes the system's errors.
+        let fail = |nvidias: String| {
             format!(
-                "unable to load config: the configuration file {} cannot be read: {text}; check --config-file, and that the ConfigMap is mounted",
-                file.display()
+                "unable to load config: unable to finalize config: unable to parse config file: {nvidias}; check --config-file, and that \
+                 the ConfigMap is mounted"
             )
+        };
+        let reading = |text: &dyn fmt::Display| {
+            fail(format!(
+                "error parsing config file: read error: read {}: {text}",
+                file.display()
+            ))
         };
         let mut text = String::new();
         // The file of a ConfigMap is a symbolic link. Without O_NONBLOCK, a FIFO would stop the program until it has a writer.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
-        let opened = opened.map_err(|error| fail(&error))?;
+        let opened = opened.map_err(|error| {
+            fail(format!(
+                "error opening config file: open {}: {}",
+                file.display(),
+                plainly(&error)
+            ))
+        })?;
         if opened.metadata().is_ok_and(|about| about.file_type().is_fifo()) {
-            return Err(fail(&"it is a FIFO, which cannot be read again"));
+            return Err(reading(&"it is a FIFO, which cannot be read again"));
         }
         let size = opened
             .take(BYTES + 1)
             .read_to_string(&mut text)
-            .map_err(|error| fail(&error))?;
+            .map_err(|error| reading(&plainly(&error)))?;
         match size as u64 > BYTES {
-            true => Err(fail(&"it is larger than 1 MiB")),
+            true => Err(reading(&"it is larger than 1 MiB")),
             false => Ok(Some(text)),
         }
     }
@@ -97,6 +110,16 @@ impl Source {
             tick,
         }
     }
+}
+
+/// Return an error of the system as Go writes it: `no such file or directory`.
+fn plainly(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }
 
 /// Tells when to read the configuration again.
@@ -157,8 +180,10 @@ mod tests {
             (at("fifo"), "it is a FIFO"),
             (at("binary"), "UTF-8"),
             (at("large"), "larger than 1 MiB"),
-            (at("absent"), "os error 2"),
-            (at("."), "os error 21"),
+            (at("absent"), "parse config file: error opening config file: open "),
+            (at("absent"), "absent: no such file or directory; check --config-file"),
+            (at("."), "parse config file: error parsing config file: read error: read "),
+            (at("."), ": is a directory; check"),
             ("/dev/zero".into(), "larger than 1 MiB"),
         ] {
             let error = read(path).expect_err(part);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
@@ -74,7 +74,47 @@ impl<P: Plugin> PluginServer<P> {
             stop,
             status,
         };
-        server.keep_registered().await;
+        match server.settings.registers {
+            true => server.keep_registered().await,
+            false => server.keep_serving().await,
+        }
+        Ok(())
+    }
+
+    /// Serve the socket, without a kubelet.
+    async fn keep_serving(mut self) {
+        while !self.stop.is_cancelled() {
+            match self.serve().await {
+                Ok(()) => self.backoff.reset(),
+                Err(complaint) => self.complain(complaint),
+            }
+            let wait = self.backoff.take();
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Serve until the server must stop, or the socket is gone.
+    async fn serve(&mut self) -> Result<(), String> {
+        self.take_lock()?;
+        let mut session = self.listen()?;
+        info!(
+            "{} is served as {}, and not registered",
+            self.plugin.resource_name(),
+            session.endpoint()
+        );
+        self.last_complaint = None;
+        while session.is_serving() && session.is_in_place() && !self.stop.is_cancelled() {
+            tokio::select! {
+                () = self.stop.cancelled() => {}
+                () = session.changed() => self.set_status(|status| status.open_streams = session.streams().open),
+                () = self.directory.changed() => {}
+            }
+        }
+        session.close(self.settings.timing.grace).await;
+        self.set_status(|status| status.open_streams = 0);
         Ok(())
     }
 
@@ -158,9 +198,7 @@ impl<P: Plugin> PluginServer<P> {
                 innermost(&error)
             )
         })?;
-        let socket = self.new_socket();
-        let mut session = Session::listen(Arc::clone(&self.plugin), socket.clone())
-            .map_err(|error| format!("cannot listen on {}: {error}; trying again", socket.display()))?;
+        let mut session = self.listen()?;
         let ended = self.hold(&mut session, channel, kubelet).await;
         let grace = if matches!(ended.why, Why::Stopped) {
             self.settings.timing.grace
@@ -171,6 +209,12 @@ impl<P: Plugin> PluginServer<P> {
         session.close(grace.min(self.settings.timing.grace)).await;
         self.set_status(|status| status.open_streams = 0);
         Ok(ended)
+    }
+
+    fn listen(&mut self) -> Result<Session, String> {
+        let socket = self.new_socket();
+        Session::listen(Arc::clone(&self.plugin), socket.clone())
+            .map_err(|error| format!("cannot listen on {}: {error}; trying again", socket.display()))
     }
 
     fn take_lock(&mut self) -> Result<(), String> {

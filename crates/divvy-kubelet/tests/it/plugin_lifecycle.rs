@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use divvy_kubelet::api::connect;
+use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
 use divvy_kubelet::api::v1beta1::{Empty, PreStartContainerRequest};
 use divvy_kubelet::plugin::{Settings, Timing};
 use tempfile::tempdir;
@@ -440,4 +442,38 @@ async fn a_path_too_long_for_a_socket_ends_the_server_with_a_clear_error() {
         .await
         .expect_err("refused");
     assert!(error.to_string().contains("at most 107"), "{error}");
+}
+
+#[tokio::test]
+async fn a_plugin_that_does_not_register_serves_without_a_kubelet_and_returns_when_its_socket_is_removed() {
+    let dir = tempdir().expect("a temporary directory");
+    let kubelet = Kubelet::started(dir.path());
+    let settings = Settings {
+        registers: false,
+        is_socket_fixed: true,
+        ..Settings::new(dir.path(), "test-memory")
+    };
+    let running = Running::with(TestPlugin::default(), settings);
+    let socket = dir.path().join("test-memory.sock");
+    let served = async || {
+        let options = async {
+            let channel = connect(&socket, DEADLINE).await.ok()?;
+            let asked = DevicePluginClient::new(channel).get_device_plugin_options(Empty {}).await;
+            Some(asked.ok()?.into_inner().pre_start_required)
+        };
+        options.await
+    };
+    let until_served = async || {
+        while served().await != Some(true) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    for _ in 0..2 {
+        tokio::time::timeout(DEADLINE, until_served()).await.expect("served");
+        fs::remove_file(&socket).expect("there");
+    }
+    tokio::time::timeout(DEADLINE, until_served()).await.expect("served");
+    running.stop().await;
+    assert_eq!(plugin_files(dir.path()), [""; 0]);
+    assert!(kubelet.record.borrow().asked.is_empty());
 }

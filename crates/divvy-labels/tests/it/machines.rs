@@ -227,3 +227,15 @@ fn a_node_feature_names_its_node() {
     assert_eq!(object["metadata"]["labels"]["nfd.node.kubernetes.io/node-name"], "n1");
     assert_eq!(object["spec"]["labels"]["nvidia.com/gpu.count"], "1");
 }
+
+#[test]
+fn a_machine_type_that_cannot_be_read_is_unknown_and_an_empty_one_is_empty() {
+    for (machine_type, expected) in [(None, "unknown"), (Some(""), ""), (Some(" \n"), ""), (Some("A B\n"), "A-B")] {
+        let machine = Machine {
+            machine_type: machine_type.map(str::to_owned),
+            ..machine(1)
+        };
+        let found = labels(&machine, &config(&[], "")).expect("labels");
+        assert_eq!(found.labels["nvidia.com/gpu.machine"], expected, "{machine_type:?}");
+    }
+}

@@ -1,6 +1,6 @@
 //! The flags that only `config-manager` has.
 
-use super::Kind::{Bool, List, Text};
+use super::Kind::{Bool, List, Number, Text};
 use super::{Flag, Program, flag};
 
 const MANAGER: &[Program] = &[Program::ConfigManager];
@@ -58,7 +58,7 @@ pub(super) const FLAGS: [Flag; 9] = [
     flag(
         "signal",
         &["SIGNAL"],
-        Text,
+        Number,
         MANAGER,
         "The number of the signal [default: 1, SIGHUP]",
     ),

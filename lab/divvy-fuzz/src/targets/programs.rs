@@ -89,10 +89,10 @@ fn nvidia(bytes: &[u8]) -> bool {
     let names = shared.flat_map(|shared| std::iter::once(&shared.name).chain(&shared.rename));
     let patterns = config.resources.gpus.iter().chain(&config.resources.mig);
     for name in names.chain(patterns.map(|pattern| &pattern.name)) {
-        assert!(
-            name.len() <= 63 && name.contains('/') && !name.contains(char::is_whitespace),
-            "{name}"
-        );
+        let is_name = name
+            .split_once('/')
+            .is_some_and(|(_, own)| own.len() <= 63 && !own.contains(char::is_whitespace));
+        assert!(is_name, "{name}");
     }
     let machine = Machine {
         driver: "550.54".to_owned(),
