@@ -6,7 +6,7 @@ use crate::Error;
 
 /// The maximum number of entries of each list, and of warnings about unknown keys.
 pub(crate) const MOST: usize = 256;
-/// How many characters of a wrong value an error shows.
+/// How many characters of a wrong value or key a message shows.
 const SHOWN: usize = 60;
 
 /// A value and its place. The place of the whole file is empty.
@@ -132,10 +132,13 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
 
 /// Return a value as it is written in JSON, cut to a length that fits into a message.
 pub(crate) fn shown(value: &Value) -> String {
-    let text = value.to_string();
+    cut(&value.to_string())
+}
+
+fn cut(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text,
+        None => text.to_owned(),
     }
 }
 
@@ -181,7 +184,7 @@ impl<'v> Section<'v> {
     pub(crate) fn end(self, warnings: &mut Vec<String>) {
         let most = MOST.saturating_sub(warnings.len());
         for (name, _) in self.left.into_iter().take(most) {
-            let path = join(&self.path, name);
+            let path = join(&self.path, &cut(name));
             warnings.push(format!("unknown key {path} in the configuration file; it is ignored"));
         }
     }

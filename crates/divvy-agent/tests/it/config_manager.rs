@@ -463,7 +463,7 @@ fn wrong_settings_end_the_program_with_status_1_and_nvidias_text() {
         (&[][..], "invalid <node-name>: must not be empty string"),
         (&["--fallback-strategies=other"], "unknown fallback strategy: other"),
         (&["--signal=200", "--kubeconfig=/dev/null"], "--signal"),
-        (&["--nonsense"], "--nonsense"),
+        (&["--nonsense"], "flag provided but not defined: -nonsense"),
     ] {
         let all = if arguments.is_empty() {
             vec![]
