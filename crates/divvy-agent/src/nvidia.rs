@@ -32,7 +32,7 @@ use divvy_hardware::nvidia::has_library;
 use divvy_hardware::{Code, Failure, Snapshot};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
 use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
-use divvy_nvidia_plugin::{Nvml, Offer, Platform, Resource, check_tegra, offer, platform};
+use divvy_nvidia_plugin::{Nvml, Platform, Resource, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -262,7 +262,7 @@ impl<'c> Node<'c> {
             _ if self.facts.is_empty() => return Ok(()),
             _ => machine,
         };
-        let found = offer(config, &machine).and_then(Offer::complete);
+        let found = offer(config, &machine);
         found.map(drop).map_err(unsuitable)
     }
 
@@ -304,11 +304,7 @@ impl<'c> Node<'c> {
             machine = machine.into_tegra();
         }
         machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
-        let mut offered = offer(self.config, &machine);
-        if self.running.is_empty() {
-            offered = offered.and_then(Offer::complete);
-        }
-        let found = match offered {
+        let found = match offer(self.config, &machine) {
             Ok(found) => found,
             // Nothing is served yet: the configuration does not suit this node.
             Err(error) if self.running.is_empty() => return Err(unsuitable(error)),
@@ -323,11 +319,6 @@ impl<'c> Node<'c> {
             }
         };
         let mut warnings = found.warnings;
-        warnings.extend(
-            found
-                .unmatched
-                .map(|error| format!("{error}; until then, this GPU is left out")),
-        );
         if found.resources.is_empty() {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }

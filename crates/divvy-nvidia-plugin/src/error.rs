@@ -27,14 +27,6 @@ pub enum Error {
          share the GPU through sharing.timeSlicing"
     )]
     MpsOnTegra,
-    /// No pattern of the configuration matches a GPU.
-    #[error("no resource pattern matches GPU {index} ({model:?}); add a pattern to resources.gpus, such as \"*\"")]
-    NoPattern {
-        /// The GPU's index.
-        index: u32,
-        /// The GPU's product name.
-        model: String,
-    },
     /// The configuration wants more replicas than CUDA's Multi-Process Service allows clients.
     #[error("invalid device maximum allowed replicas exceeded: {replicas} > {most}")]
     TooManyClients {

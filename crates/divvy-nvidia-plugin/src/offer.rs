@@ -18,9 +18,6 @@ pub struct Offer {
     pub resources: Vec<Resource>,
     /// What an operator should know.
     pub warnings: Vec<String>,
-    /// Why a GPU is left out: no pattern of the configuration matches it. At its start a plugin refuses such a configuration. A plugin that
-    /// runs continues with the other GPUs, because another model may just have been plugged in.
-    pub unmatched: Option<Error>,
 }
 
 /// An extended resource.
@@ -80,8 +77,7 @@ const MPS_CLIENTS_BEFORE_VOLTA: u32 = 16;
 /// Fails if the configuration does not suit the machine.
 pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     let mut warnings = Vec::new();
-    let mut unmatched = None;
-    let mut found = named_units(config, machine, &mut warnings, &mut unmatched)?;
+    let mut found = named_units(config, machine, &mut warnings)?;
     for shared in &config.sharing.resources {
         share(config, machine, shared, &mut found, &mut warnings)?;
     }
@@ -102,21 +98,7 @@ pub fn offer(config: &Config, machine: &Machine) -> Result<Offer, Error> {
     Ok(Offer {
         resources: resources.filter(|resource| !resource.units.is_empty()).collect(),
         warnings,
-        unmatched,
     })
-}
-
-impl Offer {
-    /// Return the offer if it leaves no GPU out for lack of a pattern.
-    ///
-    /// # Errors
-    /// No pattern of the configuration matches a GPU.
-    pub fn complete(self) -> Result<Offer, Error> {
-        match self.unmatched {
-            Some(error) => Err(error),
-            None => Ok(self),
-        }
-    }
 }
 
 fn topology(gpus: &[Gpu]) -> Topology {
@@ -126,13 +108,8 @@ fn topology(gpus: &[Gpu]) -> Topology {
 
 type Found = BTreeMap<String, Vec<Unit>>;
 
-/// Find the GPUs and MIG devices of each resource, before sharing is applied. `unmatched` gets the first GPU that no pattern matches.
-fn named_units(
-    config: &Config,
-    machine: &Machine,
-    warnings: &mut Vec<String>,
-    unmatched: &mut Option<Error>,
-) -> Result<Found, Error> {
+/// Find the GPUs and MIG devices of each resource, before sharing is applied.
+fn named_units(config: &Config, machine: &Machine, warnings: &mut Vec<String>) -> Result<Found, Error> {
     let computing = |gpu: &&(usize, &Gpu)| !DISPLAYS.contains(&gpu.1.model.as_str());
     let gpus: Vec<(usize, &Gpu)> = machine.gpus.iter().enumerate().collect();
     let gpus: Vec<(usize, &Gpu)> = gpus.iter().filter(computing).copied().collect();
@@ -162,12 +139,10 @@ fn named_units(
                      it can be read",
                     gpu.index
                 )),
-                None => {
-                    unmatched.get_or_insert_with(|| Error::NoPattern {
-                        index: gpu.index,
-                        model: gpu.model.clone(),
-                    });
-                }
+                None => warnings.push(format!(
+                    "no resource pattern matches GPU {} ({:?}), so it is left out; add a pattern to resources.gpus, such as \"*\"",
+                    gpu.index, gpu.model
+                )),
             }
             continue;
         }

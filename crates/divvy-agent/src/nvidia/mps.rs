@@ -23,7 +23,7 @@ use divvy_hardware::{Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
-use divvy_nvidia_plugin::{Offer, offer};
+use divvy_nvidia_plugin::offer;
 use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::MissedTickBehavior;
@@ -254,16 +254,10 @@ impl Node {
             Error::Plugin(format!("error getting daemons: {within}{error}"))
         };
         let machine = self.facts.machine(&Health::new(config, Duration::ZERO).0, config, &self.root);
-        let mut offered = offer(config, &machine);
-        if !self.is_planned {
-            offered = offered.and_then(Offer::complete);
-        }
+        let offered = offer(config, &machine);
         self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
         let (resources, mut said) = match offered {
-            Ok(found) => {
-                let unmatched = found.unmatched.map(|error| error.to_string());
-                (found.resources, found.warnings.into_iter().chain(unmatched).collect())
-            }
+            Ok(found) => (found.resources, found.warnings),
             Err(divvy_nvidia_plugin::Error::MpsWithMig) => {
                 let text = "MPS sharing is not supported for MIG devices; skipping daemon creation".to_owned();
                 (Vec::new(), vec![text])
