@@ -85,6 +85,8 @@ async fn serve(
             surroundings.pace.timing(),
         )),
     };
+    // A configuration that does not suit the node yet.
+    let mut wanted = None;
     let other = loop {
         let next = async {
             match &mut client {
@@ -100,16 +102,14 @@ async fn serve(
                 node.publish()?;
                 continue;
             }
-            () = reloads.changed() => match node.reload(source) {
-                Ok(loaded) => {
+            () = reloads.changed() => {
+                wanted = node.reload(source);
+                if node.suits(wanted.as_ref()) {
                     info!("the configuration is read again; the plugin starts over");
-                    break Some(loaded);
+                    break wanted;
                 }
-                Err(text) => {
-                    error!("{text}; the plugin continues with the previous configuration");
-                    continue;
-                }
-            },
+                continue;
+            }
         };
         let Some(update) = update else {
             return Err(Error::Ended {
@@ -127,6 +127,10 @@ async fn serve(
             continue;
         }
         node.update(update)?;
+        if node.suits(wanted.as_ref()) {
+            info!("the new configuration suits the node now; the plugin starts over");
+            break wanted;
+        }
     };
     node.end().await;
     Ok(other)
@@ -244,16 +248,30 @@ impl<'c> Node<'c> {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Read the configuration again, and check that it suits what is known about the node.
-    fn reload(&self, source: &Source) -> Result<Loaded, String> {
-        let loaded = source.load()?;
-        self.check(&loaded.config).map_err(|error| error.to_string())?;
-        Ok(loaded)
+    /// Read the configuration again. Say why it is not used if it cannot be read, or does not suit what is known about the node.
+    fn reload(&self, source: &Source) -> Option<Loaded> {
+        let loaded = source
+            .load()
+            .inspect_err(|text| error!("{text}; the plugin continues with the previous configuration"))
+            .ok()?;
+        if let Err(error) = self.check(&loaded.config) {
+            error!("{error}; the plugin continues with the previous configuration until the new one suits the node");
+        }
+        Some(loaded)
+    }
+
+    /// Report whether there is a new configuration, and whether it suits the node.
+    fn suits(&self, wanted: Option<&Loaded>) -> bool {
+        wanted.is_some_and(|loaded| self.check(&loaded.config).is_ok())
     }
 
     /// Refuse a configuration that does not suit the node. What is not known about the node yet is no reason.
     fn check(&self, config: &Config) -> Result<(), Error> {
-        let machine = self.facts.machine(&self.health, config, &self.surroundings.root);
+        let mut machine = self.facts.machine(&self.health, config, &self.surroundings.root);
+        // A plugin that starts over cannot read a lost GPU.
+        for gpu in machine.gpus.iter_mut().filter(|gpu| gpu.lost) {
+            *gpu = divvy_nvidia_plugin::Machine::unreadable(gpu.index);
+        }
         let machine = match (config.discovery, self.platform) {
             (Discovery::Tegra, _) | (Discovery::Auto, Platform::Tegra) => {
                 check_platform(config)?;
