@@ -112,11 +112,11 @@ pub struct Settings {
     #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]
     pub health_recovery: Option<Duration>,
-    /// XIDs that do not make an NVIDIA GPU fail, such as 79,94, or all; as for NVIDIA's device plugin [default: none but those that programs
-    /// cause]
+    /// Ignore these XIDs of NVIDIA GPUs: numbers separated by commas, such as 79,94, or all. XIDs that applications cause, such as 13, are ignored
+    /// anyway [default: none]
     #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS")]
     pub disable_health_checks: Option<String>,
-    /// XIDs that make an NVIDIA GPU fail all the same, such as 13, or all; as for NVIDIA's device plugin [default: none]
+    /// Let a GPU fail because of these XIDs, even if they are ignored otherwise: numbers separated by commas, such as 13, or all [default: none]
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS")]
     pub enable_health_checks: Option<String>,
     /// How often to query the driver for the state of the GPUs; the driver's error events arrive immediately [default: 5s]

@@ -23,7 +23,7 @@ pub(crate) enum Keys {
     Exact,
 }
 
-/// A mapping of which keys are taken one by one. What is left over in the end is unknown.
+/// A mapping whose keys are taken one by one. The keys that are left in the end are unknown.
 #[derive(Debug)]
 pub(crate) struct Section<'v> {
     path: String,
@@ -54,7 +54,7 @@ impl<'v> Place<'v> {
         Error::decoding(format!("{nvidias}; {fix} {}", self.path))
     }
 
-    /// Return the value as a section. `null` is a section without keys: so reads a key under which everything is commented out.
+    /// Return the value as a section. `null` is a section without keys, because a key under which everything is commented out has this value.
     pub(crate) fn section(self, keys: Keys) -> Result<Section<'v>, Error> {
         let map = match self.value {
             Value::Null => None,

@@ -385,15 +385,15 @@ fn beyond(more: &[String], less: &[String]) -> Vec<String> {
     new.cloned().collect()
 }
 
-/// Return the CDI spec of a GPU whose device nodes are `/dev/null` and `/dev/zero`.
-fn spec(library: &Path) -> Value {
+/// Return the CDI spec of a GPU with these device nodes.
+fn spec(library: &Path, gpu: &Path, control: &Path) -> Value {
     json!({
         "cdiVersion": "0.5.0",
         "kind": "nvidia.com/gpu",
-        "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "/dev/null"}]}}],
+        "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": gpu}]}}],
         "containerEdits": {
             "env": ["NVIDIA_VISIBLE_DEVICES=void", "OF_THE_SPEC=1"],
-            "deviceNodes": [{"path": "/dev/nvidiactl", "hostPath": "/dev/zero"}],
+            "deviceNodes": [{"path": "/dev/nvidiactl", "hostPath": control}],
             "mounts": [{"hostPath": library, "containerPath": "/usr/lib/libcuda.so.1", "options": ["ro", "nosuid", "nodev", "bind"]}],
         },
     })
@@ -436,7 +436,17 @@ fn write_runtime(engine: &Engine) {
     }
     let library = engine.at("driver/libcuda.so.1");
     std::fs::write(&library, "this is libcuda\n").expect("written");
-    std::fs::write(engine.at("cdi/nvidia.json"), spec(&library).to_string()).expect("written");
+    // The same devices as /dev/null and /dev/zero. The modes of those two are everyone's.
+    for (name, minor) in [("null", "3"), ("zero", "5")] {
+        let made = Command::new("mknod")
+            .args(["-m", "666"])
+            .arg(engine.at(name))
+            .args(["c", "1", minor])
+            .status();
+        assert!(made.expect("mknod").success());
+    }
+    let spec = spec(&library, &engine.at("null"), &engine.at("zero"));
+    std::fs::write(engine.at("cdi/nvidia.json"), spec.to_string()).expect("written");
     std::fs::write(engine.at("runtime"), script).expect("written");
     std::fs::set_permissions(engine.at("runtime"), std::fs::Permissions::from_mode(0o755)).expect("its mode");
 }
