@@ -266,25 +266,16 @@ impl Spec {
     /// Fails if the text does not have the structure of a spec.
     pub fn parse(text: &str) -> Result<Spec, Error> {
         let json = match text.trim_start().starts_with('{') {
-            true => {
-                let mut json = serde_json::Deserializer::from_str(text);
-                match Spec::read(&mut json).and_then(|spec| json.end().map(|()| spec)) {
-                    Ok(spec) => return Ok(spec),
-                    Err(error) => Some(error),
-                }
-            }
+            true => match serde_json::from_str(text) {
+                Ok(spec) => return Ok(spec),
+                Err(error) => Some(error),
+            },
             false => None,
         };
         // The standard's own reader parses JSON as YAML. In YAML any scalar can be read as a string, and 0666 is octal.
         let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
-        serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| Spec::read(yaml))
+        serde_saphyr::from_str_with_options(text, options)
             .map_err(|yaml| Error::Unreadable(json.map_or_else(|| yaml.to_string(), |json| json.to_string())))
-    }
-
-    /// Read a spec through a trait object, because the code that reads its types exists once then, and not for each format: a quarter of a MiB
-    /// less in each agent.
-    fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Spec, D::Error> {
-        erased_serde::deserialize(&mut <dyn erased_serde::Deserializer<'_>>::erase(from)).map_err(de::Error::custom)
     }
 
     /// Return the spec as text, with a line feed at the end.
