@@ -39,9 +39,6 @@ pub(crate) fn programs() -> Result<()> {
     cargo(&["build", "--quiet", "--workspace"])
 }
 
-/// The environment variable of Rust's test harness: how many tests run at the same time.
-const THREADS: &str = "RUST_TEST_THREADS";
-
 /// Build all programs, which the tests run, and then run all tests. At the end print the skips.
 pub(crate) fn test(args: &[&str]) -> Result<()> {
     // Build the programs together with the tests, so that nothing is compiled twice (see BUILT).
@@ -51,18 +48,12 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
         crate::image::runtime_programs()?;
     }
     let record = skips::Record::begin()?;
-    let mut command = Command::new(program());
-    command
-        .args(["test", "--quiet", "--workspace"])
-        .args(args)
-        .env(divvy_skip::FILE, record.path());
-    // The longest tests wait for other programs most of the time. With one test per processor, processors are idle.
-    if std::env::var_os(THREADS).is_none()
-        && let Ok(processors) = std::thread::available_parallelism()
-    {
-        command.env(THREADS, (2 * processors.get()).to_string());
-    }
-    let result = run_cargo(&mut command);
+    let result = run_cargo(
+        Command::new(program())
+            .args(["test", "--quiet", "--workspace"])
+            .args(args)
+            .env(divvy_skip::FILE, record.path()),
+    );
     record.print()?;
     result
 }
