@@ -71,7 +71,7 @@ plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
       {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
   local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
       {name: driver-root, mountPath: /driver-root}"
-  local command=nvidia-device-plugin args="--device-list-strategy=cdi-cri"
+  local command=/usr/bin/nvidia-device-plugin args="--device-list-strategy=cdi-cri"
   if [ -n "${DIVVY_NVIDIA_PLUGIN:-}" ]; then
     # NVIDIA's CDI spec names NVIDIA's hook, which is not on the node. So the kubelet injects the device nodes.
     cp "$DIVVY_NVIDIA_PLUGIN" "$files/bin/nvidia-device-plugin"
