@@ -13,7 +13,6 @@
 #   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
 #                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
 #                                  Then NODE.nvidia-device-plugin and NODE.mps-control-daemon can be stopped and killed; the kubelet restarts them.
-#                                  If DIVVY_NVIDIA_PLUGIN names NVIDIA's own program, that program runs.
 #   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
 # kubelet restarts an agent that is killed, and an agent cannot run before its kubelet.
@@ -53,9 +52,7 @@ plugin_pod() { echo "nvidia-${1%%.*}"; }   # NODE or NODE.PROGRAM
 starts_of() { kube get pod -n kube-system "$(plugin_pod "$1")" -o "jsonpath={.status.containerStatuses[?(@.name==\"${1#*.}\")].restartCount}"; }
 has_other_starts() { [ "$(starts_of "$1")" != "$2" ]; } # NODE.PROGRAM COUNT
 serves() { # NODE.PROGRAM: report whether the container that runs now has said that it serves
-  local said='"registered nvidia.com/'
-  [ -z "${DIVVY_NVIDIA_PLUGIN:-}" ] || said="Registered device plugin for 'nvidia.com/"
-  [ "${1#*.}" = nvidia-device-plugin ] || said='all MPS control daemons serve'
+  local said='"registered nvidia.com/'; [ "${1#*.}" = nvidia-device-plugin ] || said='all MPS control daemons serve'
   [[ $(kube logs -n kube-system "$(plugin_pod "$1")" -c "${1#*.}") == *"$said"* ]]
 }
 no_programs_of_divvy() { [ -z "$(kube get pods -n $NAMESPACE -l 'app.kubernetes.io/component in (agent, probe)' --field-selector "spec.nodeName=$1" -o name)" ]; }
@@ -71,13 +68,6 @@ plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
       {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
   local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
       {name: driver-root, mountPath: /driver-root}"
-  local command=/usr/bin/nvidia-device-plugin args="--device-list-strategy=cdi-cri"
-  if [ -n "${DIVVY_NVIDIA_PLUGIN:-}" ]; then
-    # NVIDIA's CDI spec names NVIDIA's hook, which is not on the node. So the kubelet injects the device nodes.
-    cp "$DIVVY_NVIDIA_PLUGIN" "$files/bin/nvidia-device-plugin"
-    command=$files/bin/nvidia-device-plugin args="--pass-device-specs, --nvidia-dev-root=$2"
-    env+=", {name: LD_LIBRARY_PATH, value: /driver-root/usr/lib64}"
-  fi
   cat << END
 apiVersion: v1
 kind: Pod
@@ -90,8 +80,7 @@ spec:
   containers:
   - name: nvidia-device-plugin
     $container
-    command: [$command]
-    args: [--config-file=$files/config.yaml, $args, --nvidia-driver-root=$2, --mps-root=$files/mps]
+    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --nvidia-driver-root=$2, --mps-root=$files/mps]
     env: [$env, {name: DIVVY_NVML_SIM_CONTROL, value: $CLUSTER_DIR/$node/nvml.sock}]
     volumeMounts: [$mounts, {name: plugins, mountPath: /var/lib/kubelet/device-plugins}, {name: cdi, mountPath: /var/run/cdi}]
 END
