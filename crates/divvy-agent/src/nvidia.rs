@@ -265,7 +265,7 @@ impl<'c> Node<'c> {
         wanted.is_some_and(|loaded| self.check(&loaded.config).is_ok())
     }
 
-    /// Refuse a configuration that does not suit the node. What is not known about the node yet is no reason.
+    /// Refuse a configuration that does not suit the node. Before the driver has answered, every configuration is accepted.
     fn check(&self, config: &Config) -> Result<(), Error> {
         let mut machine = self.facts.machine(&self.health, config, &self.surroundings.root);
         // A plugin that starts over cannot read a lost GPU.

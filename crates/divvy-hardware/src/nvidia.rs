@@ -148,7 +148,7 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 impl GpuFacts {
     /// Return why no part of the GPU can be allocated, even if the GPU is healthy. Return `None` if parts can be allocated.
     pub fn unfit(&self) -> Option<String> {
-        // A GPU without memory of its own, as in a DGX Spark, uses that of the machine.
+        // Some GPUs, such as that of a DGX Spark, have no own memory and use the machine's.
         if self.total == MiB::ZERO {
             return Some("the driver reports no memory of this GPU, so no part of it can be allocated".to_owned());
         }

@@ -30,7 +30,7 @@ impl Reception {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Record that there is no event set, or that it does not work.
+    /// Record that no event set could be created, or that waiting for events failed.
     pub(super) fn fails(&self, now: Instant, error: String) {
         let all = &mut self.lock().all;
         let since = all.as_ref().map_or(now, |silence| silence.since);

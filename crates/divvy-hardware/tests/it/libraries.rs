@@ -59,7 +59,7 @@ fn divided() -> String {
     TWO.replacen("memory_mib = 40960", &format!("memory_mib = 40960\n{mig}"), 1)
 }
 
-/// Without these functions there is no answer, or none about any GPU.
+/// If one of these functions is missing, the probe fails, or cannot read any GPU.
 const NEEDED: [&str; 5] = [
     "nvmlInit_v2",
     "nvmlShutdown",
@@ -162,7 +162,7 @@ fn memory_is_read_with_the_first_version_of_the_call_if_the_driver_refuses_the_s
         (json!({"2": 3}), 40960, true),
         (json!({"2": 25}), 40960, true),
         (json!({"2": 2}), 40960, true),
-        // A GPU without memory of its own, as in a DGX Spark.
+        // Like the GPU of a DGX Spark, which has no own memory.
         (json!({"1": 3, "2": 3}), 0, false),
     ] {
         let machine = Machine::new(TWO);
