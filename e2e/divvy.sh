@@ -21,12 +21,13 @@ settings() {
   # shellcheck disable=SC1091
   [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
   : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, and divvy-amd-sim, or use cargo xtask cluster divvy}"
-  : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}" "${WHOLE_GPUS:=false}" "${MIG_STRATEGY:=mixed}"
+  : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}" "${WHOLE_GPUS:=false}" "${MIG_STRATEGY:=mixed}" "${NODE_CONFIGS:=none}"
   DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
   for p in divvy divvy-probe libdivvy_nvml_sim.so divvy-amd-sim; do
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build"
   done
-  printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" WHOLE_GPUS "$WHOLE_GPUS" MIG_STRATEGY "$MIG_STRATEGY" > "$CLUSTER_DIR/divvy.settings"
+  printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" WHOLE_GPUS "$WHOLE_GPUS" MIG_STRATEGY "$MIG_STRATEGY" \
+    NODE_CONFIGS "$NODE_CONFIGS" > "$CLUSTER_DIR/divvy.settings"
 }
 
 start_extender() {
@@ -35,11 +36,12 @@ start_extender() {
 }
 
 start_agent() { # NODE
-  local node=$1 port=$((PORT_BASE + 10 * ${1#n} + 2))
+  local node=$1 port=$((PORT_BASE + 10 * ${1#n} + 2)) configs=()
+  [ "$NODE_CONFIGS" = none ] || configs=(--node-configs "$NODE_CONFIGS")
   make_devices "$node" "$MACHINES"
   start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
     DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
-    "$DIVVY_BIN/divvy" agent --node-name "$node" --memory-unit "$MEMORY_UNIT" --whole-gpus="$WHOLE_GPUS" --mig-strategy "$MIG_STRATEGY" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
+    "$DIVVY_BIN/divvy" agent --node-name "$node" --memory-unit "$MEMORY_UNIT" --whole-gpus="$WHOLE_GPUS" --mig-strategy "$MIG_STRATEGY" "${configs[@]}" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
     --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
     --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s
 }

@@ -9,6 +9,8 @@
 #                                  Agent, kubelet, and containerd stay stopped until they are started.
 #   program.sh unit UNIT              set this --memory-unit for the extender and all agents; wait until the agents offer their GPUs in this unit
 #   program.sh whole true|false none|single|mixed  set --whole-gpus and --mig-strategy for all agents; wait until the agents offer their GPUs again
+#   program.sh node-configs JSON      give all agents these settings of single nodes (an object per name), which are also in $CLUSTER_DIR/node-configs;
+#                                  {}: none. Wait until the agents run, unless only the settings change
 #   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
 #   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
 #                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
@@ -21,7 +23,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false none|single|mixed, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false none|single|mixed, node-configs JSON, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
@@ -208,12 +210,7 @@ change_unit() {
   export MEMORY_UNIT=$1   # divvy.sh stores it
   stop divvy-extender
   "$CLUSTER_ROOT/divvy.sh" start divvy-extender > /dev/null
-  for node in $(known_nodes); do
-    alive "$node.agent" || continue
-    stop "$node.agent"
-    "$CLUSTER_ROOT/divvy.sh" start "$node.agent" > /dev/null
-  done
-  "$CLUSTER_ROOT/divvy.sh" wait > /dev/null
+  restart_agents
 }
 
 mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
@@ -230,7 +227,6 @@ mig_files() { # NODE MINORS DIRECTORIES MINORS-OF-NODES
 }
 
 offer_whole() { # true|false none|single|mixed
-  local node
   if is_installed; then
     # shellcheck disable=SC1091
     . "$CLUSTER_DIR/divvy.settings"
@@ -239,6 +235,34 @@ offer_whole() { # true|false none|single|mixed
     return
   fi
   export WHOLE_GPUS=$1 MIG_STRATEGY=$2   # divvy.sh stores them
+  restart_agents
+}
+
+configure_nodes() { # JSON
+  local had=false has=true
+  [ "$1" != "{}" ] || has=false
+  if is_installed; then
+    # shellcheck disable=SC1091
+    . "$CLUSTER_DIR/divvy.settings"
+    [ -z "$(kube get configmap -n $NAMESPACE divvy-agent-node-configs --ignore-not-found -o name)" ] || had=true
+    chart --values "$CLUSTER_DIR/install.yaml" --set-json "agent.nodeConfigs=$1" | kube apply -f - > /dev/null
+    kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
+    [ $has = true ] || kube delete configmap -n $NAMESPACE divvy-agent-node-configs --ignore-not-found > /dev/null
+    # A kubelet updates the files of a pod at once when the pod changes, otherwise within a minute or so.
+    [ $had = false ] || kube annotate pods -n $NAMESPACE -l app.kubernetes.io/component=agent --overwrite "divvy.dev/files=$(date +%s%N)" > /dev/null
+    return
+  fi
+  # shellcheck disable=SC1091
+  . "$CLUSTER_DIR/divvy.settings"
+  [ "${NODE_CONFIGS:-none}" = none ] || had=true
+  [ $had != $has ] || return 0
+  export NODE_CONFIGS=none   # divvy.sh stores it
+  [ $has = false ] || NODE_CONFIGS=$CLUSTER_DIR/node-configs
+  restart_agents
+}
+
+restart_agents() {
+  local node
   for node in $(known_nodes); do
     alive "$node.agent" || continue
     stop "$node.agent"
@@ -256,6 +280,7 @@ case $command in
   power-off) [ $# = 1 ] || usage; alive "$1.holder" || die "no node $1 in $CLUSTER_DIR"; power_off "$1" ;;
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
   whole) [ $# = 2 ] || usage; offer_whole "$@" ;;
+  node-configs) [ $# = 1 ] || usage; configure_nodes "$1" ;;
   plugin) [ $# = 2 ] || usage; run_plugin "$@" ;;
   mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;

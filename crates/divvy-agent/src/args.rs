@@ -38,6 +38,11 @@ pub struct Args {
     /// Read settings from this TOML file; flags and environment variables take precedence
     #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Let a label of each node choose its settings: nvidia.com/device-plugin.config names a TOML file in this directory, which overrides flags and
+    /// environment variables. A node without the label gets the file `default` if there is one. The agent notices changes of the label and of the
+    /// files; it keeps its settings if the new ones cannot be used, and reports this as an event of the node
+    #[arg(long, env = "DIVVY_NODE_CONFIGS", value_name = "DIR")]
+    pub node_configs: Option<PathBuf>,
     /// End when standard input is closed, so that the agent does not outlive the program that started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -125,6 +130,9 @@ pub struct Settings {
     pub probe_interval: Option<Duration>,
 }
 
+/// How many characters of a line an error shows.
+const MOST_SHOWN: usize = 60;
+
 /// Which probe the agent uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Probe {
@@ -210,6 +218,36 @@ pub enum LabelsMode {
 }
 
 impl Settings {
+    /// Take from `other` what is not set here.
+    #[must_use]
+    pub fn or(self, other: Settings) -> Settings {
+        Settings {
+            node_name: self.node_name.or(other.node_name),
+            kubeconfig: self.kubeconfig.or(other.kubeconfig),
+            context: self.context.or(other.context),
+            kubelet_dir: self.kubelet_dir.or(other.kubelet_dir),
+            cdi_dir: self.cdi_dir.or(other.cdi_dir),
+            state_dir: self.state_dir.or(other.state_dir),
+            sys_root: self.sys_root.or(other.sys_root),
+            probe: self.probe.or(other.probe),
+            nvml_library: self.nvml_library.or(other.nvml_library),
+            driver_root: self.driver_root.or(other.driver_root),
+            driver_spec: self.driver_spec.or(other.driver_spec),
+            memory_unit: self.memory_unit.or(other.memory_unit),
+            reserve_memory: self.reserve_memory.or(other.reserve_memory),
+            whole_gpus: self.whole_gpus.or(other.whole_gpus),
+            mig_strategy: self.mig_strategy.or(other.mig_strategy),
+            labels: self.labels.or(other.labels),
+            pod_name: self.pod_name.or(other.pod_name),
+            device_list_strategy: self.device_list_strategy.or(other.device_list_strategy),
+            metrics: self.metrics.or(other.metrics),
+            health_recovery: self.health_recovery.or(other.health_recovery),
+            disable_health_checks: self.disable_health_checks.or(other.disable_health_checks),
+            enable_health_checks: self.enable_health_checks.or(other.enable_health_checks),
+            probe_interval: self.probe_interval.or(other.probe_interval),
+        }
+    }
+
     /// Read a file.
     ///
     /// # Errors
@@ -230,9 +268,17 @@ impl Settings {
     /// # Errors
     /// The line of what is not understood.
     pub fn parse(origin: &str, text: &str) -> Result<Settings, Error> {
-        toml::from_str(text).map_err(|error| Error::Config {
-            origin: origin.to_owned(),
-            text: error.to_string(),
+        toml::from_str(text).map_err(|error| {
+            // The error does not always name the key.
+            let place = error.span().and_then(|span| {
+                let number = text.get(..span.start)?.matches('\n').count();
+                let line: String = text.lines().nth(number)?.chars().take(MOST_SHOWN).collect();
+                Some(format!("line {} ({}): ", number + 1, line.trim()))
+            });
+            Error::Config {
+                origin: origin.to_owned(),
+                text: format!("{}{}", place.unwrap_or_default(), error.message()),
+            }
         })
     }
 }

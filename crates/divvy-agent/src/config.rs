@@ -75,36 +75,31 @@ impl Config {
     /// Merge the flags and environment variables with the file of `--config`. Flags and environment variables take precedence.
     /// Defaults fill what neither sets.
     pub fn merged(flags: Settings, file: Settings) -> Config {
+        let set = flags.or(file);
         Config {
-            kubeconfig: flags.kubeconfig.or(file.kubeconfig),
-            context: flags.context.or(file.context),
-            node_name: flags.node_name.or(file.node_name).unwrap_or_default(),
-            kubelet_dir: flags
-                .kubelet_dir
-                .or(file.kubelet_dir)
-                .unwrap_or_else(|| "/var/lib/kubelet".into()),
-            cdi_dir: flags.cdi_dir.or(file.cdi_dir).unwrap_or_else(|| "/var/run/cdi".into()),
-            state_dir: flags.state_dir.or(file.state_dir),
-            sys_root: flags.sys_root.or(file.sys_root).unwrap_or_else(|| "/".into()),
-            probe: flags.probe.or(file.probe),
-            nvml_library: flags.nvml_library.or(file.nvml_library),
-            driver_root: flags.driver_root.or(file.driver_root).unwrap_or_else(|| "/".to_owned()),
-            driver_spec: flags.driver_spec.or(file.driver_spec).unwrap_or_default(),
-            memory_unit: flags.memory_unit.or(file.memory_unit).unwrap_or(MemoryUnit::GIB),
-            reserve_memory: flags.reserve_memory.or(file.reserve_memory).unwrap_or(MiB::ZERO),
-            whole_gpus: flags.whole_gpus.or(file.whole_gpus).unwrap_or(false),
-            mig_strategy: flags.mig_strategy.or(file.mig_strategy).unwrap_or_default(),
-            labels: flags.labels.or(file.labels).unwrap_or_default(),
-            pod_name: flags.pod_name.or(file.pod_name),
-            device_list_strategy: flags.device_list_strategy.or(file.device_list_strategy).unwrap_or_default(),
-            metrics: flags.metrics.or(file.metrics),
-            health_recovery: flags
-                .health_recovery
-                .or(file.health_recovery)
-                .unwrap_or(Duration::from_secs(30)),
-            disable_health_checks: flags.disable_health_checks.or(file.disable_health_checks).unwrap_or_default(),
-            enable_health_checks: flags.enable_health_checks.or(file.enable_health_checks).unwrap_or_default(),
-            probe_interval: flags.probe_interval.or(file.probe_interval).unwrap_or(Duration::from_secs(5)),
+            kubeconfig: set.kubeconfig,
+            context: set.context,
+            node_name: set.node_name.unwrap_or_default(),
+            kubelet_dir: set.kubelet_dir.unwrap_or_else(|| "/var/lib/kubelet".into()),
+            cdi_dir: set.cdi_dir.unwrap_or_else(|| "/var/run/cdi".into()),
+            state_dir: set.state_dir,
+            sys_root: set.sys_root.unwrap_or_else(|| "/".into()),
+            probe: set.probe,
+            nvml_library: set.nvml_library,
+            driver_root: set.driver_root.unwrap_or_else(|| "/".to_owned()),
+            driver_spec: set.driver_spec.unwrap_or_default(),
+            memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
+            reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
+            whole_gpus: set.whole_gpus.unwrap_or(false),
+            mig_strategy: set.mig_strategy.unwrap_or_default(),
+            labels: set.labels.unwrap_or_default(),
+            pod_name: set.pod_name,
+            device_list_strategy: set.device_list_strategy.unwrap_or_default(),
+            metrics: set.metrics,
+            health_recovery: set.health_recovery.unwrap_or(Duration::from_secs(30)),
+            disable_health_checks: set.disable_health_checks.unwrap_or_default(),
+            enable_health_checks: set.enable_health_checks.unwrap_or_default(),
+            probe_interval: set.probe_interval.unwrap_or(Duration::from_secs(5)),
         }
     }
 

@@ -16,6 +16,7 @@ mod args;
 mod cgroups;
 mod cluster;
 mod config;
+mod config_files;
 mod driver_spec;
 mod error;
 mod files;
@@ -24,6 +25,8 @@ mod http;
 pub mod labels;
 mod memory_in_use;
 mod metrics;
+mod node_config;
+mod notice;
 pub mod nvidia;
 mod pending_event;
 mod plugin;
@@ -49,5 +52,11 @@ pub async fn main(args: Args) -> Result<(), Error> {
         part: "the wait for signals",
         text: error.to_string(),
     })?;
-    run(Config::merged(args.settings, file), stopped).await
+    let settings = args.settings.or(file);
+    if let Some(directory) = args.node_configs {
+        return node_config::run(settings, directory, stopped).await;
+    }
+    let config = Config::merged(settings, Settings::default());
+    node_config::forget(&config.state_dir())?;
+    run(config, stopped).await
 }

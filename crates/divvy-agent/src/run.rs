@@ -59,6 +59,26 @@ const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 /// `--metrics`, or a memory unit that does not fit the node.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     config.check()?;
+    let Connection { client, namespace, .. } = connect(&choice(&config)).await?;
+    run_connected(config, client, namespace, stop).await
+}
+
+/// Return which cluster the agent belongs to.
+pub(crate) fn choice(config: &Config) -> Choice {
+    Choice {
+        kubeconfig: config.kubeconfig.clone(),
+        context: config.context.clone(),
+        ..Choice::default()
+    }
+}
+
+/// Do what [`run`] does, with the client of a cluster and with the namespace of the agent.
+pub(crate) async fn run_connected(
+    config: Config,
+    client: kube::Client,
+    namespace: String,
+    stop: CancellationToken,
+) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
     let settings = Settings {
         unit: config.memory_unit,
@@ -83,12 +103,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         Some(address) => Some(http::listen(address)?),
         None => None,
     };
-    let choice = Choice {
-        kubeconfig: config.kubeconfig.clone(),
-        context: config.context.clone(),
-        ..Choice::default()
-    };
-    let Connection { client, namespace, .. } = connect(&choice).await?;
     let (events, queue) = mpsc::channel(EVENTS);
     let agent = Arc::new(Agent::new(Parts {
         core,

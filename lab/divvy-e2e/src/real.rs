@@ -13,7 +13,9 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
-use divvy_testbed::scenario::{Cluster, End, Fault, Machine, Part, Plugin, Report, Whole, Witness};
+use divvy_testbed::scenario::{
+    Cluster, End, Fault, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, write_node_configs,
+};
 use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
@@ -244,6 +246,13 @@ impl Cluster for Real {
     async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
         self.part(&["whole", &whole.is_offered().to_string(), whole.mig_strategy()])
             .await
+    }
+
+    async fn configure_nodes(&mut self, configs: &NodeConfigs) -> io::Result<()> {
+        // Agents that do not run in pods read these files.
+        write_node_configs(&self.directory.join("node-configs"), configs)?;
+        let json = serde_json::to_string(configs).map_err(io::Error::other)?;
+        self.part(&["node-configs", &json]).await
     }
 
     fn extender_url(&self) -> Option<String> {

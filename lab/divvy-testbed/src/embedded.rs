@@ -23,7 +23,10 @@ use crate::controllers::Controllers;
 use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
-use crate::scenario::{Cluster, End, Fault, Living, Machine, Part, Plugin, Report, Whole, Witness, mounts_of_drivers};
+use crate::scenario::{
+    Cluster, End, Fault, Living, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, mounts_of_drivers,
+    write_node_configs,
+};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::simulated_driver;
 
@@ -67,6 +70,9 @@ impl Settings {
     }
 }
 
+/// The directory with the settings of single nodes.
+const NODE_CONFIGS: &str = "node-configs";
+
 /// A running cluster.
 pub struct Embedded {
     settings: Settings,
@@ -74,6 +80,8 @@ pub struct Embedded {
     unit: MemoryUnit,
     /// What the agents also offer as a whole.
     whole: Whole,
+    /// Whether the agents have settings of single nodes, in the directory [`NODE_CONFIGS`].
+    has_node_configs: bool,
     api: ApiServer,
     listening: Listening,
     client: kube::Client,
@@ -136,6 +144,7 @@ impl Embedded {
             machines,
             unit: MemoryUnit::GIB,
             whole: Whole::Nothing,
+            has_node_configs: false,
             api,
             listening,
             client,
@@ -237,6 +246,10 @@ impl Embedded {
             text(&self.root.path().join("machines.toml")),
             text(&directory.join("nvml.sock")),
         );
+        let node_configs = match self.has_node_configs {
+            true => vec![format!("--node-configs={}", text(&self.root.path().join(NODE_CONFIGS)))],
+            false => Vec::new(),
+        };
         let program = Program::start(
             &format!("agent-{name}"),
             &self.settings.programs.agent,
@@ -264,7 +277,11 @@ impl Embedded {
                     "--nvml-library",
                     &text(&self.settings.programs.nvml_sim),
                 ][..],
-                &self.settings.agent_flags.iter().map(String::as_str).collect::<Vec<_>>(),
+                &node_configs
+                    .iter()
+                    .chain(&self.settings.agent_flags)
+                    .map(String::as_str)
+                    .collect::<Vec<_>>(),
             ]
             .concat(),
             &[
@@ -623,6 +640,15 @@ impl Cluster for Embedded {
     async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
         self.whole = whole;
         self.roll_agents().await
+    }
+
+    async fn configure_nodes(&mut self, configs: &NodeConfigs) -> io::Result<()> {
+        write_node_configs(&self.root.path().join(NODE_CONFIGS), configs)?;
+        if self.has_node_configs == configs.is_empty() {
+            self.has_node_configs = !configs.is_empty();
+            self.roll_agents().await?;
+        }
+        Ok(())
     }
 
     fn extender_url(&self) -> Option<String> {

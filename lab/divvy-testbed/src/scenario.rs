@@ -11,6 +11,7 @@ mod play;
 pub mod suite;
 mod tour;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::path::Path;
@@ -168,6 +169,31 @@ impl Whole {
     }
 }
 
+/// Settings of single nodes, by the name of their file: the keys and values of `divvy agent --config`.
+pub type NodeConfigs = BTreeMap<String, serde_json::Map<String, serde_json::Value>>;
+
+/// Write the files of `--node-configs` into a directory, which exists afterwards and contains no other files.
+///
+/// # Errors
+/// Fails with the system's error.
+pub fn write_node_configs(directory: &Path, configs: &NodeConfigs) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    for (name, settings) in configs {
+        let text = toml::to_string(settings).map_err(io::Error::other)?;
+        // Replaced at once, as the kubelet does it.
+        let next = directory.join(format!("..{name}"));
+        std::fs::write(&next, text)?;
+        std::fs::rename(&next, directory.join(name))?;
+    }
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        if !configs.contains_key(entry.file_name().to_string_lossy().as_ref()) {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// A cluster with Divvy installed, embedded or real.
 pub trait Cluster {
     /// Return a client for the cluster's API server.
@@ -213,6 +239,9 @@ pub trait Cluster {
     /// Set `--whole-gpus` and `--mig-strategy` of every agent, as an update of the installation does. No GPU is divided. Return when all
     /// are ready.
     fn offer_whole(&mut self, whole: Whole) -> impl Future<Output = io::Result<()>>;
+    /// Give the agents these settings of single nodes (`--node-configs`) in place of all earlier ones: an object per name. An empty object stands for
+    /// agents without them. Where the agents have such settings already, only the files change, and the call returns at once.
+    fn configure_nodes(&mut self, configs: &NodeConfigs) -> impl Future<Output = io::Result<()>>;
     /// Return a [`Witness`] of the nodes that have joined so far.
     fn witness(&self) -> Witness;
     /// Return the names of the files that a node keeps for grants: records and CDI specs.

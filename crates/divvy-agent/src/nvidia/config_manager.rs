@@ -6,17 +6,16 @@
 //! ```
 
 mod files;
-mod notice;
 mod processes;
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_kube::client::{Choice, connect};
 use divvy_kube::objects::NodeObject;
 use divvy_kube::watch::{self, Change};
-use divvy_nvidia_config::{Chosen, ConfigManager, Error as Problem, Selection, select};
+use divvy_nvidia_config::{Available, Chosen, ConfigManager, Error as Problem, Selection, select};
 use futures::StreamExt as _;
 use rustix::process::{Pid, Signal};
 use tokio::time::MissedTickBehavior;
@@ -24,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::files::Destination;
-use self::notice::Notice;
-use crate::Error;
+use crate::notice::Notice;
+use crate::{Error, config_files};
 
 /// The interval at which the files are checked and an unsent signal is tried again.
 const LOOK: Duration = Duration::from_secs(2);
@@ -43,7 +42,7 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
     let (node, key, oneshot) = (options.node.clone(), options.label.clone(), options.oneshot);
     let mut manager = Manager::new(options)?;
     let client = connect(&choice).await?.client;
-    let mut notice = Notice::new(client.clone(), &node);
+    let mut notice = Notice::new(client.clone(), "config-manager", &node);
     let changes = watch::nodes(client, Some(&format!("metadata.name={node}")));
     tokio::pin!(changes);
     let mut look = tokio::time::interval(LOOK);
@@ -186,12 +185,7 @@ impl Manager {
         }
         let text = (!selection.problems.is_empty()).then(|| {
             let in_use = in_use.and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
-            explain(
-                &selection,
-                in_use.as_deref(),
-                &available.names().collect::<Vec<_>>(),
-                &self.options,
-            )
+            explain(&selection, in_use.as_deref(), &available, &self.options)
         });
         self.reported = selection.problems;
         Ok(text)
@@ -250,32 +244,21 @@ fn problems(problems: &[Problem]) -> String {
     divvy_host::plain_line(texts.join("; ").chars())
 }
 
-/// The maximum number of names that a message lists.
-const MOST_NAMES: usize = 10;
-
 /// Say why the configuration that was asked for is not used, what is used, and what to do.
-fn explain(selection: &Selection, in_use: Option<&str>, names: &[&str], options: &ConfigManager) -> String {
+fn explain(selection: &Selection, in_use: Option<&str>, available: &Available, options: &ConfigManager) -> String {
     let consequence = match (&selection.chosen, in_use) {
         (Some(Chosen::File(name)), _) => format!("no configuration is in use, so the node gets {name}, as without a label"),
         (Some(Chosen::Empty), _) => "no configuration is in use, so the node gets an empty one, as without a label".to_owned(),
         (None, Some(name)) => format!("the previous configuration stays in use: {name}"),
         (None, None) => "the node has no configuration".to_owned(),
     };
-    let advice = match names {
-        [] => format!("Put configuration files into {}", options.directory),
-        names => {
-            let more = names.len().saturating_sub(MOST_NAMES);
-            let listed = names.iter().take(MOST_NAMES).copied().collect::<Vec<_>>().join(", ");
-            let more = match more {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            format!(
-                "Choose one of {listed}{more}: kubectl label node {} {}=NAME --overwrite",
-                options.node, options.label
-            )
-        }
-    };
+    let advice = config_files::advice(
+        "Choose",
+        available,
+        Path::new(&options.directory),
+        &options.node,
+        &options.label,
+    );
     format!("{}; {consequence}. {advice}", problems(&selection.problems))
 }
 
@@ -326,7 +309,8 @@ mod tests {
                 "no configuration files available; the node has no configuration. Put configuration files into /configs",
             ),
         ] {
-            assert_eq!(explain(&selection, in_use, names, &options), expected);
+            let available = Available::of(names.iter().map(|name| ((*name).to_owned(), true)));
+            assert_eq!(explain(&selection, in_use, &available, &options), expected);
         }
     }
 }

@@ -11,6 +11,7 @@ mod mig;
 mod mig_strategies;
 mod migration;
 mod mps;
+mod node_configs;
 mod outages;
 mod placement;
 mod pods;
@@ -100,11 +101,13 @@ pub enum Scene {
     Mps,
     /// Two nodes move from `nvidia-device-plugin` to the agent, and one back.
     Migration,
+    /// Settings of single nodes, which a node label chooses.
+    NodeConfigs,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 36] = [
+    pub const ALL: [Scene; 37] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -142,6 +145,7 @@ impl Scene {
         Scene::MigStrategies,
         Scene::Mps,
         Scene::Migration,
+        Scene::NodeConfigs,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -257,6 +261,10 @@ impl Scene {
                 "migration",
                 "two nodes move from nvidia-device-plugin to the agent with --whole-gpus, and one back, while pods run",
             ),
+            Scene::NodeConfigs => (
+                "node-configs",
+                "a label chooses the settings of one node's agent; the label, the settings, and a mistake in them while pods run",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -275,7 +283,7 @@ impl Scene {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
             Scene::Packed | Scene::Wanted => &[Machine::Laptop, Machine::Mixed],
             Scene::Libraries | Scene::Preempted | Scene::Several | Scene::TimeSlicing | Scene::MigStrategies => &[Machine::Mixed],
-            Scene::Migration => &[Machine::Laptop, Machine::Mixed],
+            Scene::Migration | Scene::NodeConfigs => &[Machine::Laptop, Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }
@@ -331,6 +339,7 @@ impl Scene {
             Scene::MigStrategies => mig_strategies::mig_strategies(play).await,
             Scene::Mps => mps::mps(play).await,
             Scene::Migration => migration::migration(play).await,
+            Scene::NodeConfigs => node_configs::node_configs(play).await,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The directory with the configuration files, and the symbolic link to the chosen one.
+//! The symbolic link to the chosen configuration file.
 
 use std::fs;
 use std::io::{ErrorKind, Read as _};
@@ -7,32 +7,20 @@ use std::path::{Path, PathBuf};
 
 use divvy_nvidia_config::Available;
 
+use crate::config_files::{self, BYTES};
 use crate::files;
-
-/// The maximum size of a configuration file in bytes, which is the limit of a ConfigMap.
-const BYTES: u64 = 1 << 20;
 
 /// What the name of the file with the last content that was signalled has after the link's name.
 const TOLD: &str = ".told";
 
 /// Return the files of a directory that can be chosen.
 pub(super) fn available(directory: &Path) -> Result<Available, String> {
-    let fail = |error: std::io::Error| {
+    config_files::available(directory).map_err(|error| {
         format!(
             "error getting list of configuration files: error reading directory: {}: {error}",
             directory.display()
         )
-    };
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(directory).map_err(fail)? {
-        let entry = entry.map_err(fail)?;
-        // A label cannot have a name that is not text. The files of a ConfigMap are symbolic links, so links are followed.
-        if let Ok(name) = entry.file_name().into_string() {
-            let is_file = fs::metadata(entry.path()).is_ok_and(|about| about.is_file());
-            entries.push((name, is_file));
-        }
-    }
-    Ok(Available::of(entries))
+    })
 }
 
 /// The symbolic link to the configuration that is in use.
@@ -68,19 +56,7 @@ impl Destination {
     /// Read the content of the link's target, which is empty for a device such as `/dev/null`. A relative target starts in the link's directory.
     pub(super) fn content(&self, target: &Path) -> Result<Vec<u8>, String> {
         let path = self.0.parent().unwrap_or(Path::new("/")).join(target);
-        let fail = |text: &dyn std::fmt::Display| format!("the configuration file {} cannot be used: {text}", path.display());
-        let mut content = Vec::new();
-        if fs::metadata(&path).map_err(|error| fail(&error))?.is_file() {
-            let opened = fs::File::open(&path).map_err(|error| fail(&error))?;
-            opened
-                .take(BYTES + 1)
-                .read_to_end(&mut content)
-                .map_err(|error| fail(&error))?;
-        }
-        match content.len() as u64 > BYTES {
-            true => Err(fail(&"it is larger than 1 MiB; make it smaller, or choose another file")),
-            false => Ok(content),
-        }
+        config_files::read(&path).map_err(|error| format!("the configuration file {} cannot be used: {error}", path.display()))
     }
 
     /// Return the content that the programs which read the link have been told of, or `None` if that is not known.

@@ -223,6 +223,42 @@ fn an_agents_port_is_open_to_those_who_are_named_and_to_nobody_without_a_name() 
 }
 
 #[test]
+fn settings_of_nodes_are_files_that_the_agent_understands_and_mounts() {
+    let configs = json!({
+        "default": {"reserve-memory": "512MiB"},
+        "a100-mig": {"mig-strategy": "mixed", "whole-gpus": true},
+    });
+    let Some(text) = with(&[json!({"agent": {"nodeConfigs": configs}})]) else {
+        return;
+    };
+    let objects = parse(&text);
+    let named = |kind: &str, name: &str| {
+        let mut found = objects.iter().filter(|object| object["kind"] == kind);
+        found.find(|object| object["metadata"]["name"] == name).expect("rendered")
+    };
+    let files = named("ConfigMap", "divvy-agent-node-configs")["data"]
+        .as_object()
+        .expect("a map");
+    let settings = |name: &str| divvy_agent::Settings::parse(name, files[name].as_str().expect("text")).expect("understood");
+    assert_eq!(files.len(), 2);
+    assert_eq!(settings("default").reserve_memory, Some(divvy_model::MiB(512)));
+    let mig = settings("a100-mig");
+    assert_eq!(
+        (mig.mig_strategy, mig.whole_gpus),
+        (Some(divvy_agent::MigStrategy::Mixed), Some(true))
+    );
+    let pod = &named("DaemonSet", "divvy-agent")["spec"]["template"]["spec"];
+    let agent = &pod["containers"][0];
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mounts = list(&agent["volumeMounts"]);
+    let mount = mounts.iter().find(|mount| mount["name"] == "node-configs").expect("mounted");
+    let flag = format!("--node-configs={}", mount["mountPath"].as_str().expect("a path"));
+    assert!(list(&agent["args"]).contains(&json!(flag)), "{agent}");
+    let volume = json!({"name": "node-configs", "configMap": {"name": "divvy-agent-node-configs"}});
+    assert!(list(&pod["volumes"]).contains(&volume), "{pod}");
+}
+
+#[test]
 fn nothing_that_is_not_asked_for_is_served_or_read() {
     for unwanted in ["--webhook", "--insecure", "pod-resources"] {
         assert!(!DEFAULT.contains(unwanted), "{unwanted}");
@@ -354,6 +390,8 @@ fn wrong_values_are_refused_by_the_schema() {
         (json!({"memoryUnit": "3"}), "memoryUnit"),
         (json!({"gpuNodes": {"kubeletDir": "/x/"}}), "kubeletDir"),
         (json!({"rbac": {"create": "yes"}}), "create"),
+        (json!({"agent": {"nodeConfigs": {"-a": {}}}}), "'-a'"),
+        (json!({"agent": {"nodeConfigs": {"a": "whole-gpus = true"}}}), "nodeConfigs"),
     ] {
         let Some(error) = refusal(std::slice::from_ref(&chosen)) else {
             return;

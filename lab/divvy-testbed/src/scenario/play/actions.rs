@@ -165,6 +165,16 @@ impl<C: Cluster> Play<'_, C> {
         self.step(what, node, "", Vec::new())
     }
 
+    /// Set a label of a node, or remove it.
+    pub(in crate::scenario) async fn label(&mut self, node: &str, key: &str, value: Option<&str>) -> Result<(), Stop> {
+        let nodes: Api<Node> = Api::all(self.cluster.client());
+        let patch = Patch::Merge(json!({"metadata": {"labels": {key: value}}}));
+        let patched = nodes.patch(node, &PatchParams::default(), &patch).await;
+        patched.map_err(|source| stop_api(format!("node {node} could not be labelled"), source))?;
+        let text = value.map_or_else(|| format!("{key}-"), |value| format!("{key}={value}"));
+        self.step("labelled", node, &text, Vec::new())
+    }
+
     /// Evict the play's pods from a node, as `kubectl drain` does, and return how many there were.
     pub(in crate::scenario) async fn evict_all(&mut self, node: &str) -> Result<usize, Stop> {
         let pods: Api<Pod> = Api::namespaced(self.cluster.client(), NAMESPACE);

@@ -162,28 +162,34 @@ impl<C: Cluster> Play<'_, C> {
 
     /// Wait for an event about a pod, and tell the listener.
     pub(in crate::scenario) async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
+        let text = self.event_text(pod, reason, part).await?;
+        let about = format!("{NAMESPACE}/{pod}");
+        self.step("event", &about, &format!("{reason}: {text}"), Vec::new())
+    }
+
+    /// Wait for an event about a node, and tell the listener.
+    pub(in crate::scenario) async fn node_event(&mut self, node: &str, reason: &str, part: &str) -> Result<(), Stop> {
+        let text = self.event_text(node, reason, part).await?;
+        self.step("event", node, &format!("{reason}: {text}"), Vec::new())
+    }
+
+    /// Wait for an event about a pod or a node, which Kubernetes keeps in the same namespace.
+    async fn event_text(&self, about: &str, reason: &str, part: &str) -> Result<String, Stop> {
         let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
-        let about = ListParams::default().fields(&format!("involvedObject.name={pod}"));
-        let text = self
-            .eventually(&format!("event {reason} about {pod} with {part:?}"), async |_| {
-                let told = events
-                    .list(&about)
-                    .await
-                    .map_err(|source| stop_api("list of events".to_owned(), source))?;
-                let mut texts = told
-                    .items
-                    .into_iter()
-                    .filter_map(|event| Some((event.reason?, event.message?)));
-                let found = texts.find(|(is, text)| is == reason && text.contains(part));
-                Ok(found.map(|(_, text)| text).ok_or_else(|| "no such event".to_owned()))
-            })
-            .await?;
-        self.step(
-            "event",
-            &format!("{NAMESPACE}/{pod}"),
-            &format!("{reason}: {text}"),
-            Vec::new(),
-        )
+        let of = ListParams::default().fields(&format!("involvedObject.name={about}"));
+        self.eventually(&format!("event {reason} about {about} with {part:?}"), async |_| {
+            let told = events
+                .list(&of)
+                .await
+                .map_err(|source| stop_api("list of events".to_owned(), source))?;
+            let mut texts = told
+                .items
+                .into_iter()
+                .filter_map(|event| Some((event.reason?, event.message?)));
+            let found = texts.find(|(is, text)| is == reason && text.contains(part));
+            Ok(found.map(|(_, text)| text).ok_or_else(|| "no such event".to_owned()))
+        })
+        .await
     }
 
     /// Wait until a Deployment has `all` pods, of which `ready` are ready.

@@ -9,7 +9,7 @@ use tracing::warn;
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Reports about the configuration of a node.
-pub(super) struct Notice {
+pub(crate) struct Notice {
     events: Events,
     node: String,
     /// Whether the API server has refused an event. Then no more are sent: NVIDIA's chart does not grant the right.
@@ -17,16 +17,16 @@ pub(super) struct Notice {
 }
 
 impl Notice {
-    pub(super) fn new(client: kube::Client, node: &str) -> Notice {
+    pub(crate) fn new(client: kube::Client, program: &str, node: &str) -> Notice {
         Notice {
-            events: Events::new(client, "config-manager", Some(node.to_owned())),
+            events: Events::new(client, program, Some(node.to_owned())),
             node: node.to_owned(),
             is_denied: false,
         }
     }
 
     /// Report that the configuration that was asked for is not used.
-    pub(super) async fn report(&mut self, text: &str) {
+    pub(crate) async fn report(&mut self, text: &str) {
         warn!("{text}");
         if self.is_denied {
             return;
