@@ -38,9 +38,9 @@ pub struct Args {
     /// Read settings from this TOML file; flags and environment variables take precedence
     #[arg(long, env = "DIVVY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Let a label of each node choose its settings: nvidia.com/device-plugin.config names a TOML file in this directory, which overrides flags and
-    /// environment variables. A node without the label gets the file `default` if there is one. The agent notices changes of the label and of the
-    /// files; it keeps its settings if the new ones cannot be used, and reports this as an event of the node
+    /// Directory of TOML files with settings for single nodes, which override flags and environment variables. The node label
+    /// nvidia.com/device-plugin.config names a node's file; a node without the label gets the file `default`, if there is one. Changes of the label and
+    /// of the files take effect without a restart. Settings that cannot be used change nothing, and are reported as an event of the node
     #[arg(long, env = "DIVVY_NODE_CONFIGS", value_name = "DIR")]
     pub node_configs: Option<PathBuf>,
     /// End when standard input is closed, so that the agent does not outlive the program that started it.
