@@ -6,7 +6,6 @@
 //! ```
 
 mod files;
-mod notice;
 mod processes;
 
 use std::collections::HashSet;
@@ -14,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_kube::client::{Choice, connect};
+use divvy_kube::events::Note;
 use divvy_kube::objects::NodeObject;
 use divvy_kube::watch::{self, Change};
 use divvy_nvidia_config::{Chosen, ConfigManager, Error as Problem, Selection, select};
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::files::Destination;
-use self::notice::Notice;
+use super::notice::Notice;
 use crate::Error;
 
 /// The interval at which the files are checked and an unsent signal is tried again.
@@ -43,7 +43,7 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
     let (node, key, oneshot) = (options.node.clone(), options.label.clone(), options.oneshot);
     let mut manager = Manager::new(options)?;
     let client = connect(&choice).await?.client;
-    let mut notice = Notice::new(client.clone(), &node);
+    let mut notice = Notice::new(client.clone(), "config-manager", &node);
     let changes = watch::nodes(client, Some(&format!("metadata.name={node}")));
     tokio::pin!(changes);
     let mut look = tokio::time::interval(LOOK);
@@ -68,7 +68,14 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
         let Some(label) = &label else { continue };
         let switched = manager.switch(label.as_deref());
         if let Ok(Some(news)) = &switched {
-            notice.report(news).await;
+            warn!("{news}");
+            let note = Note {
+                warning: true,
+                reason: "ConfigNotUsed".to_owned(),
+                action: "Configuring".to_owned(),
+                text: news.clone(),
+            };
+            notice.post(note).await;
         }
         if oneshot {
             manager.keep().unwrap_or_else(|text| warn!("{text}"));

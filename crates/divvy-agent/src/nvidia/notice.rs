@@ -1,4 +1,4 @@
-//! Reports for the operator, in the log and as events on the node.
+//! Events on the node. They are an addition: NVIDIA's programs post none, and their manifests do not grant the right to.
 
 use std::time::Duration;
 
@@ -8,35 +8,29 @@ use tracing::warn;
 /// The longest wait for the API server to accept an event.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Reports about the configuration of a node.
+/// What posts events on one node.
 pub(super) struct Notice {
     events: Events,
     node: String,
-    /// Whether the API server has refused an event. Then no more are sent: NVIDIA's chart does not grant the right.
+    /// Whether the API server has refused an event. Then no more are sent.
     is_denied: bool,
 }
 
 impl Notice {
-    pub(super) fn new(client: kube::Client, node: &str) -> Notice {
+    /// `program` is the name of the program that the events come from.
+    pub(super) fn new(client: kube::Client, program: &str, node: &str) -> Notice {
         Notice {
-            events: Events::new(client, "config-manager", Some(node.to_owned())),
+            events: Events::new(client, program, Some(node.to_owned())),
             node: node.to_owned(),
             is_denied: false,
         }
     }
 
-    /// Report that the configuration that was asked for is not used.
-    pub(super) async fn report(&mut self, text: &str) {
-        warn!("{text}");
+    /// Post an event, unless the right to is missing. The log of the caller has the text.
+    pub(super) async fn post(&mut self, note: Note) {
         if self.is_denied {
             return;
         }
-        let note = Note {
-            warning: true,
-            reason: "ConfigNotUsed".to_owned(),
-            action: "Configuring".to_owned(),
-            text: text.to_owned(),
-        };
         let about = node_reference(&self.node);
         match tokio::time::timeout(LIMIT, self.events.publish(&about, note)).await {
             Ok(Ok(())) => {}
