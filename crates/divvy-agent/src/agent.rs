@@ -23,7 +23,8 @@ use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
 use crate::labels::Seen;
 use crate::memory_in_use::memory_in_use;
-use crate::metrics::Metrics;
+use crate::metrics::{Counts, Metrics};
+use crate::observed::Observed;
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
@@ -102,6 +103,20 @@ impl std::fmt::Debug for Agent {
         f.debug_struct("Agent")
             .field("selector", &self.selector)
             .finish_non_exhaustive()
+    }
+}
+
+impl Observed for Agent {
+    fn ready(&self) -> &Readiness {
+        &self.ready
+    }
+
+    fn counts(&self) -> &Counts {
+        self.metrics.counts()
+    }
+
+    fn metrics(&self) -> Result<String, std::fmt::Error> {
+        self.metrics.text(&self.core())
     }
 }
 

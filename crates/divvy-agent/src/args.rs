@@ -215,6 +215,8 @@ pub enum LabelsMode {
     Node,
     /// To a NodeFeature object, from which Node Feature Discovery takes them
     NodeFeature,
+    /// To the feature file /etc/kubernetes/node-feature-discovery/features.d/gfd below --sys-root, from which Node Feature Discovery takes them
+    FeatureFile,
 }
 
 impl Settings {
@@ -344,7 +346,10 @@ mod tests {
             ),
             ("device-list-strategy = \"x\"", "expected one of `auto`, `cdi`, `envvar`"),
             ("driver-spec = \"on\"", "expected `auto` or `off`"),
-            ("labels = \"nodes\"", "expected one of `off`, `node`, `node-feature`"),
+            (
+                "labels = \"nodes\"",
+                "expected one of `off`, `node`, `node-feature`, `feature-file`",
+            ),
             ("health-recovery = \"1h\"", "write 30s or 5m"),
             ("probe = \"unix:\"", "unix:SOCKET"),
             ("metrics = \"here\"", "metrics"),

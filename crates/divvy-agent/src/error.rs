@@ -26,11 +26,13 @@ pub enum Error {
     /// The kubelet's directory cannot be used.
     #[error(transparent)]
     Kubelet(#[from] divvy_kubelet::Error),
-    /// The agent cannot listen on the address of `--metrics`.
-    #[error("cannot listen on {address} for /healthz, /readyz and /metrics: {source}. Choose another --metrics ADDRESS:PORT")]
+    /// The program cannot listen on the address for its metrics.
+    #[error("cannot listen on {address} for /healthz, /readyz and /metrics: {source}. Choose another {option}")]
     Listen {
         /// The address that was configured.
         address: SocketAddr,
+        /// How the address is set.
+        option: &'static str,
         /// The system's error.
         source: std::io::Error,
     },

@@ -18,14 +18,12 @@ use divvy_agent_core::Offer;
 
 use crate::agent::Agent;
 use crate::args::{LabelsMode, Probe};
+use crate::health_change::HealthChange;
 use crate::labels::Seen;
 use crate::{Config, Error, driver_spec};
 
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
-
-const OFFERED_NO_MORE: &str =
-    "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that already run there are not touched";
 
 /// All GPUs that this process has seen, and all GPUs that grants on disk use.
 struct Machine {
@@ -82,6 +80,8 @@ pub(crate) async fn follow(
     // Runs while the probe starts.
     machine.recall(&agent, before.await);
     let mut warned = None;
+    // Whether it was told that the driver is silent.
+    let mut silence_told = false;
     loop {
         let Some(update) = client.next().await else {
             return Err(Error::Ended {
@@ -91,10 +91,12 @@ pub(crate) async fn follow(
         };
         let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut changed = Vec::new();
+        let mut of_driver = None;
         match update {
             Update::Snapshot(snapshot) => {
                 agent.ready.clear("gpus");
-                agent.metrics.probe(true);
+                of_driver = std::mem::take(&mut silence_told).then(HealthChange::answer);
+                agent.metrics.counts().probe(true);
                 agent.set_places(places(&snapshot));
                 if config.labels != LabelsMode::Off {
                     agent.seen.send_replace(Seen::Snapshot(Arc::new(snapshot.clone())));
@@ -103,6 +105,7 @@ pub(crate) async fn follow(
             }
             Update::Fault(event) => {
                 let fault = event.fault;
+                agent.metrics.counts().fault(&fault.name);
                 changed = machine.fault(now, &fault);
                 if changed.is_empty() {
                     info!(
@@ -116,7 +119,7 @@ pub(crate) async fn follow(
             }
             Update::Unavailable(failure) => {
                 machine.tracker.unavailable(now);
-                agent.metrics.probe(false);
+                agent.metrics.counts().probe(false);
                 agent.ready.set("gpus", failure.to_string());
                 let since = *machine.silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SILENCE {
@@ -125,10 +128,14 @@ pub(crate) async fn follow(
                 if since.elapsed() < SILENCE || (machine.seen.is_empty() && machine.recalled.is_empty()) {
                     continue;
                 }
+                of_driver = (!std::mem::replace(&mut silence_told, true)).then(HealthChange::silence);
             }
         }
         let warning = machine.publish(&agent)?;
         // Events go last, so that a reader of the event finds a matching inventory.
+        if let Some(change) = of_driver {
+            post(&agent, change);
+        }
         machine.post_changes(&agent, &changed);
         if warning != warned {
             if let Some(text) = &warning {
@@ -280,19 +287,7 @@ impl Machine {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
             };
-            let name = format!("GPU {} ({}, {uuid})", gpu.index, gpu.model);
-            let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
-            let (warning, reason, text) = match verdict.health {
-                Health::Ok => (false, "GpuRecovered", format!("{name} has recovered and is offered again")),
-                Health::Failed => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
-                Health::Lost => (true, "GpuLost", format!("{name} is lost: {why}. {OFFERED_NO_MORE}")),
-            };
-            if warning {
-                warn!("{text}");
-            } else {
-                info!("{text}");
-            }
-            agent.post_on_node(warning, reason, text);
+            post(agent, HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
         }
     }
 
@@ -360,6 +355,12 @@ impl Machine {
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
     }
+}
+
+/// Log a change, and post it as an event on the node.
+fn post(agent: &Agent, change: HealthChange) {
+    change.log();
+    agent.post_on_node(change.warning, change.reason, change.text);
 }
 
 /// Return the GPUs to forget so that an inventory can hold the others. GPUs that are listed now or in use are never among them.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::Error;
-use crate::agent::Agent;
+use crate::observed::Observed;
 
 /// Limits for an endpoint that any pod may reach. The callers that matter are the kubelet and a metrics collector, which fetch
 /// three small pages.
@@ -41,11 +41,12 @@ const LIMITS: Limits = {
     }
 };
 
-pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Error> {
-    divvy_serve::listen(address).map_err(|source| Error::Listen { address, source })
+/// Listen on an address that was set by `option`.
+pub(crate) fn listen(address: SocketAddr, option: &'static str) -> Result<TcpListener, Error> {
+    divvy_serve::listen(address).map_err(|source| Error::Listen { address, option, source })
 }
 
-pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: CancellationToken) -> Result<(), Error> {
+pub(crate) async fn serve(listener: TcpListener, observed: Arc<dyn Observed>, stop: CancellationToken) {
     if let Ok(address) = listener.local_addr() {
         info!(%address, "serving /healthz, /readyz and /metrics");
     }
@@ -53,25 +54,23 @@ pub(crate) async fn serve(listener: TcpListener, agent: Arc<Agent>, stop: Cancel
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(agent);
+        .with_state(observed);
     divvy_serve::serve(listener, Plain { known: false }, router, LIMITS, stop).await;
-    Ok(())
 }
 
 /// Answer with the names of the parts that are not ready. The reasons are left out: they contain paths of the node and the API server's
 /// answers, and any pod of the cluster may be able to call this.
-async fn ready(State(agent): State<Arc<Agent>>) -> Response {
-    let parts = agent.ready.parts();
+async fn ready(State(observed): State<Arc<dyn Observed>>) -> Response {
+    let parts = observed.ready().parts();
     if parts.is_empty() {
         return "ok\n".into_response();
     }
-    let text = format!("not ready: {}; see the agent's log for the reasons\n", parts.join(", "));
+    let text = format!("not ready: {}; see the log for the reasons\n", parts.join(", "));
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
-async fn metrics(State(agent): State<Arc<Agent>>) -> Response {
-    let text = agent.metrics.text(&agent.core());
-    match text {
+async fn metrics(State(observed): State<Arc<dyn Observed>>) -> Response {
+    match observed.metrics() {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()

@@ -21,6 +21,7 @@ mod driver_spec;
 mod error;
 mod files;
 mod hardware;
+mod health_change;
 mod http;
 pub mod labels;
 mod memory_in_use;
@@ -28,6 +29,7 @@ mod metrics;
 mod node_config;
 mod notice;
 pub mod nvidia;
+mod observed;
 mod pending_event;
 mod plugin;
 mod readiness;
@@ -39,7 +41,7 @@ pub use args::{Args, DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, PluginMetrics};
 pub use run::run;
 
 /// Run the agent with the flags of `divvy agent` until it is told to stop.

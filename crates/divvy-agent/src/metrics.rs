@@ -47,16 +47,82 @@ struct GpuLabel {
     gpu: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FaultLabel {
+    fault: String,
+}
+
+/// The maximum number of faults that are counted by their names, which the driver makes. Further ones are counted as [`OTHER`].
+const FAULT_NAMES: usize = 64;
+const OTHER: &str = "other";
+
+/// What every program that serves device plugins counts, under the same names: the agent, and the device plugin under NVIDIA's name.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    registrations: Family<ResourceLabel, Gauge>,
+    registered: Family<ResourceLabel, Gauge>,
+    probe_up: Gauge,
+    faults: Mutex<BTreeMap<String, u64>>,
+}
+
+impl Counts {
+    /// Show whether the resource is registered with the kubelet, and how often it was.
+    pub(crate) fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
+        let label = ResourceLabel {
+            resource: resource.to_owned(),
+        };
+        let count = i64::try_from(registrations).unwrap_or(i64::MAX);
+        self.registrations.get_or_create(&label).set(count);
+        self.registered.get_or_create(&label).set(i64::from(is_ready));
+    }
+
+    pub(crate) fn probe(&self, up: bool) {
+        self.probe_up.set(i64::from(up));
+    }
+
+    /// Count an error that the driver has reported.
+    pub(crate) fn fault(&self, name: &str) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = faults.contains_key(name) || faults.len() < FAULT_NAMES;
+        *faults.entry(if is_known { name } else { OTHER }.to_owned()).or_default() += 1;
+    }
+
+    fn describe(&self, registry: &mut Registry) {
+        let faults: Family<FaultLabel, Counter> = Family::default();
+        for (name, count) in self.faults.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            faults.get_or_create(&FaultLabel { fault: name.clone() }).inc_by(*count);
+        }
+        registry.register(
+            "divvy_agent_registrations",
+            "Registrations that the kubelet accepted since the program started",
+            self.registrations.clone(),
+        );
+        registry.register(
+            "divvy_agent_registered",
+            "1 while the kubelet watches the resource's devices",
+            self.registered.clone(),
+        );
+        registry.register(
+            "divvy_agent_probe_up",
+            "1 while the probe delivers snapshots of the GPUs",
+            self.probe_up.clone(),
+        );
+        registry.register(
+            "divvy_agent_faults",
+            "Errors that the driver reported, by name; an XID that an application caused counts as well",
+            faults,
+        );
+    }
+}
+
 /// The metrics of one agent. docs/reference/metrics.md is generated from them.
 pub struct Metrics {
     registry: Mutex<Registry>,
+    counts: Counts,
     pre_start: Family<Outcome, Histogram>,
     steering_misses: Counter,
     double_handouts: Counter,
     reconcile: Family<ClassLabel, Counter>,
-    registrations: Family<ResourceLabel, Gauge>,
-    registered: Family<ResourceLabel, Gauge>,
-    probe_up: Gauge,
     driver_spec_stale: Gauge,
 }
 
@@ -71,6 +137,7 @@ impl Default for Metrics {
     fn default() -> Metrics {
         let metrics = Metrics {
             registry: Mutex::new(Registry::default()),
+            counts: Counts::default(),
             // The buckets reach up to 5 s, the time that a start waits for its pod's object.
             pre_start: Family::new_with_constructor(|| {
                 Histogram::new([0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0])
@@ -78,9 +145,6 @@ impl Default for Metrics {
             steering_misses: Counter::default(),
             double_handouts: Counter::default(),
             reconcile: Family::default(),
-            registrations: Family::default(),
-            registered: Family::default(),
-            probe_up: Gauge::default(),
             driver_spec_stale: Gauge::default(),
         };
         for class in Class::ALL {
@@ -106,21 +170,6 @@ impl Default for Metrics {
             "divvy_agent_reconcile",
             "Disagreements found between records, specs, checkpoint, pods, cgroups, and processes, by class",
             metrics.reconcile.clone(),
-        );
-        registry.register(
-            "divvy_agent_registrations",
-            "Registrations that the kubelet accepted since the agent started",
-            metrics.registrations.clone(),
-        );
-        registry.register(
-            "divvy_agent_registered",
-            "1 while the kubelet watches the resource's devices",
-            metrics.registered.clone(),
-        );
-        registry.register(
-            "divvy_agent_probe_up",
-            "1 while the probe delivers snapshots of the GPUs",
-            metrics.probe_up.clone(),
         );
         registry.register(
             "divvy_agent_driver_spec_stale",
@@ -158,16 +207,16 @@ impl Metrics {
 
     /// Show whether the resource is registered with the kubelet, and how often it was.
     pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
-        let label = ResourceLabel {
-            resource: resource.to_owned(),
-        };
-        let count = i64::try_from(registrations).unwrap_or(i64::MAX);
-        self.registrations.get_or_create(&label).set(count);
-        self.registered.get_or_create(&label).set(i64::from(is_ready));
+        self.counts.registration(resource, is_ready, registrations);
     }
 
-    pub(crate) fn probe(&self, up: bool) {
-        self.probe_up.set(i64::from(up));
+    /// Count an error that the driver has reported.
+    pub fn fault(&self, name: &str) {
+        self.counts.fault(name);
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     pub(crate) fn driver_spec(&self, stale: bool) {
@@ -182,29 +231,101 @@ impl Metrics {
         let mut text = String::new();
         encode_registry(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
         let mut now = Registry::default();
+        self.counts.describe(&mut now);
         describe(&mut now, core);
         encode(&mut text, &now)?;
         Ok(text)
     }
 }
 
-fn describe(registry: &mut Registry, core: &Core) {
-    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-    let gpus: Family<HealthLabel, Gauge> = Family::default();
-    for health in ["ok", "failed", "lost"] {
-        drop(gpus.get_or_create(&HealthLabel { health }));
+/// The metrics of the device plugin under NVIDIA's name. docs/reference/metrics.md is generated from them.
+#[derive(Debug, Default)]
+pub struct PluginMetrics {
+    counts: Counts,
+}
+
+impl PluginMetrics {
+    /// Show whether the resource is registered with the kubelet, and how often it was.
+    pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
+        self.counts.registration(resource, is_ready, registrations);
     }
+
+    /// Count an error that the driver has reported.
+    pub fn fault(&self, name: &str) {
+        self.counts.fault(name);
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Return the text of `/metrics` in the OpenMetrics format, with the health of these GPUs and MIG devices by UUID, and for each resource the number
+    /// of devices that are healthy, and of those that are not.
+    ///
+    /// # Errors
+    /// A value cannot be formatted.
+    pub fn text(&self, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>) -> Result<String, fmt::Error> {
+        let mut now = Registry::default();
+        self.counts.describe(&mut now);
+        let gpus = gpus.iter().map(|(uuid, health)| (uuid.as_str(), *health));
+        let offered = offered.iter().map(|(resource, counts)| (resource.clone(), *counts));
+        describe_health(&mut now, gpus, offered);
+        let mut text = String::new();
+        encode(&mut text, &now)?;
+        Ok(text)
+    }
+}
+
+/// A device plugin's resource, with the number of its devices that are healthy, and of those that are not.
+type Offered = (String, [u64; 2]);
+
+/// Describe the health of GPUs, and the devices that are offered for them.
+fn describe_health<'a>(
+    registry: &mut Registry,
+    gpus: impl Iterator<Item = (&'a str, Health)>,
+    offered: impl Iterator<Item = Offered>,
+) {
+    let by_health: Family<HealthLabel, Gauge> = Family::default();
+    for health in ["ok", "failed", "lost"] {
+        drop(by_health.get_or_create(&HealthLabel { health }));
+    }
+    let healthy: Family<GpuLabel, Gauge> = Family::default();
+    for (uuid, health) in gpus {
+        let text = match health {
+            Health::Ok => "ok",
+            Health::Failed => "failed",
+            Health::Lost => "lost",
+        };
+        by_health.get_or_create(&HealthLabel { health: text }).inc();
+        let label = GpuLabel { gpu: uuid.to_owned() };
+        healthy.get_or_create(&label).set(i64::from(health == Health::Ok));
+    }
+    let ids: Family<DeviceLabel, Gauge> = Family::default();
+    for (resource, counts) in offered {
+        for (healthy, count) in ["true", "false"].into_iter().zip(counts) {
+            let resource = resource.clone();
+            ids.get_or_create(&DeviceLabel { resource, healthy }).set(gauge(count));
+        }
+    }
+    registry.register("divvy_agent_gpus", "GPUs of the node, by health", by_health);
+    registry.register(
+        "divvy_agent_gpu_healthy",
+        "1 while the GPU or MIG device is healthy; 0 while it has failed or is lost",
+        healthy,
+    );
+    registry.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn describe(registry: &mut Registry, core: &Core) {
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
     let granted: Family<GpuLabel, Gauge> = Family::default();
     let inventory = core.inventory();
     for gpu in &inventory.gpus {
-        let health = match gpu.health {
-            Health::Ok => "ok",
-            Health::Failed => "failed",
-            Health::Lost => "lost",
-        };
-        gpus.get_or_create(&HealthLabel { health }).inc();
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
         // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
@@ -226,24 +347,17 @@ fn describe(registry: &mut Registry, core: &Core) {
         let label = GpuLabel { gpu: uuid.to_owned() };
         granted.get_or_create(&label).inc_by(gauge(memory));
     }
-    let ids: Family<DeviceLabel, Gauge> = Family::default();
-    for spec in core.offers() {
+    let offers = core.offers().into_iter().map(|spec| {
         let devices = core.devices(spec);
         let name = spec.name();
-        let resource = name.strip_prefix("aliyun.com/").unwrap_or(&name);
-        for (healthy, is) in [("true", true), ("false", false)] {
-            let count = devices.iter().filter(|device| device.healthy == is).count() as u64;
-            let label = DeviceLabel {
-                resource: resource.to_owned(),
-                healthy,
-            };
-            ids.get_or_create(&label).set(gauge(count));
-        }
-    }
+        let resource = name.strip_prefix("aliyun.com/").unwrap_or(&name).to_owned();
+        let healthy = devices.iter().filter(|device| device.healthy).count() as u64;
+        (resource, [healthy, devices.len() as u64 - healthy])
+    });
+    let gpus = inventory.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health));
+    describe_health(registry, gpus, offers);
     let grants: Gauge = Gauge::default();
     grants.set(gauge(records));
-    registry.register("divvy_agent_gpus", "GPUs of the node, by health", gpus);
-    registry.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
     registry.register("divvy_agent_grants", "Containers with a grant", grants);
     registry.register(
         "divvy_agent_gpu_shared_mebibytes",

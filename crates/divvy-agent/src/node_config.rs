@@ -125,7 +125,7 @@ impl Follower {
             None => (None, None),
         };
         if let Some(report) = report {
-            self.notice.report(&report).await;
+            self.notice.config_not_used(&report).await;
         }
         found.unwrap_or_else(|| self.chooser.current())
     }
@@ -144,7 +144,7 @@ impl Follower {
             let Some(label) = &self.label else { continue };
             let (found, report) = self.chooser.look(label.as_deref());
             if let Some(report) = report {
-                self.notice.report(&report).await;
+                self.notice.config_not_used(&report).await;
             }
             if let Some(config) = found {
                 return config;

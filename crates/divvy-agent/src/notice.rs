@@ -1,4 +1,4 @@
-//! Reports for the operator, in the log and as events on the node.
+//! Events on the node.
 
 use std::time::Duration;
 
@@ -8,15 +8,16 @@ use tracing::warn;
 /// The longest wait for the API server to accept an event.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Reports about the configuration of a node.
+/// What posts events on one node.
 pub(crate) struct Notice {
     events: Events,
     node: String,
-    /// Whether the API server has refused an event. Then no more are sent: NVIDIA's chart does not grant the right.
+    /// Whether the API server has refused an event. Then no more are sent: NVIDIA's manifests do not grant the right.
     is_denied: bool,
 }
 
 impl Notice {
+    /// `program` is the name of the program that the events come from.
     pub(crate) fn new(client: kube::Client, program: &str, node: &str) -> Notice {
         Notice {
             events: Events::new(client, program, Some(node.to_owned())),
@@ -25,18 +26,11 @@ impl Notice {
         }
     }
 
-    /// Report that the configuration that was asked for is not used.
-    pub(crate) async fn report(&mut self, text: &str) {
-        warn!("{text}");
+    /// Post an event, unless the right to is missing. The log of the caller has the text.
+    pub(crate) async fn post(&mut self, note: Note) {
         if self.is_denied {
             return;
         }
-        let note = Note {
-            warning: true,
-            reason: "ConfigNotUsed".to_owned(),
-            action: "Configuring".to_owned(),
-            text: text.to_owned(),
-        };
         let about = node_reference(&self.node);
         match tokio::time::timeout(LIMIT, self.events.publish(&about, note)).await {
             Ok(Ok(())) => {}
@@ -49,5 +43,17 @@ impl Notice {
             Ok(Err(error)) => warn!("{error}"),
             Err(_) => warn!("an event could not be published: the API server does not answer"),
         }
+    }
+
+    /// Report in the log and as an event that the configuration which was asked for is not used.
+    pub(crate) async fn config_not_used(&mut self, text: &str) {
+        warn!("{text}");
+        self.post(Note {
+            warning: true,
+            reason: "ConfigNotUsed".to_owned(),
+            action: "Configuring".to_owned(),
+            text: text.to_owned(),
+        })
+        .await;
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! On a Tegra the probe is not needed: the only device is known.
 //!
-//! Like NVIDIA's plugin, it needs no access to the API server.
+//! Like NVIDIA's plugin, it needs no access to the API server. Where it has one, changes of a GPU's health are events on the node.
 
 mod cdi;
 mod config_manager;
@@ -17,11 +17,14 @@ mod labels;
 mod main;
 mod mps;
 mod node_feature;
+mod outlets;
 mod plugin;
 mod reload;
 mod surroundings;
 mod tegra;
+mod vfio;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,10 +32,11 @@ use std::time::Instant;
 
 use divvy_hardware::client::{Probe, ProbeClient, Spawn, Update};
 use divvy_hardware::nvidia::has_library;
-use divvy_hardware::{Code, Failure, Snapshot};
+use divvy_hardware::{Code, Failure};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
-use divvy_nvidia_config::{Config, Discovery, SharingStrategy};
-use divvy_nvidia_plugin::{Nvml, Platform, Resource, check_tegra, offer, platform};
+use divvy_model::{Health as GpuHealth, Vendor};
+use divvy_nvidia_config::{Config, Discovery, MigStrategy, SharingStrategy};
+use divvy_nvidia_plugin::{Gpu, Machine, Nvml, Platform, Resource, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -45,11 +49,19 @@ use self::health::Health;
 pub use self::main::main;
 pub use self::mps::mps_control_daemon;
 pub(crate) use self::node_feature::Published;
+use self::outlets::{Outlets, State};
 use self::plugin::{NvidiaPlugin, Served};
 use self::reload::Reloads;
 pub use self::reload::{Loaded, Source};
-pub use self::surroundings::{Mps, Pace, Surroundings};
+pub use self::surroundings::{Mps, OnNode, Pace, Surroundings};
 use crate::Error;
+use crate::health_change::HealthChange;
+use crate::observed::{Observed as _, follow_registration};
+
+/// The parts in `/readyz`, besides the resources that are registered with the kubelet.
+const GPUS: &str = "gpus";
+const CONFIGURATION: &str = "configuration";
+const MPS: &str = "mps";
 
 /// Serve the resources of NVIDIA's device plugin until `stop` is cancelled. A new configuration, or SIGHUP, makes the plugin
 /// start over. A configuration that cannot be read or does not suit the node changes nothing.
@@ -60,11 +72,12 @@ use crate::Error;
 pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
     let mut next = Some(source.load().map_err(Error::Plugin)?);
+    let outlets = Outlets::open(&surroundings, &stop)?;
     while let Some(loaded) = next {
         for warning in &loaded.warnings {
             warn!("{warning}");
         }
-        next = serve(&loaded.config, &source, &mut reloads, &surroundings, &stop).await?;
+        next = serve(&loaded.config, &source, &mut reloads, &surroundings, &outlets, &stop).await?;
     }
     Ok(())
 }
@@ -75,9 +88,10 @@ async fn serve(
     source: &Source,
     reloads: &mut Reloads,
     surroundings: &Surroundings,
+    outlets: &Outlets,
     stop: &CancellationToken,
 ) -> Result<Option<Loaded>, Error> {
-    let mut node = Node::new(config, surroundings, stop);
+    let mut node = Node::new(config, surroundings, outlets, stop);
     let mut client = match node.find_tegra(&Nvml::Silent)? {
         true => None,
         false => Some(ProbeClient::start(
@@ -183,6 +197,7 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
 struct Node<'c> {
     config: &'c Config,
     surroundings: &'c Surroundings,
+    outlets: &'c Outlets,
     started: Instant,
     facts: Facts,
     has_tegra_files: bool,
@@ -197,6 +212,8 @@ struct Node<'c> {
     daemons: Option<mps::Daemons>,
     /// The messages about the offer that were logged last. The same messages are not logged again.
     said: Vec<String>,
+    /// Whether it was told that the driver is silent.
+    silence_told: bool,
 }
 
 /// The server of one resource.
@@ -206,14 +223,16 @@ struct Running {
 }
 
 impl<'c> Node<'c> {
-    fn new(config: &'c Config, surroundings: &'c Surroundings, stop: &CancellationToken) -> Node<'c> {
-        let (health, unknown) = Health::new(config, surroundings.pace.recovery);
+    fn new(config: &'c Config, surroundings: &'c Surroundings, outlets: &'c Outlets, stop: &CancellationToken) -> Node<'c> {
+        outlets.shown.ready.set(GPUS, "the probe has not delivered a snapshot yet");
+        let (health, unknown) = Health::new(config, surroundings.pace);
         for word in unknown {
             warn!("DP_DISABLE_HEALTHCHECKS or DP_ENABLE_HEALTHCHECKS contains {word:?}, which is neither an XID nor \"all\"");
         }
         Node {
             config,
             surroundings,
+            outlets,
             started: Instant::now(),
             facts: Facts::default(),
             has_tegra_files: tegra::has_files(config, surroundings),
@@ -226,6 +245,7 @@ impl<'c> Node<'c> {
             stop: stop.child_token(),
             daemons: (config.sharing.strategy == SharingStrategy::Mps).then(|| mps::Daemons::follow(surroundings.mps.clone())),
             said: Vec::new(),
+            silence_told: false,
         }
     }
 
@@ -240,6 +260,7 @@ impl<'c> Node<'c> {
         }
         info!("the node is a Tegra, so the plugin offers its integrated GPU");
         check_platform(self.config)?;
+        self.outlets.shown.ready.clear(GPUS);
         self.publish()?;
         Ok(true)
     }
@@ -289,30 +310,73 @@ impl<'c> Node<'c> {
         let now = self.now();
         match update {
             Update::Snapshot(snapshot) => {
-                self.snapshot(now, snapshot);
-                self.publish()
+                self.outlets.shown.ready.clear(GPUS);
+                self.outlets.shown.counts().probe(true);
+                let changed = self.health.snapshot(now, &snapshot);
+                self.facts.snapshot(snapshot);
+                self.publish()?;
+                if std::mem::take(&mut self.silence_told) {
+                    self.outlets.tell(HealthChange::answer());
+                }
+                self.tell(&changed);
+                Ok(())
             }
             Update::Fault(event) => {
-                let gpu = event.fault.uuid.as_deref().unwrap_or("all");
-                if self.health.fault(now, &event.fault, self.facts.mig_device(&event.fault)) {
-                    warn!(gpu, "{}: the GPU is unhealthy", event.fault.name);
-                    return self.publish();
+                let fault = event.fault;
+                if fault.vendor == Vendor::Nvidia {
+                    self.outlets.shown.counts().fault(&fault.name);
                 }
-                info!(gpu, "{} needs no action", event.fault.name);
+                let changed = self.health.fault(now, &fault, self.facts.mig_device(&fault));
+                if changed.is_empty() {
+                    let gpu = fault.uuid.as_deref().unwrap_or("all");
+                    info!(gpu, "{} needs no action", fault.name);
+                    return Ok(());
+                }
+                self.publish()?;
+                self.tell(&changed);
                 Ok(())
             }
             Update::Unavailable(failure) => self.unavailable(now, &failure),
         }
     }
 
-    fn snapshot(&mut self, now: u64, snapshot: Snapshot) {
-        for uuid in self.health.snapshot(now, &snapshot) {
-            match self.health.reason(&uuid) {
-                Some(reason) => warn!("{uuid} is unhealthy: {reason}"),
-                None => info!("{uuid} has recovered and is healthy again"),
+    /// Tell which GPUs and MIG devices failed or recovered.
+    fn tell(&self, changed: &[String]) {
+        let changes = changed
+            .iter()
+            .filter_map(|uuid| self.facts.change(uuid, self.health.verdict(uuid)?));
+        changes.for_each(|change| self.outlets.tell(change));
+    }
+
+    /// Show the health of the devices, and what is offered.
+    fn show(&self, machine: &Machine) {
+        let mut gpus = BTreeMap::new();
+        let is_divided = |gpu: &Gpu| gpu.is_divided() && self.config.mig_strategy != MigStrategy::None;
+        for gpu in &machine.gpus {
+            let of_gpu = match (gpu.lost || gpu.unreadable, gpu.healthy) {
+                (true, _) => GpuHealth::Lost,
+                (false, true) => GpuHealth::Ok,
+                (false, false) => GpuHealth::Failed,
+            };
+            if !is_divided(gpu) {
+                gpus.insert(gpu.uuid.clone(), of_gpu);
+                continue;
+            }
+            for device in &gpu.mig_devices {
+                let health = match of_gpu {
+                    GpuHealth::Ok if gpu.failed_mig_devices.contains(&device.uuid) => GpuHealth::Failed,
+                    health => health,
+                };
+                gpus.insert(device.uuid.clone(), health);
             }
         }
-        self.facts.snapshot(snapshot);
+        let offered = self.running.iter().map(|(name, running)| {
+            let devices = running.devices.borrow();
+            let healthy = devices.iter().filter(|device| device.healthy).count() as u64;
+            (name.clone(), [healthy, devices.len() as u64 - healthy])
+        });
+        let offered = offered.collect();
+        self.outlets.shown.set(State { gpus, offered });
     }
 
     /// Compute the offer again, and update the served resources and devices.
@@ -322,11 +386,23 @@ impl<'c> Node<'c> {
             machine = machine.into_tegra();
         }
         machine.cdi_classes = self.specs.update(self.config, self.surroundings, &self.facts);
-        let found = match offer(self.config, &machine) {
-            Ok(found) => found,
+        self.update_servers(&machine)?;
+        self.show(&machine);
+        Ok(())
+    }
+
+    fn update_servers(&mut self, machine: &Machine) -> Result<(), Error> {
+        let outlets = self.outlets;
+        let ready = &outlets.shown.ready;
+        let found = match offer(self.config, machine) {
+            Ok(found) => {
+                ready.clear(CONFIGURATION);
+                found
+            }
             // Nothing is served yet: the configuration does not suit this node.
             Err(error) if self.running.is_empty() => return Err(unsuitable(error)),
             Err(error) => {
+                ready.set(CONFIGURATION, error.to_string());
                 self.say(vec![format!("{error}; until this is corrected, no device is healthy")]);
                 for running in self.running.values() {
                     running.devices.send_modify(|devices| {
@@ -341,6 +417,10 @@ impl<'c> Node<'c> {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }
         let waiting = self.waiting(&found.resources);
+        match waiting.first_key_value() {
+            Some((name, reason)) => ready.set(MPS, format!("{name}: {reason}")),
+            None => ready.clear(MPS),
+        }
         let texts = waiting.iter();
         warnings.extend(texts.map(|(name, reason)| format!("{name} is not served: error checking MPS daemon health: {reason}")));
         self.say(warnings);
@@ -362,7 +442,7 @@ impl<'c> Node<'c> {
             .iter()
             .map(|resource| (resource.name().to_owned(), resource.socket()))
             .collect();
-        self.served.replace(machine, found.resources);
+        self.served.replace(machine.clone(), found.resources);
         self.running.retain(|name, running| {
             if lists.contains_key(name) {
                 return true;
@@ -425,14 +505,25 @@ impl<'c> Node<'c> {
             ..PluginSettings::new(&self.surroundings.sockets, socket.trim_end_matches(".sock"))
         };
         let status = watch::Sender::new(Status::default());
-        self.servers
-            .spawn(PluginServer::run(Arc::new(plugin), settings, stop.clone(), status));
+        let registers = settings.registers;
+        let (observed, resource, followed) = (self.outlets.shown.clone(), name.clone(), status.subscribe());
+        let follow = async move {
+            if registers {
+                let part = Cow::Owned(resource.clone());
+                follow_registration(observed, Cow::Owned(resource), part, followed).await;
+            }
+        };
+        let server = PluginServer::run(Arc::new(plugin), settings, stop.clone(), status);
+        // The last registration is shown before another server of the resource can start.
+        self.servers.spawn(async { tokio::join!(server, follow).0 });
         self.running.insert(name, Running { devices, stop });
     }
 
     /// Process a failed attempt to get a snapshot from the driver.
     fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
         let is_withdrawn = self.health.unavailable(now);
+        self.outlets.shown.counts().probe(false);
+        self.outlets.shown.ready.set(GPUS, failure.to_string());
         if let Some(text) = refusal(self.config, failure)
             && self.facts.is_empty()
             && self.config.fail_on_init_error
@@ -443,7 +534,8 @@ impl<'c> Node<'c> {
         }
         if is_withdrawn && !self.facts.is_empty() {
             self.publish()?;
-            warn!("the driver has not answered for a minute, so no GPU is healthy");
+            self.silence_told = true;
+            self.outlets.tell(HealthChange::silence());
         }
         self.say(vec![format!("the driver does not answer: {failure}")]);
         Ok(())

@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use crate::agent::{After, Agent, Parts};
 use crate::args::{DeviceListStrategy, DriverSpecMode};
 use crate::driver_spec::DriverSpec;
+use crate::observed::{NOT_REGISTERED, follow_registration};
 use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
@@ -26,7 +27,6 @@ use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
 /// all registrations.
 const KUBELET: &str = "kubelet";
-const NOT_REGISTERED: &str = "not registered yet";
 /// The time between two reconciliations.
 const RECONCILE: Duration = Duration::from_secs(10);
 /// The time between two reconciliations while a change is expected.
@@ -100,7 +100,7 @@ pub(crate) async fn run_connected(
     let has_grants = !records.is_empty();
     core.load_records(records);
     let listener = match config.metrics {
-        Some(address) => Some(http::listen(address)?),
+        Some(address) => Some(http::listen(address, "--metrics ADDRESS:PORT")?),
         None => None,
     };
     let (events, queue) = mpsc::channel(EVENTS);
@@ -126,7 +126,11 @@ pub(crate) async fn run_connected(
     let (leaving, told) = (agent.clone(), written.subscribe());
     let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
     if let Some(listener) = listener {
-        tasks.spawn(http::serve(listener, agent.clone(), stop.clone()));
+        let (observed, stop) = (agent.clone(), stop.clone());
+        tasks.spawn(async move {
+            http::serve(listener, observed, stop).await;
+            Ok(())
+        });
     }
     tasks.spawn(until(&stop, cluster::follow_pods(agent.clone())));
     tasks.spawn(until(
@@ -335,7 +339,12 @@ impl Servers {
             devices: plugin.devices(),
             status: status.subscribe(),
         };
-        tokio::spawn(follow_status(self.agent.clone(), spec, status.subscribe()));
+        tokio::spawn(follow_registration(
+            self.agent.clone(),
+            spec.name(),
+            part(spec),
+            status.subscribe(),
+        ));
         let settings = PluginSettings::new(self.directory.clone(), spec.socket());
         self.tasks
             .spawn(PluginServer::run(Arc::new(plugin), settings, self.stop.clone(), status));
@@ -417,26 +426,5 @@ fn part(spec: ResourceSpec) -> Cow<'static, str> {
         Ids::Units => Cow::Borrowed(KUBELET),
         Ids::Count => Cow::Borrowed("kubelet (gpu-count)"),
         Ids::Whole(_) => spec.name(),
-    }
-}
-
-/// Follow a resource's registration for readiness and metrics, until the resource's server ends.
-async fn follow_status(agent: Arc<Agent>, spec: ResourceSpec, mut status: watch::Receiver<Status>) {
-    let (name, part) = (spec.name(), part(spec));
-    loop {
-        let now = status.borrow_and_update().clone();
-        agent.metrics.registration(&name, now.is_ready(), now.registrations);
-        match now.is_ready() {
-            true => agent.ready.clear(&part),
-            false => {
-                let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
-                agent.ready.set(part.clone(), format!("{name}: {text}"));
-            }
-        }
-        if status.changed().await.is_err() {
-            // The server has ended. If the node no longer offers the resource, nothing waits for it.
-            agent.ready.clear(&part);
-            return;
-        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use axum::http::StatusCode;
 use divvy_agent_core::{NodeKey, Settings};
-use divvy_model::{MemoryUnit, MiB, names};
+use divvy_model::{Health, MemoryUnit, MiB, Vendor, names};
 
 use crate::cell;
 
@@ -31,6 +31,12 @@ pub fn markdown() -> Result<String> {
             "Agent",
             "`divvy agent` serves them on the address of `--metrics`; the chart sets port 9400.",
             agent()?,
+        ),
+        (
+            "Device plugin under NVIDIA's name",
+            "`nvidia-device-plugin` serves them on the address in the variable `DIVVY_METRICS`, and otherwise not at all. They mean what they mean for the \
+             agent.",
+            plugin()?,
         ),
         (
             "Extender",
@@ -75,7 +81,18 @@ fn agent() -> Result<String> {
     let metrics = divvy_agent::Metrics::default();
     metrics.pre_start("granted", Duration::ZERO);
     metrics.registration(names::GPU_MEM, true, 1);
+    metrics.fault("XID 79");
     Ok(metrics.text(&core)?)
+}
+
+/// Return the metrics of a device plugin with one GPU.
+fn plugin() -> Result<String> {
+    let resource = Vendor::Nvidia.whole_resource();
+    let metrics = divvy_agent::PluginMetrics::default();
+    metrics.registration(resource, true, 1);
+    metrics.fault("XID 79");
+    let gpus = [("GPU-0".to_owned(), Health::Ok)];
+    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into())?)
 }
 
 fn extender() -> Result<String> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use divvy_labels::{Labels, NodeFeature, Repairs};
 use tracing::{info, warn};
 
-use super::{Host, NodeLabels};
+use super::{FeatureFile, Host, NodeLabels};
 use crate::agent::Agent;
 use crate::args::LabelsMode;
 use crate::nvidia::Published;
@@ -21,6 +21,7 @@ const PART: &str = "labels";
 enum Output {
     Node(Box<NodeLabels>),
     NodeFeature(Box<Published>),
+    FeatureFile(FeatureFile),
 }
 
 impl Output {
@@ -33,6 +34,16 @@ impl Output {
                 Ok(())
             }
             Output::NodeFeature(published) => published.write(labels).await,
+            Output::FeatureFile(feature) => {
+                let (feature, labels) = (feature.clone(), labels.clone());
+                let written = blocking(move || feature.write(&labels)).await?;
+                written.map(drop).map_err(|error| {
+                    Error::Labels(format!(
+                        "the labels cannot be written to the feature file: {error}; the agent needs the node's directory of feature files, and may write \
+                         to it with (Helm: agent.labels=feature-file)"
+                    ))
+                })
+            }
         }
     }
 
@@ -40,17 +51,38 @@ impl Output {
     fn undone(&self, wanted: &Labels, on_node: Option<&BTreeMap<String, String>>) -> Vec<String> {
         match (self, on_node) {
             (Output::Node(node), Some(on_node)) => node.undone(wanted, on_node).into_iter().map(str::to_owned).collect(),
-            // Node Feature Discovery writes what the NodeFeature object says.
+            // Node Feature Discovery writes what the NodeFeature object or the feature file says.
             _ => Vec::new(),
         }
     }
 
     /// Tell the operator about another program that undoes these labels again and again.
-    fn tell_of_fight(&self, keys: &[String]) {
-        if let Output::Node(node) = self {
-            warn!("{}", node.fight(keys));
+    fn tell_of_fight(&self, undone: &[String]) {
+        match self {
+            Output::Node(node) => warn!("{}", node.fight(undone)),
+            Output::NodeFeature(_) => {}
+            Output::FeatureFile(_) => warn!(
+                "another program removes or changes {} again and again. It is written again after longer and longer pauses, up to 5 min. Keep \
+                 NVIDIA's GPU feature discovery off this node",
+                undone.join(", ")
+            ),
         }
     }
+}
+
+/// Report whether another program has removed or changed the file.
+async fn is_undone(feature: &FeatureFile, wanted: &Labels) -> Result<bool, Error> {
+    let (feature, wanted) = (feature.clone(), wanted.clone());
+    blocking(move || !feature.has(&wanted)).await
+}
+
+/// Do work that blocks on files.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::Ended {
+        part: "the work on the labels",
+        text: error.to_string(),
+    })
 }
 
 /// Keep the node's labels equal to what the probe reports. They stay when the agent ends.
@@ -66,6 +98,7 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
             };
             Output::NodeFeature(Box::new(Published::new(agent.client(), of, config.pod_name.as_deref()).await))
         }
+        LabelsMode::FeatureFile => Output::FeatureFile(FeatureFile::below(&config.sys_root)),
     };
     // Only whole MIG devices are named `nvidia.com/gpu` by the strategy `single`. Pods choose a MIG device to share by its profile.
     let strategy = match config.whole_gpus {
@@ -73,11 +106,7 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
         false => MigStrategy::Mixed,
     };
     let root = config.sys_root;
-    let host = tokio::task::spawn_blocking(move || Host::of_machine(&root)).await;
-    let host = host.map_err(|error| Error::Ended {
-        part: "the description of the machine",
-        text: error.to_string(),
-    })?;
+    let host = blocking(move || Host::of_machine(&root)).await?;
     let mut seen = agent.seen.subscribe();
     let mut on_node = agent.labels_on_node.subscribe();
     let mut wait = RETRY_FIRST;
@@ -129,7 +158,12 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
         };
         // Both senders live as long as the agent.
         tokio::select! {
-            _ = seen.changed() => {}
+            _ = seen.changed() => {
+                if let (Output::FeatureFile(feature), Some(labels)) = (&output, &written) {
+                    let is_undone = is_undone(feature, labels).await?;
+                    repair = is_undone.then(|| (repairs.due(now()), vec![feature.path().display().to_string()]));
+                }
+            }
             _ = on_node.changed() => {
                 let on_node = on_node.borrow_and_update().clone();
                 let undone = written.as_ref().map_or_else(Vec::new, |labels| output.undone(labels, on_node.as_ref()));

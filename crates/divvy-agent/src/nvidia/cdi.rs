@@ -193,6 +193,8 @@ mod tests {
             root: at("root"),
             mps: crate::nvidia::Mps::below(&at("root")),
             pace: crate::nvidia::Pace::default(),
+            metrics: None,
+            events: None,
         };
         let mut specs = Specs::default();
         let mut update = || specs.update(&config, &surroundings, &Facts::default());

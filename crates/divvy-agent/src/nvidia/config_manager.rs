@@ -67,7 +67,7 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
         let Some(label) = &label else { continue };
         let switched = manager.switch(label.as_deref());
         if let Ok(Some(news)) = &switched {
-            notice.report(news).await;
+            notice.config_not_used(news).await;
         }
         if oneshot {
             manager.keep().unwrap_or_else(|text| warn!("{text}"));

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use divvy_hardware::health::Verdict;
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::{CONTROL_NODES, Gpu, Machine};
 
 use super::health::Health;
+use crate::health_change::HealthChange;
 
 /// What the driver has reported about the node's GPUs.
 #[derive(Debug, Default)]
@@ -58,6 +60,22 @@ impl Facts {
     /// Return all GPUs that the driver has ever listed.
     pub(super) fn gpus(&self) -> impl Iterator<Item = &GpuFacts> {
         self.seen.values()
+    }
+
+    /// Describe the change to a verdict about a GPU or a MIG device, if the driver has ever listed it.
+    pub(super) fn change(&self, uuid: &str, verdict: &Verdict) -> Option<HealthChange> {
+        if let Some(gpu) = self.seen.get(uuid) {
+            return Some(HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
+        }
+        let mut devices = self
+            .seen
+            .values()
+            .flat_map(|gpu| gpu.mig_devices.iter().map(move |device| (gpu, device)));
+        let (gpu, device) = devices.find(|(_, device)| device.uuid == uuid)?;
+        let index = format!("{}:{}", gpu.index, device.index);
+        let profile = device.profile(gpu.total).unwrap_or_default();
+        let model = format!("{} MIG {profile}", gpu.model);
+        Some(HealthChange::new(&index, model.trim(), uuid, verdict))
     }
 
     /// Return the UUID of the MIG device that a fault names.
@@ -130,12 +148,11 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use divvy_hardware::{SNAPSHOT_VERSION, Unreadable};
     use divvy_model::MigDevice;
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
+    use super::super::Pace;
     use super::*;
 
     fn snapshot(gpus: &[(&str, u32)], unreadable: &[u32]) -> Snapshot {
@@ -166,7 +183,7 @@ mod tests {
     fn uuids(facts: &Facts) -> Vec<String> {
         let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
         let (config, _) = invocation.config(None).expect("the defaults");
-        let machine = facts.machine(&Health::new(&config, Duration::ZERO).0, &config, Path::new("/nonexistent"));
+        let machine = facts.machine(&Health::new(&config, Pace::default()).0, &config, Path::new("/nonexistent"));
         machine.gpus.into_iter().map(|gpu| gpu.uuid).collect()
     }
 
@@ -193,7 +210,7 @@ mod tests {
             let mut facts = Facts::default();
             facts.snapshot(found);
             facts
-                .machine(&Health::new(&config, Duration::ZERO).0, &config, root.path())
+                .machine(&Health::new(&config, Pace::default()).0, &config, root.path())
                 .gpus[0]
                 .numa
         };

@@ -1,16 +1,15 @@
 //! The health of GPUs and MIG devices.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_hardware::health::{Settings, Tracker};
+use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::Vendor;
 use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::HealthChecks;
 
-/// The time in ms after which all GPUs become unhealthy if the driver does not answer. A container that starts later would hang
-/// as well.
-const SILENCE_MS: u64 = 60_000;
+use super::Pace;
 
 /// The health of all GPUs and MIG devices so far. A MIG device can fail alone. If its GPU fails, it fails as well.
 #[derive(Debug)]
@@ -18,6 +17,10 @@ pub(super) struct Health {
     checks: HealthChecks,
     gpus: Tracker,
     mig_devices: Tracker,
+    /// The GPUs of the MIG devices, by the UUIDs of these.
+    parents: BTreeMap<String, String>,
+    /// The time in ms after which all GPUs become unhealthy if the driver does not answer. A container that starts later would hang as well.
+    silence_ms: u64,
     /// The time since which the driver has not answered.
     silent_since: Option<u64>,
     /// Whether the driver has not answered for too long.
@@ -25,24 +28,27 @@ pub(super) struct Health {
 }
 
 impl Health {
-    /// Create the health checks of a configuration. A device that failed is healthy again after `recovery` without a new error. Also return
-    /// the words of the configuration that are not understood.
-    pub(super) fn new(config: &Config, recovery: Duration) -> (Health, Vec<String>) {
-        let settings = settings(recovery);
+    /// Create the health checks of a configuration. Also return the words of the configuration that are not understood.
+    pub(super) fn new(config: &Config, pace: Pace) -> (Health, Vec<String>) {
+        let settings = settings(pace.recovery);
         let (checks, unknown) = HealthChecks::parse(&config.plugin.disabled_health_checks, &config.plugin.enabled_health_checks);
         let health = Health {
             checks,
             gpus: Tracker::new(settings),
             mig_devices: Tracker::new(settings),
+            parents: BTreeMap::new(),
+            silence_ms: u64::try_from(pace.silence.as_millis()).unwrap_or(u64::MAX),
             silent_since: None,
             is_silent: false,
         };
         (health, unknown)
     }
 
-    /// Process a snapshot. Return the UUIDs of the GPUs and MIG devices whose health has changed.
+    /// Process a snapshot. Return the UUIDs of the GPUs and MIG devices whose health has changed. MIG devices that changed with their GPU are left out.
     pub(super) fn snapshot(&mut self, now: u64, snapshot: &Snapshot) -> Vec<String> {
         let mut snapshot = snapshot.clone();
+        snapshot.gpus.retain(|gpu| gpu.vendor == Vendor::Nvidia);
+        self.forget(&snapshot);
         if self.checks.are_off() {
             // It does not matter that XIDs cannot be received.
             snapshot.gpus.iter_mut().for_each(|gpu| gpu.no_events = None);
@@ -65,21 +71,44 @@ impl Health {
         };
         (self.silent_since, self.is_silent) = (None, false);
         let mut changed = self.gpus.snapshot(now, &snapshot);
-        changed.extend(self.mig_devices.snapshot(now, &parts));
+        let mut parts = self.mig_devices.snapshot(now, &parts);
+        parts.retain(|device| self.parents.get(device).is_none_or(|gpu| !changed.contains(gpu)));
+        changed.extend(parts);
         changed
     }
 
-    /// Process a fault. Return whether the health of a device has changed. `mig_device` is the UUID of the MIG device that the
+    /// Forget the MIG devices that were destroyed. They are not lost: their GPU is there.
+    fn forget(&mut self, snapshot: &Snapshot) {
+        let mut listed = BTreeMap::new();
+        for gpu in &snapshot.gpus {
+            let devices = gpu.mig_devices.iter();
+            listed.extend(devices.map(|device| (device.uuid.clone(), gpu.uuid.clone())));
+        }
+        let is_there = |uuid: &String| {
+            let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+            gpu.is_some_and(|gpu| !gpu.lost && gpu.error.is_none())
+        };
+        self.parents.retain(|device, gpu| {
+            let is_destroyed = !listed.contains_key(device) && is_there(gpu);
+            if is_destroyed {
+                self.mig_devices.forget(device);
+            }
+            !is_destroyed
+        });
+        self.parents.append(&mut listed);
+    }
+
+    /// Process a fault. Return the UUIDs of the GPUs and MIG devices whose health has changed. `mig_device` is the UUID of the MIG device that the
     /// driver names, if it names one; then only that MIG device fails.
-    pub(super) fn fault(&mut self, now: u64, fault: &Fault, mig_device: Option<&str>) -> bool {
+    pub(super) fn fault(&mut self, now: u64, fault: &Fault, mig_device: Option<&str>) -> Vec<String> {
         if fault.vendor != Vendor::Nvidia {
-            return false;
+            return Vec::new();
         }
         let fault = Fault {
             fatal: self.checks.is_fatal(fault.code),
             ..fault.clone()
         };
-        let changed = match mig_device {
+        match mig_device {
             Some(uuid) => self.mig_devices.fault(
                 now,
                 &Fault {
@@ -88,8 +117,7 @@ impl Health {
                 },
             ),
             None => self.gpus.fault(now, &fault),
-        };
-        !changed.is_empty()
+        }
     }
 
     /// Process a failed snapshot. Return whether the driver has just become silent for too long.
@@ -98,7 +126,7 @@ impl Health {
         self.mig_devices.unavailable(now);
         let since = *self.silent_since.get_or_insert(now);
         let before = self.is_silent;
-        self.is_silent = now.saturating_sub(since) >= SILENCE_MS;
+        self.is_silent = now.saturating_sub(since) >= self.silence_ms;
         self.is_silent && !before
     }
 
@@ -107,8 +135,12 @@ impl Health {
         if self.is_silent {
             return Some("the driver does not answer");
         }
-        let verdict = self.gpus.verdict(uuid).or_else(|| self.mig_devices.verdict(uuid));
-        verdict.and_then(|verdict| verdict.reason.as_deref())
+        self.verdict(uuid).and_then(|verdict| verdict.reason.as_deref())
+    }
+
+    /// Return the verdict on a GPU or a MIG device. It does not say that the driver is silent.
+    pub(super) fn verdict(&self, uuid: &str) -> Option<&Verdict> {
+        self.gpus.verdict(uuid).or_else(|| self.mig_devices.verdict(uuid))
     }
 }
 
@@ -123,8 +155,6 @@ fn settings(recovery: Duration) -> Settings {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use divvy_hardware::{NoEvents, SNAPSHOT_VERSION};
     use divvy_model::MigDevice;
     use divvy_nvidia_config::{Environment, Invocation, Program};
@@ -137,7 +167,7 @@ mod tests {
 
     fn health_with(variables: &Environment) -> Health {
         let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], variables).expect("no arguments");
-        Health::new(&invocation.config(None).expect("the defaults").0, Duration::from_secs(30)).0
+        Health::new(&invocation.config(None).expect("the defaults").0, Pace::default()).0
     }
 
     fn snapshot() -> Snapshot {
@@ -177,18 +207,17 @@ mod tests {
     fn an_xid_hits_the_mig_device_that_the_driver_names_or_the_whole_gpu_and_both_recover() {
         let mut health = health();
         health.snapshot(0, &snapshot());
-        assert!(health.fault(1, &xid(Vendor::Nvidia, "GPU-a", 79), Some("MIG-1")));
+        assert_eq!(health.fault(1, &xid(Vendor::Nvidia, "GPU-a", 79), Some("MIG-1")), ["MIG-1"]);
         assert_eq!(health.reason("MIG-1"), Some("XID 79"));
         assert_eq!(
             (health.reason("MIG-0"), health.reason("GPU-a"), health.reason("GPU-b")),
             (None, None, None)
         );
-        assert!(
-            !health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 13), None),
-            "an application's XID"
-        );
-        assert!(!health.fault(1, &xid(Vendor::Amd, "GPU-b", 79), None));
-        assert!(health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 79), None));
+        let none: [&str; 0] = [];
+        let of_application = health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 13), None);
+        assert_eq!(of_application, none);
+        assert_eq!(health.fault(1, &xid(Vendor::Amd, "GPU-b", 79), None), none);
+        assert_eq!(health.fault(1, &xid(Vendor::Nvidia, "GPU-b", 79), None), ["GPU-b"]);
         assert_eq!(health.reason("GPU-b"), Some("XID 79"));
         for seconds in 0..8 {
             health.snapshot(1_000 + seconds * 5_000, &snapshot());
@@ -214,6 +243,25 @@ mod tests {
                 assert_eq!(health.reason(uuid), expected, "{disabled:?} {uuid}");
             }
         }
+    }
+
+    #[test]
+    fn a_destroyed_mig_device_has_not_failed_and_one_of_a_lost_gpu_changes_with_it() {
+        let mut health = health();
+        health.snapshot(0, &snapshot());
+        let mut divided = snapshot();
+        divided.gpus[0].mig_devices.pop();
+        assert_eq!(health.snapshot(1, &divided), Vec::<String>::new());
+        assert_eq!(health.verdict("MIG-1"), None);
+        let lost = Snapshot {
+            gpus: vec![divided.gpus.pop().expect("GPU-b")],
+            ..snapshot()
+        };
+        assert_eq!(health.snapshot(2, &lost), ["GPU-a"]);
+        assert_eq!(
+            health.verdict("MIG-0").map(|verdict| verdict.health),
+            Some(divvy_model::Health::Lost)
+        );
     }
 
     #[test]

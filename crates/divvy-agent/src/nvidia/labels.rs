@@ -1,7 +1,7 @@
 //! The agent in place of NVIDIA's GPU feature discovery: the same flags, configuration, and labels.
 
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::client::{Probe, cuda_snapshot, snapshot};
@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::node_feature::{ClusterOptions, Published};
-use super::{Loaded, Source, Surroundings, probe, refusal, tegra};
-use crate::labels::Host;
-use crate::{Error, files};
+use super::{Loaded, Source, Surroundings, probe, refusal, tegra, vfio};
+use crate::Error;
+use crate::labels::{FeatureFile, Host};
 
 /// The timeout for the driver's description of all GPUs. It is long, because the driver's initialization wakes up each GPU.
 const ANSWER: Duration = Duration::from_secs(75);
@@ -22,8 +22,9 @@ const ANSWER: Duration = Duration::from_secs(75);
 /// The longest pause after labels could not be written.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// The driver's version in the labels of a Tegra, which has none (NVIDIA's GPU feature discovery, internal/resource/cuda-lib.go).
-const TEGRA_DRIVER: &str = "unknown.unknown.unknown";
+/// The driver's version in the labels of a Tegra and of GPUs that are passed through, which have none (NVIDIA's GPU feature discovery,
+/// internal/resource/cuda-lib.go and sysfs-lib.go).
+const NO_DRIVER: &str = "unknown.unknown.unknown";
 
 /// Keep the node's labels up to date until `stop` is cancelled, or write them once.
 ///
@@ -100,12 +101,6 @@ fn pause(interval: SleepInterval, is_written: bool) -> Option<Duration> {
 
 fn load(source: &Source) -> Result<Loaded, Error> {
     let loaded = source.load().map_err(Error::Labels)?;
-    if loaded.config.discovery == Discovery::Vfio {
-        warn!(
-            "this program does not describe GPUs that are passed through to virtual machines (--device-discovery-strategy=vfio); the \
-             labels say that there is no GPU"
-        );
-    }
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
     Ok(loaded)
 }
@@ -113,7 +108,12 @@ fn load(source: &Source) -> Result<Loaded, Error> {
 /// Describe the machine with facts from the driver and the kernel.
 async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, String> {
     if config.discovery == Discovery::Vfio {
-        return Ok(host.without_gpus(timestamp));
+        let mounted = Path::new(&config.plugin.container_driver_root);
+        return Ok(Machine {
+            driver: NO_DRIVER.to_owned(),
+            gpus: vfio::gpus(&surroundings.root, &[mounted, &surroundings.root]),
+            ..host.without_gpus(timestamp)
+        });
     }
     let spawn = probe(config, surroundings);
     let has_tegra_files = tegra::has_files(config, surroundings);
@@ -131,7 +131,7 @@ async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, tim
     let found = cuda_snapshot(&spawn, ANSWER).await;
     let found = found.map_err(|failure| format!("this node is a Tegra, and CUDA does not describe its GPU: {failure}"))?;
     Ok(Machine {
-        driver: TEGRA_DRIVER.to_owned(),
+        driver: NO_DRIVER.to_owned(),
         ..host.machine(found, timestamp)
     })
 }
@@ -139,7 +139,7 @@ async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, tim
 /// Where the labels are written.
 enum Output {
     Stdout,
-    File { path: PathBuf, written: Option<String> },
+    File(FeatureFile),
     NodeFeature(Box<Published>),
 }
 
@@ -158,15 +158,15 @@ impl Output {
             match (discovery.use_node_feature_api && has_name, discovery.output_file.as_str()) {
                 (true, _) => Output::NodeFeature(Box::new(Published::connect(cluster).await?)),
                 (false, "") => Output::Stdout,
-                (false, path) => Output::File {
-                    path: path.into(),
-                    written: None,
-                },
+                (false, path) => Output::File(
+                    FeatureFile::at(Path::new(path))
+                        .ok_or_else(|| Error::Labels(format!("--output-file {path} is not the path of a file")))?,
+                ),
             },
         )
     }
 
-    /// Write the labels, if they have changed.
+    /// Write the labels, unless they are there.
     async fn write(&mut self, found: &Labels) -> Result<(), Error> {
         found.warnings.iter().for_each(|warning| warn!("{warning}"));
         match self {
@@ -175,21 +175,10 @@ impl Output {
                 let written = stdout.write_all(file(found).as_bytes()).and_then(|()| stdout.flush());
                 written.map_err(|error| Error::Labels(format!("cannot write to the standard output: {error}")))
             }
-            Output::File { path, written } => {
-                let text = file(found);
-                if written.as_ref() == Some(&text) {
-                    return Ok(());
+            Output::File(feature) => {
+                if feature.write(found)? {
+                    info!("wrote {} labels to {}", found.labels.len(), feature.path().display());
                 }
-                let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-                    return Err(Error::Labels(format!(
-                        "--output-file {} is not the path of a file",
-                        path.display()
-                    )));
-                };
-                files::make_directory(directory, 0o755)?;
-                files::write_atomic(directory, name, text.as_bytes(), 0o644)?;
-                info!("wrote {} labels to {}", found.labels.len(), path.display());
-                *written = Some(text);
                 Ok(())
             }
             Output::NodeFeature(published) => published.write(found).await,

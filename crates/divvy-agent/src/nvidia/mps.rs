@@ -16,7 +16,6 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
 use divvy_hardware::{Failure, GpuProcesses, Process};
@@ -37,7 +36,7 @@ use self::tools::Tools;
 pub(super) use self::watch::Daemons;
 use super::facts::Facts;
 use super::health::Health;
-use super::{Loaded, Mps, Source, Surroundings, probe, refusal};
+use super::{Loaded, Mps, Pace, Source, Surroundings, probe, refusal};
 use crate::{Error, files};
 
 impl Mps {
@@ -253,7 +252,9 @@ impl Node {
             };
             Error::Plugin(format!("error getting daemons: {within}{error}"))
         };
-        let machine = self.facts.machine(&Health::new(config, Duration::ZERO).0, config, &self.root);
+        let machine = self
+            .facts
+            .machine(&Health::new(config, Pace::default()).0, config, &self.root);
         let offered = offer(config, &machine);
         self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
         let (resources, mut said) = match offered {
@@ -444,7 +445,6 @@ mod tests {
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
     use super::*;
-    use crate::nvidia::Pace;
 
     fn config(arguments: &[&str], text: &str) -> Config {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
@@ -469,6 +469,8 @@ mod tests {
                     ..Mps::below(Path::new("/"))
                 },
                 pace: Pace::default(),
+                metrics: None,
+                events: None,
             };
             let mut node = Node::new(&surroundings).expect("a node");
             let gpu = GpuFacts {

@@ -1,6 +1,7 @@
 //! What the programs find on their node, and how patient they are. NVIDIA's programs have no flags for this.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use crate::Error;
 const SOCKETS: &str = "var/lib/kubelet/device-plugins";
 /// The directory for CDI specs.
 const SPECS: &str = "var/run/cdi";
+/// The token of the pod's service account, if it has one.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// Names the directory that stands for the node's root: on the embedded cluster, several nodes share one machine.
 const ROOT: &str = "DIVVY_NODE_ROOT";
 
@@ -73,6 +76,19 @@ pub struct Surroundings {
     pub mps: Mps,
     /// How often the driver is asked, and how patient the program is with a GPU that failed.
     pub pace: Pace,
+    /// The address on which the device plugin serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
+    pub metrics: Option<SocketAddr>,
+    /// Where the device plugin posts events. `None` posts none.
+    pub events: Option<OnNode>,
+}
+
+/// The node whose events tell about its GPUs, and the cluster to which it belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnNode {
+    /// The kubeconfig file. `None` means the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The node's name.
+    pub node: String,
 }
 
 /// How often the driver is asked, and how patient the program is with a GPU that failed.
@@ -82,6 +98,8 @@ pub struct Pace {
     pub interval: Duration,
     /// How long a GPU that failed must run without a new error before it is healthy again.
     pub recovery: Duration,
+    /// How long the driver may be silent before all GPUs count as failed.
+    pub silence: Duration,
 }
 
 impl Default for Pace {
@@ -89,6 +107,7 @@ impl Default for Pace {
         Pace {
             interval: Timing::default().poll,
             recovery: Duration::from_secs(30),
+            silence: Duration::from_secs(60),
         }
     }
 }
@@ -104,6 +123,7 @@ impl Pace {
         Ok(Pace {
             interval: read("DIVVY_PROBE_INTERVAL", default.interval)?,
             recovery: read("DIVVY_HEALTH_RECOVERY", default.recovery)?,
+            silence: default.silence,
         })
     }
 
@@ -145,10 +165,36 @@ impl Surroundings {
             sockets: root.join(SOCKETS),
             cdi_dir: root.join(SPECS),
             mps: Mps::below(&root),
-            pace: Pace::of(|name| std::env::var(name).ok())?,
+            pace: Pace::of(variable)?,
+            metrics: metrics(variable)?,
+            events: events(variable, Path::new(TOKEN).exists()),
             root,
         })
     }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Return the address that the variable of `divvy agent --metrics` has.
+fn metrics(variable: impl Fn(&str) -> Option<String>) -> Result<Option<SocketAddr>, Error> {
+    let Some(text) = variable("DIVVY_METRICS").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let address = text.parse().map_err(|_| {
+        Error::Plugin(format!(
+            "DIVVY_METRICS: {text:?} is not an address and a port; write, for example, 0.0.0.0:9400"
+        ))
+    })?;
+    Ok(Some(address))
+}
+
+/// Return where events are posted: on the pod's node, if its name is known and the pod may talk to the API server.
+fn events(variable: impl Fn(&str) -> Option<String>, has_token: bool) -> Option<OnNode> {
+    let node = variable("NODE_NAME").filter(|name| !name.is_empty())?;
+    let is_in_cluster = has_token && variable("KUBERNETES_SERVICE_HOST").is_some();
+    is_in_cluster.then_some(OnNode { kubeconfig: None, node })
 }
 
 #[cfg(test)]
@@ -169,5 +215,30 @@ mod tests {
             error.to_string(),
             "error starting plugins: DIVVY_PROBE_INTERVAL: \"soon\" is not a duration; write 30s or 5m"
         );
+    }
+
+    #[test]
+    fn metrics_are_served_only_on_an_address_that_is_set() {
+        let of = |text: Option<&str>| metrics(|name| text.filter(|_| name == "DIVVY_METRICS").map(str::to_owned));
+        assert_eq!(of(None).expect("unset"), None);
+        assert_eq!(of(Some("")).expect("empty"), None);
+        assert_eq!(of(Some("0.0.0.0:9400")).expect("an address"), "0.0.0.0:9400".parse().ok());
+        assert_eq!(
+            of(Some("9400")).expect_err("no address").to_string(),
+            "error starting plugins: DIVVY_METRICS: \"9400\" is not an address and a port; write, for example, 0.0.0.0:9400"
+        );
+    }
+
+    #[test]
+    fn events_need_the_nodes_name_and_a_token() {
+        let of = |names: &'static [&'static str], has_token| {
+            let variable = move |name: &str| names.contains(&name).then(|| "x".to_owned());
+            events(variable, has_token).map(|on| on.node)
+        };
+        let both = &["NODE_NAME", "KUBERNETES_SERVICE_HOST"];
+        assert_eq!(of(both, true), Some("x".to_owned()));
+        assert_eq!(of(both, false), None);
+        assert_eq!(of(&["NODE_NAME"], true), None);
+        assert_eq!(of(&["KUBERNETES_SERVICE_HOST"], true), None);
     }
 }

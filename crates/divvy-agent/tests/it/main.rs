@@ -2,5 +2,6 @@
 
 mod config_manager;
 mod mps;
+mod outlets;
 mod shell;
 mod tegra;

@@ -3,16 +3,17 @@
 
 mod hostile;
 
+use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use divvy_agent::Error;
 use divvy_agent::nvidia::{Loaded, Mps, Pace, Source, Surroundings, device_plugin, mps_control_daemon};
 use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_nvidia_plugin::mps::Intervals;
-use divvy_testbed::api::{ApiServer, Options};
+use divvy_testbed::api::{ApiServer, Listening, Options};
 use divvy_testbed::node::{Node, NodeSpec};
 use divvy_testbed::simulated_driver::ask;
 use divvy_testkit::mps::{CALLS, calls, install};
@@ -40,7 +41,7 @@ pub(crate) fn built(package: &str, file: &str) -> PathBuf {
     path
 }
 
-fn uuid(index: u32) -> String {
+pub(crate) fn uuid(index: u32) -> String {
     format!("GPU-{index:08x}-0000-4000-8000-000000000000")
 }
 
@@ -94,6 +95,8 @@ impl Bed {
                 count: Duration::from_millis(50),
             },
             pace: Pace::default(),
+            metrics: None,
+            events: None,
         };
         let bed = Bed { directory, surroundings };
         bed.describe(models, "");
@@ -105,7 +108,7 @@ impl Bed {
     }
 
     /// Write the machine's description. `more` has further values of each GPU.
-    fn describe(&self, models: &[&str], more: &str) {
+    pub(crate) fn describe(&self, models: &[&str], more: &str) {
         let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"550.54.15\"\n".to_owned();
         for (index, model) in (0..).zip(models) {
             let uuid = uuid(index);
@@ -188,7 +191,7 @@ impl Drop for Bed {
 }
 
 /// Wait until something holds.
-async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < LIMIT, "not in time: {what}");
@@ -216,7 +219,7 @@ fn replicas(count: u32) -> String {
     share(&format!("{{name: nvidia.com/gpu, replicas: {count}}}"))
 }
 
-const A100: &str = "NVIDIA A100-SXM4-40GB";
+pub(crate) const A100: &str = "NVIDIA A100-SXM4-40GB";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe";
 
 fn smi(gpu: u32, mode: &str) -> String {
@@ -454,9 +457,13 @@ async fn mig_devices_get_no_daemon() {
     stop(running).await;
 }
 
+/// The user of the kubeconfig in the bed's directory.
+pub(crate) const USER: &str = "plugin";
+
 /// A device plugin on the bed's node, with an emulated kubelet.
 pub(crate) struct PluginBed {
-    api: ApiServer,
+    pub(crate) api: ApiServer,
+    _listening: Listening,
     _node: Node,
     sockets: PathBuf,
     pub(crate) running: Running,
@@ -465,6 +472,8 @@ pub(crate) struct PluginBed {
 impl PluginBed {
     pub(crate) async fn new(bed: &Bed, arguments: &[&str]) -> PluginBed {
         let api = ApiServer::new(Options::default());
+        let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("listening");
+        std::fs::write(bed.at("kubeconfig"), api.kubeconfig_for(listening.addr(), USER)).expect("written");
         let mut spec = NodeSpec::new("n1", bed.at("node"));
         spec.timings.status_period = Duration::from_millis(10);
         let sockets = spec.paths().kubelet_dir.join("device-plugins");
@@ -480,6 +489,7 @@ impl PluginBed {
         PluginBed {
             running: (tokio::spawn(device_plugin(source, surroundings, stop.clone())), stop),
             api,
+            _listening: listening,
             _node: node,
             sockets,
         }
@@ -541,19 +551,52 @@ async fn without_the_control_program_the_marker_alone_counts_for_the_plugin() {
     stop(plugin.running).await;
 }
 
+thread_local! {
+    /// Where the log of this thread goes.
+    static LOG: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
 /// A log in memory.
 #[derive(Debug, Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+/// Records the log of a thread until it is dropped.
+pub(crate) struct Recording;
 
 impl Log {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().expect("not poisoned")).into_owned()
+    }
+
+    /// Record what this thread logs. A test and everything that it starts run in one thread.
+    ///
+    /// There is one subscriber for all threads: with one for each, `tracing` takes what a thread without a subscriber logs first for disabled in all threads.
+    pub(crate) fn record(&self) -> Recording {
+        static SUBSCRIBER: Once = Once::new();
+        SUBSCRIBER.call_once(|| {
+            tracing_subscriber::fmt().with_writer(|| OfThread).with_ansi(false).init();
+        });
+        LOG.set(Some(self.clone()));
+        Recording
     }
 }
 
-impl std::io::Write for Log {
+impl Drop for Recording {
+    fn drop(&mut self) {
+        LOG.set(None);
+    }
+}
+
+struct OfThread;
+
+impl std::io::Write for OfThread {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("not poisoned").write(bytes)
+        LOG.with_borrow(|log| {
+            if let Some(Log(text)) = log {
+                text.lock().expect("not poisoned").extend_from_slice(bytes);
+            }
+        });
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -564,13 +607,7 @@ impl std::io::Write for Log {
 #[tokio::test]
 async fn a_container_whose_processes_together_use_more_than_its_share_is_named() {
     let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_ansi(false)
-        .finish();
-    // The test and everything that it starts run in this thread.
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let _guard = log.record();
     let bed = Bed::new(&[A100]);
     for (pid, container) in [(7, "01ab"), (8, "01ab"), (9, "02cd")] {
         let process = bed.at(&format!("root/proc/{pid}"));

@@ -14,7 +14,7 @@ use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_extender::tls::make::carry_out;
 use divvy_extender::tls::plan::{Data, Lifetimes, next_s, plan};
 use divvy_kubelet::api::v1beta1;
-use divvy_labels::{Machine, PciDevice, labels};
+use divvy_labels::{Machine, PciDevice, labels, pci_name};
 use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
 use divvy_nvidia_config::{Environment, Invocation, Program};
@@ -78,7 +78,7 @@ const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeS
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
 
 /// Rules: the names in an accepted configuration are ones that Kubernetes accepts, and so are the values of the labels made from
-/// it. The bytes also serve as the PCI configuration space of a virtual GPU.
+/// it. The bytes also serve as the PCI configuration space of a virtual GPU, and as the database of PCI devices.
 fn nvidia(bytes: &[u8]) -> bool {
     let Some(text) = text(bytes) else { return false };
     let invocation = Invocation::parse(Program::DevicePlugin, "1", &[], &Environment::new()).expect("no arguments");
@@ -96,7 +96,10 @@ fn nvidia(bytes: &[u8]) -> bool {
     }
     let machine = Machine {
         driver: "550.54".to_owned(),
-        gpus: vec![divvy_labels::Gpu::default()],
+        gpus: vec![divvy_labels::Gpu {
+            model: pci_name(text, 0x20b0).unwrap_or_default().to_owned(),
+            ..divvy_labels::Gpu::default()
+        }],
         pci: vec![PciDevice { config: bytes.to_vec() }],
         ..Machine::default()
     };

@@ -1,5 +1,6 @@
 //! The labels of the agent's node.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Instant;
 
 use divvy_agent::LabelsMode;
@@ -163,5 +164,68 @@ async fn labels_go_to_a_node_feature_object_instead() {
     };
     assert!(bed.api.until(LIMIT, look).await.is_some());
     bed.label_is("gpu.count", None).await;
+    bed.ready_is(200, "ok").await;
+}
+
+/// Return the feature file of the agent's node.
+fn feature_file(bed: &Bed) -> PathBuf {
+    bed.config
+        .sys_root
+        .join("etc/kubernetes/node-feature-discovery/features.d/gfd")
+}
+
+/// Wait until the feature file has this line.
+async fn file_says(bed: &Bed, line: &str) {
+    let has = || {
+        let text = std::fs::read_to_string(feature_file(bed)).unwrap_or_default();
+        text.lines().any(|found| found == line).then_some(())
+    };
+    bed.eventually(line, has).await;
+}
+
+#[tokio::test]
+async fn labels_in_a_feature_file_survive_a_restart_and_go_with_the_gpu() {
+    let mut bed = Bed::with_labels(&[16384], LabelsMode::FeatureFile).await;
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
+    bed.ready_is(200, "ok").await;
+    bed.label_is("gpu.count", None).await;
+    let inode = |bed: &Bed| std::fs::metadata(feature_file(bed)).expect("there").ino();
+    let before = inode(&bed);
+    bed.stop_agent().await;
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
+    bed.start_agent();
+    bed.ready_is(200, "ok").await;
+    assert_eq!(inode(&bed), before, "the same labels are not written again");
+    bed.machine.send_modify(|machine| machine.gpus.clear());
+    let only = || {
+        let text = std::fs::read_to_string(feature_file(&bed)).expect("there");
+        (text == "nvidia.com/vgpu.present=false\n").then_some(())
+    };
+    bed.eventually("the GPU's labels go", only).await;
+}
+
+#[tokio::test]
+async fn a_feature_file_that_another_program_removes_or_changes_is_written_again() {
+    let bed = Bed::with_labels(&[16384], LabelsMode::FeatureFile).await;
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
+    std::fs::remove_file(feature_file(&bed)).expect("removed");
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
+    std::fs::write(feature_file(&bed), "nvidia.com/gpu.count=7\n").expect("written");
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
+}
+
+#[tokio::test]
+async fn a_feature_file_that_cannot_be_written_is_told_and_tried_again() {
+    let mut bed = Bed::with_labels(&[16384], LabelsMode::Off).await;
+    bed.ready_is(200, "ok").await;
+    bed.stop_agent().await;
+    let in_the_way = bed.config.sys_root.join("etc/kubernetes");
+    std::fs::create_dir_all(in_the_way.parent().expect("a directory")).expect("created");
+    std::fs::write(&in_the_way, "").expect("written");
+    bed.config.labels = LabelsMode::FeatureFile;
+    bed.start_agent();
+    bed.ready_is(503, "labels").await;
+    std::fs::remove_file(&in_the_way).expect("removed");
+    file_says(&bed, "nvidia.com/gpu.count=1").await;
     bed.ready_is(200, "ok").await;
 }

@@ -294,7 +294,12 @@ fn an_agent_that_labels_its_node_writes_no_other_label_than_nvidias() {
 
 #[test]
 fn only_an_agent_that_writes_node_features_may_write_them() {
-    for (mode, expected) in [("off", false), ("node", false), ("node-feature", true)] {
+    for (mode, expected) in [
+        ("off", false),
+        ("node", false),
+        ("node-feature", true),
+        ("feature-file", false),
+    ] {
         let Some(text) = with(&[json!({"agent": {"labels": mode}})]) else {
             return;
         };
@@ -304,6 +309,37 @@ fn only_an_agent_that_writes_node_features_may_write_them() {
             object["kind"] == "DaemonSet" && name == "divvy-agent"
         });
         assert_eq!(agent.expect("there").to_string().contains("POD_NAME"), expected, "{mode}");
+    }
+}
+
+#[test]
+fn only_an_agent_that_writes_a_feature_file_can_write_to_the_directory_of_feature_files() {
+    for (mode, expected) in [
+        ("off", false),
+        ("node", false),
+        ("node-feature", false),
+        ("feature-file", true),
+    ] {
+        let Some(text) = with(&[json!({"agent": {"labels": mode}})]) else {
+            return;
+        };
+        let agent = parse(&text).into_iter().find(|object| {
+            let name = &object["metadata"]["name"];
+            object["kind"] == "DaemonSet" && name == "divvy-agent"
+        });
+        let pod = &agent.expect("there")["spec"]["template"]["spec"];
+        let named = |list: &Value| {
+            list.as_array()
+                .into_iter()
+                .flatten()
+                .find(|one| one["name"] == "features")
+                .cloned()
+        };
+        let directory = "/etc/kubernetes/node-feature-discovery/features.d";
+        let mount = json!({"name": "features", "mountPath": format!("/host{directory}")});
+        let volume = json!({"name": "features", "hostPath": {"path": directory, "type": "DirectoryOrCreate"}});
+        let found = (named(&pod["containers"][0]["volumeMounts"]), named(&pod["volumes"]));
+        assert_eq!(found, (expected.then_some(mount), expected.then_some(volume)), "{mode}");
     }
 }
 

@@ -1,0 +1,58 @@
+//! What to tell an operator when a GPU fails or recovers.
+
+use divvy_hardware::health::Verdict;
+use divvy_model::Health;
+use tracing::{info, warn};
+
+const OFFERED_NO_MORE: &str =
+    "Divvy no longer offers this GPU, and nothing starts on it until it recovers; pods that already run there are not touched";
+
+/// A change of a GPU's health, as an event on the node tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HealthChange {
+    /// Whether the event's type is `Warning` instead of `Normal`.
+    pub(crate) warning: bool,
+    /// The event's reason.
+    pub(crate) reason: &'static str,
+    pub(crate) text: String,
+}
+
+impl HealthChange {
+    /// Describe the change to a verdict about the GPU with this index, model, and UUID. The index of a MIG device is `GPU:INDEX`.
+    pub(crate) fn new(index: &str, model: &str, uuid: &str, verdict: &Verdict) -> HealthChange {
+        let name = format!("GPU {index} ({model}, {uuid})");
+        let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
+        let (warning, reason, text) = match verdict.health {
+            Health::Ok => (false, "GpuRecovered", format!("{name} has recovered and is offered again")),
+            Health::Failed => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
+            Health::Lost => (true, "GpuLost", format!("{name} is lost: {why}. {OFFERED_NO_MORE}")),
+        };
+        HealthChange { warning, reason, text }
+    }
+
+    /// Describe that the driver has been silent for too long.
+    pub(crate) fn silence() -> HealthChange {
+        HealthChange {
+            warning: true,
+            reason: "DriverSilent",
+            text: "the GPUs' driver does not answer, so Divvy offers no GPU of this node until it does; pods that already run there are not touched"
+                .to_owned(),
+        }
+    }
+
+    /// Describe that the driver is no longer silent.
+    pub(crate) fn answer() -> HealthChange {
+        HealthChange {
+            warning: false,
+            reason: "DriverAnswers",
+            text: "the GPUs' driver answers again, so Divvy offers those of this node that work".to_owned(),
+        }
+    }
+
+    pub(crate) fn log(&self) {
+        match self.warning {
+            true => warn!("{}", self.text),
+            false => info!("{}", self.text),
+        }
+    }
+}

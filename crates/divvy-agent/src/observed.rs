@@ -1,0 +1,51 @@
+//! What a program that serves device plugins shows at `/readyz` and `/metrics`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use divvy_kubelet::plugin::Status;
+use tokio::sync::watch;
+
+use crate::metrics::Counts;
+use crate::readiness::Readiness;
+
+pub(crate) const NOT_REGISTERED: &str = "not registered yet";
+
+/// A program whose readiness and metrics can be asked for.
+pub(crate) trait Observed: Send + Sync {
+    fn ready(&self) -> &Readiness;
+
+    fn counts(&self) -> &Counts;
+
+    /// Return the text of `/metrics`.
+    ///
+    /// # Errors
+    /// A value cannot be formatted.
+    fn metrics(&self) -> Result<String, fmt::Error>;
+}
+
+/// Follow a resource's registration for readiness and metrics, until the resource's server ends. `part` stands for it in `/readyz`.
+pub(crate) async fn follow_registration(
+    observed: Arc<dyn Observed>,
+    resource: Cow<'static, str>,
+    part: Cow<'static, str>,
+    mut status: watch::Receiver<Status>,
+) {
+    loop {
+        let now = status.borrow_and_update().clone();
+        observed.counts().registration(&resource, now.is_ready(), now.registrations);
+        match now.is_ready() {
+            true => observed.ready().clear(&part),
+            false => {
+                let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
+                observed.ready().set(part.clone(), format!("{resource}: {text}"));
+            }
+        }
+        if status.changed().await.is_err() {
+            // The server has ended. If the node no longer offers the resource, nothing waits for it.
+            observed.ready().clear(&part);
+            return;
+        }
+    }
+}
