@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepare NVIDIA's objects for the test cluster: read a list of objects as JSON, and print it changed.
+"""Prepare NVIDIA's objects for the test cluster: read objects as JSON, and print them changed.
 
 A user changes the image. This cluster lacks a driver and access to the API server's Service, so containers get the simulated driver, the scripts that stand in
 for the driver's programs, and the API server's address as well. One node has NVIDIA's GPUs.
@@ -48,17 +48,25 @@ def prepare(pod):
         container.setdefault("env", []).extend({"name": name, "value": value} for name, value in variables.items())
 
 
+def objects(text):
+    """Parse objects that follow one another, as kubectl prints them."""
+    decoder, at = json.JSONDecoder(), 0
+    while text[at:].strip():
+        at += len(text[at:]) - len(text[at:].lstrip())
+        item, at = decoder.raw_decode(text, at)
+        yield item
+
+
 def main():
-    objects = json.load(sys.stdin)
-    # kubectl prints a list only if there are several.
-    for item in objects.get("items", [objects]):
+    items = list(objects(sys.stdin.read()))
+    for item in items:
         if item["kind"] not in ("DaemonSet", "Job"):
             continue
         pod = item["spec"]["template"]["spec"]
         prepare(pod)
         if "affinity" not in pod and "nodeName" not in pod:
             pod.setdefault("nodeSelector", {})["kubernetes.io/hostname"] = setting("NODE")
-    json.dump(objects, sys.stdout, indent=1)
+    json.dump({"apiVersion": "v1", "kind": "List", "items": items}, sys.stdout, indent=1)
 
 
 main()

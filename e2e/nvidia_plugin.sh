@@ -38,7 +38,7 @@ nvidia_plugin() { # SHAPE...
 # ---- NVIDIA's objects with Divvy's image
 
 # Print the directory of the version of NVIDIA's module that has the chart and the manifests.
-nvidia_module() { GOFLAGS=-mod=mod go mod download -json $NVIDIA_PLUGIN | sed -n 's/^.*"Dir": "\(.*\)",$/\1/p'; }
+nvidia_module() { GOFLAGS=-mod=mod go mod download -json "$NVIDIA_PLUGIN" | sed -n 's/^.*"Dir": "\(.*\)",$/\1/p'; }
 
 # Apply the objects of NVIDIA's chart, with values from the standard input.
 chart_is() { # ARGUMENT OF HELM...

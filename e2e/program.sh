@@ -70,7 +70,7 @@ plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
       {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
   local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
       {name: driver-root, mountPath: /driver-root}"
-  local program=/usr/bin/nvidia-device-plugin hook= programs= volume=
+  local program=/usr/bin/nvidia-device-plugin hook='' programs='' volume=''
   if [ "${DEVICE_PLUGIN:-divvy}" = nvidia ]; then
     # The image has what NVIDIA's program needs: glibc, its loader, and its parts.
     hook=", --nvidia-cdi-hook-path=$CLUSTER_BIN/nvidia-cdi-hook"
@@ -116,6 +116,9 @@ END
 END
 }
 
+# shellcheck disable=SC2086
+build_nvidia_programs() { "$CLUSTER_ROOT/build.sh" $NVIDIA_PROGRAMS > /dev/null || die "NVIDIA's programs were not built; run cargo xtask cluster build $NVIDIA_PROGRAMS"; }
+
 run_plugin() { # NODE alone|with-mps|off
   local node=$1
   is_installed || die "nvidia-device-plugin runs from the image; install Divvy with cargo xtask cluster install"
@@ -129,8 +132,7 @@ run_plugin() { # NODE alone|with-mps|off
   fi
   case ${DEVICE_PLUGIN:=divvy} in
     divvy) ;;
-    # shellcheck disable=SC2086
-    nvidia) "$CLUSTER_ROOT/build.sh" $NVIDIA_PROGRAMS > /dev/null || die "NVIDIA's programs were not built; see ${CLUSTER_BIN}/.nvidia-device-plugin.log" ;;
+    nvidia) build_nvidia_programs ;;
     *) die "DEVICE_PLUGIN=$DEVICE_PLUGIN is not known; use divvy or nvidia" ;;
   esac
   kube label node "$node" gpushare- > /dev/null
