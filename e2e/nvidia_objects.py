@@ -33,7 +33,8 @@ def mount(container, volumes, path, host):
 
 def prepare(pod):
     volumes = pod.setdefault("volumes", [])
-    for container in pod.get("initContainers", []) + pod["containers"]:
+    # The chart writes `initContainers:` also where there are none.
+    for container in (pod.get("initContainers") or []) + pod["containers"]:
         if container["image"].startswith(NVIDIA):
             container["image"] = setting("IMAGE")
         variables = {"KUBERNETES_SERVICE_HOST": setting("API_HOST"), "KUBERNETES_SERVICE_PORT": setting("API_PORT")}

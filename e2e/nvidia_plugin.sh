@@ -7,6 +7,11 @@ NVIDIA_PLUGIN=github.com/NVIDIA/k8s-device-plugin@$K8S_DEVICE_PLUGIN_VERSION
 NVIDIA_NAMESPACE=nvidia-device-plugin
 NVIDIA_NODE=n2
 NVIDIA_FILES=$CLUSTER_DIR/nvidia   # the objects of the shape
+FEATURE_FILE=/etc/kubernetes/node-feature-discovery/features.d/gfd
+# What is left on a node: NVIDIA's programs also leave the CDI spec, for containers that are started again, and the mount of mount-shm. The feature
+# file stays so that labels survive a restart.
+CDI_SPEC=/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json
+MPS_SHM=/run/nvidia/mps/shm
 # The shapes that are a part of `cargo xtask cluster install`, and the others.
 NVIDIA_FIRST="configurations mps static"
 NVIDIA_OTHER="envvar index volume-mounts cdi-annotations cpu-manager mig-single mig-mixed no-driver static-cpu-manager static-service-account"
@@ -19,10 +24,14 @@ nvidia_plugin() { # SHAPE...
   done
   scene "Divvy's agent leaves the node to NVIDIA's manifests"
   mkdir -p "$NVIDIA_FILES"
+  # A run that failed leaves its shape for people to look at.
+  kube delete pods -l play=nvidia --wait > /dev/null
+  [ ! -e "$NVIDIA_FILES/objects.json" ] || kube delete -f "$NVIDIA_FILES/objects.json" --ignore-not-found --wait > /dev/null
   step labelled "$NVIDIA_NODE: gpushare-, nvidia.com/gpu.present=true"
   kube label node $NVIDIA_NODE gpushare- nvidia.com/gpu.present=true --overwrite > /dev/null
   node_feature_crd
   for shape in "$@"; do
+    LEFT=''
     DRIVER_ROOT=$(simulated_driver_root $NVIDIA_NODE "$MACHINES")
     "shape_${shape//-/_}"
     remove_shape
@@ -62,23 +71,23 @@ apply_shape() { # NAMESPACE
   kube apply -f "$NVIDIA_FILES/objects.json" > /dev/null
 }
 
-# Remove the shape's objects and pods, and check that it leaves nothing.
+# Remove the shape's objects and pods, and check that nothing is left but the file or mount LEFT.
 remove_shape() {
   kube delete pods -l play=nvidia --wait --timeout=60s > /dev/null
   kube delete -f "$NVIDIA_FILES/objects.json" --ignore-not-found --wait --timeout=120s > /dev/null
   eventually 60 "removed: no pod with the image is left" no_plugin_pods
   eventually 20 "the node offers no device" offers_nothing
-  check "nothing is left on the node" nothing_left
-  # The specs stay for containers that run and may be started again, as with NVIDIA's plugin.
-  in_node $NVIDIA_NODE bash -c 'rm -f /var/run/cdi/k8s.device-plugin.nvidia.com-*'
+  check "${LEFT:-nothing} is left on the node" equals "$(left_on_node)" "$LEFT"
+  # shellcheck disable=SC2016
+  in_node $NVIDIA_NODE bash -c '! mountpoint -q "$1" || umount "$1"; rm -rf "$1"' clear "$LEFT"
 }
 no_plugin_pods() { says_not "$(kube get pods -A -o 'jsonpath={..image}')" "$(plugin_image)"; }
 offers_nothing() { equals "$(kube get node $NVIDIA_NODE -o 'jsonpath={.status.allocatable}' | grep -oE '"nvidia\.com/[^"]*":"[1-9][0-9]*"')" ""; }
-nothing_left() {
+left_on_node() {
   # shellcheck disable=SC2016
-  equals "$(in_node $NVIDIA_NODE bash -c 'shopt -s nullglob
-    for path in /var/lib/kubelet/device-plugins/nvidia* /etc/kubernetes/node-feature-discovery/features.d/*; do echo "$path"; done
-    grep -oE " /run/nvidia/mps/[^ ]+" /proc/self/mountinfo')" ""
+  in_node $NVIDIA_NODE bash -c 'shopt -s nullglob
+    for path in /var/lib/kubelet/device-plugins/nvidia* /var/run/cdi/k8s.device-plugin.* "$1"/*; do echo "$path"; done
+    ! mountpoint -q "$2" || echo "$2"' left "$(dirname $FEATURE_FILE)" $MPS_SHM
 }
 
 # Node Feature Discovery's resource, in which GPU feature discovery writes labels.
@@ -141,8 +150,7 @@ is_not_set() { says_not "$(kube logs "$1")" "$2="; } # POD VARIABLE
 has_feature() { # LABEL VALUE: check the NodeFeature object
   equals "$(kube get nodefeature -n $NVIDIA_NAMESPACE "nvidia-features-for-$NVIDIA_NODE" -o "jsonpath={.spec.labels.nvidia\\.com/${1//./\\.}}")" "$2"
 }
-feature_file() { echo "$CLUSTER_DIR/$NVIDIA_NODE/etc/kubernetes/node-feature-discovery/features.d/gfd"; }
-says_feature() { says "$(cat "$(feature_file)")" "nvidia.com/$1=$2"; } # LABEL VALUE: check the feature file
+says_feature() { says "$(in_node $NVIDIA_NODE cat $FEATURE_FILE)" "nvidia.com/$1=$2"; } # LABEL VALUE: check the feature file
 config_is() { # NAME
   step labelled "$NVIDIA_NODE: nvidia.com/device-plugin.config=$1"
   kube label node $NVIDIA_NODE "nvidia.com/device-plugin.config=$1" --overwrite > /dev/null
@@ -159,6 +167,7 @@ is_ready() { kube rollout status -n $NVIDIA_NAMESPACE "daemonset/nvidia-nvidia-d
 
 shape_configurations() {
   scene "NVIDIA's chart with two configurations, CDI, and GPU feature discovery"
+  LEFT=$CDI_SPEC
   local before
   chart_is --set nvidiaDriverRoot="$DRIVER_ROOT" <<'END'
 deviceListStrategy: cdi-cri
@@ -196,6 +205,7 @@ END
 
 shape_mps() {
   scene "NVIDIA's chart with sharing.mps"
+  LEFT=$MPS_SHM
   PROGRAMS=$DRIVER_ROOT/programs
   mkdir "$PROGRAMS"
   install -m 755 "$CLUSTER_ROOT"/../lab/divvy-testkit/src/mps/nvidia-* "$PROGRAMS"
@@ -265,6 +275,7 @@ shape_volume_mounts() {
 
 shape_cdi_annotations() {
   scene "NVIDIA's chart with deviceListStrategy=cdi-annotations"
+  LEFT=$CDI_SPEC
   chart_is --set nvidiaDriverRoot="$DRIVER_ROOT" <<< 'deviceListStrategy: cdi-annotations'
   eventually 60 "each of three GPUs is offered once" offers 3
   wants_gpu plain gpu all
@@ -307,6 +318,7 @@ divide() { # PROFILES...
 
 shape_mig_single() {
   scene "NVIDIA's chart with migStrategy=single: two GPUs are divided into two MIG devices each"
+  LEFT=$CDI_SPEC
   divide "2 2" "2 2"
   chart_is --set nvidiaDriverRoot="$DRIVER_ROOT" <<< '{migStrategy: single, deviceListStrategy: cdi-cri, gfd: {enabled: true}}'
   eventually 60 "each MIG device is offered as a GPU" offers 4
@@ -321,6 +333,7 @@ shape_mig_single() {
 
 shape_mig_mixed() {
   scene "NVIDIA's chart with migStrategy=mixed: one of two GPUs is divided"
+  LEFT=$CDI_SPEC
   divide "0 0 2" -
   chart_is --set nvidiaDriverRoot="$DRIVER_ROOT" <<< '{migStrategy: mixed, deviceListStrategy: cdi-cri, gfd: {enabled: true}}'
   eventually 60 "the GPU that is not divided is offered" offers 1
@@ -371,12 +384,14 @@ shape_static_service_account() {
 }
 shape_labels() {
   scene "NVIDIA's gpu-feature-discovery-daemonset.yaml"
+  LEFT=$FEATURE_FILE
   manifest_is gpu-feature-discovery-daemonset.yaml default
-  eventually 60 "the feature file names the strategy" says_feature mig.strategy none
-  check "and the model" says_feature gpu.product NVIDIA-A100-SXM4-40GB
+  eventually 60 "the feature file names the model" says_feature gpu.product NVIDIA-A100-SXM4-40GB
+  check "and counts its GPUs" says_feature gpu.count 2
 }
 shape_labels_mig_single() {
   scene "NVIDIA's gpu-feature-discovery-daemonset-with-mig-single.yaml"
+  LEFT=$FEATURE_FILE
   divide "2 2" "2 2"
   manifest_is gpu-feature-discovery-daemonset-with-mig-single.yaml default
   eventually 60 "the feature file names the strategy" says_feature mig.strategy single
@@ -385,6 +400,7 @@ shape_labels_mig_single() {
 }
 shape_labels_mig_mixed() {
   scene "NVIDIA's gpu-feature-discovery-daemonset-with-mig-mixed.yaml"
+  LEFT=$FEATURE_FILE
   divide "0 0 2" -
   manifest_is gpu-feature-discovery-daemonset-with-mig-mixed.yaml default
   eventually 60 "the feature file names the strategy" says_feature mig.strategy mixed
@@ -392,9 +408,8 @@ shape_labels_mig_mixed() {
 }
 shape_labels_once() {
   scene "NVIDIA's gpu-feature-discovery-job.yaml.template"
+  LEFT=$FEATURE_FILE
   manifest_is gpu-feature-discovery-job.yaml.template default
   eventually 60 "the Job is complete" kube wait --for=condition=complete job/gpu-feature-discovery --timeout=1s
   check "the feature file has the model" says_feature gpu.product NVIDIA-A100-SXM4-40GB
-  # It is for Node Feature Discovery, so it stays, as with NVIDIA's program.
-  rm "$(feature_file)"
 }
