@@ -147,7 +147,8 @@ for name in "${missing[@]}"; do
       package=github.com/NVIDIA/k8s-device-plugin/cmd/$name
       [ "$name" != nvidia-cdi-hook ] || package=github.com/NVIDIA/nvidia-container-toolkit/cmd/$name
       # NVML's functions are resolved when they are called, because this machine has no driver.
-      build "$name" "$package" 1 "netgo osusergo" "-extldflags=-Wl,-z,lazy" ;;
+      build "$name" "$package" 1 "netgo osusergo" \
+        "-extldflags=-Wl,-z,lazy -X github.com/NVIDIA/k8s-device-plugin/internal/info.version=$K8S_DEVICE_PLUGIN_VERSION" ;;
     images) build_images ;;
     *) build "$name" "k8s.io/kubernetes/cmd/$name" 0 "" "$stamp" ;;
   esac
