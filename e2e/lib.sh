@@ -232,3 +232,5 @@ pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes
   done
   true
 }
+# shellcheck disable=SC2086
+build_nvidia_programs() { "$CLUSTER_ROOT/build.sh" $NVIDIA_PROGRAMS > /dev/null || die "NVIDIA's programs were not built; run cargo xtask cluster build $NVIDIA_PROGRAMS"; }

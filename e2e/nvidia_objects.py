@@ -21,7 +21,7 @@ def setting(name):
 
 
 def mount(container, volumes, path, host):
-    """Mount a directory of the node, unless the container has a mount there."""
+    """Mount a directory or file of the node, unless the container has a mount there."""
     mounts = container.setdefault("volumeMounts", [])
     if any(found["mountPath"] == path for found in mounts):
         return
@@ -46,6 +46,10 @@ def prepare(pod):
                 variables["PATH"] = root + "/programs:/usr/bin:/bin"
                 for path in HOST:
                     mount(container, volumes, path, path)
+        own = os.environ.get("OWN")
+        if own and container["name"] == "nvidia-device-plugin-ctr":
+            # NVIDIA's image is not on this machine. Divvy's has the libraries that NVIDIA's program needs.
+            mount(container, volumes, "/usr/bin/nvidia-device-plugin", own)
         container.setdefault("env", []).extend({"name": name, "value": value} for name, value in variables.items())
 
 

@@ -16,11 +16,13 @@ MPS_SHM=/run/nvidia/mps/shm
 NVIDIA_FIRST="configurations mps static"
 NVIDIA_OTHER="envvar index volume-mounts cdi-annotations cpu-manager mig-single mig-mixed no-driver static-cpu-manager static-service-account"
 NVIDIA_OTHER+=" labels labels-mig-single labels-mig-mixed labels-once"
+# Shapes that need NVIDIA's own programs, which are built only for them.
+NVIDIA_OWN=from-nvidia
 
 nvidia_plugin() { # SHAPE...
   local shape
   for shape in "$@"; do
-    [[ " $NVIDIA_FIRST $NVIDIA_OTHER " == *" $shape "* ]] || die "no shape is named $shape; known: $NVIDIA_FIRST $NVIDIA_OTHER"
+    [[ " $NVIDIA_FIRST $NVIDIA_OTHER $NVIDIA_OWN " == *" $shape "* ]] || die "no shape is named $shape; known: $NVIDIA_FIRST $NVIDIA_OTHER $NVIDIA_OWN"
   done
   scene "Divvy's agent leaves the node to NVIDIA's manifests"
   mkdir -p "$NVIDIA_FILES"
@@ -66,7 +68,7 @@ manifest_is() { # FILE NAMESPACE
 }
 apply_shape() { # NAMESPACE
   kube create -n "$1" --dry-run=client --validate=false -o json -f "$NVIDIA_FILES/objects.yaml" |
-    NODE=$NVIDIA_NODE IMAGE=$(plugin_image) API_HOST=$API_HOST API_PORT=$API_PORT DRIVER_ROOT=$DRIVER_ROOT \
+    NODE=$NVIDIA_NODE IMAGE=$(plugin_image) API_HOST=$API_HOST API_PORT=$API_PORT DRIVER_ROOT=$DRIVER_ROOT OWN=${OWN:-} \
       python3 "$CLUSTER_ROOT/nvidia_objects.py" > "$NVIDIA_FILES/objects.json" || die "NVIDIA's objects could not be read"
   kube apply -f "$NVIDIA_FILES/objects.json" > /dev/null
 }
@@ -159,9 +161,14 @@ no_config() {
   step labelled "$NVIDIA_NODE: nvidia.com/device-plugin.config-"
   kube label node $NVIDIA_NODE nvidia.com/device-plugin.config- > /dev/null
 }
-sidecar_says() { says "$(kube logs -n $NVIDIA_NAMESPACE daemonset/nvidia-nvidia-device-plugin -c nvidia-device-plugin-sidecar)" "$@"; }
+# Check the log of a container of the device plugin's pod. The chart gives the pods of its DaemonSets the same labels, so kubectl cannot find it by the DaemonSet.
+plugin_says() { # CONTAINER TEXT...
+  local container=$1 pod; shift
+  pod=$(kube get pods -n $NVIDIA_NAMESPACE -o name | grep -E '/nvidia-nvidia-device-plugin-[a-z0-9]+$')
+  says "$(kube logs -n $NVIDIA_NAMESPACE "$pod" -c "$container")" "$@"
+}
 starts_of() { kube get pods -n $NVIDIA_NAMESPACE -o 'jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[*].restartCount}{"\n"}{end}'; }
-is_ready() { kube rollout status -n $NVIDIA_NAMESPACE "daemonset/nvidia-nvidia-device-plugin${1:-}" --timeout=1s; } # [SUFFIX]
+is_ready() { kube rollout status -n $NVIDIA_NAMESPACE "daemonset/nvidia-nvidia-device-plugin$1" --timeout=1s; } # SUFFIX
 
 # ---- the shapes of the chart
 
@@ -187,7 +194,7 @@ END
   check "by CDI" report_has sliced main NVIDIA_VISIBLE_DEVICES=void 'nvidiactl 195:255' 'nvidia-uvm 511:0'
   eventually 30 "GPU feature discovery has written a NodeFeature object" has_feature gpu.replicas 4
   check "with the model" has_feature gpu.product NVIDIA-A100-SXM4-40GB-SHARED
-  eventually 30 "all containers run" is_ready
+  eventually 30 "all containers run" is_ready ""
   before=$(starts_of)
 
   scene "config-manager gives the node another configuration while a pod runs"
@@ -195,7 +202,7 @@ END
   eventually 20 "each GPU is offered once" offers 3
   eventually 30 "and the label follows" has_feature gpu.replicas 1
   config_is wrong
-  eventually 20 "a wrong name is reported" sidecar_says "specified config wrong does not exist" "the previous configuration stays in use: whole"
+  eventually 20 "a wrong name is reported" plugin_says nvidia-device-plugin-sidecar "specified config wrong does not exist" "the previous configuration stays in use: whole"
   check "and changes nothing" offers 3
   no_config
   eventually 20 "without the label, the default is used" offers 12
@@ -354,11 +361,52 @@ shape_no_driver() {
   scene "NVIDIA's chart with failOnInitError=false on a node without a driver"
   DRIVER_ROOT=
   chart_is <<< '{failOnInitError: false, gfd: {enabled: true}}'
-  eventually 60 "the device plugin runs" is_ready
+  eventually 60 "the device plugin runs" is_ready ""
   eventually 30 "and GPU feature discovery" is_ready -gpu-feature-discovery
   sleep 3
   check "neither has ended" equals "$(starts_of | cut -d' ' -f2 | sort -u)" 0
   check "nothing is offered" offers_nothing
+}
+
+shape_from_nvidia() {
+  scene "NVIDIA's own program serves NVIDIA's chart"
+  LEFT=$CDI_SPEC
+  local first; build_nvidia_programs
+  OWN=$CLUSTER_BIN/nvidia-device-plugin whole_gpus_are_offered "Registered device plugin for 'nvidia.com/gpu'"
+  wants_gpu first gpu all
+  check "it sees one GPU" sees_gpus first ";"
+  first=$(gpus_in first)
+
+  scene "The image becomes Divvy's while the pod runs"
+  whole_gpus_are_offered '"registered nvidia.com/gpu'
+  check "the pod's container was not restarted" equals "$(restarts_of first)" 0
+  wants_gpu second gpu all
+  check "a new pod sees one GPU" sees_gpus second ";"
+  check "and not that of the first" refused_with expected equals "$(gpus_in second)" "$first"
+  step killed "the program of the first pod"
+  kill_program first
+  eventually 30 "it is started again" has_restarts first 1
+  eventually 30 "and runs" is_running first
+  check "on the same GPU" equals "$(gpus_in first)" "$first"
+
+  scene "The image becomes NVIDIA's again"
+  OWN=$CLUSTER_BIN/nvidia-device-plugin whole_gpus_are_offered "Registered device plugin for 'nvidia.com/gpu'"
+  check "no container was restarted" equals "$(restarts_of first)$(restarts_of second)" 10
+  wants_gpu third gpu all
+  check "a new pod sees one GPU" sees_gpus third ";"
+  check "three pods have three GPUs" equals "$(for pod in first second third; do gpus_in $pod; done | tr ';' '\n' | sort -u | grep -c .)" 3
+}
+whole_gpus_are_offered() { # TEXT IN THE LOG
+  chart_is --set nvidiaDriverRoot="$DRIVER_ROOT" --set "cdi.nvidiaHookPath=$CLUSTER_BIN/nvidia-cdi-hook" <<< 'deviceListStrategy: cdi-cri'
+  eventually 60 "one pod has taken the place of the other" is_ready ""
+  eventually 60 "its log says: $1" plugin_says nvidia-device-plugin-ctr "$1"
+  eventually 60 "each of three GPUs is offered once" offers 3
+}
+restarts_of() { field "$1" '.status.containerStatuses[0].restartCount'; }
+has_restarts() { equals "$(restarts_of "$1")" "$2"; }
+kill_program() { # POD
+  local pid id; id=$(field "$1" '.status.containerStatuses[0].containerID')
+  for pid in $(pids_of "/probe run" $NVIDIA_NODE); do ! grep -q "${id##*/}" "/proc/$pid/cgroup" || kill -9 "$pid"; done
 }
 
 # ---- NVIDIA's static manifests

@@ -116,9 +116,6 @@ END
 END
 }
 
-# shellcheck disable=SC2086
-build_nvidia_programs() { "$CLUSTER_ROOT/build.sh" $NVIDIA_PROGRAMS > /dev/null || die "NVIDIA's programs were not built; run cargo xtask cluster build $NVIDIA_PROGRAMS"; }
-
 run_plugin() { # NODE alone|with-mps|off
   local node=$1
   is_installed || die "nvidia-device-plugin runs from the image; install Divvy with cargo xtask cluster install"

@@ -23,7 +23,7 @@ usage: cargo xtask cluster COMMAND
   install --down            remove the installation
   install --uninstall       remove it as a user does, with `divvy uninstall`, and check that nothing is left (six minutes)
   nvidia [SHAPE...]         check NVIDIA's Helm chart and static manifests with Divvy's image on the installed cluster, in all shapes or in
-                            those named: mps, mig-single, volume-mounts, ... (e2e/nvidia_plugin.sh)
+                            those named: mps, mig-single, volume-mounts, ... (docs/nvidia.md lists them)
   kubectl ARGS...           run the cluster's kubectl, with Divvy's plugins: kubectl inspect gpushare
   status                    show the running processes, versions, nodes, and KUBECONFIG
   restart [-9] NAME...      restart (with -9: kill first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
