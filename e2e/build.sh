@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the programs of the test cluster into $CLUSTER_BIN. A program that exists in the wanted version is not built again.
-#   ./build.sh [NAME...]      build all programs, or only those named (etcd runc containerd ... kubelet images)
+#   ./build.sh [NAME...]      build all programs, or only those named (etcd runc containerd ... kubelet images). NVIDIA's own nvidia-device-plugin
+#                             and nvidia-cdi-hook are built only if they are named
 #   ./build.sh --check        change nothing; check that versions.env and go/*/go.mod agree
 #   ./build.sh --present      change nothing; check that all programs exist
 # Needs: go (at least the version in the `go` line of go/*/go.mod), gcc and pkg-config (only for runc), rustc (for the test images). Exit status 77:
@@ -17,13 +18,14 @@ module() {
     runc) echo runc github.com/opencontainers/runc "$RUNC_VERSION" ;;
     containerd | containerd-shim-runc-v2 | ctr) echo containerd github.com/containerd/containerd/v2 "$CONTAINERD_VERSION" ;;
     helm) echo helm helm.sh/helm/v3 "$HELM_VERSION" ;;
+    nvidia-*) echo k8s-device-plugin github.com/NVIDIA/k8s-device-plugin "$K8S_DEVICE_PLUGIN_VERSION" ;;
     kube*) echo kubernetes k8s.io/kubernetes "$KUBERNETES_VERSION" ;;
-    *) die "no program is named $1; known: $PROGRAMS images" ;;
+    *) die "no program is named $1; known: $PROGRAMS images $NVIDIA_PROGRAMS" ;;
   esac
 }
 
 # If a version changed only in a go.mod file, the programs would have other versions than the name of their directory says.
-for p in etcd runc containerd helm kubelet; do
+for p in etcd runc containerd helm kubelet nvidia-device-plugin; do
   read -r directory path version < <(module $p)
   grep -qE "^[[:space:]]*(require )?$path $version( |$)" "$here/go/$directory/go.mod" ||
     die "versions.env wants $path $version, go/$directory/go.mod has $(grep -oE "$path v[^ ]+" "$here/go/$directory/go.mod" | head -1)"
@@ -66,7 +68,7 @@ began=$SECONDS number=0
 go_ready= # the directories whose modules have been downloaded
 need_module() { # DIRECTORY MODULE
   [[ " $go_ready " != *" $1 "* ]] || return 0
-  need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc, etcd, and Helm"
+  need go "https://go.dev/dl, at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")" "to build Kubernetes, containerd, runc, etcd, Helm, and NVIDIA's programs"
   local text
   text=$(cd "$here/go/$1" && go mod download "$2" 2>&1) ||
     skip "go could not download $2; it needs a module proxy (GOPROXY=$(go env GOPROXY)) and go at least $(sed -n 's/^go //p' "$here/go/$1/go.mod")
@@ -140,6 +142,13 @@ for name in "${missing[@]}"; do
       build "$name" "github.com/containerd/containerd/v2/cmd/$name" 0 "no_btrfs no_zfs no_aufs no_devmapper" \
         "-X github.com/containerd/containerd/v2/version.Version=$CONTAINERD_VERSION" ;;
     helm) build helm helm.sh/helm/v3/cmd/helm 0 "" "-X helm.sh/helm/v3/internal/version.version=$HELM_VERSION" ;;
+    nvidia-*)
+      need gcc "Debian: build-essential" "to build NVIDIA's programs, which load the driver's library"
+      package=github.com/NVIDIA/k8s-device-plugin/cmd/$name
+      [ "$name" != nvidia-cdi-hook ] || package=github.com/NVIDIA/nvidia-container-toolkit/cmd/$name
+      # NVML's functions are resolved when they are called, because this machine has no driver.
+      build "$name" "$package" 1 "netgo osusergo" \
+        "-extldflags=-Wl,-z,lazy -X github.com/NVIDIA/k8s-device-plugin/internal/info.version=$K8S_DEVICE_PLUGIN_VERSION" ;;
     images) build_images ;;
     *) build "$name" "k8s.io/kubernetes/cmd/$name" 0 "" "$stamp" ;;
   esac

@@ -4,6 +4,7 @@
 #                      libdivvy_nvml_sim.so; IMAGE: the archive of `cargo xtask image`; MACHINES: another machines.toml
 #   install.sh check   check what only an installation has: forged annotations, what an agent may write, a second scheduler, memory.
 #                      Exit status 1: a check failed.
+#   install.sh nvidia [SHAPE...]  check NVIDIA's chart and static manifests with Divvy's image, in all shapes or in those named (nvidia_plugin.sh)
 #   install.sh uninstall  remove Divvy as a user does, with `divvy uninstall` and the commands that it prints, and check that nothing is left.
 #                      This takes six minutes, because the kubelet remembers a device plugin for that long.
 #   install.sh down    remove Divvy; kube-scheduler continues without an extender
@@ -134,9 +135,22 @@ check_all() {
   objects
   namespace_user
   second_scheduler
-  nvidia_plugin
+  # shellcheck disable=SC2086
+  nvidia_plugin $NVIDIA_FIRST
   memory
   clear_pods
+  finish
+}
+
+check_nvidia() { # [SHAPE...]
+  [ -e "$CLUSTER_DIR/install.objects.yaml" ] || die "Divvy is not installed on this cluster; run cargo xtask cluster install --no-check"
+  # shellcheck source=play.sh
+  . "$CLUSTER_ROOT/play.sh"
+  # shellcheck source=nvidia_plugin.sh
+  . "$CLUSTER_ROOT/nvidia_plugin.sh"
+  # shellcheck disable=SC2086
+  [ $# -gt 0 ] || set -- $NVIDIA_FIRST $NVIDIA_OTHER
+  nvidia_plugin "$@"
   finish
 }
 
@@ -470,7 +484,8 @@ case ${1:-} in
   up) up ;;
   check) check_all ;;
   up-and-check) (up); check_all ;;
+  nvidia) shift; check_nvidia "$@" ;;
   uninstall) uninstall ;;
   down) down ;;
-  *) die "usage: install.sh up|check|up-and-check|uninstall|down" ;;
+  *) die "usage: install.sh up|check|up-and-check|nvidia|uninstall|down" ;;
 esac

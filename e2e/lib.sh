@@ -35,12 +35,13 @@ SERVICE_HOST=10.0.0.$((PORT_BASE / 1000 % 56 + 100))   # the address of the exte
 PAUSE_IMAGE=divvy.test/pause:1
 PROBE_IMAGE=divvy.test/probe:1
 PROGRAMS="etcd runc containerd containerd-shim-runc-v2 ctr kube-scheduler kube-apiserver kube-controller-manager kubelet kubectl helm"
+NVIDIA_PROGRAMS="nvidia-device-plugin nvidia-cdi-hook"   # are built only on request
 LOGS=$CLUSTER_DIR/logs
 API_PORT=$((PORT_BASE + 2))
 CGROUP_PREFIX=divvy-test-$PORT_BASE   # so that two clusters can run side by side
 MARK="DIVVY_TEST_CLUSTER=$CLUSTER_DIR"
 # The directories that each node has for itself: a node's <path> is $CLUSTER_DIR/<node>/<path> on the machine.
-NODE_DIRECTORIES="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /run/nvidia/driver /etc/cdi /var/log/pods /var/log/containers"
+NODE_DIRECTORIES="/var/lib/kubelet /var/lib/containerd /var/lib/cni /run/containerd /run/cdi /run/nri /run/nvidia/driver /run/nvidia/mps /etc/kubernetes/node-feature-discovery/features.d /etc/cdi /var/log/pods /var/log/containers"
 # The kubelet would set these for the whole machine. In a node's mount namespace they are ordinary files instead.
 NODE_SYSCTLS="vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes"
 
@@ -231,3 +232,5 @@ pids_of() { # START_OF_COMMAND_LINE [NODE]: print the PIDs of matching processes
   done
   true
 }
+# shellcheck disable=SC2086
+build_nvidia_programs() { "$CLUSTER_ROOT/build.sh" $NVIDIA_PROGRAMS > /dev/null || die "NVIDIA's programs were not built; run cargo xtask cluster build $NVIDIA_PROGRAMS"; }

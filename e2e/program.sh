@@ -14,6 +14,7 @@
 #   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
 #   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
 #                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
+#                                  With DEVICE_PLUGIN=nvidia, nvidia-device-plugin is NVIDIA's own program.
 #                                  Then NODE.nvidia-device-plugin and NODE.mps-control-daemon can be stopped and killed; the kubelet restarts them.
 #   program.sh roll                   replace every program of Divvy: one agent after the other, then the extender
 # If Divvy is installed, its programs run in pods: an agent is stopped by removing the node's label, the extender by scaling it to zero. The
@@ -54,8 +55,9 @@ plugin_pod() { echo "nvidia-${1%%.*}"; }   # NODE or NODE.PROGRAM
 starts_of() { kube get pod -n kube-system "$(plugin_pod "$1")" -o "jsonpath={.status.containerStatuses[?(@.name==\"${1#*.}\")].restartCount}"; }
 has_other_starts() { [ "$(starts_of "$1")" != "$2" ]; } # NODE.PROGRAM COUNT
 serves() { # NODE.PROGRAM: report whether the container that runs now has said that it serves
-  local said='"registered nvidia.com/'; [ "${1#*.}" = nvidia-device-plugin ] || said='all MPS control daemons serve'
-  [[ $(kube logs -n kube-system "$(plugin_pod "$1")" -c "${1#*.}") == *"$said"* ]]
+  local said="(\"registered |Registered device plugin for ')nvidia.com/"   # Divvy's program, and NVIDIA's
+  [ "${1#*.}" = nvidia-device-plugin ] || said='all MPS control daemons serve'
+  [[ $(kube logs -n kube-system "$(plugin_pod "$1")" -c "${1#*.}") =~ $said ]]
 }
 no_programs_of_divvy() { [ -z "$(kube get pods -n $NAMESPACE -l 'app.kubernetes.io/component in (agent, probe)' --field-selector "spec.nodeName=$1" -o name)" ]; }
 
@@ -70,6 +72,13 @@ plugin_manifest() { # NODE DRIVER_ROOT alone|with-mps
       {name: DIVVY_PROBE_INTERVAL, value: 1s}, {name: DIVVY_HEALTH_RECOVERY, value: 1s}"
   local mounts="{name: cluster, mountPath: $CLUSTER_DIR}, {name: mps, mountPath: /mps},
       {name: driver-root, mountPath: /driver-root}"
+  local program=/usr/bin/nvidia-device-plugin hook='' programs='' volume=''
+  if [ "${DEVICE_PLUGIN:-divvy}" = nvidia ]; then
+    # The image has what NVIDIA's program needs: glibc, its loader, and its parts.
+    hook=", --nvidia-cdi-hook-path=$CLUSTER_BIN/nvidia-cdi-hook"
+    programs=", {name: program, mountPath: $program, readOnly: true}"
+    volume="- {name: program, hostPath: {path: $CLUSTER_BIN/nvidia-device-plugin, type: File}}"
+  fi
   cat << END
 apiVersion: v1
 kind: Pod
@@ -82,9 +91,10 @@ spec:
   containers:
   - name: nvidia-device-plugin
     $container
-    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --nvidia-driver-root=$2, --mps-root=$files/mps]
+    command: [$program]
+    args: [--config-file=$files/config.yaml, --device-list-strategy=cdi-cri, --nvidia-driver-root=$2, --mps-root=$files/mps$hook]
     env: [$env, {name: DIVVY_NVML_SIM_CONTROL, value: $CLUSTER_DIR/$node/nvml.sock}]
-    volumeMounts: [$mounts, {name: plugins, mountPath: /var/lib/kubelet/device-plugins}, {name: cdi, mountPath: /var/run/cdi}]
+    volumeMounts: [$mounts, {name: plugins, mountPath: /var/lib/kubelet/device-plugins}, {name: cdi, mountPath: /var/run/cdi}$programs]
 END
   [ "$3" = alone ] || cat << END
   - name: mps-control-daemon
@@ -104,6 +114,7 @@ END
   - {name: bin, hostPath: {path: /bin}}
   - {name: lib, hostPath: {path: /lib}}
   - {name: lib64, hostPath: {path: /lib64}}
+  $volume
 END
 }
 
@@ -118,6 +129,11 @@ run_plugin() { # NODE alone|with-mps|off
     wait_for "$node: GPUs in its allocatable" 60 - has_units "$node" > /dev/null
     return
   fi
+  case ${DEVICE_PLUGIN:=divvy} in
+    divvy) ;;
+    nvidia) build_nvidia_programs ;;
+    *) die "DEVICE_PLUGIN=$DEVICE_PLUGIN is not known; use divvy or nvidia" ;;
+  esac
   kube label node "$node" gpushare- > /dev/null
   wait_for "$node: Divvy's pods are gone" 60 - no_programs_of_divvy "$node" > /dev/null
   mkdir -p "$CLUSTER_DIR/$node/nvidia/mps/shm"

@@ -22,12 +22,14 @@ usage: cargo xtask cluster COMMAND
                             the Helm chart; check what only an installation has. Needs `up --rbac --service-accounts`
   install --down            remove the installation
   install --uninstall       remove it as a user does, with `divvy uninstall`, and check that nothing is left (six minutes)
+  nvidia [SHAPE...]         check NVIDIA's Helm chart and static manifests with Divvy's image on the installed cluster, in all shapes or in
+                            those named: mps, mig-single, volume-mounts, ... (docs/nvidia.md lists them)
   kubectl ARGS...           run the cluster's kubectl, with Divvy's plugins: kubectl inspect gpushare
   status                    show the running processes, versions, nodes, and KUBECONFIG
   restart [-9] NAME...      restart (with -9: kill first) kube-scheduler, n1.kubelet, n1.containerd, n1.agent, divvy-extender, ...
   enter NODE COMMAND...     run a command with that node's /var/lib/kubelet, /run/containerd, /run/cdi, and /dev
   down [--keep-logs]        stop the cluster and check that nothing is left on the machine
-  build                     only build the programs
+  build [PROGRAM...]        only build the programs; nvidia-device-plugin and nvidia-cdi-hook, which are NVIDIA's own, only if they are named
 
 Examples:
   cargo xtask cluster up && cargo xtask cluster divvy
@@ -137,6 +139,11 @@ fn plan(args: &[&str]) -> Result<Plan> {
         "up" => up(rest),
         "divvy" => divvy(rest),
         "install" => install(rest),
+        "nvidia" => Ok(Plan {
+            script: "install.sh",
+            args: owned(args),
+            ..Plan::default()
+        }),
         "status" if rest.is_empty() => Ok(Plan {
             script: "status.sh",
             ..Plan::default()
@@ -274,6 +281,7 @@ mod tests {
         assert_eq!(env(&["install", "--image", "x.tar"]), [("IMAGE", "x.tar".to_owned())]);
         let built = plan(&["install", "--no-check"]).expect("understood");
         assert_eq!((built.args, built.needs_image), (vec!["up".to_owned()], true));
+        assert_eq!(plan(&["nvidia", "mps"]).expect("understood").args, ["nvidia", "mps"]);
         assert_eq!(plan(&["install", "--down"]).expect("understood").args, ["down"]);
         assert_eq!(plan(&["install", "--uninstall"]).expect("understood").args, ["uninstall"]);
         assert!(!plan(&["divvy", "--down"]).expect("understood").needs_divvy);
