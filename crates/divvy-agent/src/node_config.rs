@@ -547,6 +547,7 @@ mod tests {
         assert_eq!((chooser.current().whole_gpus, kept().as_str()), (true, WHOLE));
         let listen = || Error::Listen {
             address: ([0, 0, 0, 0], 1).into(),
+            option: "--metrics",
             source: io::Error::from_raw_os_error(13),
         };
         let reverted = chooser.revert(&listen()).expect("there are earlier settings");
