@@ -375,3 +375,26 @@ fn describe(registry: &mut Registry, core: &Core) {
         held,
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_more_names_than_a_driver_has_are_counted_together() {
+        let metrics = PluginMetrics::default();
+        for number in 0..FAULT_NAMES + 36 {
+            metrics.fault(&format!("XID {number}"));
+            metrics.fault("XID 0");
+        }
+        let text = metrics.text(&BTreeMap::new(), &BTreeMap::new()).expect("formatted");
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("divvy_agent_faults_total"))
+            .count();
+        assert_eq!(series, FAULT_NAMES + 1);
+        for line in ["{fault=\"XID 0\"} 101", "{fault=\"XID 63\"} 1", "{fault=\"other\"} 36"] {
+            assert!(text.contains(&format!("divvy_agent_faults_total{line}\n")), "{line}: {text}");
+        }
+    }
+}

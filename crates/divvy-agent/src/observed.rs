@@ -44,6 +44,7 @@ pub(crate) async fn follow_registration(
         }
         if status.changed().await.is_err() {
             // The server has ended. If the node no longer offers the resource, nothing waits for it.
+            observed.counts().registration(&resource, false, now.registrations);
             observed.ready().clear(&part);
             return;
         }

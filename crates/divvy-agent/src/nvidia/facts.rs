@@ -149,7 +149,7 @@ fn gpu(facts: &GpuFacts, health: &Health) -> Gpu {
 #[cfg(test)]
 mod tests {
     use divvy_hardware::{SNAPSHOT_VERSION, Unreadable};
-    use divvy_model::MigDevice;
+    use divvy_model::{MiB, MigDevice, MigParts};
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
     use super::super::Pace;
@@ -237,5 +237,32 @@ mod tests {
         ] {
             assert_eq!(facts.mig_device(&other), None);
         }
+    }
+
+    #[test]
+    fn a_change_names_the_gpu_or_the_mig_device_and_nothing_is_told_of_an_unknown_one() {
+        let mut found = snapshot(&[("GPU-a", 3)], &[]);
+        (found.gpus[0].model, found.gpus[0].total) = ("NVIDIA A100".to_owned(), MiB(40960));
+        found.gpus[0].mig_devices[0].parts = Some(MigParts {
+            gi_slices: 1,
+            ci_slices: 1,
+            memory: 4864,
+            ..MigParts::default()
+        });
+        let mut facts = Facts::default();
+        facts.snapshot(found);
+        let failed = Verdict {
+            health: divvy_model::Health::Failed,
+            reason: Some("XID 79".to_owned()),
+        };
+        let told = |uuid: &str| facts.change(uuid, &failed).map(|change| change.text);
+        for (uuid, start) in [
+            ("GPU-a", "GPU 3 (NVIDIA A100, GPU-a) failed: XID 79. "),
+            ("MIG-3", "GPU 3:0 (NVIDIA A100 MIG 1g.5gb, MIG-3) failed: XID 79. "),
+        ] {
+            let text = told(uuid).expect("a change");
+            assert!(text.starts_with(start), "{text}");
+        }
+        assert_eq!(told("GPU-b"), None);
     }
 }
