@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use crate::args::Settings;
 use crate::files::{self, FileError};
 use crate::notice::Notice;
-use crate::run::{choice, run_connected};
+use crate::run::{choice, run_in};
 use crate::{Config, Error, config_files};
 
 /// The node label whose value names the file. It is that of NVIDIA's config-manager, so that nodes keep the labels which they have.
@@ -60,7 +60,7 @@ pub(crate) async fn run(base: Settings, directory: PathBuf, stop: CancellationTo
     };
     loop {
         let asked = stop.child_token();
-        let running = run_connected(config.clone(), client.clone(), namespace.clone(), asked.clone());
+        let running = run_in(config, Some((client.clone(), namespace.clone())), asked.clone());
         let mut running = std::pin::pin!(running.fuse());
         let next = tokio::select! {
             ended = &mut running => match ended {

@@ -59,8 +59,7 @@ const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
 /// `--metrics`, or a memory unit that does not fit the node.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     config.check()?;
-    let Connection { client, namespace, .. } = connect(&choice(&config)).await?;
-    run_connected(config, client, namespace, stop).await
+    run_in(config, None, stop).await
 }
 
 /// Return which cluster the agent belongs to.
@@ -72,11 +71,10 @@ pub(crate) fn choice(config: &Config) -> Choice {
     }
 }
 
-/// Do what [`run`] does, with the client of a cluster and with the namespace of the agent.
-pub(crate) async fn run_connected(
+/// Do what [`run`] does in a cluster to which there is a connection: its client, and the agent's namespace.
+pub(crate) async fn run_in(
     config: Config,
-    client: kube::Client,
-    namespace: String,
+    connected: Option<(kube::Client, String)>,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
@@ -102,6 +100,13 @@ pub(crate) async fn run_connected(
     let listener = match config.metrics {
         Some(address) => Some(http::listen(address, "--metrics ADDRESS:PORT")?),
         None => None,
+    };
+    let (client, namespace) = match connected {
+        Some(connected) => connected,
+        None => {
+            let Connection { client, namespace, .. } = connect(&choice(&config)).await?;
+            (client, namespace)
+        }
     };
     let (events, queue) = mpsc::channel(EVENTS);
     let agent = Arc::new(Agent::new(Parts {
