@@ -388,13 +388,10 @@ mod tests {
             metrics.fault("XID 0");
         }
         let text = metrics.text(&BTreeMap::new(), &BTreeMap::new()).expect("formatted");
-        let series = text
-            .lines()
-            .filter(|line| line.starts_with("divvy_agent_faults_total"))
-            .count();
+        let series = text.lines().filter(|line| line.contains("_faults_total{")).count();
         assert_eq!(series, FAULT_NAMES + 1);
         for line in ["{fault=\"XID 0\"} 101", "{fault=\"XID 63\"} 1", "{fault=\"other\"} 36"] {
-            assert!(text.contains(&format!("divvy_agent_faults_total{line}\n")), "{line}: {text}");
+            assert!(text.contains(&format!("_faults_total{line}\n")), "{line}: {text}");
         }
     }
 }
