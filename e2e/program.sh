@@ -265,7 +265,7 @@ configure_nodes() { # JSON
     kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
     [ $has = true ] || kube delete configmap -n $NAMESPACE divvy-agent-node-configs --ignore-not-found > /dev/null
     # A kubelet updates the files of a pod at once when the pod changes, otherwise within a minute or so.
-    [ $had = false ] || kube annotate pods -n $NAMESPACE -l app.kubernetes.io/component=agent --overwrite "divvy.dev/files=$(date +%s%N)" > /dev/null
+    [ $had = false ] || kube annotate pods -n $NAMESPACE -l app.kubernetes.io/component=agent --overwrite "play/files=$(date +%s%N)" > /dev/null
     return
   fi
   # shellcheck disable=SC1091
