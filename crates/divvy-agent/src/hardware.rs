@@ -80,7 +80,7 @@ pub(crate) async fn follow(
     // Runs while the probe starts.
     machine.recall(&agent, before.await);
     let mut warned = None;
-    // Whether it was told that the driver is silent.
+    // Whether the driver's silence was reported.
     let mut silence_told = false;
     loop {
         let Some(update) = client.next().await else {

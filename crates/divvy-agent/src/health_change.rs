@@ -18,7 +18,7 @@ pub(crate) struct HealthChange {
 }
 
 impl HealthChange {
-    /// Describe the change to a verdict about the GPU with this index, model, and UUID. The index of a MIG device is `GPU:INDEX`.
+    /// Return the change of the GPU with this index, model, and UUID to this verdict. The index of a MIG device is `GPU:INDEX`.
     pub(crate) fn new(index: &str, model: &str, uuid: &str, verdict: &Verdict) -> HealthChange {
         let name = format!("GPU {index} ({model}, {uuid})");
         let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
@@ -30,7 +30,7 @@ impl HealthChange {
         HealthChange { warning, reason, text }
     }
 
-    /// Describe that the driver has been silent for too long.
+    /// Return the change when the driver has not answered for too long.
     pub(crate) fn silence() -> HealthChange {
         HealthChange {
             warning: true,
@@ -40,7 +40,7 @@ impl HealthChange {
         }
     }
 
-    /// Describe that the driver is no longer silent.
+    /// Return the change when the driver answers again.
     pub(crate) fn answer() -> HealthChange {
         HealthChange {
             warning: false,

@@ -58,7 +58,7 @@ const OTHER: &str = "other";
 
 /// What every program that serves device plugins counts, under the same names: the agent, and the device plugin under NVIDIA's name.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub struct Counts {
     registrations: Family<ResourceLabel, Gauge>,
     registered: Family<ResourceLabel, Gauge>,
     probe_up: Gauge,
@@ -67,7 +67,7 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Show whether the resource is registered with the kubelet, and how often it was.
-    pub(crate) fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
+    pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
         let label = ResourceLabel {
             resource: resource.to_owned(),
         };
@@ -76,12 +76,13 @@ impl Counts {
         self.registered.get_or_create(&label).set(i64::from(is_ready));
     }
 
-    pub(crate) fn probe(&self, up: bool) {
+    /// Show whether the probe delivers snapshots.
+    pub fn probe(&self, up: bool) {
         self.probe_up.set(i64::from(up));
     }
 
     /// Count an error that the driver has reported.
-    pub(crate) fn fault(&self, name: &str) {
+    pub fn fault(&self, name: &str) {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = faults.contains_key(name) || faults.len() < FAULT_NAMES;
         *faults.entry(if is_known { name } else { OTHER }.to_owned()).or_default() += 1;
@@ -205,17 +206,8 @@ impl Metrics {
         }
     }
 
-    /// Show whether the resource is registered with the kubelet, and how often it was.
-    pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
-        self.counts.registration(resource, is_ready, registrations);
-    }
-
-    /// Count an error that the driver has reported.
-    pub fn fault(&self, name: &str) {
-        self.counts.fault(name);
-    }
-
-    pub(crate) fn counts(&self) -> &Counts {
+    /// Return what is counted under the same names in every program that serves device plugins.
+    pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
@@ -245,17 +237,8 @@ pub struct PluginMetrics {
 }
 
 impl PluginMetrics {
-    /// Show whether the resource is registered with the kubelet, and how often it was.
-    pub fn registration(&self, resource: &str, is_ready: bool, registrations: u64) {
-        self.counts.registration(resource, is_ready, registrations);
-    }
-
-    /// Count an error that the driver has reported.
-    pub fn fault(&self, name: &str) {
-        self.counts.fault(name);
-    }
-
-    pub(crate) fn counts(&self) -> &Counts {
+    /// Return what is counted under the same names in every program that serves device plugins.
+    pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
@@ -384,8 +367,8 @@ mod tests {
     fn faults_of_more_names_than_a_driver_has_are_counted_together() {
         let metrics = PluginMetrics::default();
         for number in 0..FAULT_NAMES + 36 {
-            metrics.fault(&format!("XID {number}"));
-            metrics.fault("XID 0");
+            metrics.counts().fault(&format!("XID {number}"));
+            metrics.counts().fault("XID 0");
         }
         let text = metrics.text(&BTreeMap::new(), &BTreeMap::new()).expect("formatted");
         let series = text.lines().filter(|line| line.contains("_faults_total{")).count();

@@ -109,8 +109,7 @@ impl Follower {
     async fn first(&mut self) -> Config {
         let known = async {
             while self.label.is_none() {
-                let change = self.changes.next().await;
-                self.label = change.and_then(label);
+                follow(&mut self.changes, &mut self.label).await;
             }
         };
         if tokio::time::timeout(PATIENCE, known).await.is_err() {
@@ -134,11 +133,7 @@ impl Follower {
     async fn next(&mut self) -> Config {
         loop {
             tokio::select! {
-                change = self.changes.next() => match change {
-                    Some(change) => self.label = label(change).or(self.label.take()),
-                    // The stream never ends; if it did, the files would still be followed.
-                    None => std::future::pending().await,
-                },
+                () = follow(&mut self.changes, &mut self.label) => {}
                 _ = self.look.tick() => {}
             }
             let Some(label) = &self.label else { continue };
@@ -150,6 +145,14 @@ impl Follower {
                 return config;
             }
         }
+    }
+}
+
+/// Wait for a change of the node, and note the label's value. A watch that ended would tell nothing more; the files are still followed.
+async fn follow(changes: &mut BoxStream<'static, Change<NodeObject>>, known: &mut Option<Option<String>>) {
+    match changes.next().await {
+        Some(change) => *known = label(change).or(known.take()),
+        None => std::future::pending().await,
     }
 }
 

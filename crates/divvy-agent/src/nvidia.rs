@@ -212,7 +212,7 @@ struct Node<'c> {
     daemons: Option<mps::Daemons>,
     /// The messages about the offer that were logged last. The same messages are not logged again.
     said: Vec<String>,
-    /// Whether it was told that the driver is silent.
+    /// Whether the driver's silence was reported.
     silence_told: bool,
 }
 

@@ -80,8 +80,8 @@ fn agent() -> Result<String> {
     core.set_hardware(BTreeMap::new(), gpus.collect())?;
     let metrics = divvy_agent::Metrics::default();
     metrics.pre_start("granted", Duration::ZERO);
-    metrics.registration(names::GPU_MEM, true, 1);
-    metrics.fault("XID 79");
+    metrics.counts().registration(names::GPU_MEM, true, 1);
+    metrics.counts().fault("XID 79");
     Ok(metrics.text(&core)?)
 }
 
@@ -89,8 +89,8 @@ fn agent() -> Result<String> {
 fn plugin() -> Result<String> {
     let resource = Vendor::Nvidia.whole_resource();
     let metrics = divvy_agent::PluginMetrics::default();
-    metrics.registration(resource, true, 1);
-    metrics.fault("XID 79");
+    metrics.counts().registration(resource, true, 1);
+    metrics.counts().fault("XID 79");
     let gpus = [("GPU-0".to_owned(), Health::Ok)];
     Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into())?)
 }

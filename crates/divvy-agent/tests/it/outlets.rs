@@ -151,7 +151,7 @@ async fn a_plugin_whose_mps_daemon_does_not_serve_is_not_ready() {
 }
 
 #[tokio::test]
-async fn a_missing_right_to_create_events_is_told_once_and_ends_the_attempts() {
+async fn a_missing_right_to_create_events_is_logged_once_and_ends_the_attempts() {
     let log = Log::default();
     let _guard = log.record();
     let (bed, address) = bed(2);
@@ -165,7 +165,7 @@ async fn a_missing_right_to_create_events_is_told_once_and_ends_the_attempts() {
     let id = plugin.api.faults().add(Rule::new(events, refuse));
     let told = || log.text().matches("allow this service account to create events").count();
     xid(&bed, 0, 79).await;
-    until("the refusal is told", || told() == 1).await;
+    until("the refusal is logged", || told() == 1).await;
     xid(&bed, 1, 79).await;
     until("the second failure is in the log", || {
         log.text().contains(&format!("GPU 1 ({A100}, {}) failed", uuid(1)))
@@ -200,7 +200,7 @@ async fn an_api_server_that_hangs_does_not_delay_the_devices() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_silent_and_answers_again_is_told_by_events() {
+async fn a_driver_that_stops_answering_and_answers_again_is_reported_by_events() {
     let (mut bed, address) = bed(1);
     bed.surroundings.pace.silence = Duration::from_millis(500);
     let plugin = PluginBed::new(&bed, &[]).await;
