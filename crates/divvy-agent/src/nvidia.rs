@@ -36,6 +36,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_kubelet::plugin::{PluginServer, Settings as PluginSettings, Status};
 use divvy_model::{Health as GpuHealth, Vendor};
 use divvy_nvidia_config::{Config, Discovery, MigStrategy, SharingStrategy};
+use divvy_nvidia_plugin::mps::Service;
 use divvy_nvidia_plugin::{Gpu, Machine, Nvml, Platform, Resource, check_tegra, offer, platform};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -416,20 +417,28 @@ impl<'c> Node<'c> {
         if found.resources.is_empty() {
             warnings.push("No devices found. Waiting for some to appear.".to_owned());
         }
-        let waiting = self.waiting(&found.resources);
-        match waiting.first_key_value() {
-            Some((name, reason)) => ready.set(MPS, format!("{name}: {reason}")),
+        let services = self.services(&found.resources);
+        let texts = services.iter().filter_map(|(name, service)| match service {
+            Service::Serves => None,
+            Service::Restarts { reason, .. } => Some(format!(
+                "{name}: the MPS control daemon restarts, and containers wait for it: {reason}"
+            )),
+            Service::Absent(reason) => Some(format!("{name} is not served: error checking MPS daemon health: {reason}")),
+        });
+        let texts: Vec<String> = texts.collect();
+        match texts.first() {
+            Some(text) => ready.set(MPS, text.clone()),
             None => ready.clear(MPS),
         }
-        let texts = waiting.iter();
-        warnings.extend(texts.map(|(name, reason)| format!("{name} is not served: error checking MPS daemon health: {reason}")));
+        warnings.extend(texts);
         self.say(warnings);
         let mut lists: BTreeMap<String, _> = found
             .resources
             .iter()
             .map(|resource| (resource.name().to_owned(), plugin::devices(resource)))
             .collect();
-        for name in waiting.keys() {
+        let absent = services.iter().filter(|(_, service)| matches!(service, Service::Absent(_)));
+        for (name, _) in absent {
             // A container would have no limits, or would not start. A resource that is registered already stays registered.
             if let Some(devices) = lists.remove(name)
                 && self.running.contains_key(name)
@@ -474,19 +483,19 @@ impl<'c> Node<'c> {
         Ok(())
     }
 
-    /// Return the resources that wait for their MPS control daemon, with the reason.
-    fn waiting(&mut self, resources: &[Resource]) -> BTreeMap<String, String> {
+    /// Return the resources that are shared through MPS, with what is known about their control daemons.
+    fn services(&mut self, resources: &[Resource]) -> BTreeMap<String, Service> {
         let Some(daemons) = &mut self.daemons else {
             return BTreeMap::new();
         };
         let shared = resources.iter().filter(|resource| resource.uses_mps()).map(Resource::name);
         let shared: BTreeSet<String> = shared.map(str::to_owned).collect();
         daemons.want(shared.clone());
-        let answers = shared.into_iter().map(|name| {
-            let answer = daemons.answer(&name);
-            (name, answer)
+        let services = shared.into_iter().map(|name| {
+            let service = daemons.service(&name);
+            (name, service)
         });
-        answers.filter_map(|(name, answer)| Some((name, answer.err()?))).collect()
+        services.collect()
     }
 
     fn start(&mut self, name: String, socket: &str, devices: Vec<divvy_kubelet::plugin::Device>) {
@@ -496,6 +505,7 @@ impl<'c> Node<'c> {
             name: name.clone(),
             devices: devices.clone(),
             served: self.served.clone(),
+            mps: self.surroundings.mps.clone(),
         };
         let kubelet = Path::new(&self.config.plugin.kubelet_socket);
         let settings = PluginSettings {

@@ -411,6 +411,8 @@ pub struct Intervals {
     pub retry: u64,
     /// The time before the first restart. It doubles with each restart up to `retry`.
     pub backoff: u64,
+    /// How long the devices of a resource stay healthy while its daemon restarts.
+    pub grace: u64,
 }
 
 impl Default for Intervals {
@@ -420,6 +422,7 @@ impl Default for Intervals {
             // As NVIDIA's program.
             retry: 30_000,
             backoff: 1_000,
+            grace: 30_000,
         }
     }
 }
@@ -471,6 +474,41 @@ impl Supervision {
                 };
                 Next::Start(pause)
             }
+        }
+    }
+}
+
+/// What the device plugin knows about the daemon of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Service {
+    /// It serves the resource with its limits.
+    Serves,
+    /// It served, and is expected back. The devices stay healthy, because the kubelet rejects a pod for good if it is bound to the
+    /// node at this moment. Containers wait until the daemon serves again.
+    Restarts {
+        /// When it was first found missing, in ms.
+        since: u64,
+        /// What is missing.
+        reason: String,
+    },
+    /// It does not serve. The devices are unhealthy, or not registered yet.
+    Absent(String),
+}
+
+impl Service {
+    /// Return what is known after a check at `now` (in ms), by what was known before.
+    pub fn after(before: Option<&Service>, check: Result<(), String>, now: u64, intervals: Intervals) -> Service {
+        let Err(reason) = check else {
+            return Service::Serves;
+        };
+        let since = match before {
+            Some(Service::Serves) => now,
+            Some(Service::Restarts { since, .. }) => *since,
+            _ => return Service::Absent(reason),
+        };
+        match now.saturating_sub(since) < intervals.grace {
+            true => Service::Restarts { since, reason },
+            false => Service::Absent(reason),
         }
     }
 }

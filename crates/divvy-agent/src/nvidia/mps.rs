@@ -33,7 +33,7 @@ use self::host::Host;
 pub(super) use self::shm::mount_shm;
 use self::supervisor::{Serving, supervise};
 use self::tools::Tools;
-pub(super) use self::watch::Daemons;
+pub(super) use self::watch::{Daemons, served};
 use super::facts::Facts;
 use super::health::Health;
 use super::{Loaded, Mps, Pace, Source, Surroundings, probe, refusal};

@@ -9,6 +9,8 @@ use divvy_nvidia_config::Config;
 use divvy_nvidia_plugin::{Access, Machine, Resource};
 use tokio::sync::watch;
 
+use super::{Mps, mps};
+
 /// The data from which the plugins of all resources answer.
 #[derive(Debug)]
 pub(super) struct Served {
@@ -50,6 +52,17 @@ pub(super) struct NvidiaPlugin {
     pub(super) name: String,
     pub(super) devices: watch::Sender<Arc<Vec<Device>>>,
     pub(super) served: Arc<Served>,
+    pub(super) mps: Mps,
+}
+
+impl NvidiaPlugin {
+    fn uses_mps(&self) -> bool {
+        self.served
+            .offered()
+            .resources
+            .get(&self.name)
+            .is_some_and(Resource::uses_mps)
+    }
 }
 
 impl Plugin for NvidiaPlugin {
@@ -59,7 +72,7 @@ impl Plugin for NvidiaPlugin {
 
     fn options(&self) -> Options {
         Options {
-            pre_start_required: false,
+            pre_start_required: self.uses_mps(),
             preferred_allocation: true,
         }
     }
@@ -83,6 +96,20 @@ impl Plugin for NvidiaPlugin {
             .ok_or_else(|| Refusal::unknown(format!("{} is no longer offered on this node", self.name)))?;
         let access = resource.allocate(&self.served.config, &offered.machine, ids, &unique());
         access.map(answer).map_err(|error| Refusal::unknown(error.to_string()))
+    }
+
+    /// Wait until the MPS control daemon serves. A container that starts earlier would fail, or use the GPU without limits.
+    async fn pre_start(&self, _: Vec<String>) -> Result<(), Refusal> {
+        if !self.uses_mps() {
+            return Ok(());
+        }
+        let served = mps::served(&self.mps, &self.name).await;
+        served.map_err(|reason| {
+            Refusal::not_yet(format!(
+                "the MPS control daemon of {} does not serve: {reason}; the kubelet tries again",
+                self.name
+            ))
+        })
     }
 }
 

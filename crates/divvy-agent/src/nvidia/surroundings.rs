@@ -33,6 +33,8 @@ pub struct Mps {
     pub deadline: Duration,
     /// The time in which all daemons must end and all GPUs must be open again: less than the kubelet's grace period, which is 30 s.
     pub end_limit: Duration,
+    /// How long the start of a container waits for its daemon: less than the kubelet waits, which is 30 s. The kubelet tries again.
+    pub patience: Duration,
     /// The intervals of the supervision.
     pub intervals: Intervals,
     /// The time between two counts of what containers use.
@@ -48,6 +50,7 @@ impl Mps {
             path: std::env::var_os("PATH").unwrap_or_else(|| "/usr/bin:/bin".into()),
             deadline: Duration::from_secs(10),
             end_limit: Duration::from_secs(25),
+            patience: Duration::from_secs(25),
             intervals: Intervals::default(),
             count: Duration::from_secs(10),
         }

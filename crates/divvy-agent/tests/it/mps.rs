@@ -91,7 +91,9 @@ impl Bed {
                     check: 50,
                     retry: 200,
                     backoff: 50,
+                    grace: 0,
                 },
+                patience: Duration::from_millis(200),
                 count: Duration::from_millis(50),
             },
             pace: Pace::default(),
@@ -534,6 +536,49 @@ async fn the_plugin_serves_only_while_the_daemon_serves() {
     stop(daemon).await;
     plugin.has("allocatable", Some("0")).await;
     stop(plugin.running).await;
+}
+
+#[tokio::test]
+async fn a_container_that_starts_while_the_daemon_restarts_waits_for_it() {
+    let mut bed = Bed::new(&[A100]);
+    bed.surroundings.mps.intervals.grace = 600_000;
+    bed.configure(&replicas(2));
+    let plugin = PluginBed::new(&bed, &["--mps-root=/run/nvidia/mps"]).await;
+    let daemon = bed.start();
+    plugin.has("allocatable", Some("2")).await;
+    bed.mode("control", "fail");
+    kill_process(bed.process("nvidia.com/gpu").expect("a process"), Signal::KILL).expect("killed");
+    until("withdrawn", || !bed.is_started("nvidia.com/gpu")).await;
+    plugin
+        .api
+        .create(
+            "pods",
+            json!({
+                "metadata": {"name": "p", "namespace": "default"},
+                "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+            }),
+        )
+        .expect("created");
+    let waits = plugin.api.until(LIMIT, |api| {
+        let pod = api.get("pods", "default", "p").ok()?;
+        let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"];
+        waiting.as_str().map(str::to_owned)
+    });
+    let message = waits.await.expect("the container waits");
+    assert!(
+        message.contains("the MPS control daemon of nvidia.com/gpu does not serve"),
+        "{message}"
+    );
+    plugin.has("allocatable", Some("2")).await;
+    bed.mode("control", "");
+    let runs = plugin.api.until(LIMIT, |api| {
+        let pod = api.get("pods", "default", "p").ok()?;
+        (pod["status"]["phase"] == "Running").then_some(())
+    });
+    assert!(runs.await.is_some(), "{:?}", plugin.api.get("pods", "default", "p"));
+    assert!(bed.is_started("nvidia.com/gpu"));
+    stop(plugin.running).await;
+    stop(daemon).await;
 }
 
 #[tokio::test]

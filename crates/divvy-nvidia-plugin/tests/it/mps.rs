@@ -6,8 +6,8 @@ use divvy_model::MiB;
 use divvy_nvidia_config::{Config, SharingStrategy};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{
-    Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, SharedGpu, Supervision, changes, daemons, directory,
-    excerpt, left_over,
+    Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, Service, SharedGpu, Supervision, changes, daemons,
+    directory, excerpt, left_over,
 };
 use divvy_nvidia_plugin::{Error, Machine, offer};
 use proptest::prelude::*;
@@ -241,6 +241,42 @@ fn a_daemon_that_dies_is_started_again_after_a_pause_that_grows_and_a_failed_sta
         life.next(dead);
     }
     assert_eq!(life.next(dead), Next::Start(30_000));
+}
+
+#[test]
+fn devices_stay_healthy_while_their_daemon_restarts_but_not_for_long() {
+    let absent = || Err("no answer".to_owned());
+    let mut known = None;
+    let mut found = Vec::new();
+    for (now, check) in [
+        (0, absent()),
+        (1_000, Ok(())),
+        (4_000, absent()),
+        (7_000, Ok(())),
+        (10_000, absent()),
+        (39_999, absent()),
+        (40_000, absent()),
+        (43_000, absent()),
+        (46_000, Ok(())),
+    ] {
+        let service = Service::after(known.as_ref(), check, now, Intervals::default());
+        found.push(match &service {
+            Service::Serves => "serves",
+            Service::Restarts { .. } => "restarts",
+            Service::Absent(_) => "absent",
+        });
+        known = Some(service);
+    }
+    let expected = [
+        "absent", "serves", "restarts", "serves", "restarts", "restarts", "absent", "absent", "serves",
+    ];
+    assert_eq!(found, expected);
+    let impatient = Intervals {
+        grace: 0,
+        ..Intervals::default()
+    };
+    let service = Service::after(Some(&Service::Serves), absent(), 1_000, impatient);
+    assert_eq!(service, Service::Absent("no answer".to_owned()));
 }
 
 #[test]

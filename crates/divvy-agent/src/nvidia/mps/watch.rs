@@ -1,25 +1,25 @@
-//! Tells the device plugin which resources the MPS control daemons serve.
+//! Tells the device plugin which resources the MPS control daemons serve, and lets containers wait for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_nvidia_plugin::mps::{Daemon, STARTED, directory, left_over};
+use divvy_nvidia_plugin::mps::{Daemon, STARTED, Service, directory, left_over};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Duration, timeout};
+use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::warn;
 
 use super::Host;
 use super::tools::CONTROL;
 use crate::nvidia::Mps;
 
-/// Why a resource cannot be served, or nothing if it can.
-pub(crate) type Answer = Result<(), String>;
+/// The time between two checks while a container waits.
+const RECHECK: Duration = Duration::from_millis(200);
 
 /// Follows the control daemons of a node's resources. Dropping it ends the task.
 #[derive(Debug)]
 pub(crate) struct Daemons {
     wanted: watch::Sender<BTreeSet<String>>,
-    found: watch::Receiver<BTreeMap<String, Answer>>,
+    found: watch::Receiver<BTreeMap<String, Service>>,
     task: JoinHandle<()>,
 }
 
@@ -47,14 +47,14 @@ impl Daemons {
         });
     }
 
-    /// Report whether a resource can be served. Without an answer yet, it cannot.
-    pub(crate) fn answer(&mut self, resource: &str) -> Answer {
+    /// Return what is known about the daemon of a resource.
+    pub(crate) fn service(&mut self, resource: &str) -> Service {
         let found = self.found.borrow_and_update();
-        let unknown = || Err("the MPS control daemon has not answered yet".to_owned());
+        let unknown = || Service::Absent("the MPS control daemon has not answered yet".to_owned());
         found.get(resource).cloned().unwrap_or_else(unknown)
     }
 
-    /// Wait until an answer changes. Cancel-safe.
+    /// Wait until something else is known. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         if self.found.changed().await.is_err() {
             // The task never ends on its own.
@@ -63,8 +63,9 @@ impl Daemons {
     }
 }
 
-async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: watch::Sender<BTreeMap<String, Answer>>) {
-    let host = mps.host();
+async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: watch::Sender<BTreeMap<String, Service>>) {
+    let (host, started) = (mps.host(), Instant::now());
+    let mut known = BTreeMap::new();
     if host.tools.find(CONTROL).is_none() {
         warn!(
             "{CONTROL} is not in PATH, so a control daemon that hangs is not noticed here; with NVIDIA's container runtime, set \
@@ -75,14 +76,17 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
         let resources = wanted.borrow_and_update().clone();
         let mut found = BTreeMap::new();
         for resource in resources {
-            let answer = check(&mps, &host, &resource).await;
-            found.insert(resource, answer);
+            let checked = check(&mps, &host, &resource).await;
+            let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let service = Service::after(known.get(&resource), checked, now, mps.intervals);
+            found.insert(resource, service);
         }
-        answers.send_if_modified(|known| {
-            let is_other = *known != found;
-            *known = found;
+        answers.send_if_modified(|sent| {
+            let is_other = *sent != found;
+            sent.clone_from(&found);
             is_other
         });
+        known = found;
         let next = timeout(Duration::from_millis(mps.intervals.check), wanted.changed());
         if next.await.is_ok_and(|changed| changed.is_err()) {
             return;
@@ -90,8 +94,25 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
     }
 }
 
+/// Wait until the daemon of a resource serves it. Cancel-safe.
+///
+/// # Errors
+/// It does not within [`Mps::patience`]. The text says what is missing.
+pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), String> {
+    let host = mps.host();
+    let mut missing = "the MPS control daemon does not answer".to_owned();
+    let serves = async {
+        while let Err(reason) = check(mps, &host, resource).await {
+            missing = reason;
+            sleep(RECHECK).await;
+        }
+    };
+    let in_time = timeout(mps.patience, serves).await.is_ok();
+    in_time.then_some(()).ok_or(missing)
+}
+
 /// Check whether the daemon of a resource serves it with its limits.
-async fn check(mps: &Mps, host: &Host, resource: &str) -> Answer {
+async fn check(mps: &Mps, host: &Host, resource: &str) -> Result<(), String> {
     let directory = directory(&mps.root, resource).map_err(|error| error.to_string())?;
     let daemon: Daemon = left_over(resource, directory, "");
     let marker = daemon.directory.join(STARTED);
