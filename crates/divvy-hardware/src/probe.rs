@@ -77,9 +77,11 @@ fn print(text: &str) -> i32 {
     i32::from(written.is_err())
 }
 
-/// Write a line to the probe's log, which is standard error. A write failure is ignored, because it cannot be reported anywhere.
+/// Write a line to the probe's log, which is standard error. The line is written as a whole, because an agent that starts a probe writes its own
+/// log to the same file. A write failure is ignored, because it cannot be reported anywhere.
 fn log(text: fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr().lock(), "divvy-probe: {text}");
+    let line = format!("divvy-probe: {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Run `--once`: print a snapshot on standard output.

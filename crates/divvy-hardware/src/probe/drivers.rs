@@ -208,10 +208,11 @@ fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
         let mut last = String::new();
         for event in events {
             match event {
+                // The clients come first: while a fault is not known, pods are placed on the GPU.
                 Event::Fault(fault) => {
+                    hub.publish(fault.clone());
                     let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
                     log(format_args!("{} on {gpu}", fault.name));
-                    hub.publish(fault);
                 }
                 // Log repeated failures with the same text only once.
                 Event::Degraded(text) if text == last => {}
