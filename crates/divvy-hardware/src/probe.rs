@@ -20,6 +20,7 @@ mod hub;
 mod options;
 mod owner;
 mod peer;
+mod limit;
 mod pods;
 mod server;
 
@@ -162,8 +163,12 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     })?;
 
     let hub = Arc::new(hub::Hub::new());
-    let proc_root = options.sys_root.join("proc");
-    let jobs = owner::start(hub.clone(), drivers::Pace::default(), proc_root, vendors(options, &calls))?;
+    let jobs = owner::start(
+        hub.clone(),
+        drivers::Pace::default(),
+        options.sys_root.clone(),
+        vendors(options, &calls),
+    )?;
     log(format_args!(
         "{} listens at {}",
         env!("CARGO_PKG_VERSION"),
