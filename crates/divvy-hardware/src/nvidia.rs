@@ -138,7 +138,10 @@ impl Backend for Nvidia {
             return Err(Failure::new(Code::NotSupported, text));
         };
         let fail = |error: NvmlError| {
-            let text = format!("the driver does not limit the memory of GPU {uuid} for {}: {error}", cgroup.display());
+            let text = format!(
+                "the driver does not limit the memory of GPU {uuid} for {}: {error}",
+                cgroup.display()
+            );
             let code = match error {
                 NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::NotFound => Code::NotSupported,
                 NvmlError::GpuLost => Code::GpuLost,
@@ -156,7 +159,11 @@ impl Backend for Nvidia {
             true => Ok(Limited { used: MiB(used / MIB) }),
             false => Err(Failure::new(
                 Code::NotSupported,
-                format!("the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}", cgroup.display(), MiB(found.div_ceil(MIB))),
+                format!(
+                    "the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}",
+                    cgroup.display(),
+                    MiB(found.div_ceil(MIB))
+                ),
             )),
         }
     }

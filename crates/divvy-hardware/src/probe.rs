@@ -17,10 +17,10 @@
 mod driver_files;
 mod drivers;
 mod hub;
+mod limit;
 mod options;
 mod owner;
 mod peer;
-mod limit;
 mod pods;
 mod server;
 

@@ -20,8 +20,8 @@ pub(crate) struct Changes {
     pub(crate) descriptions: u64,
     /// The errors of calls for events.
     pub(crate) events: EventErrors,
-    /// Where the driver keeps the limits of cgroups.
-    pub(crate) limit_mode: LimitMode,
+    /// Where the driver keeps the limits of cgroups. `None` is `misc` for a driver that is new enough, and an older one has no limits.
+    pub(crate) limit_mode: Option<LimitMode>,
     /// The changes to GPUs, by GPU index.
     pub(crate) gpus: BTreeMap<u32, GpuChanges>,
 }
@@ -65,13 +65,12 @@ pub(crate) struct GpuChanges {
 }
 
 /// Where a driver keeps the limits of cgroups (the module option `RmMemacctMode`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LimitMode {
     /// The driver limits nothing.
     Off,
     /// In the driver, on kernels before 6.14.
-    #[default]
     Misc,
     /// In the kernel's controller `dmem`.
     Dmem,

@@ -67,7 +67,7 @@ enum Request {
     },
     #[serde(rename = "limit_mode")]
     LimitMode {
-        mode: LimitMode,
+        mode: Option<LimitMode>,
     },
     #[serde(rename = "limit")]
     Limit {

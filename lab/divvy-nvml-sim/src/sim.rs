@@ -204,7 +204,7 @@ impl Inner {
                 hang_until_ms: 0,
                 descriptions: 0,
                 events: EventErrors { create: 0, wait: 0 },
-                limit_mode: LimitMode::Misc,
+                limit_mode: None,
                 gpus: BTreeMap::new(),
             },
             descriptions: 0,
@@ -318,7 +318,7 @@ impl Inner {
     }
 
     /// Return where the driver keeps the limits of cgroups.
-    pub(crate) fn limit_mode(&self) -> LimitMode {
+    pub(crate) fn limit_mode(&self) -> Option<LimitMode> {
         self.changes.limit_mode
     }
 

@@ -35,7 +35,11 @@ pub(super) fn directory(root: &Path, path: &str) -> Result<PathBuf, Failure> {
 /// Give a cgroup the files of the controller of device memory, if the kernel has it: each cgroup above must pass it on. The kubelet
 /// does not do this. What cannot be done is logged, and the driver says whether it can do without.
 pub(super) fn enable(root: &Path, directory: &Path) {
-    let mut above: Vec<&Path> = directory.ancestors().skip(1).take_while(|path| path.starts_with(root)).collect();
+    let mut above: Vec<&Path> = directory
+        .ancestors()
+        .skip(1)
+        .take_while(|path| path.starts_with(root))
+        .collect();
     above.reverse();
     for cgroup in above {
         let has = |file: &str| {
@@ -51,7 +55,10 @@ pub(super) fn enable(root: &Path, directory: &Path) {
         }
         let control = cgroup.join(control);
         if let Err(error) = fs::write(&control, format!("+{CONTROLLER}")) {
-            log(format_args!("cannot enable the controller {CONTROLLER} in {}: {error}", control.display()));
+            log(format_args!(
+                "cannot enable the controller {CONTROLLER} in {}: {error}",
+                control.display()
+            ));
             return;
         }
     }
@@ -110,6 +117,9 @@ mod tests {
         fs::write(at("cgroup.subtree_control"), "cpu dmem\n").expect("written");
         enable(root.path(), &pod);
         assert_eq!(written(), ["cpu dmem\n", "+dmem", "+dmem"]);
-        assert!(!pod.join("cgroup.subtree_control").exists(), "containers share the pod's limit");
+        assert!(
+            !pod.join("cgroup.subtree_control").exists(),
+            "containers share the pod's limit"
+        );
     }
 }

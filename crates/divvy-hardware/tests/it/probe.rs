@@ -637,20 +637,59 @@ fn a_pods_limit_is_set_on_its_cgroup_and_read_back_and_what_the_driver_refuses_i
     let path = root.join(POD).display().to_string();
     assert_eq!(limits(), json!({ path: {"soft": 0, "hard": 3072_u64 << 20} }));
     for (change, gpu, cgroup, code, part) in [
-        (json!({"op": "state"}), GPU1, POD, "not_supported", "the driver does not limit"),
-        (json!({"op": "state"}), "GPU-x", POD, "not_supported", "no driver has listed a GPU GPU-x"),
-        (json!({"op": "state"}), GPU0, "system.slice", "protocol", "is not the cgroup of a pod"),
+        (
+            json!({"op": "state"}),
+            GPU1,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
+        (
+            json!({"op": "state"}),
+            "GPU-x",
+            POD,
+            "not_supported",
+            "no driver has listed a GPU GPU-x",
+        ),
+        (
+            json!({"op": "state"}),
+            GPU0,
+            "system.slice",
+            "protocol",
+            "is not the cgroup of a pod",
+        ),
         (json!({"op": "state"}), GPU0, "kubepods/pod-gone", "unknown", "No such file"),
-        (json!({"op": "limit", "gpu": 0, "error": 4}), GPU0, POD, "no_permission", "the driver does not limit"),
+        (
+            json!({"op": "limit", "gpu": 0, "error": 4}),
+            GPU0,
+            POD,
+            "no_permission",
+            "the driver does not limit",
+        ),
         (json!({"op": "limit", "gpu": 0, "error": 0}), GPU0, POD, "", ""),
         // The kernel has the controller, but the kubelet has not enabled it, and neither can the probe.
-        (json!({"op": "limit_mode", "mode": "dmem"}), GPU0, POD, "not_supported", "the driver does not limit"),
-        (json!({"op": "limit_mode", "mode": "off"}), GPU0, POD, "not_supported", "the driver does not limit"),
+        (
+            json!({"op": "limit_mode", "mode": "dmem"}),
+            GPU0,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
+        (
+            json!({"op": "limit_mode", "mode": "off"}),
+            GPU0,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
     ] {
         machine.control(&change);
         let answer = limit(gpu, cgroup, 3072);
         let text = answer["err"]["text"].as_str().unwrap_or_default();
-        assert!(answer["err"]["code"].as_str().unwrap_or_default() == code && text.contains(part), "{change}: {answer}");
+        assert!(
+            answer["err"]["code"].as_str().unwrap_or_default() == code && text.contains(part),
+            "{change}: {answer}"
+        );
     }
     // On a kernel with the controller, the pod's cgroup has these files once the cgroups above pass the controller on.
     machine.control(&json!({"op": "limit_mode", "mode": "dmem"}));

@@ -36,33 +36,25 @@ struct GetLimits {
     used: u64,
 }
 
-/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none.
-fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize) -> Result<T, Code>) -> Result<T, Code> {
+/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none. An older driver answers as a library that lacks these
+/// symbols does.
+fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, LimitMode) -> Result<T, Code>) -> Result<T, Code> {
+    let major = super::machine_call(|machine| Ok(machine.driver_major()))?;
     mig::call_with_part(device, |inner, card, index, part| {
-        if part.is_some() || !card.mig.is_empty() {
-            return Err(NOT_SUPPORTED);
-        }
-        match inner.limit_mode() {
-            LimitMode::Off => Err(NOT_SUPPORTED),
-            _ => work(inner, card, index),
+        let mode = inner.limit_mode().or((major >= FIRST_DRIVER).then_some(LimitMode::Misc));
+        let mode = mode.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND)?;
+        match mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
+            true => Err(NOT_SUPPORTED),
+            false => work(inner, card, index, mode),
         }
     })
 }
 
-/// Fail if the driver is older than these symbols, as a library does that lacks them.
-fn is_new_enough() -> Result<(), Code> {
-    match super::machine_call(|machine| Ok(machine.driver_major()))? >= FIRST_DRIVER {
-        true => Ok(()),
-        false => Err(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND),
-    }
-}
-
 fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<(), Code> {
-    is_new_enough()?;
-    let index = call(device, |inner, _, index| {
+    let index = call(device, |inner, _, index, mode| {
         inner.limit_can_be_set(index)?;
         let path = Path::new(cgroup);
-        let has_files = inner.limit_mode() == LimitMode::Misc || path.join("dmem.max").exists();
+        let has_files = mode == LimitMode::Misc || path.join("dmem.max").exists();
         match path.is_absolute() && path.is_dir() && has_files {
             true => Ok(index),
             false => Err(NOT_FOUND),
@@ -84,15 +76,14 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
 
 /// Return the limit of the nearest cgroup that has one, and the memory that the cgroup's processes use, in bytes.
 fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
-    is_new_enough()?;
-    call(device, |inner, card, index| {
+    call(device, |inner, card, index, mode| {
         let path = Path::new(cgroup);
         if !path.is_absolute() || !path.is_dir() {
             return Err(NOT_FOUND);
         }
         let above = || path.ancestors().filter_map(Path::to_str);
         let limits = inner.limits(index);
-        let limit = match inner.limit_mode() {
+        let limit = match mode {
             // The driver's own list. A cgroup that was never set cannot be told from a driver without this function.
             LimitMode::Misc | LimitMode::Off => above().find_map(|path| limits.get(path).copied()).ok_or(NOT_SUPPORTED)?,
             // The kernel's files.
