@@ -80,6 +80,7 @@ fn agent() -> Result<String> {
     core.set_hardware(BTreeMap::new(), gpus.collect())?;
     let metrics = divvy_agent::Metrics::default();
     metrics.pre_start("granted", Duration::ZERO);
+    metrics.limited(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
     metrics.counts().fault("XID 79");
     Ok(metrics.text(&core)?)
