@@ -29,7 +29,7 @@ pub enum PreStart {
         /// UUIDs of the container's GPUs.
         gpus: Vec<String>,
         /// The limits to set before the container starts. They concern the whole pod.
-        limits: Limits,
+        limits: Box<Limits>,
         /// Whether some ids from the kubelet lie on a GPU other than the allocated ones.
         steered_wrong: bool,
         /// Whether other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only
@@ -75,7 +75,7 @@ impl Core {
         };
         let handout = match self.identify(spec, &ids, handouts, facts) {
             Ok(handout) => handout,
-            Err(answer) => return answer,
+            Err(answer) => return *answer,
         };
         let key = handout.key.clone();
         let mut theirs = self
@@ -117,7 +117,7 @@ impl Core {
         ids: &BTreeSet<String>,
         handouts: &[Handout],
         facts: &Facts,
-    ) -> Result<Handout, PreStart> {
+    ) -> Result<Handout, Box<PreStart>> {
         let mut by_pod: BTreeMap<&str, Vec<&Handout>> = BTreeMap::new();
         let mut unknown = false;
         let of_resource = handouts.iter().filter(|handout| handout.resource == spec.name());
@@ -139,13 +139,13 @@ impl Core {
         };
         if by_pod.len() > 1 {
             if unknown {
-                return Err(PreStart::Wait(
+                return Err(Box::new(PreStart::Wait(
                     Reason::UnknownPod,
                     format!("several pods have these {}, and one of the pods is not known yet", text(ids)),
-                ));
+                )));
             }
             let names: Vec<String> = by_pod.keys().map(|uid| self.pod_name(uid)).collect();
-            return Err(PreStart::Refused {
+            return Err(Box::new(PreStart::Refused {
                 reason: Reason::DoubleHandout,
                 text: format!(
                     "the kubelet gave the same {} to {} (a known kubelet bug, kubernetes#137534), so the agent cannot tell which of \
@@ -154,16 +154,16 @@ impl Core {
                     names.join(" and ")
                 ),
                 actions: Vec::new(),
-            });
+            }));
         }
         let Some((uid, found)) = by_pod.pop_first() else {
-            return Err(PreStart::Wait(
+            return Err(Box::new(PreStart::Wait(
                 Reason::Identity,
                 format!(
                     "the kubelet's checkpoint has no container of a live pod with exactly these {}",
                     text(ids)
                 ),
-            ));
+            )));
         };
         // The kubelet gives an init container's ids to a later container of the same pod, and the call does not say which one
         // starts. Containers that share ids run one after the other. So the first container without a grant starts now, or else
@@ -179,7 +179,7 @@ impl Core {
         let next = found.iter().find(|handout| !self.records.contains_key(&handout.key));
         match next.or(found.last()) {
             Some(handout) => Ok((*handout).clone()),
-            None => Err(PreStart::Wait(Reason::Identity, text(ids))),
+            None => Err(Box::new(PreStart::Wait(Reason::Identity, text(ids)))),
         }
     }
 
@@ -397,7 +397,7 @@ impl Core {
             key: key.clone(),
             pod: record.pod(),
             gpus,
-            limits: self.limits(&record),
+            limits: Box::new(self.limits(&record)),
             steered_wrong,
             shared_ids,
         }

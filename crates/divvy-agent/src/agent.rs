@@ -527,7 +527,7 @@ impl Agent {
     ///
     /// # Errors
     /// The pod requires the limit, and it is not set.
-    async fn limit(&self, pod: PodKey, limits: Limits) -> Result<(), String> {
+    async fn limit(&self, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
         if limits.gpus.is_empty() {
             return Ok(());
         }
@@ -742,7 +742,7 @@ async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result
 
 enum Decided {
     /// The name of the pod, and its limits.
-    Granted(PodKey, Limits),
+    Granted(PodKey, Box<Limits>),
     Refused(&'static str, String),
     Wait(&'static str, String),
 }
