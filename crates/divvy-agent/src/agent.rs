@@ -523,6 +523,11 @@ impl Agent {
         }
     }
 
+    /// Report whether the node's cgroups are of the version that drivers can limit.
+    pub(crate) fn can_limit_cgroups(&self) -> bool {
+        cgroups::is_v2(&self.sys_root)
+    }
+
     /// Let the driver hold a pod to its share, where it can. If it does not, an event says why, unless the pod requires the limit.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
             base.display()
         ));
     }
-    let is_v2 = base.join("cgroup.controllers").exists();
+    let is_v2 = is_v2(sys_root);
     // On v1, the base has one tree per controller, and only the tree of the pids controller counts processes.
     let roots = if is_v2 || !base.join("pids").is_dir() {
         vec![base]
@@ -56,15 +56,17 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
     Ok(populated)
 }
 
-/// Return the path of a pod's cgroup, relative to the root of the cgroups.
+/// Report whether the node's pods are in cgroups of version 2.
+pub(crate) fn is_v2(sys_root: &Path) -> bool {
+    sys_root.join("sys/fs/cgroup/cgroup.controllers").exists()
+}
+
+/// Return the path of a pod's cgroup of version 2, relative to the root of the cgroups.
 ///
 /// # Errors
-/// The pod has none, or the node has cgroups of version 1 only, which the driver cannot limit.
+/// The pod has none.
 pub(crate) fn pod_cgroup(sys_root: &Path, uid: &str) -> Result<String, String> {
     let base = sys_root.join("sys/fs/cgroup");
-    if !base.join("cgroup.controllers").exists() {
-        return Err("the driver limits cgroups of version 2 only, and this node has version 1".to_owned());
-    }
     let mut found = None;
     walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| match cgroup {
         Cgroup::Pod(of, path) if of == uid => found = Some(path.to_owned()),

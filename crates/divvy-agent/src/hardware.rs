@@ -317,9 +317,13 @@ impl Machine {
             }
         };
         let settings = agent.core().settings().clone();
+        let can_limit = agent.can_limit_cgroups();
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
-            described(facts, fit(facts, verdict(&facts.uuid)), offer)
+            Gpu {
+                enforcement: (can_limit && facts.memory_limit).then_some(Enforcement::Cgroup),
+                ..described(facts, fit(facts, verdict(&facts.uuid)), offer)
+            }
         });
         let recalled = self.recalled.values().map(|gpu| {
             let Verdict { health, reason } = verdict(&gpu.uuid);
@@ -415,7 +419,8 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
         health,
         reason,
         links: facts.links.clone(),
-        enforcement: facts.memory_limit.then_some(Enforcement::Cgroup),
+        // Whether a limit can be set does not depend on the GPU alone.
+        enforcement: None,
     }
 }
 

@@ -168,6 +168,10 @@ impl Cluster for Real {
         simulated_driver::place(&self.directory.join(node), path, text)
     }
 
+    fn has_cgroups_v2(&self) -> bool {
+        Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+    }
+
     fn nvml(&self, node: &str) -> PathBuf {
         self.directory.join(node).join("nvml.sock")
     }

@@ -521,6 +521,10 @@ impl Cluster for Embedded {
         simulated_driver::place(&self.node(node)?.paths().sys_root, path, text)
     }
 
+    fn has_cgroups_v2(&self) -> bool {
+        true
+    }
+
     fn nvml(&self, node: &str) -> PathBuf {
         self.directory(node).join("nvml.sock")
     }

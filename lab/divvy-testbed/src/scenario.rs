@@ -208,6 +208,8 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
+    /// Report whether the nodes have cgroups of version 2, as most machines do. Drivers cannot limit those of version 1.
+    fn has_cgroups_v2(&self) -> bool;
     /// Return the control socket of a node's simulated NVML library.
     fn nvml(&self, node: &str) -> PathBuf;
     /// Apply a fault to a GPU.

@@ -19,7 +19,7 @@ use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Resource, Rule};
 use divvy_testbed::builders;
-use divvy_testbed::node::{ContainerView, Node, NodeSpec};
+use divvy_testbed::node::{CgroupVersion, ContainerView, Node, NodeSpec};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpStream, UnixListener};

@@ -86,3 +86,15 @@ async fn a_pod_that_requires_its_limit_waits_until_the_driver_sets_it() {
     bed.running("a").await;
     bed.stop_agent().await;
 }
+
+#[tokio::test]
+async fn nothing_enforces_shares_on_a_node_with_cgroups_of_version_1() {
+    let mut bed = Bed::with(&[16384], |spec| spec.cgroup = CgroupVersion::V1).await;
+    bed.machine.send_modify(|machine| {
+        machine.has_limits = true;
+        machine.gpus.push(16384);
+    });
+    let inventory = bed.inventory(|inventory| inventory.gpus.len() == 2).await;
+    assert!(inventory.gpus.iter().all(|gpu| gpu.enforcement.is_none()), "{inventory:?}");
+    bed.stop_agent().await;
+}

@@ -36,6 +36,9 @@ pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Res
     let nvml = play.cluster.nvml(&node);
     let enforces = async |mode: Option<&str>| ask(&nvml, &json!({"op": "limit_mode", "mode": mode})).await;
     enforces(Some("misc")).await?;
+    if !play.cluster.has_cgroups_v2() {
+        return without_cgroups_v2(play, &node, enforces(None)).await;
+    }
     play.started("default", "first").await?;
     let first = play.uid("first").await?;
     limited(play, &node, &[(&first, 3)]).await?;
@@ -87,6 +90,23 @@ pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Res
         })
     })
     .await
+}
+
+/// The driver can limit cgroups of version 2 only.
+async fn without_cgroups_v2<C: Cluster>(
+    play: &mut Play<'_, C>,
+    node: &str,
+    end: impl Future<Output = std::io::Result<()>>,
+) -> Result<(), Stop> {
+    play.scene("This machine has cgroups of version 1, which the driver cannot limit: the pod waits, and no other pod notices")
+        .await?;
+    play.create(&pod("second").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
+        .await?;
+    play.started("default", "second").await?;
+    limited(play, node, &[]).await?;
+    play.why("first", &["no GPU on which shares are enforced"]).await?;
+    play.delete_all().await?;
+    Ok(end.await?)
 }
 
 /// Wait until the driver has exactly these limits, by the UID of the pod, in GiB.
