@@ -24,9 +24,7 @@ macro_rules! symbols {
 
         /// Return the symbols of this module.
         pub(super) fn all() -> Vec<(&'static str, $crate::abi::Address)> {
-            let mut all = Vec::new();
-            $(symbols!(@list all $names);)*
-            all
+            [$(symbols!(@list $names)),*].concat()
         }
     };
     (@each $gate:ident [$($name:ident),+] $parameters:tt $body:expr) => {
@@ -38,11 +36,11 @@ macro_rules! symbols {
             $crate::driver::$gate(stringify!($name), $body)
         }
     };
-    (@list $all:ident [$($name:ident),+]) => {
-        $(symbols!(@list $all $name);)+
+    (@list [$($name:ident),+]) => {
+        vec![$((stringify!($name), $name as $crate::abi::Address)),+]
     };
-    (@list $all:ident $name:ident) => {
-        $all.push((stringify!($name), $name as $crate::abi::Address));
+    (@list $name:ident) => {
+        symbols!(@list [$name])
     };
 }
 use symbols;

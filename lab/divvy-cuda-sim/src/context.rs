@@ -93,7 +93,9 @@ impl Driver {
 
     /// Free all that a context has.
     fn close_context(&mut self, handle: usize) -> Result<(), Code> {
-        let Some(context) = self.contexts.remove(&handle) else { return Ok(()) };
+        let Some(context) = self.contexts.remove(&handle) else {
+            return Ok(());
+        };
         let freed = self.memory.forget_context(handle);
         let device = &mut self.devices[context.device];
         device.give(device.card.context + context.slabs.bytes() + freed)?;
@@ -105,7 +107,8 @@ impl Driver {
 
     /// Free what outlives contexts, but not the last one of a device: the memory of its pools and graphs.
     fn end_of_device(&mut self, device: usize) -> Result<(), Code> {
-        let outlives = |allocation: &Allocation| allocation.device == device && matches!(allocation.kind, Kind::Pool(_) | Kind::Graph);
+        let outlives =
+            |allocation: &Allocation| allocation.device == device && matches!(allocation.kind, Kind::Pool(_) | Kind::Graph);
         let mine = self.memory.allocations.iter().filter(|(_, allocation)| outlives(allocation));
         let mine: Vec<u64> = mine.map(|(address, _)| *address).collect();
         mine.into_iter().try_for_each(|address| self.release(address))?;

@@ -82,7 +82,13 @@ impl Driver {
     pub(crate) fn instantiate(&mut self, graph: usize, flags: u64) -> Result<usize, Code> {
         let nodes = self.graphs.graphs.get(&graph).ok_or(INVALID_HANDLE)?.clone();
         let handle = self.new_handle();
-        self.graphs.executables.insert(handle, Executable { nodes, frees: flags & 1 != 0 });
+        self.graphs.executables.insert(
+            handle,
+            Executable {
+                nodes,
+                frees: flags & 1 != 0,
+            },
+        );
         Ok(handle)
     }
 

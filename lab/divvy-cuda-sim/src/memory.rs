@@ -71,7 +71,10 @@ impl Memory {
     pub(crate) fn addresses(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
         let address = self.next_address.checked_next_multiple_of(align).ok_or(OUT_OF_MEMORY)?;
         // The addresses of a 64-bit program have 47 bits.
-        let next = address.checked_add(bytes).filter(|next| *next < 1 << 47).ok_or(OUT_OF_MEMORY)?;
+        let next = address
+            .checked_add(bytes)
+            .filter(|next| *next < 1 << 47)
+            .ok_or(OUT_OF_MEMORY)?;
         self.next_address = next;
         Ok(address)
     }
@@ -92,7 +95,9 @@ impl Memory {
 
     /// Remove what ends with a context. Return how much of it had pages of its own.
     pub(crate) fn forget_context(&mut self, handle: usize) -> u64 {
-        let ended = self.allocations.extract_if(.., |_, allocation| allocation.context == Some(handle));
+        let ended = self
+            .allocations
+            .extract_if(.., |_, allocation| allocation.context == Some(handle));
         ended
             .map(|(_, allocation)| match allocation.kind {
                 Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
@@ -133,7 +138,12 @@ impl Driver {
     }
 
     fn allocate_small(&mut self, handle: usize, device: usize, bytes: u64) -> Result<u64, Code> {
-        let slabs = |driver: &mut Driver| driver.contexts.get_mut(&handle).and_then(|context| context.slabs.allocate(bytes));
+        let slabs = |driver: &mut Driver| {
+            driver
+                .contexts
+                .get_mut(&handle)
+                .and_then(|context| context.slabs.allocate(bytes))
+        };
         let address = match slabs(self) {
             Some(address) => address,
             None => {

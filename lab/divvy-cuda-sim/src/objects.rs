@@ -63,7 +63,9 @@ impl Shape {
             let area = edge(self.width).checked_mul(edge(self.height))?;
             area.checked_mul(edge(self.depth))?.checked_mul(element)
         };
-        (0..levels).try_fold(0u64, |sum, of| sum.checked_add(level(of)?)).ok_or(OUT_OF_MEMORY)
+        (0..levels)
+            .try_fold(0u64, |sum, of| sum.checked_add(level(of)?))
+            .ok_or(OUT_OF_MEMORY)
     }
 }
 

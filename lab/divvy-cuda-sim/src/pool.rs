@@ -168,17 +168,22 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         let (device, reserved) = (pool.device, pool.reserved);
-        let used = used_by(bytes).and_then(|own| pool.used.checked_add(own)).ok_or(OUT_OF_MEMORY)?;
+        let used = used_by(bytes)
+            .and_then(|own| pool.used.checked_add(own))
+            .ok_or(OUT_OF_MEMORY)?;
         let limit = if pool.max == 0 { u64::MAX } else { pool.max };
         if used > reserved {
             let chunks = reserved.checked_add((used - reserved).checked_next_multiple_of(CHUNK).ok_or(OUT_OF_MEMORY)?);
             let tight = pages(used).ok_or(OUT_OF_MEMORY)?;
             let wanted = [chunks.unwrap_or(u64::MAX).min(limit), tight];
             // On a GPU that is nearly full a pool grows by less.
-            let grown = wanted.into_iter().filter(|wanted| (tight..=limit).contains(wanted)).find_map(|wanted| {
-                let taken = self.take(device, wanted - reserved);
-                (taken != Err(OUT_OF_MEMORY)).then_some(taken.map(|()| wanted))
-            });
+            let grown = wanted
+                .into_iter()
+                .filter(|wanted| (tight..=limit).contains(wanted))
+                .find_map(|wanted| {
+                    let taken = self.take(device, wanted - reserved);
+                    (taken != Err(OUT_OF_MEMORY)).then_some(taken.map(|()| wanted))
+                });
             let pool = self.pool(handle)?;
             pool.reserved = grown.unwrap_or(Err(OUT_OF_MEMORY))?;
             pool.reserved_high = pool.reserved_high.max(pool.reserved);
@@ -199,7 +204,9 @@ impl Driver {
 
     /// Give an allocation back to its pool.
     pub(crate) fn free_to_pool(&mut self, handle: usize, bytes: u64) -> Result<(), Code> {
-        let Some(pool) = self.pools.all.get_mut(&handle) else { return Ok(()) };
+        let Some(pool) = self.pools.all.get_mut(&handle) else {
+            return Ok(());
+        };
         pool.used = pool.used.saturating_sub(used_by(bytes).unwrap_or(0));
         match pool.destroyed {
             true => self.shrink_pool(handle, 0),
@@ -209,7 +216,9 @@ impl Driver {
 
     /// Have a pool give back what it does not use, down to a size. A destroyed pool that is empty ends.
     pub(crate) fn shrink_pool(&mut self, handle: usize, keep: u64) -> Result<(), Code> {
-        let Some(pool) = self.pools.all.get_mut(&handle) else { return Ok(()) };
+        let Some(pool) = self.pools.all.get_mut(&handle) else {
+            return Ok(());
+        };
         let needed = pool.used.max(keep).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let given = pool.reserved.saturating_sub(needed);
         pool.reserved -= given;
@@ -227,7 +236,8 @@ impl Driver {
     pub(crate) fn settle_pools(&mut self, device: usize) -> Result<(), Code> {
         let mine = self.pools.all.iter().filter(|(_, pool)| pool.device == device);
         let mine: Vec<(usize, u64)> = mine.map(|(handle, pool)| (*handle, pool.threshold)).collect();
-        mine.into_iter().try_for_each(|(handle, threshold)| self.shrink_pool(handle, threshold))
+        mine.into_iter()
+            .try_for_each(|(handle, threshold)| self.shrink_pool(handle, threshold))
     }
 
     /// Have the pools of a device give back all that they do not use. Return false if that is nothing.

@@ -182,7 +182,9 @@ impl Driver {
     /// Remove all mappings of a range, which must be whole ones.
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
         for start in self.vmm.whole(address, bytes)? {
-            let Some((_, handle)) = self.vmm.mapped.remove(&start) else { continue };
+            let Some((_, handle)) = self.vmm.mapped.remove(&start) else {
+                continue;
+            };
             if let Some(physical) = self.vmm.physical.get_mut(&handle) {
                 physical.mappings -= 1;
             }

@@ -33,7 +33,9 @@ pub(crate) struct Stream {
 
 /// Return the time of the monotonic clock in nanoseconds. All processes have the same.
 pub(crate) fn now() -> u64 {
-    let Ok(time) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return 0 };
+    let Ok(time) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
+        return 0;
+    };
     time.tv_sec().cast_unsigned() * 1_000_000_000 + time.tv_nsec().cast_unsigned()
 }
 

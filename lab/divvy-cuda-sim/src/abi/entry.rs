@@ -64,7 +64,12 @@ fn look_up(symbol: Text, pointer: Out<Address>, version: c_int, flags: u64) -> R
     if version > driver || flags > 3 {
         return Err(INVALID_VALUE);
     }
-    let all = || super::all().into_iter().map(|(name, address)| (name, address.addr())).collect();
+    let all = || {
+        super::all()
+            .into_iter()
+            .map(|(name, address)| (name, address.addr()))
+            .collect()
+    };
     let addresses = ADDRESSES.get_or_init(all);
     let found = find(name, version, driver, flags & 2 != 0);
     let address = match found {

@@ -27,7 +27,8 @@ pub(super) struct Properties {
 }
 
 // The layout in cuda.h.
-const _: () = assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
+const _: () =
+    assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
 
 symbols! {
     call [cuMemAllocAsync, cuMemAllocAsync_ptsz](pointer: Out<u64>, bytes: u64, stream: usize) |driver| {

@@ -139,11 +139,19 @@ symbols! {
         function.put(driver.create_function(name.get()?))
     };
 
-    call [cuLaunchKernel, cuLaunchKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize, _extra: usize) |driver| {
+    call [cuLaunchKernel, cuLaunchKernel_ptsz](
+        function: usize,
+        gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        _shared: c_uint, stream: usize, _parameters: usize, _extra: usize,
+    ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
     };
 
-    call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize) |driver| {
+    call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](
+        function: usize,
+        gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        _shared: c_uint, stream: usize, _parameters: usize,
+    ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
     };
 

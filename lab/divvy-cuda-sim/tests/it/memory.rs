@@ -33,11 +33,31 @@ fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
         ("cuMemAlloc_v2", vec![Out, Num(PAGE)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(PAGE + 1)], "cuMemFree_v2", 2 * PAGE),
         ("cuMemAlloc", vec![Out, Num(1)], "cuMemFree", PAGE),
-        ("cuMemAllocPitch_v2", vec![Out, Out, Num(513), Num(8192), Num(4)], "cuMemFree_v2", 4 * PAGE),
+        (
+            "cuMemAllocPitch_v2",
+            vec![Out, Out, Num(513), Num(8192), Num(4)],
+            "cuMemFree_v2",
+            4 * PAGE,
+        ),
         ("cuMemAllocManaged", vec![Out, Num(3 * MIB), Num(1)], "cuMemFree_v2", 2 * PAGE),
-        ("cuMemCreate", vec![Out, Num(3 * PAGE), pinned(0), Num(0)], "cuMemRelease", 3 * PAGE),
-        ("cuArray3DCreate_v2", vec![Out, floats(1024, 1024, 0)], "cuArrayDestroy", 2 * PAGE),
-        ("cuMipmappedArrayCreate", vec![Out, floats(1024, 1024, 0), Num(2)], "cuMipmappedArrayDestroy", 3 * PAGE),
+        (
+            "cuMemCreate",
+            vec![Out, Num(3 * PAGE), pinned(0), Num(0)],
+            "cuMemRelease",
+            3 * PAGE,
+        ),
+        (
+            "cuArray3DCreate_v2",
+            vec![Out, floats(1024, 1024, 0)],
+            "cuArrayDestroy",
+            2 * PAGE,
+        ),
+        (
+            "cuMipmappedArrayCreate",
+            vec![Out, floats(1024, 1024, 0), Num(2)],
+            "cuMipmappedArrayDestroy",
+            3 * PAGE,
+        ),
         ("cuMemAllocHost_v2", vec![Out, Num(64 * MIB)], "cuMemFreeHost", 0),
         ("cuCtxCreate_v2", vec![Out, Num(0), Num(0)], "cuCtxDestroy_v2", CONTEXT),
     ];
@@ -114,8 +134,8 @@ fn a_context_takes_its_allocations_with_it() {
     assert_eq!(process.code("cuMemAlloc_v2", &[Out, Num(1)]), 709, "the context is destroyed");
 }
 
-/// cuda.h, cuMemRelease: "the memory will be freed when all outstanding mappings to the memory are unmapped and when all outstanding references to the
-/// handle are also released".
+/// cuda.h, cuMemRelease: "the memory will be freed when all outstanding mappings to the memory are unmapped and when all outstanding references to
+/// the handle are also released".
 #[test]
 fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     let bed = Bed::new();
@@ -127,9 +147,17 @@ fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     for address in [range, range + PAGE] {
         process.ok("cuMemMap", &[Num(address), Num(PAGE), Num(0), Num(handle), Num(0)]);
     }
-    assert_eq!(process.code("cuMemMap", &[Num(range), Num(PAGE), Num(0), Num(handle), Num(0)]), INVALID_VALUE, "mapped");
+    assert_eq!(
+        process.code("cuMemMap", &[Num(range), Num(PAGE), Num(0), Num(handle), Num(0)]),
+        INVALID_VALUE,
+        "mapped"
+    );
     process.ok("cuMemRelease", &[Num(handle)]);
-    assert_eq!(process.code("cuMemRelease", &[Num(handle)]), INVALID_VALUE, "no handle is left");
+    assert_eq!(
+        process.code("cuMemRelease", &[Num(handle)]),
+        INVALID_VALUE,
+        "no handle is left"
+    );
     assert_eq!(bed.used(), with, "two mappings");
     process.ok("cuMemUnmap", &[Num(range), Num(PAGE)]);
     assert_eq!(bed.used(), with, "a mapping");
@@ -150,7 +178,10 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
     let attribute = |process: &mut Process, attribute| process.ok("cuMemPoolGetAttribute", &[Num(pool), Num(attribute), Out]);
     let first = process.ok("cuMemAllocAsync", &[Out, Num(1000), Num(0)]);
     let second = process.ok("cuMemAllocFromPoolAsync", &[Out, Num(CHUNK), Num(pool), Num(0)]);
-    assert_eq!((attribute(&mut process, 5), attribute(&mut process, 7)), (2 * CHUNK, CHUNK + 1024));
+    assert_eq!(
+        (attribute(&mut process, 5), attribute(&mut process, 7)),
+        (2 * CHUNK, CHUNK + 1024)
+    );
     assert_eq!(bed.used(), CONTEXT + 2 * CHUNK);
     process.ok("cuMemFreeAsync", &[Num(second), Num(0)]);
     assert_eq!(bed.used(), CONTEXT + 2 * CHUNK, "before a synchronization");
@@ -166,7 +197,11 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
     assert_eq!((attribute(&mut process, 5), attribute(&mut process, 6)), (PAGE, 2 * CHUNK));
     process.ok("cuMemAlloc_v2", &[Out, Num(MEMORY - CONTEXT)]);
     assert_eq!(attribute(&mut process, 5), 0, "what the pool did not use was needed");
-    assert_eq!(process.code("cuMemPoolDestroy", &[Num(pool)]), INVALID_VALUE, "the default pool");
+    assert_eq!(
+        process.code("cuMemPoolDestroy", &[Num(pool)]),
+        INVALID_VALUE,
+        "the default pool"
+    );
 }
 
 #[test]
@@ -196,7 +231,11 @@ fn a_graph_takes_memory_when_it_is_launched_and_keeps_it_until_a_trim() {
     let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]);
     process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
     assert_eq!(bed.used(), CONTEXT + 2 * PAGE);
-    assert_eq!(process.code("cuGraphLaunch", &[Num(executable), Num(0)]), INVALID_VALUE, "its memory is in use");
+    assert_eq!(
+        process.code("cuGraphLaunch", &[Num(executable), Num(0)]),
+        INVALID_VALUE,
+        "its memory is in use"
+    );
     process.ok("cuMemFreeAsync", &[Num(address), Num(0)]);
     process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
     process.ok("cuMemFree_v2", &[Num(address)]);
@@ -291,7 +330,11 @@ fn perform(process: &mut Process, step: &Step) -> Option<Live> {
         }
         Step::Array(bytes) => {
             let array = allocated(process, "cuArray3DCreate_v2", &[Out, floats(bytes / 4, 0, 0)])?;
-            Some(("cuArrayDestroy", vec![array], (bytes / 4 * 4).next_multiple_of(PAGE).max(PAGE)))
+            Some((
+                "cuArrayDestroy",
+                vec![array],
+                (bytes / 4 * 4).next_multiple_of(PAGE).max(PAGE),
+            ))
         }
         Step::Map(bytes) => {
             let bytes = bytes.next_multiple_of(PAGE);
@@ -368,7 +411,8 @@ proptest! {
             let needed: u64 = live.iter().map(|of| of.2).sum();
             let used = bed.used();
             prop_assert!(used <= MEMORY && used >= CONTEXT + needed, "{used} for {needed}");
-            prop_assert!(live.iter().all(|(_, address, bytes)| live.iter().filter(|(_, other, _)| (*address..address + bytes).contains(other)).count() == 1), "no two overlap");
+            let hits = |address: u64, bytes: u64| live.iter().filter(|of| (address..address + bytes).contains(&of.1)).count();
+            prop_assert!(live.iter().all(|(_, address, bytes)| hits(*address, *bytes) == 1), "no two overlap");
         }
         for (free, address, _) in live {
             process.ok(free, &[Num(address), Num(0)]);

@@ -15,17 +15,29 @@ fn nvml_says_of_each_process_what_the_ledger_says() {
     }
     let mut seen = |pids: [u32; 2]| {
         // The count, and nvmlProcessInfo_v2_t: PID, bytes, two instances.
-        let answer = watcher.call("nvmlDeviceGetComputeRunningProcesses_v2", &[Num(device), Words(vec![8]), Words(vec![0; 24])]);
+        let answer = watcher.call(
+            "nvmlDeviceGetComputeRunningProcesses_v2",
+            &[Num(device), Words(vec![8]), Words(vec![0; 24])],
+        );
         assert_eq!(answer.code, 0);
         let list = answer.words[1..].chunks(3).take(answer.words[0] as usize);
         let of = |pid: u32| list.clone().find(|entry| entry[0] as u32 == pid).map(|entry| entry[1]);
-        let memory = watcher.call("nvmlDeviceGetMemoryInfo", &[Num(device), Words(vec![0; 3])]).words;
+        let memory = watcher
+            .call("nvmlDeviceGetMemoryInfo", &[Num(device), Words(vec![0; 3])])
+            .words;
         (list.len(), pids.map(of), memory)
     };
     let pids = [processes[0].pid(), processes[1].pid()];
     let held = [CONTEXT + 3 * PAGE, CONTEXT + 5 * PAGE];
     let sum: u64 = held.iter().sum();
-    assert_eq!(seen(pids), (2, held.map(Some), vec![MEMORY, MEMORY - sum, sum]), "the third process has no context");
+    assert_eq!(
+        seen(pids),
+        (2, held.map(Some), vec![MEMORY, MEMORY - sum, sum]),
+        "the third process has no context"
+    );
     processes[0].kill();
-    assert_eq!(seen(pids), (1, [None, Some(held[1])], vec![MEMORY, MEMORY - held[1], held[1]]));
+    assert_eq!(
+        seen(pids),
+        (1, [None, Some(held[1])], vec![MEMORY, MEMORY - held[1], held[1]])
+    );
 }

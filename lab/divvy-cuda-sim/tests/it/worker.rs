@@ -1,6 +1,9 @@
 //! What a process of a test does: it reads calls from standard input, makes them, and writes what they answer.
 
-#![allow(unsafe_code, reason = "calls the functions of a C library, whose types only the caller of the test knows")]
+#![allow(
+    unsafe_code,
+    reason = "calls the functions of a C library, whose types only the caller of the test knows"
+)]
 
 use std::ffi::{CString, c_int};
 use std::io::Write;
@@ -49,7 +52,11 @@ struct Worker {
 
 impl Worker {
     fn call(&self, name: &str, cells: &mut [Cell]) -> c_int {
-        let library = if name.starts_with("nvml") { self.nvml.as_ref().expect("NVML") } else { &self.cuda };
+        let library = if name.starts_with("nvml") {
+            self.nvml.as_ref().expect("NVML")
+        } else {
+            &self.cuda
+        };
         let mut arguments = [0; 11];
         for (argument, cell) in arguments.iter_mut().zip(cells) {
             *argument = cell.argument();
@@ -67,7 +74,9 @@ impl Worker {
         let mut held = Vec::new();
         let mut number = bytes;
         loop {
-            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             if number >> 63 == 0 || held.is_empty() {
                 let mut cells = [Cell::Out(Box::new(0)), Cell::Number((number >> 33) % bytes + 1)];
                 if self.call("cuMemAlloc_v2", &mut cells) == 0
@@ -104,7 +113,9 @@ impl Worker {
 fn answer(text: &str) {
     let mut out = std::io::stdout().lock();
     // The test harness has begun a line of its own.
-    writeln!(out, "\n= {text}").and_then(|()| out.flush()).expect("the test reads");
+    writeln!(out, "\n= {text}")
+        .and_then(|()| out.flush())
+        .expect("the test reads");
 }
 
 /// This is no test unless another test starts this program for it.
