@@ -19,7 +19,8 @@
 //!
 //! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds all symbols, because one
 //! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well.
-//! The library has 200 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
+//! The library has 201 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there. It has no `cuGetExportTable`,
+//! so that NVIDIA's runtime library does not start on it.
 //!
 //! # Memory
 //!
@@ -37,6 +38,7 @@
 //! - What `cuImportExternalMemory` imports counts as this process's: nobody simulates Vulkan.
 //! - What is freed in a stream is free at once, and stream-ordered memory needs no order. Nodes of graphs run in the order in which they were added.
 //! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's utilization does not show them.
+//! - What the control socket of `divvy-nvml-sim` changes is not seen here.
 //! - A context that becomes unusable, MPS, MIG devices, and `CUDA_VISIBLE_DEVICES` are not simulated.
 //! - Which of several mistakes in one call is reported is not always known of the real driver. Here it is: no cuInit, no context, the arguments.
 

@@ -107,6 +107,14 @@ impl Memory {
     }
 }
 
+/// Return the distance of two rows of this width.
+pub(crate) fn rows(width: u64, height: u64, element: u32) -> Result<u64, Code> {
+    if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+        return Err(INVALID_VALUE);
+    }
+    width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)
+}
+
 impl Driver {
     /// Allocate linear memory in the current context.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, Code> {
@@ -162,10 +170,7 @@ impl Driver {
     /// Allocate rows. Return the address and the distance of two rows.
     pub(crate) fn allocate_pitch(&mut self, width: u64, height: u64, element: u32) -> Result<(u64, u64), Code> {
         self.current()?;
-        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let pitch = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+        let pitch = rows(width, height, element)?;
         let bytes = pitch.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
         Ok((self.allocate(bytes)?, pitch))
     }

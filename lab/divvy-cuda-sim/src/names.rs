@@ -4,7 +4,7 @@
 /// the default stream of its thread. From cudaTypedefs.h of CUDA 11.7 to 13.5, whose types have the names `PFN_<function>_v<version>`, and for
 /// cuGraphInstantiate of 11.4 from what NVIDIA's cuda-python asks for (cydriver.pyx).
 #[rustfmt::skip]
-pub(crate) const TABLE: [(&str, i32, &str, bool); 201] = [
+pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuArray3DCreate", 2000, "cuArray3DCreate", false),
     ("cuArray3DCreate", 3020, "cuArray3DCreate_v2", false),
     ("cuArrayCreate", 2000, "cuArrayCreate", false),
@@ -125,6 +125,7 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 201] = [
     ("cuMemAllocHost", 2000, "cuMemAllocHost", false),
     ("cuMemAllocHost", 3020, "cuMemAllocHost_v2", false),
     ("cuMemAllocManaged", 6000, "cuMemAllocManaged", false),
+    ("cuMemAllocPitch", 2000, "cuMemAllocPitch", false),
     ("cuMemAllocPitch", 3020, "cuMemAllocPitch_v2", false),
     ("cuMemCreate", 10020, "cuMemCreate", false),
     ("cuMemExportToShareableHandle", 10020, "cuMemExportToShareableHandle", false),

@@ -127,7 +127,8 @@ symbols! {
 
     call cuDeviceSetMemPool(device: c_int, pool: usize) |driver| {
         let device = driver.device(device)?;
-        if driver.pool(pool)?.device != device {
+        let of = driver.pool(pool)?;
+        if of.device != device || of.imported {
             return Err(INVALID_VALUE);
         }
         driver.devices[device].pool = Some(pool);

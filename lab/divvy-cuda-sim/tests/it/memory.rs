@@ -27,7 +27,7 @@ fn floats(width: u64, height: u64, depth: u64) -> Arg {
 
 #[test]
 fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
-    let cases: [(&str, Vec<Arg>, &str, u64); 12] = [
+    let cases: [(&str, Vec<Arg>, &str, u64); 13] = [
         ("cuMemAlloc_v2", vec![Out, Num(1)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(MIB)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(PAGE)], "cuMemFree_v2", PAGE),
@@ -37,6 +37,12 @@ fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
             "cuMemAllocPitch_v2",
             vec![Out, Out, Num(513), Num(8192), Num(4)],
             "cuMemFree_v2",
+            4 * PAGE,
+        ),
+        (
+            "cuMemAllocPitch",
+            vec![Out, Out, Num(513), Num(8192), Num(4)],
+            "cuMemFree",
             4 * PAGE,
         ),
         ("cuMemAllocManaged", vec![Out, Num(3 * MIB), Num(1)], "cuMemFree_v2", 2 * PAGE),
@@ -279,6 +285,37 @@ fn memory_that_is_shared_costs_only_the_process_that_made_it() {
     assert_eq!(bed.used(), CONTEXT + 2 * PAGE, "nobody else counts what Vulkan has");
     process.ok("cuDestroyExternalMemory", &[Num(external)]);
     assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn another_process_can_open_memory_and_pays_nothing() {
+    let bed = Bed::new();
+    let (mut owner, mut guest) = (bed.user(), bed.user());
+    let memory = owner.ok("cuMemAlloc_v2", &[Out, Num(5 * MIB)]);
+    let handle = owner.call("cuIpcGetMemHandle", &[Words(vec![0; 8]), Num(memory)]).words;
+    assert_eq!(owner.code("open", &[Words(handle.clone())]), 201, "its own");
+    let opened = guest.ok("open", &[Words(handle)]);
+    guest.ok("cuMemsetD8_v2", &[Num(opened), Num(0), Num(5 * MIB)]);
+    let pooled = owner.ok("cuMemAllocAsync", &[Out, Num(PAGE), Num(0)]);
+    let data = owner.call("cuMemPoolExportPointer", &[Words(vec![0; 8]), Num(pooled)]).words;
+    // A process cannot hand its descriptors on here, so the guest imports a pool of its own.
+    let pool = guest.ok("cuMemPoolCreate", &[Out, Words(pool_on(0))]);
+    let descriptor = guest.ok("cuMemPoolExportToShareableHandle", &[Out, Num(pool), Num(1), Num(0)]);
+    let imported = guest.ok("cuMemPoolImportFromShareableHandle", &[Out, Num(descriptor), Num(1), Num(0)]);
+    let pointer = guest.ok("cuMemPoolImportPointer", &[Out, Num(imported), Words(data)]);
+    let usage = bed.usage(0);
+    let of = |process: &Process| usage.iter().find(|of| of.pid == process.pid()).map(|of| of.bytes);
+    assert_eq!(of(&guest), Some(CONTEXT));
+    assert_eq!(of(&owner), Some(CONTEXT + 3 * PAGE + 32 * MIB));
+    for (name, arguments) in [
+        ("cuMemAllocFromPoolAsync", vec![Out, Num(1), Num(imported), Num(0)]),
+        ("cuDeviceSetMemPool", vec![Num(0), Num(imported)]),
+    ] {
+        assert_eq!(guest.code(name, &arguments), INVALID_VALUE, "{name} of an imported pool");
+    }
+    guest.ok("cuMemFreeAsync", &[Num(pointer), Num(0)]);
+    guest.ok("cuIpcCloseMemHandle", &[Num(opened)]);
+    assert_eq!(bed.usage(0), usage);
 }
 
 /// What a process of the property does.

@@ -28,10 +28,6 @@ fn launches_of_all_processes_run_one_after_the_other() {
         let function = kernel(process, "gemm_60000000ns");
         launch(process, function);
     }
-    assert!(
-        start.elapsed() < Duration::from_millis(60) || second.code("cuStreamQuery", &[Num(0)]) == 0,
-        "a launch does not wait"
-    );
     second.ok("cuCtxSynchronize", &[]);
     assert!(start.elapsed() >= Duration::from_millis(120), "behind the other process's");
     let mut busy: Vec<u64> = bed.usage(0).iter().map(|of| of.busy_ns).collect();
@@ -48,6 +44,7 @@ fn an_event_is_ready_when_the_work_before_it_is_done() {
     process.ok("cuEventRecord", &[Num(event), Num(0)]);
     process.ok("cuEventSynchronize", &[Num(event)]);
     process.ok("cuEventQuery", &[Num(event)]);
+    // A launch does not wait: this kernel takes an hour.
     launch(&mut process, function);
     process.ok("cuEventRecord", &[Num(event), Num(0)]);
     assert_eq!(process.code("cuEventQuery", &[Num(event)]), NOT_READY);

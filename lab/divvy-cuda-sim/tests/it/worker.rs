@@ -14,6 +14,10 @@ use libloading::Library;
 /// arguments than a function takes, and integers of 64 bits for shorter ones.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+struct Handle([u64; 8]);
+
 /// An argument, with the memory that it points to.
 enum Cell {
     Number(u64),
@@ -67,6 +71,20 @@ impl Worker {
             let function = library.get::<Function>(name.as_bytes()).expect("a symbol");
             function(a, b, c, d, e, f, g, h, i, j, k)
         }
+    }
+
+    /// Call cuIpcOpenMemHandle_v2.
+    fn open(&self, handle: &[u64]) -> (c_int, u64) {
+        let handle = Handle(handle.try_into().expect("64 bytes"));
+        let mut address = 0;
+        // SAFETY: the type is that of cuda.h, and the place of the result outlives the call.
+        let code = unsafe {
+            let function = self
+                .cuda
+                .get::<unsafe extern "C" fn(*mut u64, Handle, u32) -> c_int>(b"cuIpcOpenMemHandle_v2");
+            function.expect("a symbol")(&raw mut address, handle, 1)
+        };
+        (code, address)
     }
 
     /// Allocate and free without end, and say so after each step.
@@ -137,6 +155,10 @@ fn a_process_of_another_test() {
         match (name, cells.first()) {
             ("storm", Some(Cell::Number(bytes))) => worker.storm(*bytes),
             ("fork", _) => worker.fork(),
+            ("open", Some(Cell::Bytes(handle))) => {
+                let (code, address) = worker.open(handle);
+                answer(&format!("{code} {address}"));
+            }
             ("symbol", Some(Cell::Text(name))) => {
                 // SAFETY: the address is only told.
                 let found = unsafe { worker.cuda.get::<*const ()>(name.as_bytes()) };
