@@ -1,6 +1,6 @@
 //! Graphs, as far as they concern memory: nodes that allocate and free, and what a launch takes of the GPU.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::driver::Driver;
@@ -12,6 +12,8 @@ use crate::slab::{PAGE, pages};
 pub(crate) struct Graphs {
     graphs: BTreeMap<usize, Vec<Node>>,
     executables: BTreeMap<usize, Executable>,
+    /// The addresses of all nodes that allocate.
+    addresses: BTreeSet<u64>,
 }
 
 /// A graph that can be launched.
@@ -63,10 +65,19 @@ impl Driver {
         }
         let bytes = pages(bytes).ok_or(OUT_OF_MEMORY)?;
         let address = self.memory.addresses(bytes, PAGE)?;
+        self.graphs.addresses.insert(address);
         Ok((self.add(graph, Node::Allocate { device, address, bytes })?, address))
     }
 
+    /// Add a node that frees what a node of any graph has allocated, once in each graph (cuda.h, cuGraphAddMemFreeNode).
     pub(crate) fn add_free(&mut self, graph: usize, address: u64) -> Result<usize, Code> {
+        let nodes = self.graphs.graphs.get(&graph).ok_or(INVALID_HANDLE)?;
+        let freed = nodes
+            .iter()
+            .any(|node| matches!(node, Node::Free { address: other } if *other == address));
+        if freed || !self.graphs.addresses.contains(&address) {
+            return Err(INVALID_VALUE);
+        }
         self.add(graph, Node::Free { address })
     }
 
@@ -109,7 +120,8 @@ impl Driver {
             let Node::Allocate { address, .. } = node else { continue };
             match (self.memory.allocations.contains_key(address), frees) {
                 (true, true) => self.release(*address)?,
-                // "It is an error to launch a graph again whose memory has not been freed" (cuda.h, cuGraphAddMemAllocNode).
+                // "If any allocations created by hGraphExec remain unfreed (from a previous launch) […] the launch will fail with
+                // CUDA_ERROR_INVALID_VALUE" (cuda.h, cuGraphLaunch).
                 (true, false) => return Err(INVALID_VALUE),
                 (false, _) => {}
             }

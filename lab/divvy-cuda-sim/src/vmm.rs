@@ -170,7 +170,7 @@ impl Driver {
         let last = self.vmm.mapped.range(..end).next_back();
         let overlaps = last.is_some_and(|(start, (length, _))| start + length > address);
         let physical = self.vmm.known(handle)?;
-        // "offset must be zero" (cuda.h, cuMemMap).
+        // The offset "currently must be zero" (cuda.h, cuMemMap).
         if !inside || overlaps || !address.is_multiple_of(PAGE) || offset != 0 || bytes > physical.bytes {
             return Err(INVALID_VALUE);
         }

@@ -61,7 +61,7 @@ impl Out<c_char> {
 pub(super) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// Read the value.
+    /// Read the value. NULL is an error.
     pub(super) fn get(self) -> Result<T, Code> {
         self.at(0)
     }

@@ -68,6 +68,11 @@ fn wrong_arguments_are_refused_and_cost_nothing() {
         ("cuDevicePrimaryCtxRetain", vec![Out, Num(9)], INVALID_DEVICE),
         ("cuCtxCreate_v2", vec![NULL, Num(0), Num(0)], INVALID_VALUE),
         ("cuCtxCreate_v2", vec![Out, Num(0), Num(9)], INVALID_DEVICE),
+        (
+            "cuCtxCreate_v4",
+            vec![Out, Words(vec![1, 1, 0]), Num(0), Num(0)],
+            INVALID_VALUE,
+        ),
         ("cuCtxDestroy_v2", vec![NULL], INVALID_CONTEXT),
         ("cuCtxSetCurrent", vec![Num(NO_OBJECT)], INVALID_CONTEXT),
         ("cuMemGetInfo_v2", vec![NULL, NULL], 0),

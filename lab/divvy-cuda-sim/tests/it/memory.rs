@@ -27,7 +27,7 @@ fn floats(width: u64, height: u64, depth: u64) -> Arg {
 
 #[test]
 fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
-    let cases: [(&str, Vec<Arg>, &str, u64); 13] = [
+    let cases: [(&str, Vec<Arg>, &str, u64); 15] = [
         ("cuMemAlloc_v2", vec![Out, Num(1)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(MIB)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(PAGE)], "cuMemFree_v2", PAGE),
@@ -66,6 +66,13 @@ fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
         ),
         ("cuMemAllocHost_v2", vec![Out, Num(64 * MIB)], "cuMemFreeHost", 0),
         ("cuCtxCreate_v2", vec![Out, Num(0), Num(0)], "cuCtxDestroy_v2", CONTEXT),
+        (
+            "cuCtxCreate_v3",
+            vec![Out, NULL, Num(0), Num(0), Num(0)],
+            "cuCtxDestroy_v2",
+            CONTEXT,
+        ),
+        ("cuCtxCreate_v4", vec![Out, NULL, Num(0), Num(0)], "cuCtxDestroy", CONTEXT),
     ];
     let bed = Bed::new();
     let mut process = bed.user();
@@ -140,8 +147,8 @@ fn a_context_takes_its_allocations_with_it() {
     assert_eq!(process.code("cuMemAlloc_v2", &[Out, Num(1)]), 709, "the context is destroyed");
 }
 
-/// cuda.h, cuMemRelease: "the memory will be freed when all outstanding mappings to the memory are unmapped and when all outstanding references to
-/// the handle are also released".
+/// cuda.h, cuMemRelease: "The memory allocation will be freed when all outstanding mappings to the memory are unmapped and when all outstanding
+/// references to the handle (including it's shareable counterparts) are also released".
 #[test]
 fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     let bed = Bed::new();
@@ -248,7 +255,50 @@ fn a_graph_takes_memory_when_it_is_launched_and_keeps_it_until_a_trim() {
     process.ok("cuGraphExecDestroy", &[Num(executable)]);
     assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(2), Out]), 2 * PAGE);
     process.ok("cuDeviceGraphMemTrim", &[Num(0)]);
+    assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(2), Out]), 0);
     assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn a_graph_frees_what_a_graph_has_allocated_and_only_once() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let graphs = [0; 2].map(|_| process.ok("cuGraphCreate", &[Out, Num(0)]));
+    // `CUgraphNodeParams` of the type CU_GRAPH_NODE_TYPE_MEM_ALLOC.
+    let mut parameters = vec![0; 32];
+    parameters[0] = 10;
+    parameters[2..13].copy_from_slice(&pool_on(0));
+    parameters[15] = PAGE;
+    let added = process.call(
+        "cuGraphAddNode_v2",
+        &[Out, Num(graphs[0]), NULL, NULL, Num(0), Words(parameters)],
+    );
+    let (code, address) = (added.code, added.words[1 + 16]);
+    assert_eq!(code, 0);
+    let mut free = |graph, address| process.code("cuGraphAddMemFreeNode", &[Out, Num(graph), NULL, Num(0), Num(address)]);
+    assert_eq!(free(graphs[1], address + PAGE), INVALID_VALUE, "no allocation");
+    assert_eq!((free(graphs[1], address), free(graphs[1], address)), (0, INVALID_VALUE));
+    let [first, second] = graphs.map(|graph| process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]));
+    for _ in 0..2 {
+        process.ok("cuGraphLaunch", &[Num(first), Num(0)]);
+        assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(0), Out]), PAGE);
+        process.ok("cuGraphLaunch", &[Num(second), Num(0)]);
+        assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(0), Out]), 0);
+    }
+}
+
+#[test]
+fn a_graph_that_frees_on_launch_can_be_launched_again() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let graph = process.ok("cuGraphCreate", &[Out, Num(0)]);
+    let parameters = [pool_on(0), vec![0, 0, PAGE, 0]].concat();
+    process.ok("cuGraphAddMemAllocNode", &[Out, Num(graph), NULL, Num(0), Words(parameters)]);
+    let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(1)]);
+    for _ in 0..3 {
+        process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
+        assert_eq!(bed.used(), CONTEXT + PAGE);
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@ fn nvml_says_of_each_process_what_the_ledger_says() {
     let mut watcher = bed.start_with(&[("WORKER_NVML", library.to_str().expect("UTF-8"))]);
     watcher.ok("nvmlInit_v2", &[]);
     let device = watcher.ok("nvmlDeviceGetHandleByIndex_v2", &[Num(0), Out]);
-    let mut processes = [bed.user(), bed.user(), bed.start()];
+    let mut processes = [bed.user(), bed.user(), bed.user()];
+    processes[2].ok("cuDevicePrimaryCtxRelease_v2", &[Num(0)]);
     for (pages, process) in [3, 5].into_iter().zip(&mut processes) {
         process.ok("cuMemAlloc_v2", &[Out, Num(pages * PAGE)]);
     }
@@ -33,7 +34,7 @@ fn nvml_says_of_each_process_what_the_ledger_says() {
     assert_eq!(
         seen(pids),
         (2, held.map(Some), vec![MEMORY, MEMORY - sum, sum]),
-        "the third process has no context"
+        "the third process has no context any more"
     );
     processes[0].kill();
     assert_eq!(
