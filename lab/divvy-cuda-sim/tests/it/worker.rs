@@ -110,6 +110,26 @@ impl Worker {
         }
     }
 
+    /// Allocate and free again and again. Whenever there is memory, no more than `left` may be left. Return how often there was.
+    fn contend(&self, bytes: u64, rounds: u64, left: u64) -> u64 {
+        let mut granted = 0;
+        for _ in 0..rounds {
+            let mut cells = [Cell::Out(Box::new(0)), Cell::Number(bytes)];
+            if self.call("cuMemAlloc_v2", &mut cells) != 0 {
+                continue;
+            }
+            granted += 1;
+            let mut info = [Cell::Out(Box::new(0)), Cell::Number(0)];
+            assert_eq!(self.call("cuMemGetInfo_v2", &mut info), 0);
+            let (Cell::Out(address), Cell::Out(free)) = (&cells[0], &info[0]) else {
+                unreachable!("as they were made")
+            };
+            assert_eq!(**free, left, "another process has memory, too");
+            assert_eq!(self.call("cuMemFree_v2", &mut [Cell::Number(**address)]), 0);
+        }
+        granted
+    }
+
     /// Fork. The child answers with what cuInit and cuMemAlloc say in it, and stays until standard input ends.
     fn fork(&self) {
         // SAFETY: this process has one more thread, the one that waits for the test; the child uses nothing that it could have locked.
@@ -153,6 +173,10 @@ fn a_process_of_another_test() {
         let name = words.next().expect("a name");
         let mut cells: Vec<Cell> = words.map(Cell::parse).collect();
         match (name, cells.first()) {
+            ("contend", _) => {
+                let numbers: Vec<u64> = cells.iter_mut().map(Cell::argument).collect();
+                answer(&format!("0 {}", worker.contend(numbers[0], numbers[1], numbers[2])));
+            }
             ("storm", Some(Cell::Number(bytes))) => worker.storm(*bytes),
             ("fork", _) => worker.fork(),
             ("open", Some(Cell::Bytes(handle))) => {
