@@ -228,6 +228,9 @@ impl Driver {
 
     /// Give memory an address that another process or another handle pays for.
     pub(crate) fn borrow(&mut self, device: usize, bytes: u64) -> Result<u64, Code> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
         let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
         let allocation = Allocation {
             device,

@@ -344,6 +344,10 @@ fn another_process_can_open_memory_and_pays_nothing() {
     let memory = owner.ok("cuMemAlloc_v2", &[Out, Num(5 * MIB)]);
     let handle = owner.call("cuIpcGetMemHandle", &[Words(vec![0; 8]), Num(memory)]).words;
     assert_eq!(owner.code("open", &[Words(handle.clone())]), 201, "its own");
+    let mut empty = handle.clone();
+    empty[3] = 0;
+    assert_eq!(guest.code("open", &[Words(empty)]), INVALID_VALUE, "without a size");
+    assert_eq!(guest.code("open", &[Words(vec![u64::MAX; 8])]), INVALID_VALUE, "no handle");
     let opened = guest.ok("open", &[Words(handle)]);
     guest.ok("cuMemsetD8_v2", &[Num(opened), Num(0), Num(5 * MIB)]);
     let pooled = owner.ok("cuMemAllocAsync", &[Out, Num(PAGE), Num(0)]);
