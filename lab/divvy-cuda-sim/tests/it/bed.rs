@@ -62,7 +62,11 @@ impl Bed {
     pub(crate) fn start_with(&self, variables: &[(&str, &str)]) -> Process {
         let program = std::env::current_exe().expect("this program");
         let mut command = Command::new(&program);
-        command.args(["--exact", "worker::a_process_of_another_test", "--nocapture"]);
+        command.args([
+            "--exact",
+            "worker::a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote",
+            "--nocapture",
+        ]);
         command.env("WORKER_CUDA", cuda());
         command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
         command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));

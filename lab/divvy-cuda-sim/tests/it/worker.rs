@@ -10,6 +10,8 @@ use std::io::Write;
 
 use libloading::Library;
 
+use crate::bed::{Bed, Num, Out, Text, Words};
+
 /// Every function of the driver and of NVML that the tests call takes up to 11 integers or pointers. The C ABIs of Linux let a caller pass more
 /// arguments than a function takes, and integers of 64 bits for shorter ones.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
@@ -156,10 +158,19 @@ fn answer(text: &str) {
         .expect("the test reads");
 }
 
-/// This is no test unless another test starts this program for it.
+/// Other tests start this program again with this test and a variable. Without the variable it checks what they rely on.
 #[test]
-fn a_process_of_another_test() {
-    let Some(cuda) = std::env::var_os("WORKER_CUDA") else { return };
+fn a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote() {
+    let Some(cuda) = std::env::var_os("WORKER_CUDA") else {
+        let mut process = Bed::new().start();
+        let number = process.call("cuDeviceGetCount", &[Out]);
+        let name = process.call("cuDeviceGetName", &[Words(vec![u64::MAX; 2]), Num(16), Num(0)]);
+        let place = process.call("cuDeviceGetByPCIBusId", &[Out, Text("0000:81:00.0")]);
+        let [number, name, place] = [number, name, place].map(|answer| (answer.code, answer.words));
+        let text = u64::from_le_bytes(*b"GPU\0\xff\xff\xff\xff");
+        assert_eq!((number, name, place), ((0, vec![2]), (0, vec![text, u64::MAX]), (0, vec![1])));
+        return;
+    };
     // SAFETY: the simulated libraries have no initializers.
     let open = |path| unsafe { Library::new(path) }.expect("a library");
     let worker = Worker {
