@@ -35,7 +35,7 @@
 //! - Memory of the GPU has no contents. A copy to main memory writes zeros.
 //! - Managed memory counts as the GPU's as soon as it is allocated, and cannot be more than the GPU has.
 //! - Memory that another process imports ends with the process that made it. The real driver keeps it for the importer.
-//! - What `cuImportExternalMemory` imports counts as this process's: nobody simulates Vulkan.
+//! - What `cuImportExternalMemory` imports counts as this process's, because no library simulates Vulkan.
 //! - What is freed in a stream is free at once, and stream-ordered memory needs no order. Nodes of graphs run in the order in which they were added.
 //! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's utilization does not show them.
 //! - What the control socket of `divvy-nvml-sim` changes is not seen here.

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use super::pointer::{In, Out};
-use super::symbols;
+use super::symbols::symbols;
 use crate::objects::Shape;
 
 /// `CUDA_ARRAY_DESCRIPTOR_v1`.

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use super::pointer::{In, Out};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE};
 use crate::context::{pop, push, set, top};
 use crate::driver::Driver;

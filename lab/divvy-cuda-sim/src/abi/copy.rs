@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_uint};
 
 use super::pointer::{Bytes, Out, Untyped};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE};
 use crate::driver::Driver;
 use crate::memory::Kind;

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::pointer::{Out, Text};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE};
 use crate::device::Device;
 use crate::driver::Driver;

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use super::pointer::Out;
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::memory::rows;
 

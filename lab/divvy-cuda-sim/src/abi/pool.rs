@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 
 use super::pointer::{In, Out, Untyped};
-use super::symbols;
+use super::symbols::symbols;
 use super::vmm::{Access, DESCRIPTOR, Location};
 use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
 use crate::driver::Driver;

@@ -232,7 +232,7 @@ impl Process {
         self.ok("cuCtxSetCurrent", &[Num(context)]);
     }
 
-    /// Close the input of the process, whose children share it, and wait until nobody writes its output any more.
+    /// Close the input of the process, whose children share it, and wait until no process writes its output any more.
     pub(crate) fn close(mut self) {
         self.input = None;
         let mut rest = String::new();
