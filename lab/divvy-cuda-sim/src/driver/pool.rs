@@ -62,27 +62,11 @@ impl Driver {
         if bytes == 0 || pool.imported {
             return Err(INVALID_VALUE);
         }
-        let (device, reserved) = (pool.device, pool.reserved);
+        let device = pool.device;
         let used = used_by(bytes)
             .and_then(|own| pool.used.checked_add(own))
             .ok_or(OUT_OF_MEMORY)?;
-        let limit = if pool.max == 0 { u64::MAX } else { pool.max };
-        if used > reserved {
-            let chunks = reserved.checked_add((used - reserved).checked_next_multiple_of(CHUNK).ok_or(OUT_OF_MEMORY)?);
-            let tight = pages(used).ok_or(OUT_OF_MEMORY)?;
-            let wanted = [chunks.unwrap_or(u64::MAX).min(limit), tight];
-            // On a GPU that is nearly full a pool grows by less.
-            let grown = wanted
-                .into_iter()
-                .filter(|wanted| (tight..=limit).contains(wanted))
-                .find_map(|wanted| {
-                    let taken = self.take(device, wanted - reserved);
-                    (taken != Err(OUT_OF_MEMORY)).then_some(taken.map(|()| wanted))
-                });
-            let pool = self.pool(handle)?;
-            pool.reserved = grown.unwrap_or(Err(OUT_OF_MEMORY))?;
-            pool.reserved_high = pool.reserved_high.max(pool.reserved);
-        }
+        self.grow_pool(handle, used)?;
         let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
         let pool = self.pool(handle)?;
         pool.used = used;
@@ -95,6 +79,38 @@ impl Driver {
         };
         self.memory.allocations.insert(address, allocation);
         Ok(address)
+    }
+
+    /// Have a pool reserve at least this much: whole chunks, or as little as possible on a GPU that is nearly full.
+    fn grow_pool(&mut self, handle: usize, used: u64) -> Result<(), Code> {
+        loop {
+            let pool = self.pool(handle)?;
+            let (device, reserved) = (pool.device, pool.reserved);
+            let Some(missing) = used.checked_sub(reserved).filter(|missing| *missing > 0) else {
+                return Ok(());
+            };
+            let limit = if pool.max == 0 { u64::MAX } else { pool.max };
+            let chunks = missing
+                .checked_next_multiple_of(CHUNK)
+                .and_then(|missing| reserved.checked_add(missing));
+            let tight = pages(used).filter(|tight| *tight <= limit).ok_or(OUT_OF_MEMORY)?;
+            for wanted in [chunks.unwrap_or(u64::MAX).min(limit).max(tight), tight] {
+                match self.devices[device].take(wanted - reserved) {
+                    Err(OUT_OF_MEMORY) => {}
+                    Err(error) => return Err(error),
+                    Ok(()) => {
+                        let pool = self.pool(handle)?;
+                        pool.reserved = wanted;
+                        pool.reserved_high = pool.reserved_high.max(wanted);
+                        return Ok(());
+                    }
+                }
+            }
+            // This pool may give memory back as well, so the next round begins with what it has then.
+            if !self.squeeze_pools(device)? {
+                return Err(OUT_OF_MEMORY);
+            }
+        }
     }
 
     /// Give an allocation back to its pool.

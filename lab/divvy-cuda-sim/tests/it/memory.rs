@@ -218,6 +218,35 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
 }
 
 #[test]
+fn on_a_gpu_that_is_nearly_full_a_pool_has_what_the_ledger_says() {
+    // How much is left beside a pool of one chunk, what the pool is asked for then, and whether it can have it.
+    let cases = [
+        (4, 31, 0),
+        (0, 29, 0),
+        (4, 60, OUT_OF_MEMORY),
+        (40, 31, 0),
+        (40, 80, OUT_OF_MEMORY),
+    ];
+    for (left, asked, code) in cases {
+        let bed = Bed::new();
+        let mut process = bed.user();
+        let pools = [0; 2].map(|_| process.ok("cuMemPoolCreate", &[Out, Words(pool_on(0))]));
+        let small = pools.map(|pool| process.ok("cuMemAllocFromPoolAsync", &[Out, Num(PAGE), Num(pool), Num(0)]));
+        process.ok("cuMemFreeAsync", &[Num(small[1]), Num(0)]);
+        let linear = MEMORY - CONTEXT - 64 * MIB - left * MIB;
+        process.ok("cuMemAlloc_v2", &[Out, Num(linear)]);
+        let answer = process.code("cuMemAllocFromPoolAsync", &[Out, Num(asked * MIB), Num(pools[0]), Num(0)]);
+        let reserved = pools.map(|pool| process.ok("cuMemPoolGetAttribute", &[Num(pool), Num(5), Out]));
+        assert_eq!(
+            bed.used(),
+            CONTEXT + linear + reserved[0] + reserved[1],
+            "{left} left, {asked} asked"
+        );
+        assert_eq!(answer, code, "{left} left, {asked} asked");
+    }
+}
+
+#[test]
 fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
     let bed = Bed::new();
     let mut process = bed.user();
