@@ -219,13 +219,15 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
 
 #[test]
 fn on_a_gpu_that_is_nearly_full_a_pool_has_what_the_ledger_says() {
-    // How much is left beside a pool of one chunk, what the pool is asked for then, and whether it can have it.
+    // How much is left next to two pools of one chunk each, what the first is asked for then, and what it answers.
     let cases = [
         (4, 31, 0),
         (0, 29, 0),
-        (4, 60, OUT_OF_MEMORY),
+        (4, 60, 0),
+        (4, 66, 0),
+        (4, 67, OUT_OF_MEMORY),
         (40, 31, 0),
-        (40, 80, OUT_OF_MEMORY),
+        (40, 110, OUT_OF_MEMORY),
     ];
     for (left, asked, code) in cases {
         let bed = Bed::new();
