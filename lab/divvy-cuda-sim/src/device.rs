@@ -2,7 +2,7 @@
 
 use divvy_gpu_sim::{Error, Ledger, Slot, directory};
 
-use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY};
+use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN};
 use crate::graph::GraphMemory;
 use crate::machine::Card;
 use crate::trace::complain;
@@ -77,7 +77,14 @@ impl Device {
 
     /// Give memory back.
     pub(crate) fn give(&mut self, bytes: u64) -> Result<(), Code> {
-        self.hold(self.held.saturating_sub(bytes))
+        let left = self.held.checked_sub(bytes).ok_or_else(|| {
+            complain(&format!(
+                "a mistake of the simulation: {bytes} bytes are given back, but only {} are held",
+                self.held
+            ));
+            UNKNOWN
+        })?;
+        self.hold(left)
     }
 
     /// Return the memory that no process holds.

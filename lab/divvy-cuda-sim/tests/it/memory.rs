@@ -521,7 +521,8 @@ proptest! {
     /// Each step is a size, whether it comes from a pool, and whether an allocation is freed, too.
     #[test]
     fn small_and_pooled_memory_is_covered_while_it_lives_and_gone_afterwards(
-        steps in prop::collection::vec((1..3 * MIB, any::<bool>(), any::<Option<prop::sample::Index>>()), 1..60)
+        steps in prop::collection::vec((1..3 * MIB, any::<bool>(), any::<Option<prop::sample::Index>>()), 1..60),
+        reset in any::<bool>()
     ) {
         let bed = Bed::new();
         let mut process = bed.user();
@@ -542,6 +543,11 @@ proptest! {
             prop_assert!(used <= MEMORY && used >= CONTEXT + needed, "{used} for {needed}");
             let hits = |address: u64, bytes: u64| live.iter().filter(|of| (address..address + bytes).contains(&of.1)).count();
             prop_assert!(live.iter().all(|(_, address, bytes)| hits(*address, *bytes) == 1), "no two overlap");
+        }
+        if reset {
+            process.ok("cuDevicePrimaryCtxReset_v2", &[Num(0)]);
+            prop_assert_eq!(bed.used(), 0);
+            return Ok(());
         }
         for (free, address, _) in live {
             process.ok(free, &[Num(address), Num(0)]);
