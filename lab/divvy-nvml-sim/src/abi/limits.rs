@@ -93,7 +93,7 @@ fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
                 limits.get(nearest).copied().unwrap_or(&Limit { soft: 0, hard: MAX })
             }
         };
-        let processes = inner.processes(card, index, None).into_iter();
+        let processes = inner.processes(card, index, None)?.into_iter();
         let used = processes
             .filter(|(pid, _)| is_in(*pid, path))
             .fold(0_u64, |sum, (_, used)| sum.saturating_add(used.saturating_mul(MIB)));
