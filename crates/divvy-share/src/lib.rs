@@ -1,0 +1,18 @@
+//! The two files that a pod has for each of its GPUs, and how its processes share what the pod may use.
+//!
+//! [`limits`] is written by the agent; containers can only read it. [`usage`] has a slot for each process that uses the GPU; the processes write
+//! it. [`reserve`] is how a process asks for memory, and [`claim`] how it gets its slot.
+//!
+//! There is no shared total and no shared mutex, so there is nothing to repair when a process is killed. A process owns its slot by an open file
+//! description lock (fcntl(2), `F_OFD_SETLK`) on one byte of `usage`. The kernel drops the lock when the last process that has the description
+//! open or mapped is gone: then the slot does not count any more.
+//!
+//! This crate has no I/O and no unsafe code, and needs no standard library: the guard, which lives in other people's processes, and the agent use
+//! the same functions.
+
+#![no_std]
+
+pub mod claim;
+pub mod limits;
+pub mod reserve;
+pub mod usage;

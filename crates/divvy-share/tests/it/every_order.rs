@@ -1,0 +1,175 @@
+//! The protocol in every order in which the processor can carry it out, by loom.
+
+use divvy_share::reserve::{Refused, Table, Word, commit, free, reserve};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+#[derive(Debug)]
+struct Cell(AtomicU64);
+
+impl Word for Cell {
+    fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    fn sub(&self, bytes: u64) {
+        self.0.fetch_sub(bytes, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    used: Cell,
+    pending: Cell,
+    held: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Slots(Arc<Vec<Slot>>);
+
+impl Slots {
+    fn new(count: usize) -> Self {
+        let slot = |_| Slot {
+            used: Cell(AtomicU64::new(0)),
+            pending: Cell(AtomicU64::new(0)),
+            held: AtomicBool::new(true),
+        };
+        Self(Arc::new((0..count).map(slot).collect()))
+    }
+}
+
+impl Table for Slots {
+    type Word = Cell;
+
+    fn slots(&self) -> usize {
+        self.0.len()
+    }
+
+    fn pending(&self, slot: usize) -> &Cell {
+        &self.0[slot].pending
+    }
+
+    fn used(&self, slot: usize) -> &Cell {
+        &self.0[slot].used
+    }
+
+    fn held(&self, slot: usize) -> bool {
+        self.0[slot].held.load(Ordering::Acquire)
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn pause(&mut self) -> bool {
+        loom::thread::yield_now();
+        true
+    }
+}
+
+fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(preemptions);
+    model.check(test);
+}
+
+#[test]
+fn of_two_that_want_all_exactly_one_gets_it() {
+    explore(3, || {
+        let slots = Slots::new(2);
+        let want = |own: usize| {
+            let mut slots = slots.clone();
+            loom::thread::spawn(move || {
+                let got = reserve(&mut slots, own, 2, 2);
+                if got.is_ok() {
+                    commit(&slots, own, 2);
+                }
+                got
+            })
+        };
+        let got: Vec<_> = [want(0), want(1)].into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(
+            got == [Ok(()), Err(Refused::Full)] || got == [Err(Refused::Full), Ok(())],
+            "{got:?}"
+        );
+    });
+}
+
+#[test]
+fn what_fits_together_is_granted_together() {
+    explore(3, || {
+        let slots = Slots::new(2);
+        let want = |own: usize| {
+            let mut slots = slots.clone();
+            loom::thread::spawn(move || reserve(&mut slots, own, 1, 2))
+        };
+        let got: Vec<_> = [want(0), want(1)].into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(got, [Ok(()), Ok(())]);
+    });
+}
+
+/// One process gives back what it has before another one gets as much. A third one that wants the rest must get it, although a sum that is not taken
+/// at one moment can see both.
+#[test]
+fn memory_that_moves_from_one_to_another_is_not_counted_twice() {
+    explore(2, || {
+        let slots = Slots::new(3);
+        slots.0[0].used.add(1);
+        let mover = {
+            let mut slots = slots.clone();
+            loom::thread::spawn(move || {
+                free(&slots, 0, 1);
+                let got = reserve(&mut slots, 2, 1, 2);
+                if got.is_ok() {
+                    commit(&slots, 2, 1);
+                }
+                got
+            })
+        };
+        let mut third = slots.clone();
+        let got = reserve(&mut third, 1, 1, 2);
+        assert_eq!((got, mover.join().unwrap()), (Ok(()), Ok(())));
+    });
+}
+
+/// The threads of a process free and commit while another one of its threads reserves.
+#[test]
+fn the_numbers_of_a_slot_stay_right_under_several_threads() {
+    explore(3, || {
+        let slots = Slots::new(1);
+        slots.0[0].used.add(2);
+        let other = {
+            let slots = slots.clone();
+            loom::thread::spawn(move || free(&slots, 0, 2))
+        };
+        let mut own = slots.clone();
+        if reserve(&mut own, 0, 3, 3).is_ok() {
+            commit(&own, 0, 3);
+        }
+        other.join().unwrap();
+        let (used, pending) = (slots.used(0).load(), slots.pending(0).load());
+        assert!((used == 3 || used == 0) && pending == 0, "{used} {pending}");
+    });
+}
+
+#[test]
+fn a_process_that_dies_in_the_middle_stops_nobody() {
+    explore(3, || {
+        let slots = Slots::new(2);
+        let dying = {
+            let slots = slots.clone();
+            loom::thread::spawn(move || {
+                slots.pending(0).add(2);
+                slots.fence();
+                slots.0[0].held.store(false, Ordering::Release);
+            })
+        };
+        let mut other = slots.clone();
+        assert_eq!(reserve(&mut other, 1, 2, 2), Ok(()));
+        dying.join().unwrap();
+    });
+}
