@@ -74,7 +74,7 @@ impl Limits {
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
-        (if generation % 2 == 0 { 0 } else { COPY as u64 * 8 }, bytes)
+        (if generation.is_multiple_of(2) { 0 } else { COPY as u64 * 8 }, bytes)
     }
 
     /// A new file: both copies, with the generations 0 and 1.

@@ -1,0 +1,128 @@
+//! The functions that the guard has in place of the driver's. Whatever is not here, the loader finds in the real library.
+
+use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::contexts;
+use crate::cuda::{AllocationProp, Code, Context, Device, Handle, NOT_FOUND, Pointer, SUCCESS, Uint};
+use crate::{linear, mappings, view};
+
+/// What the driver has just written for the program.
+///
+/// # Safety
+///
+/// The driver succeeded with this pointer.
+unsafe fn given<T: Copy>(pointer: *mut T) -> T {
+    // SAFETY: the driver has written to it. A program may have given an unaligned pointer.
+    unsafe { pointer.read_unaligned() }
+}
+
+macro_rules! out {
+    ($pointer:ident) => {
+        // SAFETY: the rules read what the driver has written only after it succeeded.
+        || unsafe { given($pointer) } as u64
+    };
+}
+
+hooks! {
+    // Entry.
+    fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) is c"cuGetProcAddress" 11030: |call|
+        instead(address, call());
+    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int)
+        is c"cuGetProcAddress" 12000: |call| instead(address, call());
+
+    // Linear memory. The functions without a suffix are those before CUDA 3.2, with 32-bit numbers.
+    fn cuMemAlloc(pointer: *mut Uint, bytes: Uint) is c"cuMemAlloc" 2000: |call|
+        linear::allocate(bytes.into(), call, out!(pointer));
+    fn cuMemAlloc_v2(pointer: *mut Pointer, bytes: usize) is c"cuMemAlloc" 3020: |call|
+        linear::allocate(bytes as u64, call, out!(pointer));
+    fn cuMemAllocPitch(pointer: *mut Uint, pitch: *mut Uint, width: Uint, height: Uint, element: Uint) is c"cuMemAllocPitch" 2000: |call|
+        linear::allocate_rows(width.into(), height.into(), call, out!(pointer), out!(pitch));
+    fn cuMemAllocPitch_v2(pointer: *mut Pointer, pitch: *mut usize, width: usize, height: usize, element: Uint)
+        is c"cuMemAllocPitch" 3020: |call| linear::allocate_rows(width as u64, height as u64, call, out!(pointer), out!(pitch));
+    fn cuMemAllocManaged(pointer: *mut Pointer, bytes: usize, flags: Uint) is c"cuMemAllocManaged" 6000: |call|
+        linear::allocate_managed(bytes as u64, call, out!(pointer));
+    fn cuMemFree(pointer: Uint) is c"cuMemFree" 2000: |call| linear::free(pointer.into(), call);
+    fn cuMemFree_v2(pointer: Pointer) is c"cuMemFree" 3020: |call| linear::free(pointer, call);
+
+    // The view.
+    fn cuMemGetInfo(free: *mut Uint, total: *mut Uint) is c"cuMemGetInfo" 2000: |call|
+        // SAFETY: the driver gets the same pointers.
+        unsafe { view::memory(free, total, call) };
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) is c"cuMemGetInfo" 3020: |call|
+        // SAFETY: the driver gets the same pointers.
+        unsafe { view::memory(free, total, call) };
+    fn cuDeviceTotalMem(bytes: *mut Uint, device: Device) is c"cuDeviceTotalMem" 2000: |call|
+        // SAFETY: the driver gets the same pointer.
+        unsafe { view::total(bytes, device, call) };
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) is c"cuDeviceTotalMem" 3020: |call|
+        // SAFETY: the driver gets the same pointer.
+        unsafe { view::total(bytes, device, call) };
+
+    // Contexts.
+    fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) is c"cuDevicePrimaryCtxRetain" 7000: |call|
+        contexts::retain(device, call, out!(context));
+    fn cuDevicePrimaryCtxRelease(device: Device) is c"cuDevicePrimaryCtxRelease" 7000: |call| contexts::release(device, call);
+    fn cuDevicePrimaryCtxRelease_v2(device: Device) is c"cuDevicePrimaryCtxRelease" 11000: |call| contexts::release(device, call);
+    fn cuDevicePrimaryCtxReset(device: Device) is c"cuDevicePrimaryCtxReset" 7000: |call| contexts::release(device, call);
+    fn cuDevicePrimaryCtxReset_v2(device: Device) is c"cuDevicePrimaryCtxReset" 11000: |call| contexts::release(device, call);
+    fn cuCtxCreate(context: *mut Context, flags: Uint, device: Device) is c"cuCtxCreate" 2000: |call|
+        contexts::create(device, call, out!(context));
+    fn cuCtxCreate_v2(context: *mut Context, flags: Uint, device: Device) is c"cuCtxCreate" 3020: |call|
+        contexts::create(device, call, out!(context));
+    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: Uint, device: Device)
+        is c"cuCtxCreate" 11040: |call| contexts::create(device, call, out!(context));
+    fn cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: Uint, device: Device) is c"cuCtxCreate" 12050: |call|
+        contexts::create(device, call, out!(context));
+    fn cuCtxDestroy(context: Context) is c"cuCtxDestroy" 2000: |call| contexts::destroy(context.addr() as u64, call);
+    fn cuCtxDestroy_v2(context: Context) is c"cuCtxDestroy" 4000: |call| contexts::destroy(context.addr() as u64, call);
+
+    // Physical memory and its mappings.
+    fn cuMemCreate(handle: *mut Handle, bytes: usize, prop: *const AllocationProp, flags: u64) is c"cuMemCreate" 10020: |call|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        { let made = out!(handle); unsafe { mappings::create(bytes as u64, prop, call, made) } };
+    fn cuMemRelease(handle: Handle) is c"cuMemRelease" 10020: |call| mappings::release(handle, call);
+    fn cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) is c"cuMemRetainAllocationHandle" 11000: |call|
+        mappings::retain(call, out!(handle));
+    fn cuMemMap(pointer: Pointer, size: usize, offset: usize, handle: Handle, flags: u64) is c"cuMemMap" 10020: |call|
+        mappings::map(pointer, size as u64, handle, call);
+    fn cuMemUnmap(pointer: Pointer, size: usize) is c"cuMemUnmap" 10020: |call| mappings::unmap(pointer, size as u64, call);
+}
+
+/// Give the program the guard's function, if the driver gave it exactly one that the guard replaces. The name that was asked for does not decide: which
+/// form of a function a name means depends on the version and the flags, and the driver alone knows it.
+fn instead(address: *mut *mut c_void, code: Code) -> Code {
+    if code != SUCCESS || address.is_null() {
+        return code;
+    }
+    static LEARNT: AtomicBool = AtomicBool::new(false);
+    if !LEARNT.load(Ordering::Acquire) {
+        learn(ask);
+        LEARNT.store(true, Ordering::Release);
+    }
+    // SAFETY: the driver succeeded with this pointer.
+    let found = unsafe { given(address) };
+    if let Some(ours) = instead_of(found) {
+        // SAFETY: as above.
+        unsafe { address.write_unaligned(ours) };
+    }
+    code
+}
+
+/// Ask the driver for the address of a function.
+fn ask(name: &core::ffi::CStr, address: &mut *mut c_void, version: i32, flags: u64) -> Code {
+    type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> Code;
+    type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> Code;
+    if let Some(found) = of::cuGetProcAddress_v2.driver.get() {
+        // SAFETY: the function has these arguments, by cuda.h.
+        let function: Second = unsafe { core::mem::transmute(found) };
+        let mut status = 0;
+        // SAFETY: the pointers are valid.
+        return unsafe { function(name.as_ptr(), address, version, flags, &mut status) };
+    }
+    let Some(found) = of::cuGetProcAddress.driver.get() else { return NOT_FOUND };
+    // SAFETY: the function has these arguments, by cuda.h.
+    let function: First = unsafe { core::mem::transmute(found) };
+    // SAFETY: the pointers are valid.
+    unsafe { function(name.as_ptr(), address, version, flags) }
+}
