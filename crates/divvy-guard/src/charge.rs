@@ -32,7 +32,14 @@ pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
 }
 
 /// Charge an allocation: ask the driver with `call`, and note under `key` what it gave.
-pub(crate) fn allocate(device: Device, kind: Kind, of: u64, bytes: u64, call: impl FnOnce() -> Code, key: impl FnOnce() -> u64) -> Code {
+pub(crate) fn allocate(
+    device: Device,
+    kind: Kind,
+    of: u64,
+    bytes: u64,
+    call: impl FnOnce() -> Code,
+    key: impl FnOnce() -> u64,
+) -> Code {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
@@ -42,7 +49,14 @@ pub(crate) fn allocate(device: Device, kind: Kind, of: u64, bytes: u64, call: im
 }
 
 impl Held {
-    pub(crate) fn allocate(&self, kind: Kind, of: u64, bytes: u64, call: impl FnOnce() -> Code, key: impl FnOnce() -> u64) -> Code {
+    pub(crate) fn allocate(
+        &self,
+        kind: Kind,
+        of: u64,
+        bytes: u64,
+        call: impl FnOnce() -> Code,
+        key: impl FnOnce() -> u64,
+    ) -> Code {
         if self.process.ledger.room().is_err() {
             return OUT_OF_MEMORY;
         }
@@ -98,7 +112,8 @@ pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
 
 /// Give back everything that died with a context.
 pub(crate) fn sweep(process: &Process, context: u64) {
-    process
-        .ledger
-        .sweep(|entry| entry.is(Kind::Linear) && entry.of == context, |entry| give_back(process, entry));
+    process.ledger.sweep(
+        |entry| entry.is(Kind::Linear) && entry.of == context,
+        |entry| give_back(process, entry),
+    );
 }

@@ -44,8 +44,15 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
         Err(None) => return call(),
     };
     let (gpu, bytes) = (held.gpu, held.gpu.context());
-    let first = gpu.primary.compare_exchange(ABSENT, COMING, Ordering::AcqRel, Ordering::Acquire).is_ok();
-    let reserved = if first { gpu.reserve(bytes, &held.allowed) } else { Reserved::Free };
+    let first = gpu
+        .primary
+        .compare_exchange(ABSENT, COMING, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok();
+    let reserved = if first {
+        gpu.reserve(bytes, &held.allowed)
+    } else {
+        Reserved::Free
+    };
     if matches!(reserved, Reserved::Refused) {
         gpu.primary.store(ABSENT, Ordering::Release);
         return OUT_OF_MEMORY;
@@ -83,7 +90,11 @@ pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
     if driver::primary_exists(device) != Some(false) {
         return code;
     }
-    if gpu.primary.compare_exchange(CHARGED, ABSENT, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+    if gpu
+        .primary
+        .compare_exchange(CHARGED, ABSENT, Ordering::AcqRel, Ordering::Acquire)
+        .is_ok()
+    {
         gpu.free(gpu.context());
     }
     charge::sweep(process, gpu.primary_context.load(Ordering::Acquire));

@@ -120,7 +120,9 @@ fn ask(name: &core::ffi::CStr, address: &mut *mut c_void, version: i32, flags: u
         // SAFETY: the pointers are valid.
         return unsafe { function(name.as_ptr(), address, version, flags, &mut status) };
     }
-    let Some(found) = of::cuGetProcAddress.driver.get() else { return NOT_FOUND };
+    let Some(found) = of::cuGetProcAddress.driver.get() else {
+        return NOT_FOUND;
+    };
     // SAFETY: the function has these arguments, by cuda.h.
     let function: First = unsafe { core::mem::transmute(found) };
     // SAFETY: the pointers are valid.

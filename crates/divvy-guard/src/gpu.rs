@@ -6,12 +6,11 @@ use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::limits::{self, Limits, Unreadable};
 use divvy_share::reserve::{self, Table};
 use divvy_share::usage::{self, SLOTS, Usage};
-use rustix::fd::OwnedFd;
-use rustix::io::Errno;
+use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
 
 use crate::cuda::Uuid;
 use crate::path::{Path, ROOT};
-use crate::sys::{self, FileLocks, Mutex};
+use crate::sys::{self, Errno, File, FileLocks, Mutex};
 
 /// What is known about a GPU or about a slot. Zero: nothing yet.
 const UNKNOWN: u32 = 0;
@@ -127,8 +126,8 @@ impl Gpu {
                 Err(_) => UNKNOWN,
             },
             // Shares are given here, and this GPU is not among them.
-            Err(Errno::NOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
-            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => UNKNOWN,
+            Err(ENOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
+            Err(EMFILE | ENFILE | ENOMEM | EINTR) => UNKNOWN,
             Err(_) => FREE,
         };
         self.state.store(state, Ordering::Release);
@@ -234,7 +233,8 @@ impl Gpu {
 
     /// What the processes of the pod are charged with together.
     pub(crate) fn charged(&self) -> u64 {
-        self.seated().map_or(0, |(usage, _)| reserve::charged(&Slots::new(self, usage)))
+        self.seated()
+            .map_or(0, |(usage, _)| reserve::charged(&mut Slots::new(self, usage)))
     }
 
     fn seated(&self) -> Option<(&'static Usage, usize)> {
@@ -258,7 +258,7 @@ impl Gpu {
         };
         let (file, usage) = match opened {
             Ok(opened) => opened,
-            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => return UNKNOWN,
+            Err(EMFILE | ENFILE | ENOMEM | EINTR) => return UNKNOWN,
             Err(_) => {
                 self.seat.store(FREE, Ordering::Release);
                 return FREE;
@@ -268,7 +268,7 @@ impl Gpu {
             self.seat.store(FREE, Ordering::Release);
             return FREE;
         }
-        let pid = u64::from(rustix::process::getpid().as_raw_nonzero().get().unsigned_abs());
+        let pid = sys::pid();
         let Some(slot) = claim(&FileLocks(&file), &usage.slots, pid) else {
             usage.crowded.fetch_add(1, Ordering::Relaxed);
             // Mapped again at the next try: a process that comes back for memory again and again may run out of address space, and no other one.
@@ -283,7 +283,7 @@ impl Gpu {
         HELD
     }
 
-    fn usage_file(&self) -> Result<OwnedFd, Errno> {
+    fn usage_file(&self) -> Result<File, Errno> {
         let [low, high] = &self.uuid;
         let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
         sys::open(Path::of(uuid, b"/usage").as_c_str(), true, usage::SIZE)
@@ -318,8 +318,8 @@ fn uuid_of([low, high]: [u64; 2]) -> Uuid {
 struct Slots<'a> {
     gpu: &'a Gpu,
     usage: &'static Usage,
-    /// Opened when it matters which slots have an owner. `Err`: could not be opened.
-    file: core::cell::OnceCell<Result<OwnedFd, Errno>>,
+    /// Opened when it matters which slots have an owner.
+    file: Option<Result<File, Errno>>,
     pauses: u32,
 }
 
@@ -331,7 +331,7 @@ impl<'a> Slots<'a> {
         Self {
             gpu,
             usage,
-            file: core::cell::OnceCell::new(),
+            file: None,
             pauses: 0,
         }
     }
@@ -354,9 +354,9 @@ impl Table for Slots<'_> {
         self.usage.slots.get(slot).map_or(&ZERO, |slot| &slot.used)
     }
 
-    fn held(&self, slot: usize) -> bool {
+    fn held(&mut self, slot: usize) -> bool {
         // A file that cannot be opened tells nothing, so the slot counts.
-        let file = self.file.get_or_init(|| self.gpu.usage_file());
+        let file = self.file.get_or_insert_with(|| self.gpu.usage_file());
         file.as_ref().map_or(true, |file| FileLocks(file).held(owner(slot)))
     }
 

@@ -18,7 +18,13 @@ pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> Code, pointer: impl Fn
 const PITCH: u64 = 512;
 
 /// `cuMemAllocPitch`: how far rows are apart, the driver decides. When it is more than expected, the memory goes back, and is charged as it is.
-pub(crate) fn allocate_rows(width: u64, height: u64, call: impl Fn() -> Code, pointer: impl Fn() -> u64, pitch: impl Fn() -> u64) -> Code {
+pub(crate) fn allocate_rows(
+    width: u64,
+    height: u64,
+    call: impl Fn() -> Code,
+    pointer: impl Fn() -> u64,
+    pitch: impl Fn() -> u64,
+) -> Code {
     let row = width.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
     let mut bytes = row.saturating_mul(height);
     for _ in 0..2 {

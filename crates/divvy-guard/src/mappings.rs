@@ -16,7 +16,12 @@ const MAPPING: u64 = 1 << 32;
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(bytes: u64, prop: *const AllocationProp, call: impl FnOnce() -> Code, handle: impl FnOnce() -> u64) -> Code {
+pub(crate) unsafe fn create(
+    bytes: u64,
+    prop: *const AllocationProp,
+    call: impl FnOnce() -> Code,
+    handle: impl FnOnce() -> u64,
+) -> Code {
     // SAFETY: the caller's promise.
     match unsafe { prop.as_ref() } {
         Some(prop) if prop.location_type == DEVICE => {
@@ -32,7 +37,11 @@ fn drop_one(handle: u64, what: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
     let mut had = false;
     let entry = process.ledger.change(Kind::Physical, handle, |entry| {
-        let count = if what == HANDLE { entry.of & (MAPPING - 1) } else { entry.of >> 32 };
+        let count = if what == HANDLE {
+            entry.of & (MAPPING - 1)
+        } else {
+            entry.of >> 32
+        };
         had = count > 0;
         if had {
             entry.of = entry.of.wrapping_sub(what);
@@ -62,7 +71,9 @@ fn count(handle: u64, what: u64) -> bool {
         entry.of = entry.of.wrapping_add(what);
         false
     };
-    process().and_then(|process| process.ledger.change(Kind::Physical, handle, add)).is_some()
+    process()
+        .and_then(|process| process.ledger.change(Kind::Physical, handle, add))
+        .is_some()
 }
 
 /// `cuMemRelease`.

@@ -70,6 +70,9 @@ pub struct MachineGpu {
     pub uuid: Option<String>,
     /// Total memory in MiB.
     pub memory_mib: u64,
+    /// Memory in MiB that a CUDA context takes. If absent, the simulated CUDA driver has a default.
+    #[serde(default)]
+    pub context_mib: Option<u64>,
     /// Minor number; the index if absent.
     #[serde(default)]
     pub minor: Option<u32>,

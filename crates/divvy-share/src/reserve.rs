@@ -37,7 +37,7 @@ pub trait Table {
     /// The bytes that the owner of a slot has.
     fn used(&self, slot: usize) -> &Self::Word;
     /// Whether a slot has an owner. What a process without one leaves behind does not count.
-    fn held(&self, slot: usize) -> bool;
+    fn held(&mut self, slot: usize) -> bool;
     /// A sequentially consistent fence.
     fn fence(&self);
     /// Let other processes go on. `false`: this reservation has waited long enough.
@@ -122,7 +122,7 @@ pub fn free<T: Table>(table: &T, own: usize, bytes: u64) {
 }
 
 /// What the processes of the pod have and are about to get.
-pub fn charged<T: Table>(table: &T) -> u64 {
+pub fn charged<T: Table>(table: &mut T) -> u64 {
     (0..table.slots()).fold(0, |sum, slot| {
         let bytes = both(table, slot);
         let counts = bytes != 0 && table.held(slot);
@@ -140,7 +140,7 @@ fn raw<T: Table>(table: &T) -> u64 {
 }
 
 /// Whether a process with a lower slot asks for memory or is about to get it.
-fn lower<T: Table>(table: &T, own: usize) -> bool {
+fn lower<T: Table>(table: &mut T, own: usize) -> bool {
     (0..own).any(|slot| table.pending(slot).load() != 0 && table.held(slot))
 }
 
@@ -154,7 +154,7 @@ enum Verdict {
     Yield,
 }
 
-fn judge<T: Table>(table: &T, own: usize, bytes: u64, allowed: u64) -> Verdict {
+fn judge<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Verdict {
     let (mut sum, mut used_sum, mut seen, mut yields) = (0_u64, bytes, 0_u64, false);
     for slot in 0..table.slots() {
         let pending = table.pending(slot).load();

@@ -11,6 +11,7 @@
 //! | `DIVVY_NVML_SIM` | path of the machine description ([`divvy_model::machine`]), read at each `nvmlInit` that initializes the library |
 //! | `DIVVY_NVML_SIM_NODE` | name of a node in the description; the first node if not set |
 //! | `DIVVY_NVML_SIM_CONTROL` | path of the control socket (see below); no socket if not set |
+//! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers that `divvy-cuda-sim` writes; what its processes hold counts as theirs; no ledgers if not set |
 //! | `DIVVY_NVML_SIM_INIT_ERROR` | error code of `nvmlInit` until the control socket changes it |
 //! | `DIVVY_NVML_SIM_HANG` | seconds for which calls block, from the first `nvmlInit` on, until the control socket changes it |
 //!

@@ -209,25 +209,7 @@ impl Machine {
 
     /// Return the CUDA version of the driver as NVML encodes it: 12040 for 12.4 (NVIDIA's compatibility table).
     pub(crate) fn cuda_version(&self) -> i32 {
-        let major: u32 = self.driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
-        const TABLE: [(u32, i32); 12] = [
-            (580, 13000),
-            (575, 12090),
-            (570, 12080),
-            (565, 12070),
-            (560, 12060),
-            (555, 12050),
-            (550, 12040),
-            (545, 12030),
-            (535, 12020),
-            (525, 12000),
-            (510, 11060),
-            (450, 11000),
-        ];
-        TABLE
-            .iter()
-            .find(|(driver, _)| major >= *driver)
-            .map_or(10000, |(_, cuda)| *cuda)
+        divvy_gpu_sim::cuda_version(&self.driver)
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use divvy_gpu_sim::Ledger;
 use nvml_wrapper_sys::bindings as ffi;
 
 use crate::changes::{self, Changes, EventErrors, Stamp};
@@ -304,8 +305,9 @@ impl Inner {
         error.map_or(Ok(()), |error| Err(*error))
     }
 
-    /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position.
-    pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> BTreeMap<u32, u64> {
+    /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position. The processes of the
+    /// ledger count, too.
+    pub(crate) fn processes(&self, card: &Card, index: usize, mig: Option<usize>) -> Result<BTreeMap<u32, u64>, Code> {
         let mut processes: BTreeMap<u32, u64> = card.described.processes.iter().map(|p| (p.pid, p.used_mib)).collect();
         if let Some(changes) = self.gpu(index) {
             processes.extend(&changes.processes);
@@ -313,7 +315,17 @@ impl Inner {
             let uses = |pid: &u32, mig: usize| changes.mig_of.get(pid).is_some_and(|used| *used as usize == mig);
             processes.retain(|pid, _| mig.is_none_or(|mig| uses(pid, mig)));
         }
-        processes
+        if let (Some(directory), None) = (divvy_gpu_sim::directory(), mig) {
+            let usage = Ledger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.usage());
+            let usage = usage.map_err(|error| {
+                complain(&error.to_string());
+                ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN
+            })?;
+            for of in usage.iter().filter(|of| of.bytes > 0) {
+                *processes.entry(of.pid).or_default() += of.bytes >> 20;
+            }
+        }
+        Ok(processes)
     }
 
     /// Report whether a process on the GPU is a client of MPS.

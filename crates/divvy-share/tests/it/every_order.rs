@@ -57,7 +57,7 @@ impl Table for Slots {
         &self.0[slot].used
     }
 
-    fn held(&self, slot: usize) -> bool {
+    fn held(&mut self, slot: usize) -> bool {
         self.0[slot].held.load(Ordering::Acquire)
     }
 

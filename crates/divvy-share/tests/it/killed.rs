@@ -104,7 +104,7 @@ impl Table for Process {
         &self.words[slot].0
     }
 
-    fn held(&self, slot: usize) -> bool {
+    fn held(&mut self, slot: usize) -> bool {
         self.gate.pass();
         self.machine.slots[slot].held.load(Ordering::SeqCst)
     }
@@ -244,7 +244,7 @@ proptest! {
         }
         let free = ALLOWED - driver.iter().sum::<u64>();
         let mut plain = Plain(&machine);
-        prop_assert_eq!(charged(&plain), ALLOWED - free);
+        prop_assert_eq!(charged(&mut plain), ALLOWED - free);
         // What dead processes had is there for the next one.
         if let Some(dead) = machine.slots.iter().position(|slot| !slot.held.load(Ordering::SeqCst)) {
             machine.slots[dead].used.store(0, Ordering::SeqCst);
@@ -274,7 +274,7 @@ impl Table for Plain<'_> {
         &self.0.slots[slot].used
     }
 
-    fn held(&self, slot: usize) -> bool {
+    fn held(&mut self, slot: usize) -> bool {
         self.0.slots[slot].held.load(Ordering::SeqCst)
     }
 

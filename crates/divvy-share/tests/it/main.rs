@@ -5,3 +5,4 @@
 mod every_order;
 mod killed;
 mod layout;
+mod refused;

@@ -198,7 +198,7 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: ffi::nvmlDevice_t, memory: 
     answer(|| {
         device_call(device, |inner, card, index| {
             inner.memory_is_readable(index, 1)?;
-            let used: u64 = inner.processes(card, index, None).values().sum();
+            let used: u64 = inner.processes(card, index, None)?.values().sum();
             let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
             let free = total.saturating_sub(used);
             // SAFETY: the caller's out parameter.
@@ -225,7 +225,7 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         }
         device_call(device, |inner, card, index| {
             inner.memory_is_readable(index, 2)?;
-            let used: u64 = inner.processes(card, index, None).values().sum();
+            let used: u64 = inner.processes(card, index, None)?.values().sum();
             let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
             let info = ffi::nvmlMemory_v2_t {
                 version,

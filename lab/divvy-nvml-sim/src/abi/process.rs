@@ -37,7 +37,7 @@ unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<()
 /// both.
 fn compute<T>(device: ffi::nvmlDevice_t, mps: bool, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
     mig::call_with_part(device, |inner, card, index, mig| {
-        let processes = inner.processes(card, index, mig).into_iter();
+        let processes = inner.processes(card, index, mig)?.into_iter();
         Ok(processes
             .filter(|(pid, _)| inner.is_mps_client(index, *pid) == mps)
             .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))

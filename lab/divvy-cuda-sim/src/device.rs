@@ -1,0 +1,87 @@
+//! One GPU, and what this process holds of it.
+
+use divvy_gpu_sim::{Error, Ledger, Slot, directory};
+
+use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY};
+use crate::machine::Card;
+use crate::trace::complain;
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) card: Card,
+    pub(crate) primary: Primary,
+    /// What this process holds.
+    held: u64,
+    /// This process's slot in the ledger, if the machine has a ledger and the process has used the GPU.
+    slot: Option<Slot>,
+}
+
+/// The primary context of a GPU. It exists while the handle is in the table of contexts.
+#[derive(Debug, Default)]
+pub(crate) struct Primary {
+    /// The handle, which stays the same; 0 before the first use.
+    pub(crate) handle: usize,
+    /// How often it has been retained and not yet released.
+    pub(crate) retained: u32,
+    pub(crate) flags: u32,
+}
+
+impl Device {
+    pub(crate) fn new(card: Card) -> Device {
+        Device {
+            card,
+            primary: Primary::default(),
+            held: 0,
+            slot: None,
+        }
+    }
+
+    /// Return the slot, or `None` if the machine has no ledger.
+    fn slot(&mut self) -> Result<Option<&mut Slot>, Code> {
+        if self.slot.is_none() {
+            let Some(directory) = directory() else { return Ok(None) };
+            let slot = Ledger::open(&directory, &self.card.uuid).and_then(Ledger::claim);
+            self.slot = Some(slot.map_err(failed)?);
+        }
+        Ok(self.slot.as_mut())
+    }
+
+    /// Hold this much instead of what is held now.
+    fn hold(&mut self, bytes: u64) -> Result<(), Code> {
+        let (capacity, grows) = (self.card.capacity, bytes > self.held);
+        let fits = match self.slot()? {
+            Some(slot) => slot.hold(bytes, capacity).map_err(failed)?,
+            None => !grows || bytes <= capacity,
+        };
+        if !fits {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.held = bytes;
+        Ok(())
+    }
+
+    /// Take memory of the GPU.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), Code> {
+        self.hold(self.held.checked_add(bytes).ok_or(OUT_OF_MEMORY)?)
+    }
+
+    /// Give memory back.
+    pub(crate) fn give(&mut self, bytes: u64) -> Result<(), Code> {
+        self.hold(self.held.saturating_sub(bytes))
+    }
+
+    /// Return the memory that no process holds.
+    pub(crate) fn free(&mut self) -> Result<u64, Code> {
+        let (capacity, held) = (self.card.capacity, self.held);
+        match self.slot()? {
+            Some(slot) => slot.free(capacity).map_err(failed),
+            None => Ok(capacity.saturating_sub(held)),
+        }
+    }
+}
+
+fn failed(error: Error) -> Code {
+    complain(&error.to_string());
+    OPERATING_SYSTEM
+}

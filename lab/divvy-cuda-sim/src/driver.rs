@@ -1,0 +1,131 @@
+//! The driver's state in this process, and the gate that every call passes.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, SUCCESS, UNKNOWN};
+use crate::context::{self, Context};
+use crate::device::Device;
+use crate::machine::Machine;
+use crate::memory::Memory;
+use crate::trace;
+
+static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+/// The process that called cuInit. It is read before the lock is taken: another thread may have held the lock when this process was forked.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// The driver of this process.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) version: i32,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: BTreeMap<usize, Context>,
+    pub(crate) memory: Memory,
+    last_handle: usize,
+}
+
+/// Run a symbol that needs no cuInit. A panic becomes CUDA_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
+pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
+    let result = match trace::injected(name) {
+        Some(code) => Err(code),
+        None => catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN)),
+    };
+    let code = result.err().unwrap_or(SUCCESS);
+    trace::log(name, code);
+    code
+}
+
+/// Run a symbol that needs cuInit.
+pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<(), Code>) -> Code {
+    bare(name, || {
+        if OWNER.load(Ordering::Acquire) != std::process::id() {
+            return Err(NOT_INITIALIZED);
+        }
+        // After a panic in one call the values are still consistent: what a call takes is in the ledger before it is in a table.
+        let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+        body(driver.as_mut().ok_or(NOT_INITIALIZED)?)
+    })
+}
+
+/// Handle cuInit. A child of a process that has called it cannot use CUDA before it calls exec, as with the real driver.
+pub(crate) fn init() -> Result<(), Code> {
+    let me = std::process::id();
+    match OWNER.load(Ordering::Acquire) {
+        0 => {}
+        owner if owner == me => return Ok(()),
+        _ => return Err(NOT_INITIALIZED),
+    }
+    let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if driver.is_none() {
+        let machine = Machine::load().map_err(|text| {
+            trace::complain(&text);
+            crate::codes::NO_DEVICE
+        })?;
+        if machine.cards.is_empty() {
+            return Err(crate::codes::NO_DEVICE);
+        }
+        *driver = Some(Driver::new(machine));
+    }
+    OWNER.store(me, Ordering::Release);
+    Ok(())
+}
+
+/// Return the version of the driver, which programs may ask for without cuInit.
+pub(crate) fn version() -> Result<i32, Code> {
+    if OWNER.load(Ordering::Acquire) == std::process::id() {
+        let driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = driver.as_ref() {
+            return Ok(driver.version);
+        }
+    }
+    Machine::load().map(|machine| machine.version).map_err(|text| {
+        trace::complain(&text);
+        UNKNOWN
+    })
+}
+
+impl Driver {
+    fn new(machine: Machine) -> Driver {
+        Driver {
+            version: machine.version,
+            devices: machine.cards.into_iter().map(Device::new).collect(),
+            contexts: BTreeMap::new(),
+            memory: Memory::default(),
+            last_handle: 0x1000,
+        }
+    }
+
+    /// Return a handle that no object has had. It looks like a pointer, and is never dereferenced.
+    pub(crate) fn new_handle(&mut self) -> usize {
+        self.last_handle += 16;
+        self.last_handle
+    }
+
+    /// Return the index of a device.
+    pub(crate) fn device(&self, device: i32) -> Result<usize, Code> {
+        let index = usize::try_from(device).ok();
+        index.filter(|index| *index < self.devices.len()).ok_or(INVALID_DEVICE)
+    }
+
+    /// Return the handle of this thread's current context.
+    pub(crate) fn current(&self) -> Result<usize, Code> {
+        let handle = context::top().ok_or(INVALID_CONTEXT)?;
+        match self.contexts.contains_key(&handle) {
+            true => Ok(handle),
+            false => Err(CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    /// Return the device of this thread's current context.
+    pub(crate) fn current_device(&self) -> Result<usize, Code> {
+        let handle = self.current()?;
+        Ok(self.contexts[&handle].device)
+    }
+
+    /// Take memory of a device.
+    pub(crate) fn take(&mut self, device: usize, bytes: u64) -> Result<(), Code> {
+        self.devices[device].take(bytes)
+    }
+}

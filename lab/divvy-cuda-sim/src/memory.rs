@@ -1,0 +1,237 @@
+//! Allocations by address: linear, pitched, and managed.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::driver::Driver;
+use crate::slab::{LARGE, PAGE, pages};
+
+/// Where the addresses of device memory begin, as with the real driver.
+const FIRST_ADDRESS: u64 = 0x3_0200_0000;
+/// Where the addresses begin that the 32-bit symbols of CUDA 3.1 and before return.
+const FIRST_LOW_ADDRESS: u64 = 0x1000_0000;
+/// The alignment of rows. The drivers return a pitch that is a multiple of 512.
+const PITCH: u64 = 512;
+
+/// The allocations of this process.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) allocations: BTreeMap<u64, Allocation>,
+    next_address: u64,
+    next_low_address: u64,
+}
+
+/// An allocation.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) device: usize,
+    /// The context with which it ends; `None` if it does not.
+    pub(crate) context: Option<usize>,
+    /// The size that was asked for.
+    pub(crate) bytes: u64,
+    pub(crate) kind: Kind,
+}
+
+/// What an allocation takes of the GPU.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// Pages of its own: how many bytes.
+    Pages(u64),
+    /// A part of a page that it shares.
+    Small,
+    /// Memory that the processor can use, too; in the simulation all of it counts as the GPU's.
+    Managed(Mapping, u64),
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory {
+            allocations: BTreeMap::new(),
+            next_address: FIRST_ADDRESS,
+            next_low_address: FIRST_LOW_ADDRESS,
+        }
+    }
+}
+
+impl Memory {
+    /// Reserve addresses for whole pages. They are never used again, so that a pointer that was freed stays unknown.
+    pub(crate) fn addresses(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
+        let address = self.next_address.checked_next_multiple_of(align).ok_or(OUT_OF_MEMORY)?;
+        // The addresses of a 64-bit program have 47 bits.
+        let next = address.checked_add(bytes).filter(|next| *next < 1 << 47).ok_or(OUT_OF_MEMORY)?;
+        self.next_address = next;
+        Ok(address)
+    }
+
+    /// Reserve addresses below 4 GiB for whole pages.
+    fn low_addresses(&mut self, bytes: u64) -> Result<u64, Code> {
+        let address = self.next_low_address;
+        let next = address.checked_add(bytes).filter(|next| *next <= u64::from(u32::MAX));
+        self.next_low_address = next.ok_or(OUT_OF_MEMORY)?;
+        Ok(address)
+    }
+
+    /// Return the allocation that contains the address, with its beginning.
+    pub(crate) fn containing(&self, address: u64) -> Option<(u64, &Allocation)> {
+        let (start, allocation) = self.allocations.range(..=address).next_back()?;
+        (address - start < allocation.bytes).then_some((*start, allocation))
+    }
+
+    /// Remove what ends with a context. Return how much of it had pages of its own.
+    pub(crate) fn forget_context(&mut self, handle: usize) -> u64 {
+        let ended = self.allocations.extract_if(.., |_, allocation| allocation.context == Some(handle));
+        ended
+            .map(|(_, allocation)| match allocation.kind {
+                Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
+                Kind::Small => 0,
+            })
+            .sum()
+    }
+}
+
+impl Driver {
+    /// Allocate linear memory in the current context.
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, Code> {
+        let (context, device) = self.place(bytes)?;
+        if bytes < LARGE {
+            return self.allocate_small(context, device, bytes);
+        }
+        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = self.memory.addresses(taken, PAGE)?;
+        self.take(device, taken)?;
+        self.record(address, device, context, bytes, Kind::Pages(taken));
+        Ok(address)
+    }
+
+    /// Allocate linear memory with an address of 32 bits, which always has pages of its own.
+    pub(crate) fn allocate_low(&mut self, bytes: u64) -> Result<u64, Code> {
+        let (context, device) = self.place(bytes)?;
+        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = self.memory.low_addresses(taken)?;
+        self.take(device, taken)?;
+        self.record(address, device, context, bytes, Kind::Pages(taken));
+        Ok(address)
+    }
+
+    fn allocate_small(&mut self, handle: usize, device: usize, bytes: u64) -> Result<u64, Code> {
+        let slabs = |driver: &mut Driver| driver.contexts.get_mut(&handle).and_then(|context| context.slabs.allocate(bytes));
+        let address = match slabs(self) {
+            Some(address) => address,
+            None => {
+                let page = self.memory.addresses(PAGE, PAGE)?;
+                self.take(device, PAGE)?;
+                if let Some(context) = self.contexts.get_mut(&handle) {
+                    context.slabs.add(page);
+                }
+                slabs(self).ok_or(OUT_OF_MEMORY)?
+            }
+        };
+        self.record(address, device, handle, bytes, Kind::Small);
+        Ok(address)
+    }
+
+    /// Allocate rows. Return the address and the distance of two rows.
+    pub(crate) fn allocate_pitch(&mut self, width: u64, height: u64, element: u32) -> Result<(u64, u64), Code> {
+        self.current()?;
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let pitch = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
+        let bytes = pitch.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
+        Ok((self.allocate(bytes)?, pitch))
+    }
+
+    /// Allocate managed memory in the current context.
+    pub(crate) fn allocate_managed(&mut self, bytes: u64) -> Result<u64, Code> {
+        let (context, device) = self.place(bytes)?;
+        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
+        self.take(device, taken)?;
+        let Some(mapping) = Mapping::new(taken) else {
+            self.devices[device].give(taken)?;
+            return Err(OUT_OF_MEMORY);
+        };
+        let address = mapping.address();
+        self.record(address, device, context, bytes, Kind::Managed(mapping, taken));
+        Ok(address)
+    }
+
+    /// Free an allocation. NULL is allowed, as with the real driver.
+    pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
+        self.current()?;
+        if address == 0 {
+            return Ok(());
+        }
+        let allocation = self.memory.allocations.remove(&address).ok_or(INVALID_VALUE)?;
+        let given = match allocation.kind {
+            Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
+            Kind::Small => {
+                let context = allocation.context.and_then(|handle| self.contexts.get_mut(&handle));
+                match context.is_some_and(|context| context.slabs.free(address)) {
+                    true => PAGE,
+                    false => 0,
+                }
+            }
+        };
+        self.devices[allocation.device].give(given)
+    }
+
+    /// Return the current context and its device, if the size can be allocated at all.
+    fn place(&self, bytes: u64) -> Result<(usize, usize), Code> {
+        let context = self.current()?;
+        match bytes {
+            0 => Err(INVALID_VALUE),
+            _ => Ok((context, self.contexts[&context].device)),
+        }
+    }
+
+    fn record(&mut self, address: u64, device: usize, context: usize, bytes: u64, kind: Kind) {
+        let allocation = Allocation {
+            device,
+            context: Some(context),
+            bytes,
+            kind,
+        };
+        self.memory.allocations.insert(address, allocation);
+    }
+}
+
+/// Main memory behind an allocation.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<std::ffi::c_void>,
+    bytes: usize,
+}
+
+// SAFETY: the memory is only mapped and unmapped here, which any thread may do.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Map memory that takes no space before it is used. `None` if there is none.
+    pub(crate) fn new(bytes: u64) -> Option<Mapping> {
+        let bytes = NonZeroUsize::new(usize::try_from(bytes).ok()?)?;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
+        let start = unsafe { mmap_anonymous(None, bytes, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags) };
+        start.ok().map(|start| Mapping {
+            start,
+            bytes: bytes.get(),
+        })
+    }
+
+    /// Return the address.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.addr().get() as u64
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the whole mapping that `new` made; the program has freed it, so nothing uses it any more.
+        // It can only fail for an invalid range, and then nothing is left to undo.
+        let _ = unsafe { munmap(self.start, self.bytes) };
+    }
+}

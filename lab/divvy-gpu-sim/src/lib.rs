@@ -1,0 +1,7 @@
+//! What `divvy-nvml-sim` and `divvy-cuda-sim` have in common. Both are dynamic libraries, which cannot depend on each other.
+
+mod ledger;
+mod versions;
+
+pub use ledger::{Error, Ledger, Slot, Usage, directory};
+pub use versions::cuda_version;

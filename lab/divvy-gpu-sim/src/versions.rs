@@ -1,0 +1,57 @@
+//! Which CUDA a driver has.
+
+/// The first driver branch of each CUDA version (tables 2 and 3 of the CUDA Toolkit Release Notes).
+const TABLE: [(u32, i32); 24] = [
+    (615, 13040),
+    (610, 13030),
+    (595, 13020),
+    (590, 13010),
+    (580, 13000),
+    (575, 12090),
+    (570, 12080),
+    (565, 12070),
+    (560, 12060),
+    (555, 12050),
+    (550, 12040),
+    (545, 12030),
+    (535, 12020),
+    (530, 12010),
+    (525, 12000),
+    (520, 11080),
+    (515, 11070),
+    (510, 11060),
+    (495, 11050),
+    (470, 11040),
+    (465, 11030),
+    (460, 11020),
+    (455, 11010),
+    (450, 11000),
+];
+
+/// Return the CUDA version of a driver such as `550.54.15` as NVML and CUDA encode it: 12040 for 12.4. An unknown driver has 10.0.
+pub fn cuda_version(driver: &str) -> i32 {
+    let branch: u32 = driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
+    let found = TABLE.iter().find(|(first, _)| branch >= *first);
+    found.map_or(10000, |(_, cuda)| *cuda)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_has_the_cuda_of_its_branch() {
+        let cases = [
+            ("615.71.09", 13040),
+            ("580.159.03", 13000),
+            ("550.54.15", 12040),
+            ("470.82.01", 11040),
+            ("450.36.06", 11000),
+            ("390.46", 10000),
+            ("", 10000),
+        ];
+        for (driver, cuda) in cases {
+            assert_eq!(cuda_version(driver), cuda, "{driver}");
+        }
+    }
+}
