@@ -1,0 +1,13 @@
+//! The guard as containers get it, over the simulated driver.
+//!
+//! The library under test is the one that ships: only the two paths in it are replaced, by others of the same length.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod account;
+mod binary;
+mod files;
+mod names;
+mod sandbox;
+mod several;
+mod view;

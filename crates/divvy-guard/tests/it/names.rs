@@ -1,0 +1,142 @@
+//! What programs find in the library.
+
+use crate::sandbox::{MIB, Program, Sandbox};
+
+fn found(program: &mut Program, name: &str) -> (u64, u64) {
+    let [_, ours, real] = program.call(&format!("symbol {name}"));
+    (ours, real)
+}
+
+#[test]
+fn what_is_not_replaced_is_the_drivers() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.start();
+    for name in [
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuCtxGetDevice",
+        "cuMemGetAddressRange_v2",
+        "cuDeviceGetUuid",
+    ] {
+        let (ours, real) = found(&mut program, name);
+        assert!(ours == real && ours != 0, "{name}");
+    }
+    for name in ["cuMemAlloc_v2", "cuGetProcAddress_v2", "cuCtxCreate_v4"] {
+        let (ours, real) = found(&mut program, name);
+        assert!(ours != real && ours != 0 && real != 0, "{name}");
+    }
+    for name in ["cuNoSuchFunction", "nvmlInit_v2", "divvy_guard_can_panic"] {
+        assert_eq!(found(&mut program, name), (0, 0), "{name}");
+    }
+}
+
+/// For each name, version, and way to ask: the driver's answer, with exactly the replaced functions replaced.
+#[test]
+fn addresses_are_the_drivers_but_for_the_replaced_functions() {
+    const NAMES: [&str; 12] = [
+        "cuInit",
+        "cuCtxCreate",
+        "cuCtxDestroy",
+        "cuMemAlloc",
+        "cuMemFree",
+        "cuMemGetInfo",
+        "cuDeviceTotalMem",
+        "cuDevicePrimaryCtxRelease",
+        "cuDeviceGetUuid",
+        "cuCtxSynchronize",
+        "cuGetProcAddress",
+        "cuNoSuchFunction",
+    ];
+    const SYMBOLS: [&str; 24] = [
+        "cuInit",
+        "cuCtxCreate",
+        "cuCtxCreate_v2",
+        "cuCtxCreate_v3",
+        "cuCtxCreate_v4",
+        "cuCtxDestroy",
+        "cuCtxDestroy_v2",
+        "cuMemAlloc",
+        "cuMemAlloc_v2",
+        "cuMemFree",
+        "cuMemFree_v2",
+        "cuMemGetInfo",
+        "cuMemGetInfo_v2",
+        "cuDeviceTotalMem",
+        "cuDeviceTotalMem_v2",
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxRelease_v2",
+        "cuDeviceGetUuid",
+        "cuDeviceGetUuid_v2",
+        "cuCtxSynchronize",
+        "cuCtxSynchronize_v2",
+        "cuGetProcAddress",
+        "cuGetProcAddress_v2",
+        "cuDriverGetVersion",
+    ];
+    for version in ["11.0", "11.4", "12.0", "12.9", "13.4"] {
+        let mut sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+        sandbox.version = version;
+        let mut program = sandbox.start();
+        assert_eq!(program.code("init"), 0);
+        // The driver itself, without the guard.
+        std::fs::copy(sandbox.path("libcuda.so.real"), sandbox.path("libcuda.so.1")).unwrap();
+        let mut plain = sandbox.start();
+        assert_eq!(plain.code("init"), 0);
+        let (guarded, driver): (Vec<_>, Vec<_>) = SYMBOLS
+            .iter()
+            .map(|symbol| (found(&mut program, symbol).0, found(&mut plain, symbol).0))
+            .unzip();
+        let symbol_at = |addresses: &[u64], address: u64| {
+            addresses
+                .iter()
+                .position(|known| *known == address)
+                .map(|index| SYMBOLS[index])
+        };
+        for name in NAMES {
+            for asked in [2000, 3020, 4000, 9020, 11000, 11030, 11040, 12000, 12050, 13000] {
+                for flags in 0..3 {
+                    for way in 0..3 {
+                        let call = format!("address {name} {asked} {flags} {way}");
+                        let (ours, theirs) = (program.call(&call), plain.call(&call));
+                        assert_eq!(
+                            (ours[0], ours[2]),
+                            (theirs[0], theirs[2]),
+                            "{version}: {call}: code and status"
+                        );
+                        assert_eq!(
+                            symbol_at(&guarded, ours[1]),
+                            symbol_at(&driver, theirs[1]),
+                            "{version}: {call}"
+                        );
+                        assert_eq!(ours[1] == 0, theirs[1] == 0, "{version}: {call}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_are_the_drivers() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.start();
+    std::fs::copy(sandbox.path("libcuda.so.real"), sandbox.path("libcuda.so.1")).unwrap();
+    let mut plain = sandbox.start();
+    for call in [
+        "alloc 1",
+        "info",
+        "total 0",
+        "retain 0",
+        "create 2097152 0",
+        "free 1",
+        "context 0",
+        "init",
+        "alloc 1",
+        "info",
+        "total 9",
+        "retain 9",
+        "retain -1",
+    ] {
+        assert_eq!(program.code(call), plain.code(call), "{call}");
+    }
+}
