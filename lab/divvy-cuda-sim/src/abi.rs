@@ -1,10 +1,17 @@
 //! CUDA's symbols. Each call passes the gate of [`crate::driver`], and no panic leaves a symbol.
 
+mod array;
 mod context;
+mod copy;
 mod device;
 mod entry;
+mod graph;
 mod memory;
 mod pointer;
+mod pool;
+mod share;
+mod vmm;
+mod work;
 
 /// The address of a symbol.
 pub(crate) type Address = *const ();
@@ -42,5 +49,18 @@ use symbols;
 
 /// Return all symbols, with their addresses.
 pub(crate) fn all() -> Vec<(&'static str, Address)> {
-    [entry::all(), device::all(), context::all(), memory::all()].concat()
+    [
+        entry::all(),
+        device::all(),
+        context::all(),
+        memory::all(),
+        copy::all(),
+        vmm::all(),
+        pool::all(),
+        array::all(),
+        graph::all(),
+        work::all(),
+        share::all(),
+    ]
+    .concat()
 }

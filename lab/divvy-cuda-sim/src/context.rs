@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, PRIMARY_CONTEXT_ACTIVE};
 use crate::driver::Driver;
+use crate::memory::{Allocation, Kind};
 use crate::slab::Slabs;
 
 thread_local! {
@@ -95,7 +96,21 @@ impl Driver {
         let Some(context) = self.contexts.remove(&handle) else { return Ok(()) };
         let freed = self.memory.forget_context(handle);
         let device = &mut self.devices[context.device];
-        device.give(device.card.context + context.slabs.bytes() + freed)
+        device.give(device.card.context + context.slabs.bytes() + freed)?;
+        match self.contexts.values().any(|other| other.device == context.device) {
+            true => Ok(()),
+            false => self.end_of_device(context.device),
+        }
+    }
+
+    /// Free what outlives contexts, but not the last one of a device: the memory of its pools and graphs.
+    fn end_of_device(&mut self, device: usize) -> Result<(), Code> {
+        let outlives = |allocation: &Allocation| allocation.device == device && matches!(allocation.kind, Kind::Pool(_) | Kind::Graph);
+        let mine = self.memory.allocations.iter().filter(|(_, allocation)| outlives(allocation));
+        let mine: Vec<u64> = mine.map(|(address, _)| *address).collect();
+        mine.into_iter().try_for_each(|address| self.release(address))?;
+        self.squeeze_pools(device)?;
+        self.trim_graphs(device)
     }
 
     /// Retain a device's primary context. Make it if it does not exist.

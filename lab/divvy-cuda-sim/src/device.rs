@@ -3,6 +3,7 @@
 use divvy_gpu_sim::{Error, Ledger, Slot, directory};
 
 use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY};
+use crate::graph::GraphMemory;
 use crate::machine::Card;
 use crate::trace::complain;
 
@@ -11,6 +12,11 @@ use crate::trace::complain;
 pub(crate) struct Device {
     pub(crate) card: Card,
     pub(crate) primary: Primary,
+    /// The pool that cuDeviceSetMemPool has set.
+    pub(crate) pool: Option<usize>,
+    pub(crate) graphs: GraphMemory,
+    /// Until when this process's work runs, if the machine has no ledger.
+    busy_until: u64,
     /// What this process holds.
     held: u64,
     /// This process's slot in the ledger, if the machine has a ledger and the process has used the GPU.
@@ -32,6 +38,9 @@ impl Device {
         Device {
             card,
             primary: Primary::default(),
+            pool: None,
+            graphs: GraphMemory::default(),
+            busy_until: 0,
             held: 0,
             slot: None,
         }
@@ -78,6 +87,15 @@ impl Device {
             Some(slot) => slot.free(capacity).map_err(failed),
             None => Ok(capacity.saturating_sub(held)),
         }
+    }
+
+    /// Run work of this length behind all other work. Return when it ends.
+    pub(crate) fn run(&mut self, from: u64, length: u64) -> Result<u64, Code> {
+        if let Some(slot) = self.slot()? {
+            return slot.run(from, length).map_err(failed);
+        }
+        self.busy_until = self.busy_until.max(from).saturating_add(length);
+        Ok(self.busy_until)
     }
 }
 

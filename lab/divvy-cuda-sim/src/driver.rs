@@ -5,12 +5,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, SUCCESS, UNKNOWN};
+use crate::codes::{
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN,
+};
 use crate::context::{self, Context};
 use crate::device::Device;
+use crate::graph::Graphs;
 use crate::machine::Machine;
 use crate::memory::Memory;
+use crate::objects::Objects;
+use crate::pool::Pools;
 use crate::trace;
+use crate::vmm::Vmm;
+use crate::work::{Work, wait_until};
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
 /// The process that called cuInit. It is read before the lock is taken: another thread may have held the lock when this process was forked.
@@ -23,6 +30,11 @@ pub(crate) struct Driver {
     pub(crate) devices: Vec<Device>,
     pub(crate) contexts: BTreeMap<usize, Context>,
     pub(crate) memory: Memory,
+    pub(crate) vmm: Vmm,
+    pub(crate) pools: Pools,
+    pub(crate) graphs: Graphs,
+    pub(crate) work: Work,
+    pub(crate) objects: Objects,
     last_handle: usize,
 }
 
@@ -39,14 +51,21 @@ pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) 
 
 /// Run a symbol that needs cuInit.
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<(), Code>) -> Code {
-    bare(name, || {
-        if OWNER.load(Ordering::Acquire) != std::process::id() {
-            return Err(NOT_INITIALIZED);
-        }
-        // After a panic in one call the values are still consistent: what a call takes is in the ledger before it is in a table.
-        let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-        body(driver.as_mut().ok_or(NOT_INITIALIZED)?)
-    })
+    bare(name, || with(body))
+}
+
+/// Run a symbol that needs cuInit, and that waits until a time that it finds out. Other threads can use the driver meanwhile.
+pub(crate) fn wait(name: &'static str, body: impl FnOnce(&mut Driver) -> Result<u64, Code>) -> Code {
+    bare(name, || with(body).map(wait_until))
+}
+
+fn with<T>(body: impl FnOnce(&mut Driver) -> Result<T, Code>) -> Result<T, Code> {
+    if OWNER.load(Ordering::Acquire) != std::process::id() {
+        return Err(NOT_INITIALIZED);
+    }
+    // After a panic in one call the values are still consistent: what a call takes is in the ledger before it is in a table.
+    let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    body(driver.as_mut().ok_or(NOT_INITIALIZED)?)
 }
 
 /// Handle cuInit. A child of a process that has called it cannot use CUDA before it calls exec, as with the real driver.
@@ -61,10 +80,10 @@ pub(crate) fn init() -> Result<(), Code> {
     if driver.is_none() {
         let machine = Machine::load().map_err(|text| {
             trace::complain(&text);
-            crate::codes::NO_DEVICE
+            NO_DEVICE
         })?;
         if machine.cards.is_empty() {
-            return Err(crate::codes::NO_DEVICE);
+            return Err(NO_DEVICE);
         }
         *driver = Some(Driver::new(machine));
     }
@@ -93,6 +112,11 @@ impl Driver {
             devices: machine.cards.into_iter().map(Device::new).collect(),
             contexts: BTreeMap::new(),
             memory: Memory::default(),
+            vmm: Vmm::default(),
+            pools: Pools::default(),
+            graphs: Graphs::default(),
+            work: Work::default(),
+            objects: Objects::default(),
             last_handle: 0x1000,
         }
     }
@@ -124,8 +148,11 @@ impl Driver {
         Ok(self.contexts[&handle].device)
     }
 
-    /// Take memory of a device.
+    /// Take memory of a device. If it has too little, its pools give back what they do not use.
     pub(crate) fn take(&mut self, device: usize, bytes: u64) -> Result<(), Code> {
-        self.devices[device].take(bytes)
+        match self.devices[device].take(bytes) {
+            Err(OUT_OF_MEMORY) if self.squeeze_pools(device)? => self.devices[device].take(bytes),
+            taken => taken,
+        }
     }
 }

@@ -38,6 +38,7 @@ pub(crate) struct Allocation {
 
 /// What an allocation takes of the GPU.
 #[derive(Debug)]
+#[expect(dead_code, reason = "a mapping is not read, but unmapped when it is dropped")]
 pub(crate) enum Kind {
     /// Pages of its own: how many bytes.
     Pages(u64),
@@ -45,6 +46,14 @@ pub(crate) enum Kind {
     Small,
     /// Memory that the processor can use, too; in the simulation all of it counts as the GPU's.
     Managed(Mapping, u64),
+    /// A part of what a pool has reserved.
+    Pool(usize),
+    /// A part of what the graphs of the device have reserved.
+    Graph,
+    /// Memory of another process, or of another handle: it costs nothing here.
+    Borrowed,
+    /// Main memory that the GPU can use.
+    Host(Mapping),
 }
 
 impl Default for Memory {
@@ -87,7 +96,7 @@ impl Memory {
         ended
             .map(|(_, allocation)| match allocation.kind {
                 Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
-                Kind::Small => 0,
+                Kind::Small | Kind::Pool(_) | Kind::Graph | Kind::Borrowed | Kind::Host(_) => 0,
             })
             .sum()
     }
@@ -97,9 +106,15 @@ impl Driver {
     /// Allocate linear memory in the current context.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, Code> {
         let (context, device) = self.place(bytes)?;
-        if bytes < LARGE {
-            return self.allocate_small(context, device, bytes);
+        match bytes < LARGE {
+            true => self.allocate_small(context, device, bytes),
+            false => self.allocate_pages(bytes),
         }
+    }
+
+    /// Allocate linear memory in the current context that has pages of its own.
+    pub(crate) fn allocate_pages(&mut self, bytes: u64) -> Result<u64, Code> {
+        let (context, device) = self.place(bytes)?;
         let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
         let address = self.memory.addresses(taken, PAGE)?;
         self.take(device, taken)?;
@@ -159,24 +174,73 @@ impl Driver {
         Ok(address)
     }
 
-    /// Free an allocation. NULL is allowed, as with the real driver.
+    /// Free an allocation. NULL is allowed, as with the real driver (measured: <https://github.com/lupinemachines/lupine/pull/858>).
     pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
-        self.current()?;
-        if address == 0 {
-            return Ok(());
+        let device = self.current_device()?;
+        match self.memory.allocations.get(&address).map(|allocation| &allocation.kind) {
+            _ if address == 0 => Ok(()),
+            Some(Kind::Host(_)) | None => Err(INVALID_VALUE),
+            Some(Kind::Pool(_)) => {
+                self.release(address)?;
+                // cuMemFree synchronizes, cuMemFreeAsync does not.
+                self.settle_pools(device)
+            }
+            Some(_) => self.release(address),
         }
+    }
+
+    /// Free an allocation of any kind.
+    pub(crate) fn release(&mut self, address: u64) -> Result<(), Code> {
         let allocation = self.memory.allocations.remove(&address).ok_or(INVALID_VALUE)?;
-        let given = match allocation.kind {
-            Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
+        let device = &mut self.devices[allocation.device];
+        match allocation.kind {
+            Kind::Pages(bytes) | Kind::Managed(_, bytes) => device.give(bytes),
             Kind::Small => {
                 let context = allocation.context.and_then(|handle| self.contexts.get_mut(&handle));
                 match context.is_some_and(|context| context.slabs.free(address)) {
-                    true => PAGE,
-                    false => 0,
+                    true => device.give(PAGE),
+                    false => Ok(()),
                 }
             }
+            Kind::Pool(pool) => self.free_to_pool(pool, allocation.bytes),
+            Kind::Graph => {
+                device.graphs.used -= allocation.bytes;
+                Ok(())
+            }
+            Kind::Borrowed | Kind::Host(_) => Ok(()),
+        }
+    }
+
+    /// Give memory an address that another process or another handle pays for.
+    pub(crate) fn borrow(&mut self, device: usize, bytes: u64) -> Result<u64, Code> {
+        let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
+        let allocation = Allocation {
+            device,
+            context: None,
+            bytes,
+            kind: Kind::Borrowed,
         };
-        self.devices[allocation.device].give(given)
+        self.memory.allocations.insert(address, allocation);
+        Ok(address)
+    }
+
+    /// Allocate main memory.
+    pub(crate) fn allocate_host(&mut self, bytes: u64) -> Result<u64, Code> {
+        let (context, device) = self.place(bytes)?;
+        let mapping = Mapping::new(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = mapping.address();
+        self.record(address, device, context, bytes, Kind::Host(mapping));
+        Ok(address)
+    }
+
+    /// Free main memory. NULL is allowed, as with the real driver.
+    pub(crate) fn free_host(&mut self, address: u64) -> Result<(), Code> {
+        self.current()?;
+        match self.memory.allocations.get(&address).map(|allocation| &allocation.kind) {
+            _ if address == 0 => Ok(()),
+            Some(Kind::Host(_)) => self.release(address),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     /// Return the current context and its device, if the size can be allocated at all.

@@ -4,10 +4,9 @@ use std::ffi::{c_int, c_uint};
 
 use super::pointer::Out;
 use super::symbols;
-use crate::codes::{INVALID_CONTEXT, INVALID_VALUE};
+use crate::codes::{Code, INVALID_VALUE};
 use crate::context::{pop, push, set, top};
 use crate::driver::Driver;
-use crate::codes::Code;
 
 symbols! {
     call cuDevicePrimaryCtxRetain(context: Out<usize>, device: c_int) |driver| {
@@ -102,17 +101,6 @@ symbols! {
         let known = driver.context_or_current(context)?.api_version;
         version.put(known)
     };
-
-    call cuCtxSynchronize() |driver| {
-        driver.current()?;
-        Ok(())
-    };
-
-    // The symbol of CUDA 13.0.
-    call cuCtxSynchronize_v2(context: usize) |driver| {
-        driver.context_or_current(context)?;
-        Ok(())
-    };
 }
 
 /// Make a context and make it current.
@@ -123,6 +111,3 @@ fn create(driver: &mut Driver, context: Out<usize>, flags: c_uint, device: c_int
     push(handle);
     context.put(handle)
 }
-
-#[allow(dead_code, reason = "used by later symbols")]
-const UNUSED: Code = INVALID_CONTEXT;

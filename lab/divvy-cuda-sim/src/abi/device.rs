@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::pointer::{In, Out, Text};
+use super::pointer::{Out, Text};
 use super::symbols;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE};
 use crate::device::Device;
@@ -109,6 +109,3 @@ fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
         _ => return Err(INVALID_VALUE),
     })
 }
-
-#[allow(dead_code, reason = "used by later symbols")]
-type Unused = In<u8>;

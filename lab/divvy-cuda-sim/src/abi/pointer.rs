@@ -1,7 +1,7 @@
 //! The pointers that programs pass. Values of these types exist only as parameters of symbols: cuda.h makes the caller promise that each is NULL, or
 //! valid for what the type is for until the call returns.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 use crate::codes::{Code, INVALID_VALUE};
 
@@ -60,11 +60,75 @@ pub(super) struct In<T>(*const T);
 impl<T: Copy> In<T> {
     /// Read the value.
     pub(super) fn get(self) -> Result<T, Code> {
+        self.at(0)
+    }
+
+    /// Read a value of the array, whose length the caller has told to be greater than the index.
+    pub(super) fn at(self, index: u32) -> Result<T, Code> {
         match self.0.is_null() {
             true => Err(INVALID_VALUE),
-            // SAFETY: not NULL, and so valid for a read by the caller's promise.
-            false => Ok(unsafe { self.0.read_unaligned() }),
+            // SAFETY: not NULL, and so valid for a read of this element by the caller's promise.
+            false => Ok(unsafe { self.0.add(index as usize).read_unaligned() }),
         }
+    }
+}
+
+/// A value that is read and replaced.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InOut<T>(Out<T>);
+
+impl<T: Copy> InOut<T> {
+    /// Read the value.
+    pub(super) fn get(self) -> Result<T, Code> {
+        In(self.0.0.cast_const()).get()
+    }
+
+    /// Replace the value.
+    pub(super) fn put(self, value: T) -> Result<(), Code> {
+        self.0.put(value)
+    }
+}
+
+/// A value whose type another parameter tells.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untyped(*mut c_void);
+
+impl Untyped {
+    /// Read the value as the type that the other parameter has told.
+    pub(super) fn read<T: Copy>(self) -> Result<T, Code> {
+        In(self.0.cast_const().cast()).get()
+    }
+
+    /// Write the value as the type that the other parameter has told.
+    pub(super) fn write<T: Copy>(self, value: T) -> Result<(), Code> {
+        Out(self.0.cast()).put(value)
+    }
+}
+
+/// Main memory, whose length another parameter tells.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bytes(*mut u8);
+
+impl Bytes {
+    /// Check that there is memory if there has to be some.
+    pub(super) fn present(self, length: u64) -> Result<(), Code> {
+        match length > 0 && self.0.is_null() {
+            true => Err(INVALID_VALUE),
+            false => Ok(()),
+        }
+    }
+
+    /// Fill with zeros.
+    pub(super) fn clear(self, length: u64) -> Result<(), Code> {
+        self.present(length)?;
+        if length > 0 {
+            // SAFETY: not NULL, and so valid for writes of this length by the caller's promise.
+            unsafe { self.0.write_bytes(0, length as usize) };
+        }
+        Ok(())
     }
 }
 

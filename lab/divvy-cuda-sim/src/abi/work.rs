@@ -1,0 +1,188 @@
+//! Symbols for streams, events, modules, and launches.
+
+use std::ffi::{c_int, c_uint};
+
+use super::pointer::{In, Out, Text};
+use super::symbols;
+use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
+use crate::driver::Driver;
+use crate::work::now;
+
+/// CUDA_ERROR_NOT_READY.
+const NOT_READY: Code = 600;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: usize,
+    attributes: usize,
+    count: c_uint,
+}
+
+/// `CUDA_LAUNCH_PARAMS`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Launch {
+    function: usize,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: usize,
+    parameters: usize,
+}
+
+symbols! {
+    call cuStreamCreate(stream: Out<usize>, _flags: c_uint) |driver| {
+        stream.present()?;
+        stream.put(driver.create_stream()?)
+    };
+
+    call cuStreamCreateWithPriority(stream: Out<usize>, _flags: c_uint, _priority: c_int) |driver| {
+        stream.present()?;
+        stream.put(driver.create_stream()?)
+    };
+
+    call [cuStreamDestroy, cuStreamDestroy_v2](stream: usize) |driver| driver.destroy_stream(stream);
+
+    wait [cuStreamSynchronize, cuStreamSynchronize_ptsz](stream: usize) |driver| {
+        let stream = *driver.stream(stream)?;
+        driver.settle_pools(stream.device)?;
+        Ok(stream.ends)
+    };
+
+    call [cuStreamQuery, cuStreamQuery_ptsz](stream: usize) |driver| match driver.stream(stream)?.ends > now() {
+        true => Err(NOT_READY),
+        false => Ok(()),
+    };
+
+    call [cuStreamWaitEvent, cuStreamWaitEvent_ptsz](stream: usize, event: usize, _flags: c_uint) |driver| {
+        let until = driver.work.events.get(&event).ok_or(INVALID_HANDLE)?.unwrap_or(0);
+        let stream = driver.stream(stream)?;
+        stream.ends = stream.ends.max(until);
+        Ok(())
+    };
+
+    wait cuCtxSynchronize() |driver| {
+        let device = driver.current_device()?;
+        driver.settle_pools(device)?;
+        Ok(driver.device_ends(device))
+    };
+
+    // The symbol of CUDA 13.0.
+    wait cuCtxSynchronize_v2(context: usize) |driver| {
+        let device = driver.context_or_current(context)?.device;
+        driver.settle_pools(device)?;
+        Ok(driver.device_ends(device))
+    };
+
+    call cuEventCreate(event: Out<usize>, _flags: c_uint) |driver| {
+        event.present()?;
+        driver.current()?;
+        let handle = driver.new_handle();
+        driver.work.events.insert(handle, None);
+        event.put(handle)
+    };
+
+    call [cuEventDestroy, cuEventDestroy_v2](event: usize) |driver| driver.work.events.remove(&event).map(drop).ok_or(INVALID_HANDLE);
+
+    call [cuEventRecord, cuEventRecord_ptsz](event: usize, stream: usize) |driver| record(driver, event, stream);
+
+    call [cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz](event: usize, stream: usize, _flags: c_uint) |driver| record(driver, event, stream);
+
+    wait cuEventSynchronize(event: usize) |driver| {
+        let until = driver.work.events.get(&event).ok_or(INVALID_HANDLE)?.unwrap_or(0);
+        if let Ok(device) = driver.current_device() {
+            driver.settle_pools(device)?;
+        }
+        Ok(until)
+    };
+
+    call cuEventQuery(event: usize) |driver| {
+        let until = driver.work.events.get(&event).ok_or(INVALID_HANDLE)?.unwrap_or(0);
+        if until > now() { Err(NOT_READY) } else { Ok(()) }
+    };
+
+    call [cuEventElapsedTime, cuEventElapsedTime_v2](milliseconds: Out<f32>, from: usize, to: usize) |driver| {
+        let at = |event: usize| driver.work.events.get(&event).copied().flatten().ok_or(INVALID_HANDLE);
+        let (from, to) = (at(from)?, at(to)?);
+        if from.max(to) > now() {
+            return Err(NOT_READY);
+        }
+        milliseconds.put((to as f64 - from as f64) as f32 / 1e6)
+    };
+
+    // Code is not read: each module has each function.
+    call [cuModuleLoad, cuModuleLoadData, cuModuleLoadFatBinary](module: Out<usize>, code: In<u8>) |driver| {
+        code.get()?;
+        load(driver, module)
+    };
+
+    call cuModuleLoadDataEx(module: Out<usize>, code: In<u8>, _count: c_uint, _options: usize, _values: usize) |driver| {
+        code.get()?;
+        load(driver, module)
+    };
+
+    call cuModuleUnload(module: usize) |driver| driver.work.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE);
+
+    call cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) |driver| {
+        function.present()?;
+        driver.work.modules.get(&module).ok_or(INVALID_HANDLE)?;
+        function.put(driver.create_function(name.get()?))
+    };
+
+    call [cuLaunchKernel, cuLaunchKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize, _extra: usize) |driver| {
+        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
+    };
+
+    call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize) |driver| {
+        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
+    };
+
+    call [cuLaunchKernelEx, cuLaunchKernelEx_ptsz](config: In<Config>, function: usize, _parameters: usize, _extra: usize) |driver| {
+        let config = config.get()?;
+        driver.launch(function, config.stream, config.grid, config.block)
+    };
+
+    call cuLaunchCooperativeKernelMultiDevice(launches: In<Launch>, count: c_uint, _flags: c_uint) |driver| {
+        if count == 0 {
+            return Err(INVALID_VALUE);
+        }
+        for index in 0..count {
+            let of = launches.at(index)?;
+            driver.launch(of.function, of.stream, of.grid, of.block)?;
+        }
+        Ok(())
+    };
+
+    // The symbols before CUDA 4. Their stream is the default one.
+    call cuLaunch(function: usize) |driver| driver.launch(function, 0, [1; 3], [1; 3]);
+
+    call cuLaunchGrid(function: usize, width: c_int, height: c_int) |driver| driver.launch(function, 0, grid(width, height)?, [1; 3]);
+
+    call cuLaunchGridAsync(function: usize, width: c_int, height: c_int, stream: usize) |driver| {
+        driver.launch(function, stream, grid(width, height)?, [1; 3])
+    };
+}
+
+fn grid(width: c_int, height: c_int) -> Result<[c_uint; 3], Code> {
+    let edge = |edge: c_int| c_uint::try_from(edge).map_err(|_| INVALID_VALUE);
+    Ok([edge(width)?, edge(height)?, 1])
+}
+
+fn record(driver: &mut Driver, event: usize, stream: usize) -> Result<(), Code> {
+    let ends = driver.stream(stream)?.ends;
+    *driver.work.events.get_mut(&event).ok_or(INVALID_HANDLE)? = Some(ends.max(now()));
+    Ok(())
+}
+
+fn load(driver: &mut Driver, module: Out<usize>) -> Result<(), Code> {
+    module.present()?;
+    driver.current()?;
+    let handle = driver.new_handle();
+    driver.work.modules.insert(handle, ());
+    module.put(handle)
+}
