@@ -25,8 +25,8 @@ impl Bytes for u32 {
 ///
 /// `number` is null, or the driver has just written to it.
 unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
-    // SAFETY: the caller's promise; programs give an unaligned pointer to the driver at their own risk, so it is read without an alignment.
     if !number.is_null() {
+        // SAFETY: the caller's promise. The program chose the pointer, so nothing is assumed about its alignment.
         unsafe { number.write_unaligned(number.read_unaligned().lower(most)) };
     }
 }

@@ -7,6 +7,7 @@
 mod account;
 mod binary;
 mod files;
+mod mappings;
 mod names;
 mod sandbox;
 mod several;
