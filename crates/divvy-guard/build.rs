@@ -31,6 +31,9 @@ fn main() {
         // A program that closes the library and opens it again must find the same state.
         "-Wl,-z,nodelete",
         "-Wl,-z,now",
+        "-Wl,-s",
+        // The guard's own functions, also in a program that has others of these names.
+        "-Wl,-Bsymbolic",
         "-Wl,--no-as-needed",
     ] {
         println!("cargo::rustc-cdylib-link-arg={argument}");

@@ -100,6 +100,31 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         "unmap" => call!(cuda, b"cuMemUnmap"(first => u64, second => u64)),
         "drop" => call!(cuda, b"cuMemRelease"(first => u64)),
         "again" => call!(cuda, b"cuMemRetainAllocationHandle"(one => *mut u64, first => u64)),
+        "async" => call!(cuda, b"cuMemAllocAsync"(one => *mut u64, first => u64, 0 => u64)),
+        "async-ptsz" => call!(cuda, b"cuMemAllocAsync_ptsz"(one => *mut u64, first => u64, 0 => u64)),
+        "async-from" => call!(cuda, b"cuMemAllocFromPoolAsync"(one => *mut u64, first => u64, second => u64, 0 => u64)),
+        "async-free" => call!(cuda, b"cuMemFreeAsync"(first => u64, 0 => u64)),
+        "sync" => call!(cuda, b"cuCtxSynchronize"()),
+        "sync-stream" => call!(cuda, b"cuStreamSynchronize"(0 => u64)),
+        "pool" => {
+            let mut prop = [0_u64; 11];
+            // CU_MEM_ALLOCATION_TYPE_PINNED on a GPU.
+            (prop[0], prop[1]) = (1, 1 | first << 32);
+            call!(cuda, b"cuMemPoolCreate"(one => *mut u64, prop.as_ptr() => *const u64))
+        }
+        "pool-of" => call!(cuda, b"cuDeviceGetMemPool"(one => *mut u64, device => c_int)),
+        "pool-destroy" => call!(cuda, b"cuMemPoolDestroy"(first => u64)),
+        "pool-trim" => call!(cuda, b"cuMemPoolTrimTo"(first => u64, second => u64)),
+        // CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        "pool-keep" => call!(cuda, b"cuMemPoolSetAttribute"(first => u64, 4 => c_int, &second => *const u64)),
+        // Elements of four floats.
+        "array" => call!(cuda, b"cuArrayCreate_v2"(one => *mut u64, [first, second, 0x20 | 4 << 32].as_ptr() => *const u64)),
+        "array3d" => call!(cuda, b"cuArray3DCreate_v2"(one => *mut u64,
+            [first, second, number(2), 0x20 | 4 << 32, number(3)].as_ptr() => *const u64)),
+        "mipmap" => call!(cuda, b"cuMipmappedArrayCreate"(one => *mut u64,
+            [first, second, number(2), 0x20 | 4 << 32, 0].as_ptr() => *const u64, number(3) as c_uint => c_uint)),
+        "array-destroy" => call!(cuda, b"cuArrayDestroy"(first => u64)),
+        "mipmap-destroy" => call!(cuda, b"cuMipmappedArrayDestroy"(first => u64)),
         "address" => {
             let function = CString::new(*words.first().unwrap_or(&"")).expect("a name");
             let (version, flags) = (second as c_int, number(2));

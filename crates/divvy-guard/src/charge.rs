@@ -113,7 +113,7 @@ pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
 /// Give back everything that died with a context.
 pub(crate) fn sweep(process: &Process, context: u64) {
     process.ledger.sweep(
-        |entry| entry.is(Kind::Linear) && entry.of == context,
+        |entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context,
         |entry| give_back(process, entry),
     );
 }

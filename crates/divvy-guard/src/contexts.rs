@@ -7,6 +7,7 @@ use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
 use crate::gpu::Reserved;
 use crate::ledger::Kind;
+use crate::pools;
 use crate::process::process;
 
 /// The primary context is not charged.
@@ -32,6 +33,7 @@ pub(crate) fn destroy(context: u64, call: impl FnOnce() -> Code) -> Code {
         && let Some(process) = process()
     {
         charge::sweep(process, context);
+        pools::settle_all(process);
     }
     code
 }
@@ -98,5 +100,6 @@ pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
         gpu.free(gpu.context());
     }
     charge::sweep(process, gpu.primary_context.load(Ordering::Acquire));
+    pools::settle_all(process);
     code
 }

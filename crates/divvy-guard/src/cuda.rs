@@ -2,6 +2,8 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
+use crate::arrays::Shape;
+
 /// `CUresult`.
 pub(crate) type Code = c_int;
 
@@ -13,7 +15,7 @@ pub(crate) const NOT_SUPPORTED: Code = 801;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(crate) const DEVICE: c_int = 1;
 
-/// `CUmemAllocationProp`, up to what the guard reads.
+/// `CUmemAllocationProp` and `CUmemPoolProps`, up to what the guard reads: they begin alike.
 #[repr(C)]
 pub(crate) struct AllocationProp {
     kind: c_int,
@@ -37,3 +39,51 @@ pub(crate) type Pointer = u64;
 pub(crate) type Handle = u64;
 /// `unsigned int`.
 pub(crate) type Uint = c_uint;
+
+/// `CUDA_ARRAY_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Flat<T> {
+    width: T,
+    height: T,
+    format: Uint,
+    channels: Uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY3D_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Deep<T> {
+    width: T,
+    height: T,
+    depth: T,
+    format: Uint,
+    channels: Uint,
+    flags: Uint,
+}
+
+impl<T: Into<u64>> From<Flat<T>> for Shape {
+    fn from(flat: Flat<T>) -> Self {
+        Self {
+            width: flat.width.into(),
+            height: flat.height.into(),
+            depth: 0,
+            format: flat.format,
+            channels: flat.channels,
+            flags: 0,
+        }
+    }
+}
+
+impl<T: Into<u64>> From<Deep<T>> for Shape {
+    fn from(deep: Deep<T>) -> Self {
+        Self {
+            width: deep.width.into(),
+            height: deep.height.into(),
+            depth: deep.depth.into(),
+            format: deep.format,
+            channels: deep.channels,
+            flags: deep.flags,
+        }
+    }
+}

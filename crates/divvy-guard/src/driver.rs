@@ -90,3 +90,46 @@ pub(crate) fn primary_exists(device: Device) -> Option<bool> {
 pub(crate) fn free(pointer: u64) -> Code {
     ask!(cuMemFree_v2(pointer => u64))
 }
+
+/// The GPU of a stream. The streams that every context has are those of the current one.
+pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
+    /// `CU_STREAM_PER_THREAD`; below it are `CU_STREAM_LEGACY` and the null stream.
+    const PER_THREAD: u64 = 2;
+    let (device, current) = current()?;
+    let mut context: u64 = 0;
+    let known = stream > PER_THREAD && ask!(cuStreamGetCtx(stream => u64, &mut context => &mut u64)) == SUCCESS;
+    if !known || context == current || ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
+        return Some(device);
+    }
+    let mut other: Device = device;
+    ask!(cuCtxGetDevice(&mut other => &mut Device));
+    ask!(cuCtxPopCurrent_v2(&mut context => &mut u64));
+    Some(other)
+}
+
+/// The pool from which a GPU allocates.
+pub(crate) fn pool_of(device: Device) -> Option<u64> {
+    let mut pool: u64 = 0;
+    (ask!(cuDeviceGetMemPool(&mut pool => &mut u64, device => Device)) == SUCCESS).then_some(pool)
+}
+
+/// The pool that a GPU has from the start.
+pub(crate) fn default_pool_of(device: Device) -> Option<u64> {
+    let mut pool: u64 = 0;
+    (ask!(cuDeviceGetDefaultMemPool(&mut pool => &mut u64, device => Device)) == SUCCESS).then_some(pool)
+}
+
+/// Attributes of a pool (`CUmemPool_attribute`) that are numbers of bytes.
+pub(crate) enum PoolBytes {
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+    Reserved = 5,
+    /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
+    Used = 7,
+}
+
+/// What a pool has from the GPU, or programs have from it.
+pub(crate) fn pool_bytes(pool: u64, which: PoolBytes) -> Option<u64> {
+    let mut bytes: u64 = 0;
+    let code = ask!(cuMemPoolGetAttribute(pool => u64, which as c_int => c_int, &mut bytes => &mut u64));
+    (code == SUCCESS).then_some(bytes)
+}

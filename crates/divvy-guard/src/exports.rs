@@ -4,8 +4,8 @@ use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::contexts;
-use crate::cuda::{AllocationProp, Code, Context, Device, Handle, NOT_FOUND, Pointer, SUCCESS, Uint};
-use crate::{linear, mappings, view};
+use crate::cuda::{AllocationProp, Code, Context, Deep, Device, Flat, Handle, NOT_FOUND, Pointer, SUCCESS, Uint};
+use crate::{arrays, linear, mappings, pools, view};
 
 /// What the driver has just written for the program.
 ///
@@ -21,6 +21,13 @@ macro_rules! out {
     ($pointer:ident) => {
         // SAFETY: the rules read what the driver has written only after it succeeded.
         || unsafe { given($pointer) } as u64
+    };
+}
+
+macro_rules! shape {
+    ($pointer:ident) => {
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { $pointer.as_ref() }.copied().map(Into::into)
     };
 }
 
@@ -87,6 +94,44 @@ hooks! {
     fn cuMemMap(pointer: Pointer, size: usize, offset: usize, handle: Handle, flags: u64) is c"cuMemMap" 10020: |call|
         mappings::map(pointer, size as u64, handle, call);
     fn cuMemUnmap(pointer: Pointer, size: usize) is c"cuMemUnmap" 10020: |call| mappings::unmap(pointer, size as u64, call);
+
+    // Pools. The functions with the suffix are those for programs whose default stream is the thread's own.
+    fn cuMemAllocAsync(pointer: *mut Pointer, bytes: usize, stream: u64) is c"cuMemAllocAsync" 11020: |call|
+        pools::allocate(bytes as u64, stream, call);
+    fn cuMemAllocAsync_ptsz(pointer: *mut Pointer, bytes: usize, stream: u64) is c"cuMemAllocAsync" 11020: |call|
+        pools::allocate(bytes as u64, stream, call);
+    fn cuMemAllocFromPoolAsync(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) is c"cuMemAllocFromPoolAsync" 11020: |call|
+        pools::allocate_from(pool, bytes as u64, call);
+    fn cuMemAllocFromPoolAsync_ptsz(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64)
+        is c"cuMemAllocFromPoolAsync" 11020: |call| pools::allocate_from(pool, bytes as u64, call);
+    fn cuMemPoolCreate(pool: *mut u64, prop: *const AllocationProp) is c"cuMemPoolCreate" 11020: |call| {
+        let made = out!(pool);
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { pools::create(prop, call, made) }
+    };
+    fn cuMemPoolDestroy(pool: u64) is c"cuMemPoolDestroy" 11020: |call| pools::destroy(pool, call);
+    fn cuMemPoolTrimTo(pool: u64, keep: usize) is c"cuMemPoolTrimTo" 11020: |call| pools::change(pool, call);
+    fn cuMemPoolSetAttribute(pool: u64, attribute: c_int, value: *mut c_void) is c"cuMemPoolSetAttribute" 11020: |call|
+        pools::change(pool, call);
+    fn cuCtxSynchronize() is c"cuCtxSynchronize" 2000: |call| pools::synchronize(call);
+    fn cuCtxSynchronize_v2(context: Context) is c"cuCtxSynchronize" 13000: |call| pools::synchronize(call);
+    fn cuStreamSynchronize(stream: u64) is c"cuStreamSynchronize" 2000: |call| pools::synchronize(call);
+    fn cuStreamSynchronize_ptsz(stream: u64) is c"cuStreamSynchronize" 7000: |call| pools::synchronize(call);
+    fn cuEventSynchronize(event: u64) is c"cuEventSynchronize" 2000: |call| pools::synchronize(call);
+
+    // Arrays.
+    fn cuArrayCreate(array: *mut u64, shape: *const Flat<u32>) is c"cuArrayCreate" 2000: |call|
+        arrays::create(shape!(shape), 1, call, out!(array));
+    fn cuArrayCreate_v2(array: *mut u64, shape: *const Flat<u64>) is c"cuArrayCreate" 3020: |call|
+        arrays::create(shape!(shape), 1, call, out!(array));
+    fn cuArray3DCreate(array: *mut u64, shape: *const Deep<u32>) is c"cuArray3DCreate" 2000: |call|
+        arrays::create(shape!(shape), 1, call, out!(array));
+    fn cuArray3DCreate_v2(array: *mut u64, shape: *const Deep<u64>) is c"cuArray3DCreate" 3020: |call|
+        arrays::create(shape!(shape), 1, call, out!(array));
+    fn cuMipmappedArrayCreate(array: *mut u64, shape: *const Deep<u64>, levels: Uint) is c"cuMipmappedArrayCreate" 5000: |call|
+        arrays::create(shape!(shape), levels, call, out!(array));
+    fn cuArrayDestroy(array: u64) is c"cuArrayDestroy" 2000: |call| arrays::destroy(array, call);
+    fn cuMipmappedArrayDestroy(array: u64) is c"cuMipmappedArrayDestroy" 5000: |call| arrays::destroy(array, call);
 }
 
 /// Give the program the guard's function, if the driver gave it exactly one that the guard replaces. The name that was asked for does not decide: which

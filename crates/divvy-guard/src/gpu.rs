@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::limits::{self, Limits, Unreadable};
-use divvy_share::reserve::{self, Table};
+use divvy_share::reserve::{self, Table, Word as _};
 use divvy_share::usage::{self, SLOTS, Usage};
 use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
 
@@ -45,6 +45,8 @@ pub(crate) struct Gpu {
     context: AtomicU64,
     /// Bytes of the allocations that share pages.
     small: AtomicU64,
+    /// Bytes that threads are about to take from pools.
+    pub(crate) coming: AtomicU64,
     pub(crate) primary: AtomicU32,
     pub(crate) primary_context: AtomicU64,
 }
@@ -75,7 +77,7 @@ pub(crate) enum Reserved {
     Refused,
 }
 
-fn pages(bytes: u64) -> u64 {
+pub(crate) fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
 
@@ -199,9 +201,7 @@ impl Gpu {
     pub(crate) fn commit(&self, charge: u64) {
         let Some((usage, slot)) = self.seated() else { return };
         reserve::commit(&Slots::new(self, usage), slot, charge);
-        if let Some(slot) = usage.slots.get(slot) {
-            slot.peak.fetch_max(slot.used.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
+        self.peak(usage, slot);
     }
 
     /// The driver did not give what was reserved for an allocation of this size.
@@ -229,6 +229,21 @@ impl Gpu {
         let left = small.saturating_sub(bytes);
         self.small.store(left, Ordering::Relaxed);
         reserve::free(&table, slot, pages(small).saturating_sub(pages(left)));
+    }
+
+    /// A pool has grown or shrunk, which nobody can refuse any more. Both are whole pages.
+    pub(crate) fn adjust(&self, before: u64, now: u64) {
+        let Some((usage, slot)) = self.seated() else { return };
+        let table = Slots::new(self, usage);
+        table.used(slot).add(now.saturating_sub(before));
+        table.used(slot).sub(before.saturating_sub(now));
+        self.peak(usage, slot);
+    }
+
+    fn peak(&self, usage: &Usage, slot: usize) {
+        if let Some(slot) = usage.slots.get(slot) {
+            slot.peak.fetch_max(slot.used.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     /// What the processes of the pod are charged with together.

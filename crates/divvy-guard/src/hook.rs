@@ -21,7 +21,9 @@ pub(crate) struct Hook {
 }
 
 /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`.
-pub(crate) const LEGACY: u64 = 1;
+const LEGACY: u64 = 1;
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`: the functions with the suffix `_ptsz`.
+const PER_THREAD: u64 = 2;
 
 impl Hook {
     pub(crate) const fn new(name: &'static CStr, base: &'static CStr, version: i32) -> Self {
@@ -29,7 +31,11 @@ impl Hook {
             driver: Function::new(name),
             base,
             version,
-            flags: LEGACY,
+            flags: if let [.., b'_', b'p', b't', b's', b'z'] = name.to_bytes() {
+                PER_THREAD
+            } else {
+                LEGACY
+            },
             address: AtomicPtr::new(null_mut()),
         }
     }

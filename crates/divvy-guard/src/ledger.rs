@@ -19,6 +19,10 @@ pub(crate) enum Kind {
     Physical,
     /// A mapping of physical memory. `of` is its handle; nothing is charged for the mapping.
     Mapping,
+    /// An array. `of` is its context.
+    Array,
+    /// A memory pool. `of` is unused.
+    Pool,
 }
 
 /// One handle. Zeros are an empty place.
@@ -146,6 +150,34 @@ impl Ledger {
     /// Note a handle. Returns what was noted under it before: the driver has reused the handle, so that is gone.
     pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
         self.with(|inner| inner.insert(entry))
+    }
+
+    /// Note a handle, unless it is noted already.
+    pub(crate) fn insert_new(&self, entry: Entry) -> Result<(), NoRoom> {
+        self.with(|inner| {
+            let known = inner.table().is_some_and(|table| table.at(table.place(&entry)).kind != 0);
+            if known { Ok(()) } else { inner.insert(entry).map(|_| ()) }
+        })
+    }
+
+    /// What is noted about a handle.
+    pub(crate) fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
+        self.change(kind, key, |_| false)
+    }
+
+    /// The first handle of a kind from a place on, and its place. Handles that come or go meanwhile may be missed.
+    pub(crate) fn next(&self, kind: Kind, from: usize) -> Option<(usize, Entry)> {
+        self.with(|inner| {
+            let table = inner.table()?;
+            let mut place = from;
+            while let Some(entry) = table.places.get(place) {
+                if entry.is(kind) {
+                    return Some((place, *entry));
+                }
+                place = place.wrapping_add(1);
+            }
+            None
+        })
     }
 
     /// Forget a handle.

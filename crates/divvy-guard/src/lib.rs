@@ -32,6 +32,7 @@ mod hook;
 #[macro_use]
 mod driver;
 
+mod arrays;
 mod charge;
 mod contexts;
 mod cuda;
@@ -41,6 +42,7 @@ mod ledger;
 mod linear;
 mod mappings;
 mod path;
+mod pools;
 mod process;
 mod sys;
 mod view;

@@ -5,12 +5,12 @@
 //! child has its mapping, as the driver keeps the parent's memory while the child has its descriptors.
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::Device;
 use crate::gpu::Gpu;
 use crate::ledger::Ledger;
-use crate::sys;
+use crate::sys::{self, Mutex};
 
 /// GPUs that a process can see. No machine has more.
 const GPUS: usize = 64;
@@ -19,6 +19,10 @@ const GPUS: usize = 64;
 #[repr(C)]
 pub(crate) struct Process {
     pub(crate) ledger: Ledger,
+    /// 1 when the process has pools.
+    pub(crate) pools: AtomicU32,
+    /// Held while a pool is charged with what the driver says.
+    pub(crate) settling: Mutex,
     gpus: [Gpu; GPUS],
 }
 

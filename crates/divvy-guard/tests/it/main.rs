@@ -5,10 +5,12 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod account;
+mod arrays;
 mod binary;
 mod files;
 mod mappings;
 mod names;
+mod pools;
 mod sandbox;
 mod several;
 mod view;

@@ -58,6 +58,15 @@ fn driver() -> &'static Path {
     })
 }
 
+/// The program that runs in the container.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        build(&["-p", "divvy-guard", "--example", "program"]);
+        target().join("debug/examples/program")
+    })
+}
+
 /// Replace a path in the library. Returns how often it was there.
 fn replace(library: &mut [u8], from: &str, to: &str) -> usize {
     assert_eq!(from.len(), to.len());
@@ -164,7 +173,7 @@ impl Sandbox {
     }
 
     pub(crate) fn start_with(&self, environment: &[(&str, &str)]) -> Program {
-        let mut command = Command::new(target().join("debug/examples/program"));
+        let mut command = Command::new(program());
         command
             .arg(self.path("libcuda.so.1"))
             .arg(self.path("libcuda.so.real"))
