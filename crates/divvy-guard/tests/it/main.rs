@@ -11,6 +11,7 @@ mod files;
 mod mappings;
 mod names;
 mod pools;
+mod programs;
 mod sandbox;
 mod several;
 mod view;

@@ -217,6 +217,13 @@ impl Sandbox {
         ledger.usage().unwrap().iter().map(|usage| usage.bytes).sum()
     }
 
+    /// What the driver has given to one process, on the first GPU.
+    pub(crate) fn driver_gave_to(&self, pid: u32) -> u64 {
+        let mut ledger = Ledger::open(&self.path("ledger"), GPUS[0]).unwrap();
+        let usage = ledger.usage().unwrap();
+        usage.iter().filter(|usage| usage.pid == pid).map(|usage| usage.bytes).sum()
+    }
+
     /// The driver's own refusals. On a machine whose GPU is as large as the share, each is an allocation that the guard should have refused.
     pub(crate) fn refusals(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path("calls")).unwrap();
