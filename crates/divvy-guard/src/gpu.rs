@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::limits::{self, Limits, Unreadable};
 use divvy_share::reserve::{self, Table, Word as _};
-use divvy_share::usage::{self, SLOTS, Usage};
+use divvy_share::usage::{self, Usage};
 use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
 
 use crate::cuda::Uuid;
@@ -284,7 +284,7 @@ impl Gpu {
             return FREE;
         }
         let pid = sys::pid();
-        let Some(slot) = claim(&FileLocks(&file), &usage.slots, pid) else {
+        let Some(slot) = claim(&FileLocks(&file), usage, pid) else {
             usage.crowded.fetch_add(1, Ordering::Relaxed);
             // Mapped again at the next try: a process that comes back for memory again and again may run out of address space, and no other one.
             sys::unmap(usage);
@@ -358,7 +358,7 @@ impl Table for Slots<'_> {
     type Word = AtomicU64;
 
     fn slots(&self) -> usize {
-        SLOTS
+        self.usage.bound()
     }
 
     fn pending(&self, slot: usize) -> &AtomicU64 {

@@ -6,7 +6,7 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::usage::{SLOTS, Slot};
+use crate::usage::{SLOTS, Usage};
 
 /// Locks on bytes of the file, of one open file description.
 pub trait Locks {
@@ -31,8 +31,8 @@ pub fn cleaner(slot: usize) -> u64 {
 }
 
 /// Take the first free slot. `None`: there is none.
-pub fn claim<L: Locks>(locks: &L, slots: &[Slot], pid: u64) -> Option<usize> {
-    slots.iter().enumerate().find_map(|(index, slot)| {
+pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
+    usage.slots.iter().enumerate().find_map(|(index, slot)| {
         // The first question only spares the lock; the second one decides.
         if locks.held(owner(index)) || !locks.take(cleaner(index)) {
             return None;
@@ -42,6 +42,8 @@ pub fn claim<L: Locks>(locks: &L, slots: &[Slot], pid: u64) -> Option<usize> {
                 word.store(0, Ordering::Relaxed);
             }
             slot.pid.store(pid, Ordering::Release);
+            // Before the owner announces anything, so whoever sees an announcement sees its slot.
+            usage.bound.fetch_max(index as u64 + 1, Ordering::AcqRel);
             locks.take(owner(index))
         };
         locks.release(cleaner(index));

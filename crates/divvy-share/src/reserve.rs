@@ -30,7 +30,7 @@ pub trait Word {
 pub trait Table {
     /// The type of a slot's words.
     type Word: Word;
-    /// How many slots there are.
+    /// How many slots there are to look at. It may grow, before the owner of a new one announces anything.
     fn slots(&self) -> usize;
     /// The bytes that the owner of a slot asks for or is about to get.
     fn pending(&self, slot: usize) -> &Self::Word;

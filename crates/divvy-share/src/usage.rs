@@ -23,7 +23,9 @@ pub struct Usage {
     version: AtomicU64,
     /// Processes that were refused because there was no free slot.
     pub crowded: AtomicU64,
-    _rest: [AtomicU64; 5],
+    /// Slots from here on never had an owner, so that nobody has to look at all of them.
+    pub(crate) bound: AtomicU64,
+    _rest: [AtomicU64; 4],
     /// The slots. Their index is the byte of the file that their owner has locked.
     pub slots: [Slot; SLOTS],
 }
@@ -78,7 +80,26 @@ pub enum Unusable {
     Newer(u64),
 }
 
+impl Default for Usage {
+    fn default() -> Self {
+        Self {
+            magic: AtomicU64::new(MAGIC),
+            version: AtomicU64::new(VERSION),
+            crowded: AtomicU64::default(),
+            bound: AtomicU64::default(),
+            _rest: Default::default(),
+            slots: core::array::from_fn(|_| Slot::default()),
+        }
+    }
+}
+
 impl Usage {
+    /// How many slots, from the first on, can have an owner.
+    #[must_use]
+    pub fn bound(&self) -> usize {
+        usize::try_from(self.bound.load(Ordering::Acquire)).map_or(SLOTS, |bound| bound.min(SLOTS))
+    }
+
     /// Whether the mapped file is one of usage and of this version.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use divvy_share::reserve::{Refused, Table, Word, commit, free, reserve};
 use loom::sync::Arc;
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[derive(Debug)]
 struct Cell(AtomicU64);
@@ -29,7 +29,7 @@ struct Slot {
 }
 
 #[derive(Clone, Debug)]
-struct Slots(Arc<Vec<Slot>>);
+struct Slots(Arc<Vec<Slot>>, Arc<AtomicUsize>);
 
 impl Slots {
     fn new(count: usize) -> Self {
@@ -38,7 +38,7 @@ impl Slots {
             pending: Cell(AtomicU64::new(0)),
             held: AtomicBool::new(true),
         };
-        Self(Arc::new((0..count).map(slot).collect()))
+        Self(Arc::new((0..count).map(slot).collect()), Arc::new(AtomicUsize::new(count)))
     }
 }
 
@@ -46,7 +46,7 @@ impl Table for Slots {
     type Word = Cell;
 
     fn slots(&self) -> usize {
-        self.0.len()
+        self.1.load(Ordering::Acquire)
     }
 
     fn pending(&self, slot: usize) -> &Cell {
@@ -75,6 +75,28 @@ fn explore(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(test);
+}
+
+/// Each of the two takes its slot just before it reserves.
+#[test]
+fn of_two_new_processes_that_want_all_exactly_one_gets_it() {
+    explore(3, || {
+        let slots = Slots::new(2);
+        slots.1.store(0, Ordering::Release);
+        let want = |own: usize| {
+            let mut slots = slots.clone();
+            loom::thread::spawn(move || {
+                slots.1.fetch_max(own + 1, Ordering::AcqRel);
+                let got = reserve(&mut slots, own, 2, 2);
+                if got.is_ok() {
+                    commit(&slots, own, 2);
+                }
+                got.is_ok()
+            })
+        };
+        let got: Vec<_> = [want(0), want(1)].into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(got.iter().filter(|got| **got).count(), 1);
+    });
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! What is read from the files, whatever is in them.
 
+use std::sync::atomic::Ordering;
+
 use divvy_share::claim::{Locks, claim};
 use divvy_share::limits::{self, Limits, Unreadable};
-use divvy_share::usage::{self, Seen, Slot, Unusable};
+use divvy_share::usage::{self, SLOTS, Seen, Unusable, Usage};
 use proptest::prelude::*;
 
 fn limits_of(bytes: u64) -> Limits {
@@ -114,23 +116,36 @@ impl Locks for Others {
     fn release(&self, _byte: u64) {}
 }
 
+fn left_behind(bytes: u64) -> Usage {
+    let usage = Usage::default();
+    for slot in &usage.slots {
+        slot.used.store(bytes, Ordering::Relaxed);
+    }
+    usage
+}
+
 #[test]
 fn the_first_slot_without_an_owner_is_taken_and_cleared() {
-    let slots: [Slot; 4] = Default::default();
-    for slot in &slots {
-        slot.used.store(5, std::sync::atomic::Ordering::Relaxed);
-    }
+    let usage = left_behind(5);
     // The owner of slot 0 lives, and slot 1 is being cleared by another process.
-    assert_eq!(claim(&Others(vec![0, 257]), &slots, 42), Some(2));
-    let words = slots.map(|slot| (slot.used.into_inner(), slot.pid.into_inner()));
+    assert_eq!(claim(&Others(vec![0, 257]), &usage, 42), Some(2));
+    let words: Vec<_> = usage.slots[..4]
+        .iter()
+        .map(|slot| (slot.used.load(Ordering::Relaxed), slot.pid.load(Ordering::Relaxed)))
+        .collect();
     assert_eq!(words, [(5, 0), (5, 0), (0, 42), (5, 0)]);
+    assert_eq!(usage.bound(), 3);
+    // The bound stays when an earlier slot is taken.
+    assert_eq!(claim(&Others(vec![2]), &usage, 43), Some(0));
+    assert_eq!(usage.bound(), 3);
 }
 
 #[test]
 fn without_a_free_slot_none_is_taken() {
-    let slots: [Slot; 2] = Default::default();
-    assert_eq!(claim(&Others(vec![0, 1]), &slots, 42), None);
-    assert_eq!(slots[0].pid.load(std::sync::atomic::Ordering::Relaxed), 0);
+    let usage = left_behind(5);
+    assert_eq!(claim(&Others((0..SLOTS as u64).collect()), &usage, 42), None);
+    assert!(usage.slots.iter().all(|slot| slot.pid.load(Ordering::Relaxed) == 0));
+    assert_eq!(usage.bound(), 0);
 }
 
 proptest! {
