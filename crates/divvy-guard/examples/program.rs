@@ -153,8 +153,44 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             0
         }
         "storm" => {
-            storm(cuda, first, second);
+            storm(cuda, first, second, 40 << 20);
             0
+        }
+        // Threads that allocate and free at random, and free all at their end. Allocations have up to this many bytes.
+        "threads" => {
+            std::thread::scope(|scope| {
+                for seed in 0..first {
+                    scope.spawn(move || {
+                        let mut context = 0;
+                        assert_eq!(
+                            call!(cuda, b"cuDevicePrimaryCtxRetain"(&mut context => *mut u64, 0 => c_int)),
+                            0
+                        );
+                        assert_eq!(call!(cuda, b"cuCtxSetCurrent"(context => u64)), 0);
+                        for pointer in storm(cuda, seed, 300, second) {
+                            assert_eq!(call!(cuda, b"cuMemFree_v2"(pointer => u64)), 0);
+                        }
+                    });
+                }
+            });
+            0
+        }
+        // The library once more, in a namespace of its own.
+        "namespace" => {
+            let path = CString::new(std::env::args().nth(1).expect("a library")).expect("a path");
+            // SAFETY: the library has no code that runs at loading.
+            let copy = unsafe { nix::libc::dlmopen(nix::libc::LM_ID_NEWLM, path.as_ptr(), nix::libc::RTLD_NOW) };
+            assert!(!copy.is_null(), "dlmopen");
+            // SAFETY: the handle is one of dlopen, and is not closed elsewhere.
+            let copy = std::mem::ManuallyDrop::new(unsafe { Library::from_raw(copy) });
+            let mut context = 0;
+            assert_eq!(call!(copy, b"cuInit"(0 => c_uint)), 0);
+            assert_eq!(
+                call!(copy, b"cuDevicePrimaryCtxRetain"(&mut context => *mut u64, 0 => c_int)),
+                0
+            );
+            assert_eq!(call!(copy, b"cuCtxSetCurrent"(context => u64)), 0);
+            call!(copy, b"cuMemAlloc_v2"(one => *mut u64, first => u64))
         }
         // A child that has what its parent had, until it is killed.
         "fork" => fork(|| {
@@ -198,8 +234,8 @@ fn fork(child: impl FnOnce()) -> u64 {
     }
 }
 
-/// Allocate and free at random.
-fn storm(cuda: &Library, seed: u64, steps: u64) {
+/// Allocate and free at random. Returns what is left.
+fn storm(cuda: &Library, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut random = move || {
         state ^= state << 13;
@@ -215,10 +251,11 @@ fn storm(cuda: &Library, seed: u64, steps: u64) {
             continue;
         }
         let mut pointer = 0;
-        let bytes = (1 + random() % 40) << 20;
+        let bytes = 1 + random() % largest;
         match call!(cuda, b"cuMemAlloc_v2"(&mut pointer => *mut u64, bytes => u64)) {
             0 => mine.push(pointer),
             code => assert_eq!(code, 2),
         }
     }
+    mine
 }

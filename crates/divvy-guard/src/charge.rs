@@ -2,9 +2,15 @@
 
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
-use crate::gpu::{Allowed, Gpu, Reserved, Share};
+use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
 use crate::ledger::{Entry, Kind};
 use crate::process::{Process, process};
+
+/// From this size on linear memory has pages of its own. Smaller allocations share pages, and a page is charged while one of them is in it: which page
+/// that is, the address tells. Whether the driver will need another page, nobody knows before, so there must be room for one.
+const LARGE: u64 = 1 << 20;
+/// The size that is noted for memory in a shared page; all others are whole pages.
+const SHARED: u64 = 1;
 
 /// A GPU that is held to a share.
 pub(crate) struct Held {
@@ -60,18 +66,29 @@ impl Held {
         if self.process.ledger.room().is_err() {
             return OUT_OF_MEMORY;
         }
-        let charge = match self.gpu.reserve(bytes, &self.allowed) {
+        let small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
+        let charge = if small { PAGE } else { pages(bytes) };
+        match self.gpu.reserve(charge, &self.allowed) {
             Reserved::Refused => return OUT_OF_MEMORY,
             Reserved::Free => return call(),
-            Reserved::Charged(charge) => charge,
-        };
-        let code = call();
-        if code == SUCCESS {
-            self.gpu.commit(charge);
-            note(self.process, Entry::new(kind, key(), self.device.unsigned_abs(), bytes, of));
-        } else {
-            self.gpu.cancel(bytes, charge);
+            Reserved::Charged => {}
         }
+        let code = call();
+        if code != SUCCESS {
+            self.gpu.cancel(charge);
+            return code;
+        }
+        let (key, gpu) = (key(), self.device.unsigned_abs());
+        // Its page may have been charged for another one. Without room to note the page, it stays charged.
+        if small && matches!(self.process.ledger.enter(key / PAGE, gpu), Ok(false)) {
+            self.gpu.cancel(charge);
+        } else {
+            self.gpu.commit(charge);
+        }
+        note(
+            self.process,
+            Entry::new(kind, key, gpu, if small { SHARED } else { charge }, of),
+        );
         code
     }
 }
@@ -86,12 +103,23 @@ pub(crate) fn note(process: &Process, entry: Entry) {
 
 /// Give back what a handle was charged with.
 pub(crate) fn give_back(process: &Process, entry: &Entry) {
-    if entry.is(Kind::Mapping) {
-        return;
-    }
+    let charge = match entry.size {
+        _ if entry.is(Kind::Mapping) => 0,
+        SHARED => leave(process, entry.key / PAGE),
+        charge => charge,
+    };
     if let Some(gpu) = Device::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
-        gpu.free(entry.size);
+        gpu.free(charge);
     }
+}
+
+/// Count one small allocation less in its page. Returns what that gives back.
+fn leave(process: &Process, slab: u64) -> u64 {
+    let entry = process.ledger.change(Kind::Slab, slab, |entry| {
+        entry.of = entry.of.saturating_sub(1);
+        entry.of == 0
+    });
+    if entry.is_some_and(|entry| entry.of == 0) { PAGE } else { 0 }
 }
 
 /// Free something: ask the driver with `call`, and give back what was noted under `key`. What was not noted was not charged.
@@ -112,8 +140,10 @@ pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
 
 /// Give back everything that died with a context.
 pub(crate) fn sweep(process: &Process, context: u64) {
-    process.ledger.sweep(
-        |entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context,
-        |entry| give_back(process, entry),
-    );
+    let dead = |entry: &Entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context;
+    let mut place = 0;
+    while let Some((next, entry)) = process.ledger.take_from(place, dead) {
+        place = next;
+        give_back(process, &entry);
+    }
 }

@@ -45,13 +45,13 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
         Err(Some(code)) => return code,
         Err(None) => return call(),
     };
-    let (gpu, bytes) = (held.gpu, held.gpu.context());
+    let (gpu, charge) = (held.gpu, held.gpu.context());
     let first = gpu
         .primary
         .compare_exchange(ABSENT, COMING, Ordering::AcqRel, Ordering::Acquire)
         .is_ok();
     let reserved = if first {
-        gpu.reserve(bytes, &held.allowed)
+        gpu.reserve(charge, &held.allowed)
     } else {
         Reserved::Free
     };
@@ -64,12 +64,12 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
         gpu.primary_context.store(context(), Ordering::Release);
     }
     match reserved {
-        Reserved::Charged(charge) if code == SUCCESS => {
+        Reserved::Charged if code == SUCCESS => {
             gpu.commit(charge);
             gpu.primary.store(CHARGED, Ordering::Release);
         }
-        Reserved::Charged(charge) => {
-            gpu.cancel(bytes, charge);
+        Reserved::Charged => {
+            gpu.cancel(charge);
             gpu.primary.store(ABSENT, Ordering::Release);
         }
         _ if first => gpu.primary.store(ABSENT, Ordering::Release),

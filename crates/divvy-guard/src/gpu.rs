@@ -22,14 +22,12 @@ const NOTHING: u32 = 2;
 const HELD: u32 = 3;
 
 /// The driver gives memory in pages of this size.
-const PAGE: u64 = 2 << 20;
-/// From this size on an allocation has pages of its own; smaller ones share them.
-const LARGE: u64 = 1 << 20;
+pub(crate) const PAGE: u64 = 2 << 20;
 
 /// Zeros are a GPU that nothing is known about.
 #[repr(C)]
 pub(crate) struct Gpu {
-    /// Held while files are opened, while a reservation is decided, and while `small` changes.
+    /// Held while files are opened and while a reservation is decided.
     lock: Mutex,
     state: AtomicU32,
     seat: AtomicU32,
@@ -43,8 +41,6 @@ pub(crate) struct Gpu {
     refuse_managed: AtomicU32,
     /// What a context is charged with. It stays the same for the process, so that what is given back is what was charged.
     context: AtomicU64,
-    /// Bytes of the allocations that share pages.
-    small: AtomicU64,
     /// Bytes that threads are about to take from pools.
     pub(crate) coming: AtomicU64,
     pub(crate) primary: AtomicU32,
@@ -69,14 +65,15 @@ pub(crate) enum Share {
 
 /// What became of a request.
 pub(crate) enum Reserved {
-    /// The driver may be asked. Then [`Gpu::commit`] or [`Gpu::cancel`] with the charge has to follow.
-    Charged(u64),
+    /// The driver may be asked. Then [`Gpu::commit`] or [`Gpu::cancel`] has to follow.
+    Charged,
     /// The driver may be asked, and nothing is charged.
     Free,
     /// It is too much.
     Refused,
 }
 
+/// What the driver takes for an allocation with pages of its own.
 pub(crate) fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
@@ -118,7 +115,7 @@ impl Gpu {
                     match read(words) {
                         Ok(limits) => {
                             self.note(&limits);
-                            self.context.store(limits.context, Ordering::Relaxed);
+                            self.context.store(pages(limits.context), Ordering::Relaxed);
                             HELD
                         }
                         // The agent sees a process without a slot, and reports it. An upgrade must not end a program.
@@ -168,8 +165,8 @@ impl Gpu {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Reserve memory.
-    pub(crate) fn reserve(&self, bytes: u64, allowed: &Allowed) -> Reserved {
+    /// Reserve memory, in whole pages.
+    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
         let _locked = self.lock.lock();
         let Some((usage, slot)) = (match self.sit() {
             FREE => return Reserved::Free,
@@ -178,23 +175,13 @@ impl Gpu {
         }) else {
             return Reserved::Refused;
         };
-        let small = self.small.load(Ordering::Relaxed);
-        let charge = if bytes >= LARGE {
-            pages(bytes)
-        } else {
-            pages(small.saturating_add(bytes)).saturating_sub(pages(small))
-        };
-        let mut table = Slots::new(self, usage);
-        if charge > 0 && reserve::reserve(&mut table, slot, charge, allowed.charges).is_err() {
+        if charge > 0 && reserve::reserve(&mut Slots::new(self, usage), slot, charge, allowed.charges).is_err() {
             if let Some(slot) = usage.slots.get(slot) {
                 slot.denied.fetch_add(1, Ordering::Relaxed);
             }
             return Reserved::Refused;
         }
-        if bytes < LARGE {
-            self.small.store(small.saturating_add(bytes), Ordering::Relaxed);
-        }
-        Reserved::Charged(charge)
+        Reserved::Charged
     }
 
     /// The driver gave what was reserved.
@@ -204,31 +191,18 @@ impl Gpu {
         self.peak(usage, slot);
     }
 
-    /// The driver did not give what was reserved for an allocation of this size.
-    pub(crate) fn cancel(&self, bytes: u64, charge: u64) {
-        let Some((usage, slot)) = self.seated() else { return };
-        if bytes >= LARGE {
+    /// The driver did not give what was reserved.
+    pub(crate) fn cancel(&self, charge: u64) {
+        if let Some((usage, slot)) = self.seated() {
             reserve::cancel(&Slots::new(self, usage), slot, charge);
-            return;
         }
-        // Another allocation may be in the page that this one was charged with.
-        self.commit(charge);
-        self.free(bytes);
     }
 
-    /// The driver has an allocation of this size back.
-    pub(crate) fn free(&self, bytes: u64) {
-        let Some((usage, slot)) = self.seated() else { return };
-        let table = Slots::new(self, usage);
-        if bytes >= LARGE {
-            reserve::free(&table, slot, pages(bytes));
-            return;
+    /// The driver has memory back.
+    pub(crate) fn free(&self, charge: u64) {
+        if let Some((usage, slot)) = self.seated() {
+            reserve::free(&Slots::new(self, usage), slot, charge);
         }
-        let _locked = self.lock.lock();
-        let small = self.small.load(Ordering::Relaxed);
-        let left = small.saturating_sub(bytes);
-        self.small.store(left, Ordering::Relaxed);
-        reserve::free(&table, slot, pages(small).saturating_sub(pages(left)));
     }
 
     /// A pool has grown or shrunk, which nobody can refuse any more. Both are whole pages.

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Array,
     /// A memory pool. `of` is unused.
     Pool,
+    /// A page that small allocations share. The key is its number, and `of` counts them.
+    Slab,
 }
 
 /// One handle. Zeros are an empty place.
@@ -214,37 +216,40 @@ impl Ledger {
         })
     }
 
-    /// Forget one of the handles for which this is `true`, and return it.
-    pub(crate) fn take_any(&self, which: impl Fn(&Entry) -> bool) -> Option<Entry> {
+    /// Count one small allocation more in its page. `true`: it is the first.
+    pub(crate) fn enter(&self, slab: u64, gpu: u32) -> Result<bool, NoRoom> {
         self.with(|inner| {
-            let mut table = inner.table()?;
-            let index = table.places.iter().position(|entry| entry.kind != 0 && which(entry))?;
-            let entry = table.at(index);
-            table.clear(index);
-            inner.len = inner.len.saturating_sub(1);
-            Some(entry)
+            let new = Entry::new(Kind::Slab, slab, gpu, 0, 1);
+            if let Some(mut table) = inner.table() {
+                let index = table.place(&new);
+                let mut known = table.at(index);
+                if known.kind != 0 {
+                    known.of = known.of.wrapping_add(1);
+                    table.set(index, known);
+                    return Ok(false);
+                }
+            }
+            inner.insert(new).map(|_| true)
         })
     }
 
-    /// Forget all handles for which `which` is `true`. Meanwhile the ledger is locked.
-    pub(crate) fn sweep(&self, which: impl Fn(&Entry) -> bool, mut each: impl FnMut(&Entry)) {
+    /// Forget the first handle from a place on for which this is `true`, and return it and the place to go on from. Handles that come meanwhile may be
+    /// missed.
+    pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry) -> bool) -> Option<(usize, Entry)> {
         self.with(|inner| {
-            let mut gone = 0_usize;
-            let Some(mut table) = inner.table() else { return };
-            for index in 0..table.places.len() {
-                loop {
-                    let entry = table.at(index);
-                    if entry.kind == 0 || !which(&entry) {
-                        break;
-                    }
-                    each(&entry);
-                    // What lay behind it may now be here.
-                    table.clear(index);
-                    gone = gone.saturating_add(1);
+            let mut table = inner.table()?;
+            let mut place = from;
+            loop {
+                let entry = *table.places.get(place)?;
+                if entry.kind != 0 && which(&entry) {
+                    // What lay behind it may be there now.
+                    table.clear(place);
+                    inner.len = inner.len.saturating_sub(1);
+                    return Some((place, entry));
                 }
+                place = place.wrapping_add(1);
             }
-            inner.len = inner.len.saturating_sub(gone);
-        });
+        })
     }
 }
 

@@ -128,7 +128,9 @@ pub(crate) fn unmap(pointer: u64, size: u64, call: impl FnOnce() -> Code) -> Cod
 
 fn unmap_rest(process: &Process, pointer: u64, size: u64) {
     let inside = |entry: &Entry| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
-    while let Some(mapping) = process.ledger.take_any(inside) {
+    let mut place = 0;
+    while let Some((next, mapping)) = process.ledger.take_from(place, inside) {
+        place = next;
         drop_one(mapping.of, MAPPING, || SUCCESS);
     }
 }

@@ -79,10 +79,10 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
                 settle_all(held.process);
                 settled = true;
             }
-            Reserved::Charged(charge) => {
+            Reserved::Charged => {
                 let code = call();
                 settle(held.process, pool);
-                held.gpu.cancel(growth, charge);
+                held.gpu.cancel(growth);
                 return code;
             }
         }

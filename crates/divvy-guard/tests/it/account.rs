@@ -86,6 +86,31 @@ fn memory_freed_twice_is_given_back_once() {
     assert_eq!(sandbox.charged(&program), CONTEXT + PAGE);
 }
 
+/// The page that a small allocation is in stays, however many others that were in it are gone.
+#[test]
+fn one_small_allocation_keeps_its_page() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.ready();
+    let small: Vec<u64> = (0..12).map(|_| program.alloc(512 << 10)).collect();
+    assert_eq!(
+        (sandbox.charged(&program), sandbox.driver_gave(0)),
+        (CONTEXT + 3 * PAGE, CONTEXT + 3 * PAGE)
+    );
+    for (index, pointer) in small.iter().enumerate() {
+        if index % 4 != 0 {
+            assert_eq!(program.code(&format!("free {pointer}")), 0);
+        }
+    }
+    assert_eq!(
+        (sandbox.charged(&program), sandbox.driver_gave(0)),
+        (CONTEXT + 3 * PAGE, CONTEXT + 3 * PAGE)
+    );
+    for pointer in small.iter().step_by(4) {
+        assert_eq!(program.code(&format!("free {pointer}")), 0);
+    }
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
+}
+
 #[test]
 fn memory_dies_with_its_context() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);

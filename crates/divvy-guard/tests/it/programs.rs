@@ -11,7 +11,6 @@ const SPACE: u64 = 64;
 /// A call. The numbers choose among what the process has.
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    /// From 1 MiB on, where the driver gives whole pages. Smaller allocations share pages in a way that only the driver knows.
     Alloc(u64),
     Managed(u64),
     Pitch(u64, u64),
@@ -30,9 +29,10 @@ enum Call {
 fn call() -> impl Strategy<Value = Call> {
     let size = MIB..200 * MIB;
     prop_oneof![
-        3 => size.clone().prop_map(Call::Alloc),
+        2 => size.clone().prop_map(Call::Alloc),
+        3 => (1..MIB).prop_map(Call::Alloc),
         1 => size.clone().prop_map(Call::Managed),
-        1 => (1..9000_u64, 1000..9000_u64).prop_map(|(width, height)| Call::Pitch(width, height)),
+        1 => (1..9000_u64, 1..9000_u64).prop_map(|(width, height)| Call::Pitch(width, height)),
         3 => (1..200 * MIB).prop_map(Call::Async),
         1 => (65536..9_000_000_u64).prop_map(Call::Array),
         6 => any::<usize>().prop_map(Call::Free),
@@ -89,10 +89,7 @@ impl Player {
         match call {
             Call::Alloc(bytes) => self.allocate(&format!("alloc {bytes}"), "free"),
             Call::Managed(bytes) => self.allocate(&format!("managed {bytes}"), "free"),
-            Call::Pitch(width, height) if width.next_multiple_of(512) * height >= MIB => {
-                self.allocate(&format!("pitch {width} {height}"), "free");
-            }
-            Call::Pitch(..) => {}
+            Call::Pitch(width, height) => self.allocate(&format!("pitch {width} {height}"), "free"),
             Call::Async(bytes) => self.allocate(&format!("async {bytes}"), "async-free"),
             Call::Array(width) => self.allocate(&format!("array {width} 0"), "array-destroy"),
             Call::Free(which) if !self.memory.is_empty() => {

@@ -50,7 +50,7 @@ pub(crate) fn guard() -> &'static [u8] {
 }
 
 /// The simulated driver.
-fn driver() -> &'static Path {
+pub(crate) fn driver() -> &'static Path {
     static DRIVER: OnceLock<PathBuf> = OnceLock::new();
     DRIVER.get_or_init(|| {
         build(&["-p", "divvy-cuda-sim"]);

@@ -26,6 +26,20 @@ fn processes_at_once_never_ask_the_driver_for_more_than_the_share() {
 }
 
 #[test]
+fn threads_of_a_process_are_charged_together() {
+    let share = CONTEXT + 100 * MIB;
+    let sandbox = Sandbox::with_share(share, share);
+    let mut program = sandbox.ready();
+    // Large and small allocations; the small ones share pages.
+    for largest in [40 * MIB, 64 << 10] {
+        assert_eq!(program.code(&format!("threads 8 {largest}")), 0);
+        assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
+    }
+    assert_eq!(sandbox.refusals(), [""; 0]);
+    assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
+}
+
+#[test]
 fn what_killed_processes_had_is_free_at_once() {
     let share = 4 * CONTEXT + 400 * MIB;
     let sandbox = Sandbox::with_share(share, share);
