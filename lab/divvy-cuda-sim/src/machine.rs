@@ -70,7 +70,7 @@ fn mib(count: u64) -> u64 {
 pub(crate) fn parse_version(text: &str) -> Option<i32> {
     let (major, minor) = text.split_once('.')?;
     let (major, minor): (i32, i32) = (major.parse().ok()?, minor.parse().ok()?);
-    ((1..100).contains(&major) && (0..100).contains(&minor)).then_some(major * 1000 + minor * 10)
+    ((1..100).contains(&major) && (0..100).contains(&minor)).then(|| major * 1000 + minor * 10)
 }
 
 /// Return the 16 bytes of a UUID such as `GPU-8f0a…`. A UUID that is not one, as a description may have it, has bytes that differ as it does.

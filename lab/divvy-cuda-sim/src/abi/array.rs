@@ -103,6 +103,9 @@ impl From<Deep> for Shape {
     }
 }
 
+// The sizes in cuda.h.
+const _: () = assert!(size_of::<Flat32>() == 16 && size_of::<Flat>() == 24 && size_of::<Deep32>() == 24 && size_of::<Deep>() == 40);
+
 symbols! {
     // The symbol of CUDA 3.1 and before.
     call cuArrayCreate(array: Out<usize>, descriptor: In<Flat32>) |driver| {

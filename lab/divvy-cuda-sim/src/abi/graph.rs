@@ -1,6 +1,7 @@
 //! Symbols for graphs.
 
 use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
 
 use super::pointer::{In, InOut, Out, Untyped};
 use super::{pool, symbols};
@@ -34,9 +35,13 @@ const KERNEL: c_int = 0;
 const ALLOCATE: c_int = 10;
 const FREE: c_int = 11;
 /// Where `bytes` and `address` are in [`Allocation`], and so in the words of [`Node`].
-const BYTES: usize = std::mem::offset_of!(Allocation, bytes) / 8;
-const ADDRESS: usize = std::mem::offset_of!(Allocation, address) / 8;
-const LOCATION: usize = std::mem::offset_of!(pool::Properties, location) / 8;
+const BYTES: usize = offset_of!(Allocation, bytes) / 8;
+const ADDRESS: usize = offset_of!(Allocation, address) / 8;
+const LOCATION: usize = offset_of!(pool::Properties, location) / 8;
+
+// The layout in cuda.h.
+const _: () = assert!(size_of::<Allocation>() == 120 && BYTES * 8 == 104 && ADDRESS * 8 == 112);
+const _: () = assert!(size_of::<Node>() == 256 && offset_of!(Node, words) == 16);
 
 symbols! {
     call cuGraphCreate(graph: Out<usize>, flags: u32) |driver| {

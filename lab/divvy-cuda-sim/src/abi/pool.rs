@@ -1,6 +1,7 @@
 //! Symbols for stream-ordered allocation.
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 
 use super::pointer::{In, Out, Untyped};
 use super::symbols;
@@ -24,6 +25,9 @@ pub(super) struct Properties {
     usage: u16,
     reserved: [u8; 54],
 }
+
+// The layout in cuda.h.
+const _: () = assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
 
 symbols! {
     call [cuMemAllocAsync, cuMemAllocAsync_ptsz](pointer: Out<u64>, bytes: u64, stream: usize) |driver| {

@@ -1,6 +1,7 @@
 //! Symbols for memory of other processes, other APIs, and other contexts.
 
 use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
 
 use super::pointer::{In, Out};
 use super::symbols;
@@ -34,6 +35,9 @@ struct Buffer {
     flags: c_uint,
     reserved: [c_uint; 16],
 }
+
+// The layout in cuda.h.
+const _: () = assert!(size_of::<External>() == 104 && offset_of!(External, bytes) == 24 && size_of::<Buffer>() == 88);
 
 symbols! {
     call cuIpcGetMemHandle(handle: Out<Handle>, pointer: u64) |driver| {

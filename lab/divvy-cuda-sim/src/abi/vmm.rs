@@ -40,6 +40,9 @@ struct Properties {
     flags: [u8; 8],
 }
 
+// The sizes in cuda.h.
+const _: () = assert!(size_of::<Location>() == 8 && size_of::<Access>() == 12 && size_of::<Properties>() == 32);
+
 symbols! {
     call cuMemGetAllocationGranularity(granularity: Out<u64>, properties: In<Properties>, _option: c_int) |driver| {
         granularity.present()?;

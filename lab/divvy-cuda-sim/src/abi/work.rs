@@ -1,6 +1,7 @@
 //! Symbols for streams, events, modules, and launches.
 
 use std::ffi::{c_int, c_uint};
+use std::mem::offset_of;
 
 use super::pointer::{In, Out, Text};
 use super::symbols;
@@ -34,6 +35,10 @@ struct Launch {
     stream: usize,
     parameters: usize,
 }
+
+// The layout in cuda.h.
+const _: () = assert!(size_of::<Config>() == 56 && offset_of!(Config, stream) == 32);
+const _: () = assert!(size_of::<Launch>() == 56 && offset_of!(Launch, stream) == 40);
 
 symbols! {
     call cuStreamCreate(stream: Out<usize>, _flags: c_uint) |driver| {

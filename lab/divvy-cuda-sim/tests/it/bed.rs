@@ -1,0 +1,214 @@
+//! A simulated machine, and processes that use it.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+
+use divvy_gpu_sim::{Ledger, Usage};
+use tempfile::TempDir;
+
+pub(crate) const MIB: u64 = 1 << 20;
+/// A page of the driver.
+pub(crate) const PAGE: u64 = 2 * MIB;
+/// The memory of each GPU of a bed, and of a context on it.
+pub(crate) const MEMORY: u64 = 256 * MIB;
+pub(crate) const CONTEXT: u64 = 16 * MIB;
+const UUIDS: [&str; 2] = ["GPU-00000000-0000-4000-8000-000000000000", "GPU-00000000-0000-4000-8000-000000000001"];
+
+/// A machine with two GPUs.
+pub(crate) struct Bed {
+    directory: TempDir,
+}
+
+impl Bed {
+    pub(crate) fn new() -> Bed {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"615.71.09\"\n".to_owned();
+        for uuid in UUIDS {
+            let (memory, context) = (MEMORY / MIB, CONTEXT / MIB);
+            writeln!(text, "[[node.gpu]]\nmodel = \"GPU\"\nuuid = \"{uuid}\"\nmemory_mib = {memory}\ncontext_mib = {context}").expect("text");
+        }
+        std::fs::write(directory.path().join("machine.toml"), text).expect("the description");
+        std::fs::create_dir(directory.path().join("ledger")).expect("the ledger");
+        Bed { directory }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What the ledger of a GPU says of each process that holds memory.
+    pub(crate) fn usage(&self, gpu: usize) -> Vec<Usage> {
+        let mut ledger = Ledger::open(&self.path("ledger"), UUIDS[gpu]).expect("the ledger");
+        let usage = ledger.usage().expect("what it says");
+        usage.into_iter().filter(|of| of.bytes > 0).collect()
+    }
+
+    /// What all processes hold of the first GPU.
+    pub(crate) fn used(&self) -> u64 {
+        self.usage(0).iter().map(|of| of.bytes).sum()
+    }
+
+    /// Start a process with more variables.
+    pub(crate) fn start_with(&self, variables: &[(&str, &str)]) -> Process {
+        let program = std::env::current_exe().expect("this program");
+        let cuda = program.with_file_name("libdivvy_cuda_sim.so");
+        let mut command = Command::new(&program);
+        command.args(["--exact", "worker::a_process_of_another_test", "--nocapture"]);
+        command.env("WORKER_CUDA", cuda);
+        command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
+        command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
+        command.envs(variables.iter().copied());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
+        let input = child.stdin.take().expect("its input");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        let mut process = Process { child, input: Some(input), output };
+        assert_eq!(process.answer(), "ready");
+        process
+    }
+
+    /// Start a process that has called cuInit.
+    pub(crate) fn start(&self) -> Process {
+        let mut process = self.start_with(&[]);
+        process.ok("cuInit", &[Num(0)]);
+        process
+    }
+
+    /// Start a process that uses the first GPU's primary context.
+    pub(crate) fn user(&self) -> Process {
+        let mut process = self.start();
+        process.enter(0);
+        process
+    }
+}
+
+/// Return the path of the simulated NVML, which belongs to another package.
+pub(crate) fn nvml() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let program = std::env::current_exe().expect("this program");
+        let profile = program.ancestors().nth(2).expect("target/PROFILE/deps/program");
+        let target = profile.parent().expect("target/PROFILE");
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "-p", "divvy-nvml-sim", "--target-dir"]).arg(target);
+        assert!(cargo.status().expect("cargo").success(), "divvy-nvml-sim does not build");
+        profile.join("libdivvy_nvml_sim.so")
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+/// An argument of a call.
+#[derive(Debug, Clone)]
+pub(crate) enum Arg {
+    Num(u64),
+    /// A place for a result; it is part of the answer.
+    Out,
+    Text(&'static str),
+    /// A buffer of words, which are part of the answer.
+    Words(Vec<u64>),
+}
+pub(crate) use Arg::{Num, Out, Text, Words};
+
+pub(crate) const NULL: Arg = Num(0);
+
+/// The code of a call, and what it wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) code: i32,
+    pub(crate) words: Vec<u64>,
+}
+
+/// A process that uses CUDA. It is killed when the value is dropped.
+pub(crate) struct Process {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Read the next answer.
+    pub(crate) fn answer(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).expect("its output"), 0, "the process has ended");
+            if let Some(answer) = line.strip_prefix("= ") {
+                return answer.trim_end().to_owned();
+            }
+        }
+    }
+
+    /// Ask for something, and do not wait for the answer.
+    pub(crate) fn ask(&mut self, name: &str, arguments: &[Arg]) {
+        let mut line = name.to_owned();
+        for argument in arguments {
+            match argument {
+                Num(number) => write!(line, " #{number}"),
+                Out => write!(line, " o"),
+                Text(text) => write!(line, " s{text}"),
+                Words(words) => write!(line, " x{}", words.iter().map(u64::to_string).collect::<Vec<_>>().join(",")),
+            }
+            .expect("text");
+        }
+        writeln!(self.input.as_mut().expect("open"), "{line}").expect("its input");
+    }
+
+    /// Call a function.
+    pub(crate) fn call(&mut self, name: &str, arguments: &[Arg]) -> Answer {
+        self.ask(name, arguments);
+        self.answered()
+    }
+
+    /// Read the answer of a call.
+    pub(crate) fn answered(&mut self) -> Answer {
+        let text = self.answer();
+        let mut words = text.split(' ');
+        Answer {
+            code: words.next().and_then(|code| code.parse().ok()).expect("a code"),
+            words: words.map(|word| word.parse().expect("a number")).collect(),
+        }
+    }
+
+    /// Call a function that must succeed. Return what it wrote first, or 0.
+    pub(crate) fn ok(&mut self, name: &str, arguments: &[Arg]) -> u64 {
+        let answer = self.call(name, arguments);
+        assert_eq!(answer.code, 0, "{name}{arguments:?}");
+        answer.words.first().copied().unwrap_or(0)
+    }
+
+    /// Call a function, and return only its code.
+    pub(crate) fn code(&mut self, name: &str, arguments: &[Arg]) -> i32 {
+        self.call(name, arguments).code
+    }
+
+    /// Make a GPU's primary context current.
+    pub(crate) fn enter(&mut self, gpu: u64) {
+        let context = self.ok("cuDevicePrimaryCtxRetain", &[Out, Num(gpu)]);
+        self.ok("cuCtxSetCurrent", &[Num(context)]);
+    }
+
+    /// Close the input of the process, whose children share it, and wait until nobody writes its output any more.
+    pub(crate) fn close(mut self) {
+        self.input = None;
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).expect("its output");
+    }
+
+    /// Kill the process with SIGKILL, and wait until it is gone.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("gone");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

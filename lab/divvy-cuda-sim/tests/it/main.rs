@@ -1,0 +1,10 @@
+//! Tests of the built library. Each simulated CUDA process is a process: this program, started again.
+
+mod bad_input;
+mod bed;
+mod memory;
+mod nvml;
+mod processes;
+mod versions;
+mod work;
+mod worker;

@@ -1,0 +1,379 @@
+//! What allocations take of a GPU.
+
+use proptest::prelude::*;
+
+use crate::bed::{Arg, Bed, CONTEXT, MEMORY, MIB, NULL, Num, Out, PAGE, Process, Words};
+
+const OUT_OF_MEMORY: i32 = 2;
+const INVALID_VALUE: i32 = 1;
+
+/// `CUmemAllocationProp` of pinned memory on a GPU.
+fn pinned(gpu: u64) -> Arg {
+    Words(vec![1, 1 | gpu << 32, 0, 0])
+}
+
+/// `CUmemPoolProps` of a pool on a GPU.
+fn pool_on(gpu: u64) -> Vec<u64> {
+    let mut words = vec![0; 11];
+    words[0] = 1;
+    words[1] = 1 | gpu << 32;
+    words
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR` of floats.
+fn floats(width: u64, height: u64, depth: u64) -> Arg {
+    Words(vec![width, height, depth, 0x20 | 1 << 32, 0])
+}
+
+#[test]
+fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
+    let cases: [(&str, Vec<Arg>, &str, u64); 12] = [
+        ("cuMemAlloc_v2", vec![Out, Num(1)], "cuMemFree_v2", PAGE),
+        ("cuMemAlloc_v2", vec![Out, Num(MIB)], "cuMemFree_v2", PAGE),
+        ("cuMemAlloc_v2", vec![Out, Num(PAGE)], "cuMemFree_v2", PAGE),
+        ("cuMemAlloc_v2", vec![Out, Num(PAGE + 1)], "cuMemFree_v2", 2 * PAGE),
+        ("cuMemAlloc", vec![Out, Num(1)], "cuMemFree", PAGE),
+        ("cuMemAllocPitch_v2", vec![Out, Out, Num(513), Num(8192), Num(4)], "cuMemFree_v2", 4 * PAGE),
+        ("cuMemAllocManaged", vec![Out, Num(3 * MIB), Num(1)], "cuMemFree_v2", 2 * PAGE),
+        ("cuMemCreate", vec![Out, Num(3 * PAGE), pinned(0), Num(0)], "cuMemRelease", 3 * PAGE),
+        ("cuArray3DCreate_v2", vec![Out, floats(1024, 1024, 0)], "cuArrayDestroy", 2 * PAGE),
+        ("cuMipmappedArrayCreate", vec![Out, floats(1024, 1024, 0), Num(2)], "cuMipmappedArrayDestroy", 3 * PAGE),
+        ("cuMemAllocHost_v2", vec![Out, Num(64 * MIB)], "cuMemFreeHost", 0),
+        ("cuCtxCreate_v2", vec![Out, Num(0), Num(0)], "cuCtxDestroy_v2", CONTEXT),
+    ];
+    let bed = Bed::new();
+    let mut process = bed.user();
+    assert_eq!(bed.used(), CONTEXT);
+    for (allocate, arguments, free, taken) in cases {
+        let handle = process.ok(allocate, &arguments);
+        assert_eq!(bed.used(), CONTEXT + taken, "{allocate}{arguments:?}");
+        process.ok(free, &[Num(handle)]);
+        assert_eq!(bed.used(), CONTEXT, "{free}");
+    }
+    process.ok("cuDevicePrimaryCtxRelease_v2", &[Num(0)]);
+    assert_eq!(bed.usage(0), []);
+}
+
+#[test]
+fn small_allocations_share_pages() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let addresses: Vec<u64> = (0..4096).map(|_| process.ok("cuMemAlloc_v2", &[Out, Num(1)])).collect();
+    assert_eq!(bed.used(), CONTEXT + PAGE, "4096 times 512 bytes");
+    process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
+    assert_eq!(bed.used(), CONTEXT + 2 * PAGE);
+    for address in addresses {
+        process.ok("cuMemFree_v2", &[Num(address)]);
+    }
+    assert_eq!(bed.used(), CONTEXT + PAGE, "the first page is empty");
+}
+
+#[test]
+fn the_last_page_of_the_gpu_can_be_had_and_no_more() {
+    let bed = Bed::new();
+    let (mut process, mut other) = (bed.user(), bed.user());
+    let left = MEMORY - 2 * CONTEXT;
+    let get_info = |process: &mut Process| process.call("cuMemGetInfo_v2", &[Out, Out]).words;
+    assert_eq!(get_info(&mut other), [left, MEMORY]);
+    assert_eq!(process.code("cuMemAlloc_v2", &[Out, Num(left + 1)]), OUT_OF_MEMORY);
+    process.ok("cuMemAlloc_v2", &[Out, Num(left)]);
+    assert_eq!(get_info(&mut other), [0, MEMORY]);
+    for (name, arguments) in [
+        ("cuMemAlloc_v2", vec![Out, Num(1)]),
+        ("cuMemAllocManaged", vec![Out, Num(1), Num(1)]),
+        ("cuMemCreate", vec![Out, Num(PAGE), pinned(0), Num(0)]),
+        ("cuMemAllocAsync", vec![Out, Num(1), Num(0)]),
+        ("cuArray3DCreate_v2", vec![Out, floats(1, 0, 0)]),
+        ("cuCtxCreate_v2", vec![Out, Num(0), Num(0)]),
+    ] {
+        assert_eq!(other.code(name, &arguments), OUT_OF_MEMORY, "{name}");
+    }
+    other.enter(1);
+    other.ok("cuMemAlloc_v2", &[Out, Num(MEMORY - CONTEXT)]);
+    process.kill();
+    other.enter(0);
+    other.ok("cuMemAlloc_v2", &[Out, Num(left + CONTEXT)]);
+}
+
+#[test]
+fn a_context_takes_its_allocations_with_it() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let context = process.ok("cuCtxCreate_v2", &[Out, Num(0), Num(0)]);
+    let address = process.ok("cuMemAlloc_v2", &[Out, Num(5 * MIB)]);
+    process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
+    assert_eq!(bed.used(), 2 * CONTEXT + 4 * PAGE);
+    process.ok("cuCtxDestroy_v2", &[Num(context)]);
+    assert_eq!(bed.used(), CONTEXT);
+    assert_eq!(process.code("cuMemFree_v2", &[Num(address)]), INVALID_VALUE);
+    process.ok("cuDevicePrimaryCtxRetain", &[Out, Num(0)]);
+    process.ok("cuDevicePrimaryCtxRelease", &[Num(0)]);
+    process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
+    process.ok("cuDevicePrimaryCtxReset_v2", &[Num(0)]);
+    assert_eq!(bed.usage(0), []);
+    assert_eq!(process.code("cuMemAlloc_v2", &[Out, Num(1)]), 709, "the context is destroyed");
+}
+
+/// cuda.h, cuMemRelease: "the memory will be freed when all outstanding mappings to the memory are unmapped and when all outstanding references to the
+/// handle are also released".
+#[test]
+fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let with = CONTEXT + PAGE;
+    let range = process.ok("cuMemAddressReserve", &[Out, Num(2 * PAGE), Num(0), Num(0), Num(0)]);
+    assert_eq!(bed.used(), CONTEXT, "addresses cost nothing");
+    let handle = process.ok("cuMemCreate", &[Out, Num(PAGE), pinned(0), Num(0)]);
+    for address in [range, range + PAGE] {
+        process.ok("cuMemMap", &[Num(address), Num(PAGE), Num(0), Num(handle), Num(0)]);
+    }
+    assert_eq!(process.code("cuMemMap", &[Num(range), Num(PAGE), Num(0), Num(handle), Num(0)]), INVALID_VALUE, "mapped");
+    process.ok("cuMemRelease", &[Num(handle)]);
+    assert_eq!(process.code("cuMemRelease", &[Num(handle)]), INVALID_VALUE, "no handle is left");
+    assert_eq!(bed.used(), with, "two mappings");
+    process.ok("cuMemUnmap", &[Num(range), Num(PAGE)]);
+    assert_eq!(bed.used(), with, "a mapping");
+    let again = process.ok("cuMemRetainAllocationHandle", &[Out, Num(range + PAGE)]);
+    process.ok("cuMemUnmap", &[Num(range + PAGE), Num(PAGE)]);
+    assert_eq!(bed.used(), with, "a handle");
+    process.ok("cuMemRelease", &[Num(again)]);
+    assert_eq!(bed.used(), CONTEXT);
+    process.ok("cuMemAddressFree", &[Num(range), Num(2 * PAGE)]);
+}
+
+#[test]
+fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
+    const CHUNK: u64 = 32 * MIB;
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let pool = process.ok("cuDeviceGetDefaultMemPool", &[Out, Num(0)]);
+    let attribute = |process: &mut Process, attribute| process.ok("cuMemPoolGetAttribute", &[Num(pool), Num(attribute), Out]);
+    let first = process.ok("cuMemAllocAsync", &[Out, Num(1000), Num(0)]);
+    let second = process.ok("cuMemAllocFromPoolAsync", &[Out, Num(CHUNK), Num(pool), Num(0)]);
+    assert_eq!((attribute(&mut process, 5), attribute(&mut process, 7)), (2 * CHUNK, CHUNK + 1024));
+    assert_eq!(bed.used(), CONTEXT + 2 * CHUNK);
+    process.ok("cuMemFreeAsync", &[Num(second), Num(0)]);
+    assert_eq!(bed.used(), CONTEXT + 2 * CHUNK, "before a synchronization");
+    process.ok("cuStreamSynchronize", &[Num(0)]);
+    assert_eq!(bed.used(), CONTEXT + PAGE, "what is used");
+    process.ok("cuMemPoolSetAttribute", &[Num(pool), Num(4), Words(vec![CHUNK])]);
+    process.ok("cuMemFreeAsync", &[Num(first), Num(0)]);
+    let third = process.ok("cuMemAllocAsync", &[Out, Num(CHUNK), Num(0)]);
+    process.ok("cuMemFreeAsync", &[Num(third), Num(0)]);
+    process.ok("cuCtxSynchronize", &[]);
+    assert_eq!(attribute(&mut process, 5), CHUNK, "the threshold");
+    process.ok("cuMemPoolTrimTo", &[Num(pool), Num(PAGE)]);
+    assert_eq!((attribute(&mut process, 5), attribute(&mut process, 6)), (PAGE, 2 * CHUNK));
+    process.ok("cuMemAlloc_v2", &[Out, Num(MEMORY - CONTEXT)]);
+    assert_eq!(attribute(&mut process, 5), 0, "what the pool did not use was needed");
+    assert_eq!(process.code("cuMemPoolDestroy", &[Num(pool)]), INVALID_VALUE, "the default pool");
+}
+
+#[test]
+fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let pool = process.ok("cuMemPoolCreate", &[Out, Words(pool_on(0))]);
+    process.ok("cuDeviceSetMemPool", &[Num(0), Num(pool)]);
+    let address = process.ok("cuMemAllocAsync", &[Out, Num(PAGE), Num(0)]);
+    process.ok("cuMemPoolDestroy", &[Num(pool)]);
+    assert_eq!(bed.used(), CONTEXT + PAGE);
+    assert_ne!(process.ok("cuDeviceGetMemPool", &[Out, Num(0)]), pool);
+    process.ok("cuMemFreeAsync", &[Num(address), Num(0)]);
+    assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn a_graph_takes_memory_when_it_is_launched_and_keeps_it_until_a_trim() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let graph = process.ok("cuGraphCreate", &[Out, Num(0)]);
+    let mut parameters = pool_on(0);
+    parameters.extend([0, 0, 3 * MIB, 0]);
+    let added = process.call("cuGraphAddMemAllocNode", &[Out, Num(graph), NULL, Num(0), Words(parameters)]);
+    let address = added.words[15];
+    assert_eq!((added.code, bed.used()), (0, CONTEXT), "a node takes nothing");
+    let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]);
+    process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
+    assert_eq!(bed.used(), CONTEXT + 2 * PAGE);
+    assert_eq!(process.code("cuGraphLaunch", &[Num(executable), Num(0)]), INVALID_VALUE, "its memory is in use");
+    process.ok("cuMemFreeAsync", &[Num(address), Num(0)]);
+    process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
+    process.ok("cuMemFree_v2", &[Num(address)]);
+    process.ok("cuGraphExecDestroy", &[Num(executable)]);
+    assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(2), Out]), 2 * PAGE);
+    process.ok("cuDeviceGraphMemTrim", &[Num(0)]);
+    assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn while_a_stream_is_captured_nothing_is_allocated() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let stream = process.ok("cuStreamCreate", &[Out, Num(0)]);
+    process.ok("cuStreamBeginCapture_v2", &[Num(stream), Num(0)]);
+    let address = process.ok("cuMemAllocAsync", &[Out, Num(PAGE), Num(stream)]);
+    process.ok("cuMemFreeAsync", &[Num(address), Num(stream)]);
+    let graph = process.ok("cuStreamEndCapture", &[Num(stream), Out]);
+    assert_eq!(bed.used(), CONTEXT);
+    let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]);
+    for _ in 0..2 {
+        process.ok("cuGraphLaunch", &[Num(executable), Num(stream)]);
+        assert_eq!(bed.used(), CONTEXT + PAGE);
+    }
+}
+
+#[test]
+fn memory_that_is_shared_costs_only_the_process_that_made_it() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let handle = process.ok("cuMemCreate", &[Out, Num(PAGE), pinned(0), Num(0)]);
+    let descriptor = process.ok("cuMemExportToShareableHandle", &[Out, Num(handle), Num(1), Num(0)]);
+    let imported = process.ok("cuMemImportFromShareableHandle", &[Out, Num(descriptor), Num(1)]);
+    assert_eq!(bed.used(), CONTEXT + PAGE);
+    process.ok("cuMemRelease", &[Num(handle)]);
+    assert_eq!(bed.used(), CONTEXT);
+    process.ok("cuMemRelease", &[Num(imported)]);
+    assert_eq!(bed.used(), CONTEXT);
+    let description = [vec![1, 0, 0, 3 * MIB], vec![0; 9]].concat();
+    let external = process.ok("cuImportExternalMemory", &[Out, Words(description)]);
+    assert_eq!(bed.used(), CONTEXT + 2 * PAGE, "nobody else counts what Vulkan has");
+    process.ok("cuDestroyExternalMemory", &[Num(external)]);
+    assert_eq!(bed.used(), CONTEXT);
+}
+
+/// What a process of the property does.
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate(u64),
+    Managed(u64),
+    Array(u64),
+    /// Create physical memory, map it, and release the handle.
+    Map(u64),
+    /// Free the allocation at this place of the list.
+    Free(prop::sample::Index),
+    /// End as by SIGKILL, and start again.
+    Kill,
+}
+
+fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+    // At least a megabyte: smaller allocations share pages, which have a property of their own.
+    let bytes = MIB..96 * MIB;
+    let step = prop_oneof![
+        3 => bytes.clone().prop_map(Step::Allocate),
+        1 => bytes.clone().prop_map(Step::Managed),
+        1 => bytes.clone().prop_map(Step::Array),
+        2 => bytes.prop_map(Step::Map),
+        4 => any::<prop::sample::Index>().prop_map(Step::Free),
+        1 => Just(Step::Kill),
+    ];
+    prop::collection::vec((0usize..3, step), 1..40)
+}
+
+/// A live allocation: what frees it, and its size in pages.
+type Live = (&'static str, Vec<u64>, u64);
+
+/// Perform a step that allocates. Return what is live then, or `None` if the GPU has too little.
+fn perform(process: &mut Process, step: &Step) -> Option<Live> {
+    let allocated = |process: &mut Process, name: &str, arguments: &[Arg]| {
+        let answer = process.call(name, arguments);
+        assert!(matches!(answer.code, 0 | OUT_OF_MEMORY), "{name}{arguments:?}: {answer:?}");
+        (answer.code == 0).then(|| answer.words[0])
+    };
+    match *step {
+        Step::Allocate(bytes) => {
+            let address = allocated(process, "cuMemAlloc_v2", &[Out, Num(bytes)])?;
+            Some(("cuMemFree_v2", vec![address], bytes.next_multiple_of(PAGE)))
+        }
+        Step::Managed(bytes) => {
+            let address = allocated(process, "cuMemAllocManaged", &[Out, Num(bytes), Num(1)])?;
+            Some(("cuMemFree_v2", vec![address], bytes.next_multiple_of(PAGE)))
+        }
+        Step::Array(bytes) => {
+            let array = allocated(process, "cuArray3DCreate_v2", &[Out, floats(bytes / 4, 0, 0)])?;
+            Some(("cuArrayDestroy", vec![array], (bytes / 4 * 4).next_multiple_of(PAGE).max(PAGE)))
+        }
+        Step::Map(bytes) => {
+            let bytes = bytes.next_multiple_of(PAGE);
+            let handle = allocated(process, "cuMemCreate", &[Out, Num(bytes), pinned(0), Num(0)])?;
+            let address = process.ok("cuMemAddressReserve", &[Out, Num(bytes), Num(0), Num(0), Num(0)]);
+            process.ok("cuMemMap", &[Num(address), Num(bytes), Num(0), Num(handle), Num(0)]);
+            process.ok("cuMemRelease", &[Num(handle)]);
+            Some(("cuMemUnmap", vec![address, bytes], bytes))
+        }
+        Step::Free(_) | Step::Kill => None,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_ledger_is_the_live_allocations_and_never_more_than_the_gpu(steps in steps()) {
+        let bed = Bed::new();
+        let mut processes: Vec<Process> = (0..3).map(|_| bed.user()).collect();
+        let mut live: Vec<Vec<Live>> = vec![Vec::new(); 3];
+        for (who, step) in steps {
+            let sum = |live: &[Vec<Live>]| -> u64 { 3 * CONTEXT + live.iter().flatten().map(|of| of.2).sum::<u64>() };
+            let before = sum(&live);
+            match &step {
+                Step::Kill => {
+                    live[who].clear();
+                    processes[who].kill();
+                    processes[who] = bed.user();
+                }
+                Step::Free(index) if !live[who].is_empty() => {
+                    let index = index.index(live[who].len());
+                    let (name, arguments, _) = live[who].swap_remove(index);
+                    let arguments: Vec<Arg> = arguments.into_iter().map(Num).collect();
+                    processes[who].ok(name, &arguments);
+                }
+                Step::Free(_) => {}
+                Step::Allocate(bytes) | Step::Managed(bytes) | Step::Array(bytes) | Step::Map(bytes) => {
+                    match perform(&mut processes[who], &step) {
+                        Some(of) => live[who].push(of),
+                        None => prop_assert!(before + bytes.next_multiple_of(PAGE) > MEMORY, "refused {step:?} at {before}"),
+                    }
+                }
+            }
+            let usage = bed.usage(0);
+            prop_assert!(bed.used() <= MEMORY);
+            for (process, live) in processes.iter().zip(&live) {
+                let held = usage.iter().find(|of| of.pid == process.pid()).map(|of| of.bytes);
+                prop_assert_eq!(held, Some(CONTEXT + live.iter().map(|of| of.2).sum::<u64>()), "{:?}", step);
+            }
+            prop_assert_eq!(bed.used(), sum(&live));
+        }
+    }
+
+    /// Each step is a size, whether it comes from a pool, and whether an allocation is freed, too.
+    #[test]
+    fn small_and_pooled_memory_is_covered_while_it_lives_and_gone_afterwards(
+        steps in prop::collection::vec((1..3 * MIB, any::<bool>(), any::<Option<prop::sample::Index>>()), 1..60)
+    ) {
+        let bed = Bed::new();
+        let mut process = bed.user();
+        let mut live: Vec<(&str, u64, u64)> = Vec::new();
+        for (bytes, pooled, victim) in steps {
+            let (allocate, free) = if pooled { ("cuMemAllocAsync", "cuMemFreeAsync") } else { ("cuMemAlloc_v2", "cuMemFree_v2") };
+            let answer = process.call(allocate, &[Out, Num(bytes), Num(0)]);
+            prop_assert!(matches!(answer.code, 0 | OUT_OF_MEMORY));
+            if answer.code == 0 {
+                live.push((free, answer.words[0], bytes));
+            }
+            if let (Some(victim), false) = (victim, live.is_empty()) {
+                let (free, address, _) = live.swap_remove(victim.index(live.len()));
+                process.ok(free, &[Num(address), Num(0)]);
+            }
+            let needed: u64 = live.iter().map(|of| of.2).sum();
+            let used = bed.used();
+            prop_assert!(used <= MEMORY && used >= CONTEXT + needed, "{used} for {needed}");
+            prop_assert!(live.iter().all(|(_, address, bytes)| live.iter().filter(|(_, other, _)| (*address..address + bytes).contains(other)).count() == 1), "no two overlap");
+        }
+        for (free, address, _) in live {
+            process.ok(free, &[Num(address), Num(0)]);
+        }
+        process.ok("cuCtxSynchronize", &[]);
+        prop_assert_eq!(bed.used(), CONTEXT);
+    }
+}
