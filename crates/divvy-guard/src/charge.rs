@@ -7,7 +7,7 @@ use crate::ledger::{Entry, Kind};
 use crate::process::{Process, process};
 
 /// From this size on linear memory has pages of its own. Smaller allocations share pages, and a page is charged while one of them is in it: which page
-/// that is, the address tells. Whether the driver will need another page, nobody knows before, so there must be room for one.
+/// that is, the address tells. Whether the driver will need another page, cannot be known before, so there must be room for one.
 const LARGE: u64 = 1 << 20;
 /// The size that is noted for memory in a shared page; all others are whole pages.
 const SHARED: u64 = 1;

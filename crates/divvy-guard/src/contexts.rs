@@ -80,7 +80,7 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset`. A reset ends the context although it is retained.
 ///
-/// Between the driver's answer and the change of the charge, another thread can make the context anew. It is then not charged until it ends; the agent
+/// Between the driver's answer and the change of the charge, another thread can make the context again. It is then not charged until it ends; the agent
 /// sees the difference in the driver's numbers.
 pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
     let code = call();

@@ -1,4 +1,4 @@
-//! The functions that the guard has in place of the driver's. Whatever is not here, the loader finds in the real library.
+//! The functions that the guard has in place of the driver's. All other names the loader finds in the real library.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};

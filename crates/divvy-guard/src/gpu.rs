@@ -205,7 +205,7 @@ impl Gpu {
         }
     }
 
-    /// A pool has grown or shrunk, which nobody can refuse any more. Both are whole pages.
+    /// A pool has grown or shrunk, which cannot be refused any more. Both are whole pages.
     pub(crate) fn adjust(&self, before: u64, now: u64) {
         let Some((usage, slot)) = self.seated() else { return };
         let table = Slots::new(self, usage);

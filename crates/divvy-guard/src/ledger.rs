@@ -293,7 +293,7 @@ impl Inner {
     }
 
     fn insert(&mut self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
-        // One place stays empty for ever, so that each search ends.
+        // One place stays empty forever, so that each search ends.
         if self.room().is_err() && self.len.saturating_add(1) >= self.capacity {
             return Err(NoRoom);
         }

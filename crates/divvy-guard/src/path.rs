@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 use crate::cuda::Uuid;
 
-/// Where a container has the folders of its GPUs. Nothing that a container sets can name another place. The tests replace the bytes in a copy of the
+/// Where a container has the directories of its GPUs. Nothing that a container sets can name another place. The tests replace the bytes in a copy of the
 /// library.
 pub(crate) static ROOT: Root = Root(*b"/run/divvy/share");
 

@@ -210,7 +210,7 @@ pub(crate) struct Mutex(AtomicU32);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
-/// Taken, and somebody may sleep until it is free.
+/// Taken, and a thread may sleep until it is free.
 const AWAITED: u32 = 2;
 
 impl Mutex {

@@ -1,7 +1,7 @@
 //! How a process gets a slot.
 //!
 //! A slot whose owner was killed still has the owner's numbers. They must be gone before the slot has an owner again, or other processes would count
-//! memory that nobody has. So whoever takes a slot first locks the slot's second byte, clears the slot while nobody owns it, and only then locks the
+//! memory that no process has. So a process that takes a slot first locks the slot's second byte, clears the slot while it has no owner, and only then locks the
 //! byte that makes it the owner.
 
 use core::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
                 word.store(0, Ordering::Relaxed);
             }
             slot.pid.store(pid, Ordering::Release);
-            // Before the owner announces anything, so whoever sees an announcement sees its slot.
+            // Before the owner announces anything, so a process that sees an announcement looks at its slot.
             usage.bound.fetch_max(index as u64 + 1, Ordering::AcqRel);
             locks.take(owner(index))
         };

@@ -8,7 +8,7 @@
 //! For this a reader reads `pending` before `used`, and bytes are added to `used` before they leave `pending`: so they are counted twice for
 //! a moment, and never not at all.
 //!
-//! **Somebody goes on.** Processes that announce at the same moment can stand in each other's way. Then all but the one with the lowest slot take
+//! **One process always goes on.** Processes that announce at the same moment can stand in each other's way. Then all but the one with the lowest slot take
 //! their announcement back, and try again.
 //!
 //! **A refusal is a fact.** A sum is not taken at one moment: memory that one process frees and another gets can be in it twice. So a process is
@@ -65,7 +65,7 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
     table.pending(own).add(bytes);
     table.fence();
     loop {
-        // What nobody owns is counted here, because to find out who owns what takes system calls. Most allocations end here.
+        // What dead processes left behind is counted here, because to find out who owns what takes system calls. Most allocations end here.
         if raw(table) <= allowed {
             return Ok(());
         }

@@ -23,7 +23,7 @@ pub struct Usage {
     version: AtomicU64,
     /// Processes that were refused because there was no free slot.
     pub crowded: AtomicU64,
-    /// Slots from here on never had an owner, so that nobody has to look at all of them.
+    /// Slots from here on never had an owner, so that a process does not have to look at all of them.
     pub(crate) bound: AtomicU64,
     _rest: [AtomicU64; 4],
     /// The slots. Their index is the byte of the file that their owner has locked.

@@ -282,7 +282,7 @@ impl Program {
         pointer
     }
 
-    /// End it in the middle of whatever it does.
+    /// End it in the middle of a call.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -297,7 +297,7 @@ impl Drop for Program {
     }
 }
 
-/// Kill a process that is no child of the test, and wait until it is gone.
+/// Kill a process that another process has started, and wait until it is gone.
 pub(crate) fn kill_and_wait(pid: u64) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap());
     kill(pid, Signal::SIGKILL).unwrap();

@@ -84,7 +84,7 @@ fn a_child_does_not_write_into_its_parents_slot() {
     let sandbox = Sandbox::with_share(8192 * MIB, 2 * CONTEXT + 100 * MIB);
     let mut parent = sandbox.ready();
     parent.alloc(10 * MIB);
-    // The child's memory is gone with it, whatever it got.
+    // The child's memory is gone with it, also if it got some.
     parent.call(&format!("fork-alloc {}", 20 * MIB));
     assert_eq!(sandbox.charged(&parent), CONTEXT + 10 * MIB);
     assert_eq!(parent.code(&format!("alloc {}", 20 * MIB)), 0);

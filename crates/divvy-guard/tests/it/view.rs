@@ -19,7 +19,7 @@ fn the_share_looks_like_the_gpu() {
     assert_eq!(other.call("info"), [0, left - CONTEXT, 4096 * MIB]);
 }
 
-/// A neighbour may have taken what the share promises: then it is not free.
+/// Another pod may have taken what the share promises: then it is not free.
 #[test]
 fn what_the_gpu_does_not_have_is_not_free() {
     let sandbox = Sandbox::with_share(1024 * MIB, 4096 * MIB);

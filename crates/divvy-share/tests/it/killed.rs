@@ -192,7 +192,7 @@ fn start(machine: &Arc<Machine>, own: usize, calls: Vec<Call>) -> Handle {
             ending.driver.lock().unwrap()[own] = 0;
             ending.slots[own].held.store(false, Ordering::SeqCst);
         }
-        // The gate may be gone: then nobody waits.
+        // The gate may be gone: then no one waits.
         let _ = gate.stopped.send(false);
     });
     Handle {
@@ -231,7 +231,7 @@ proptest! {
                 prop_assert!(within(&machine));
             }
             steps += 1;
-            prop_assert!(steps < 20_000, "nobody goes on");
+            prop_assert!(steps < 20_000, "no process goes on");
         }
         for process in &mut processes {
             process.thread.take().unwrap().join().unwrap();

@@ -1,4 +1,4 @@
-//! What is read from the files, whatever is in them.
+//! What is read from the files, with any content.
 
 use std::sync::atomic::Ordering;
 
