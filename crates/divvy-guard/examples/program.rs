@@ -125,6 +125,32 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             [first, second, number(2), 0x20 | 4 << 32, 0].as_ptr() => *const u64, number(3) as c_uint => c_uint)),
         "array-destroy" => call!(cuda, b"cuArrayDestroy"(first => u64)),
         "mipmap-destroy" => call!(cuda, b"cuMipmappedArrayDestroy"(first => u64)),
+        "graph" => call!(cuda, b"cuGraphCreate"(one => *mut u64, 0 => c_uint)),
+        // A node that allocates; with a third number through the function for nodes of any type.
+        "graph-alloc" => {
+            let mut node = [0_u64; 32];
+            // CU_GRAPH_NODE_TYPE_MEM_ALLOC; then memory of the first GPU, and its size.
+            (node[0], node[2], node[3], node[15]) = (10, 1, 1, second);
+            match number(2) {
+                0 => call!(cuda, b"cuGraphAddMemAllocNode"(one => *mut u64, first => u64, null() => *mut u64, 0 => u64,
+                    node[2..].as_mut_ptr() => *mut u64)),
+                1 => {
+                    call!(cuda, b"cuGraphAddNode"(one => *mut u64, first => u64, null() => *mut u64, 0 => u64, node.as_mut_ptr() => *mut u64))
+                }
+                _ => {
+                    call!(cuda, b"cuGraphAddNode_v2"(one => *mut u64, first => u64, null() => *mut u64, null() => *mut u64, 0 => u64,
+                    node.as_mut_ptr() => *mut u64))
+                }
+            }
+        }
+        "graph-make" => call!(cuda, b"cuGraphInstantiateWithFlags"(one => *mut u64, first => u64, 1 => u64)),
+        "graph-launch" => call!(cuda, b"cuGraphLaunch"(first => u64, 0 => u64)),
+        "graph-end" => call!(cuda, b"cuGraphExecDestroy"(first => u64)),
+        "graph-trim" => call!(cuda, b"cuDeviceGraphMemTrim"(device => c_int)),
+        "import" => {
+            call!(cuda, b"cuImportExternalMemory"(one => *mut u64, [1, 0, 0, first, 0, 0, 0, 0, 0, 0, 0, 0].as_ptr() => *const u64))
+        }
+        "import-end" => call!(cuda, b"cuDestroyExternalMemory"(first => u64)),
         "address" => {
             let function = CString::new(*words.first().unwrap_or(&"")).expect("a name");
             let (version, flags) = (second as c_int, number(2));

@@ -87,3 +87,36 @@ impl<T: Into<u64>> From<Deep<T>> for Shape {
         }
     }
 }
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`, up to what the guard reads.
+#[repr(C)]
+pub(crate) struct AllocationNode {
+    pub(crate) pool: AllocationProp,
+    rest_of_pool: [u64; 9],
+    access: *const c_void,
+    access_count: usize,
+    pub(crate) bytes: u64,
+}
+
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
+pub(crate) const ALLOCATION_NODE: c_int = 10;
+
+/// `CUgraphNodeParams`, up to what the guard reads. The driver demands all of it, so the part of another type of node can be read as well.
+#[repr(C)]
+pub(crate) struct Node {
+    pub(crate) kind: c_int,
+    reserved: [c_int; 3],
+    pub(crate) allocation: AllocationNode,
+}
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, up to what the guard reads.
+#[repr(C)]
+pub(crate) struct ExternalMemory {
+    kind: c_int,
+    handle: [usize; 2],
+    pub(crate) bytes: u64,
+}
+
+// As the C compiler lays them out.
+const _: () = assert!(size_of::<AllocationProp>() == 16 && core::mem::offset_of!(AllocationNode, bytes) == 104);
+const _: () = assert!(core::mem::offset_of!(Node, allocation) == 16 && core::mem::offset_of!(ExternalMemory, bytes) == 24);

@@ -133,3 +133,12 @@ pub(crate) fn pool_bytes(pool: u64, which: PoolBytes) -> Option<u64> {
     let code = ask!(cuMemPoolGetAttribute(pool => u64, which as c_int => c_int, &mut bytes => &mut u64));
     (code == SUCCESS).then_some(bytes)
 }
+
+/// What graphs have reserved of a GPU.
+pub(crate) fn graph_bytes(device: Device) -> Option<u64> {
+    /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
+    const RESERVED: c_int = 2;
+    let mut bytes: u64 = 0;
+    let code = ask!(cuDeviceGetGraphMemAttribute(device => Device, RESERVED => c_int, &mut bytes => &mut u64));
+    (code == SUCCESS).then_some(bytes)
+}

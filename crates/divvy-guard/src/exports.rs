@@ -4,8 +4,11 @@ use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::contexts;
-use crate::cuda::{AllocationProp, Code, Context, Deep, Device, Flat, Handle, NOT_FOUND, Pointer, SUCCESS, Uint};
-use crate::{arrays, linear, mappings, pools, view};
+use crate::cuda::{
+    AllocationNode, AllocationProp, Code, Context, Deep, Device, ExternalMemory, Flat, Handle, NOT_FOUND, Node, Pointer, SUCCESS,
+    Uint,
+};
+use crate::{arrays, external, linear, mappings, pools, view};
 
 /// What the driver has just written for the program.
 ///
@@ -132,6 +135,31 @@ hooks! {
         arrays::create(shape!(shape), levels, call, out!(array));
     fn cuArrayDestroy(array: u64) is c"cuArrayDestroy" 2000: |call| arrays::destroy(array, call);
     fn cuMipmappedArrayDestroy(array: u64) is c"cuMipmappedArrayDestroy" 5000: |call| arrays::destroy(array, call);
+
+    // Graphs.
+    fn cuGraphAddMemAllocNode(node: *mut u64, graph: u64, from: *const u64, count: usize, parameters: *mut AllocationNode)
+        is c"cuGraphAddMemAllocNode" 11040: |call|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { pools::add_node(parameters, call) };
+    fn cuGraphAddNode(node: *mut u64, graph: u64, from: *const u64, count: usize, parameters: *mut Node) is c"cuGraphAddNode" 12020: |call|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { pools::add_any_node(parameters, call) };
+    fn cuGraphAddNode_v2(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut Node)
+        is c"cuGraphAddNode" 12030: |call|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { pools::add_any_node(parameters, call) };
+    fn cuGraphLaunch(graph: u64, stream: u64) is c"cuGraphLaunch" 10000: |call| pools::synchronize(call);
+    fn cuGraphLaunch_ptsz(graph: u64, stream: u64) is c"cuGraphLaunch" 10000: |call| pools::synchronize(call);
+    fn cuGraphExecDestroy(graph: u64) is c"cuGraphExecDestroy" 10000: |call| pools::synchronize(call);
+    fn cuDeviceGraphMemTrim(device: Device) is c"cuDeviceGraphMemTrim" 11040: |call| pools::synchronize(call);
+
+    // Imports. What other processes have allocated with CUDA is charged to them.
+    fn cuImportExternalMemory(memory: *mut u64, description: *const ExternalMemory) is c"cuImportExternalMemory" 10000: |call| {
+        let made = out!(memory);
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { external::import(description, call, made) }
+    };
+    fn cuDestroyExternalMemory(memory: u64) is c"cuDestroyExternalMemory" 10000: |call| external::destroy(memory, call);
 }
 
 /// Give the program the guard's function, if the driver gave it exactly one that the guard replaces. The name that was asked for does not decide: which
@@ -147,6 +175,10 @@ fn instead(address: *mut *mut c_void, code: Code) -> Code {
     }
     // SAFETY: the driver succeeded with this pointer.
     let found = unsafe { given(address) };
+    if found.is_null() {
+        // A driver may succeed and tell by the status that it has no such function.
+        return code;
+    }
     if let Some(ours) = instead_of(found) {
         // SAFETY: as above.
         unsafe { address.write_unaligned(ours) };

@@ -23,6 +23,10 @@ pub(crate) enum Kind {
     Array,
     /// A memory pool. `of` is unused.
     Pool,
+    /// What graphs have of a GPU. The key is the GPU's ordinal, and `of` is unused.
+    Graphs,
+    /// Memory imported from another interface. `of` is unused.
+    External,
     /// A page that small allocations share. The key is its number, and `of` counts them.
     Slab,
 }

@@ -37,6 +37,7 @@ mod charge;
 mod contexts;
 mod cuda;
 mod exports;
+mod external;
 mod gpu;
 mod ledger;
 mod linear;

@@ -1,12 +1,12 @@
 //! Stream-ordered allocation (`cuMemAllocAsync`): a pool takes memory from the GPU, and programs take theirs from the pool.
 //!
 //! A pool is charged with what it has reserved from the GPU, which the driver tells, and not with what programs have of it. It gives memory back when
-//! a stream, an event, or a context is synchronized, so the charge is set right then, too.
+//! a stream, an event, or a context is synchronized, so the charge is set right then, too. Memory of graphs is charged in the same way.
 
 use core::sync::atomic::Ordering;
 
 use crate::charge::{self, Held, give_back, held, note};
-use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
 use crate::driver::{self, PoolBytes};
 use crate::gpu::{Reserved, pages};
 use crate::ledger::{Entry, Kind};
@@ -81,7 +81,7 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
             }
             Reserved::Charged => {
                 let code = call();
-                settle(held.process, pool);
+                settle(held.process, Kind::Pool, pool);
                 held.gpu.cancel(growth);
                 return code;
             }
@@ -91,21 +91,73 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
 
 /// Note a pool, if it is not noted yet.
 fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
-    held.process.pools.store(1, Ordering::Release);
-    held.process
-        .ledger
-        .insert_new(Entry::new(Kind::Pool, pool, held.device.unsigned_abs(), 0, 0))
+    // During the capture of a graph, what seems to be allocated from the pool becomes the graph's.
+    know_graphs(held)?;
+    let pool = Entry::new(Kind::Pool, pool, held.device.unsigned_abs(), 0, 0);
+    held.process.ledger.insert_new(pool)
 }
 
-/// Charge a pool with what it has reserved.
-fn settle(process: &Process, pool: u64) {
+/// Note that graphs may have memory of a GPU.
+fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
+    held.process.pools.store(1, Ordering::Release);
+    let device = held.device.unsigned_abs();
+    held.process
+        .ledger
+        .insert_new(Entry::new(Kind::Graphs, u64::from(device), device, 0, 0))
+}
+
+/// `cuGraphAddMemAllocNode`: the node gets its memory when the graph is launched, as the driver likes. What does not fit now is refused now; a launch is
+/// only charged.
+///
+/// # Safety
+///
+/// `node` is null or valid, as the driver demands it.
+pub(crate) unsafe fn add_node(node: *const AllocationNode, call: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    let Some(node) = (unsafe { node.as_ref() }).filter(|node| node.pool.location_type == DEVICE) else {
+        return call();
+    };
+    let held = match held(node.pool.location_id) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call(),
+    };
+    if know_graphs(&held).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    match held.gpu.reserve(pages(node.bytes), &held.allowed) {
+        Reserved::Refused => return OUT_OF_MEMORY,
+        Reserved::Charged => held.gpu.cancel(pages(node.bytes)),
+        Reserved::Free => {}
+    }
+    call()
+}
+
+/// `cuGraphAddNode`: the same for a node of any type.
+///
+/// # Safety
+///
+/// `node` is null or valid, as the driver demands it.
+pub(crate) unsafe fn add_any_node(node: *const Node, call: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    match unsafe { node.as_ref() } {
+        // SAFETY: the reference is valid.
+        Some(node) if node.kind == ALLOCATION_NODE => unsafe { add_node(&node.allocation, call) },
+        _ => call(),
+    }
+}
+
+/// Charge a pool, or the graphs of a GPU, with what they have reserved.
+fn settle(process: &Process, kind: Kind, pool: u64) {
     // So that the later answer of the driver is noted later. These questions do not call back into the program.
     let _locked = process.settling.lock();
-    let Some(now) = driver::pool_bytes(pool, PoolBytes::Reserved).map(pages) else {
-        return;
+    let now = match kind {
+        Kind::Graphs => Device::try_from(pool).ok().and_then(driver::graph_bytes),
+        _ => driver::pool_bytes(pool, PoolBytes::Reserved),
     };
+    let Some(now) = now.map(pages) else { return };
     let mut before = 0;
-    let entry = process.ledger.change(Kind::Pool, pool, |entry| {
+    let entry = process.ledger.change(kind, pool, |entry| {
         before = entry.size;
         entry.size = now;
         false
@@ -118,16 +170,18 @@ fn settle(process: &Process, pool: u64) {
     }
 }
 
-/// Charge each pool with what it has reserved.
+/// Charge each pool and the graphs of each GPU with what they have reserved.
 pub(crate) fn settle_all(process: &Process) {
-    let mut place = 0;
-    while let Some((at, pool)) = process.ledger.next(Kind::Pool, place) {
-        settle(process, pool.key);
-        place = at.wrapping_add(1);
+    for kind in [Kind::Pool, Kind::Graphs] {
+        let mut place = 0;
+        while let Some((at, pool)) = process.ledger.next(kind, place) {
+            settle(process, kind, pool.key);
+            place = at.wrapping_add(1);
+        }
     }
 }
 
-/// A synchronization: pools may have given memory back.
+/// A call after which pools and graphs may have more or less memory than before: a synchronization, a launch, or the end of a graph.
 pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
     let code = call();
     if let Some(process) = process()
@@ -143,14 +197,10 @@ pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(
-    prop: *const crate::cuda::AllocationProp,
-    call: impl FnOnce() -> Code,
-    pool: impl FnOnce() -> u64,
-) -> Code {
+pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> Code, pool: impl FnOnce() -> u64) -> Code {
     // SAFETY: the caller's promise.
     let device = match unsafe { prop.as_ref() } {
-        Some(prop) if prop.location_type == crate::cuda::DEVICE => prop.location_id,
+        Some(prop) if prop.location_type == DEVICE => prop.location_id,
         _ => return call(),
     };
     let held = match held(device) {
@@ -196,7 +246,7 @@ pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
 pub(crate) fn change(pool: u64, call: impl FnOnce() -> Code) -> Code {
     let code = call();
     if let Some(process) = process() {
-        settle(process, pool);
+        settle(process, Kind::Pool, pool);
     }
     code
 }

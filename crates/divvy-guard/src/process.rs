@@ -52,3 +52,28 @@ impl Process {
         self.gpus.get(usize::try_from(device).ok()?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    use super::*;
+
+    #[test]
+    fn a_child_begins_with_nothing() {
+        let ours = process().expect("memory");
+        ours.pools.store(7, Ordering::Relaxed);
+        // SAFETY: the child only reads memory, and ends.
+        let child = match unsafe { fork() }.expect("a child") {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                let found = process().map_or(100, |process| process.pools.load(Ordering::Relaxed));
+                // SAFETY: ends the process at once.
+                unsafe { nix::libc::_exit(i32::try_from(found).unwrap_or(101)) }
+            }
+        };
+        assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        assert_eq!(ours.pools.load(Ordering::Relaxed), 7);
+    }
+}

@@ -1,8 +1,8 @@
 //! How a process gets a slot.
 //!
 //! A slot whose owner was killed still has the owner's numbers. They must be gone before the slot has an owner again, or other processes would count
-//! memory that no process has. So a process that takes a slot first locks the slot's second byte, clears the slot while it has no owner, and only then locks the
-//! byte that makes it the owner.
+//! memory that no process has. So a process that takes a slot first locks the slot's second byte, clears the slot while it has no owner, and only then
+//! locks the byte that makes it the owner.
 
 use core::sync::atomic::Ordering;
 

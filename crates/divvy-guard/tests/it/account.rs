@@ -76,6 +76,37 @@ fn what_the_driver_refuses_is_not_charged() {
 }
 
 #[test]
+fn what_the_driver_does_not_free_stays_charged_until_it_does() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.start_with(&[(
+        "DIVVY_CUDA_SIM_FAIL",
+        "cuMemFree_v2:1=999,cuMemFree_v2:3=999,cuCtxDestroy_v2:1=999",
+    )]);
+    assert_eq!((program.code("init"), program.code("retain 0")), (0, 0));
+    // A page of its own, a part of a page, and a context.
+    for size in [PAGE, 1000] {
+        let memory = program.alloc(size);
+        assert_eq!(program.code(&format!("free {memory}")), 999);
+        assert_eq!(
+            (sandbox.charged(&program), sandbox.driver_gave(0)),
+            (CONTEXT + PAGE, CONTEXT + PAGE),
+            "{size}"
+        );
+        assert_eq!(program.code(&format!("free {memory}")), 0);
+        assert_eq!(
+            (sandbox.charged(&program), sandbox.driver_gave(0)),
+            (CONTEXT, CONTEXT),
+            "{size}"
+        );
+    }
+    let [_, context, _] = program.call("context 0");
+    assert_eq!(program.code(&format!("destroy {context}")), 999);
+    assert_eq!(sandbox.charged(&program), 2 * CONTEXT);
+    assert_eq!(program.code(&format!("destroy {context}")), 0);
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
+}
+
+#[test]
 fn memory_freed_twice_is_given_back_once() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
     let mut program = sandbox.ready();

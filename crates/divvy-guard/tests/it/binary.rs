@@ -6,7 +6,7 @@ use object::{Object as _, ObjectSection as _, elf};
 use crate::sandbox::guard;
 
 /// Each function that is replaced. What is not here belongs to the driver.
-const REPLACED: [&str; 49] = [
+pub(crate) const REPLACED: [&str; 58] = [
     "cuArray3DCreate",
     "cuArray3DCreate_v2",
     "cuArrayCreate",
@@ -20,6 +20,8 @@ const REPLACED: [&str; 49] = [
     "cuCtxDestroy_v2",
     "cuCtxSynchronize",
     "cuCtxSynchronize_v2",
+    "cuDestroyExternalMemory",
+    "cuDeviceGraphMemTrim",
     "cuDevicePrimaryCtxRelease",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxReset",
@@ -30,6 +32,13 @@ const REPLACED: [&str; 49] = [
     "cuEventSynchronize",
     "cuGetProcAddress",
     "cuGetProcAddress_v2",
+    "cuGraphAddMemAllocNode",
+    "cuGraphAddNode",
+    "cuGraphAddNode_v2",
+    "cuGraphExecDestroy",
+    "cuGraphLaunch",
+    "cuGraphLaunch_ptsz",
+    "cuImportExternalMemory",
     "cuMemAlloc",
     "cuMemAllocAsync",
     "cuMemAllocAsync_ptsz",

@@ -8,6 +8,7 @@ mod account;
 mod arrays;
 mod binary;
 mod files;
+mod graphs;
 mod loading;
 mod mappings;
 mod names;

@@ -84,3 +84,28 @@ fn refused_calls_change_nothing() {
     ok(&mut program, &format!("unmap {space} {}", 4 * PAGE));
     check(&sandbox, &program, 0);
 }
+
+/// The driver can fail at any of the calls; what it did not do is not counted.
+#[test]
+fn failed_calls_change_nothing() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let fail = "cuMemMap:1=999,cuMemUnmap:1=999,cuMemRelease:1=999,cuMemRelease:3=999,cuMemRetainAllocationHandle:1=999";
+    let mut program = sandbox.start_with(&[("DIVVY_CUDA_SIM_FAIL", fail)]);
+    assert_eq!((program.code("init"), program.code("retain 0")), (0, 0));
+    let space = ok(&mut program, &format!("reserve {}", 16 * PAGE));
+    for _ in 0..2 {
+        let handle = ok(&mut program, &format!("create {} 0", 4 * PAGE));
+        let map = format!("map {space} {} {handle}", 4 * PAGE);
+        let unmap = format!("unmap {space} {}", 4 * PAGE);
+        // Each fails in the first round, and some in the second.
+        let mut until_it_works = |call: &str| while program.code(call) == 999 {};
+        until_it_works(&map);
+        until_it_works(&format!("drop {handle}"));
+        until_it_works(&format!("again {space}"));
+        until_it_works(&unmap);
+        check(&sandbox, &program, 4);
+        let mut until_it_works = |call: &str| while program.code(call) == 999 {};
+        until_it_works(&format!("drop {handle}"));
+        check(&sandbox, &program, 0);
+    }
+}

@@ -172,10 +172,19 @@ impl Sandbox {
         self.start_with(&[])
     }
 
+    /// A program that has the driver without the guard.
+    pub(crate) fn start_without_guard(&self) -> Program {
+        self.start_on("libcuda.so.real", &[])
+    }
+
     pub(crate) fn start_with(&self, environment: &[(&str, &str)]) -> Program {
+        self.start_on("libcuda.so.1", environment)
+    }
+
+    fn start_on(&self, library: &str, environment: &[(&str, &str)]) -> Program {
         let mut command = Command::new(program());
         command
-            .arg(self.path("libcuda.so.1"))
+            .arg(self.path(library))
             .arg(self.path("libcuda.so.real"))
             .env("DIVVY_NVML_SIM", self.path("machine.toml"))
             .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"))
