@@ -201,6 +201,24 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             });
             0
         }
+        // Threads that ask for the primary context at the same time, each so many times. The first number is how often they got it.
+        "retain-threads" => {
+            let got = std::sync::atomic::AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..first {
+                    scope.spawn(|| {
+                        for _ in 0..second {
+                            let mut context = 0;
+                            if call!(cuda, b"cuDevicePrimaryCtxRetain"(&mut context => *mut u64, 0 => c_int)) == 0 {
+                                got.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                            }
+                        }
+                    });
+                }
+            });
+            *one = got.into_inner();
+            0
+        }
         // The library once more, in a namespace of its own.
         "namespace" => {
             let path = CString::new(std::env::args().nth(1).expect("a library")).expect("a path");

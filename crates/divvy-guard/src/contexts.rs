@@ -5,10 +5,11 @@ use core::sync::atomic::Ordering;
 use crate::charge;
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
-use crate::gpu::Reserved;
+use crate::gpu::{Gpu, Reserved};
 use crate::ledger::Kind;
 use crate::pools;
 use crate::process::process;
+use crate::sys;
 
 /// The primary context is not charged.
 const ABSENT: u32 = 0;
@@ -46,10 +47,7 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
         Err(None) => return call(),
     };
     let (gpu, charge) = (held.gpu, held.gpu.context());
-    let first = gpu
-        .primary
-        .compare_exchange(ABSENT, COMING, Ordering::AcqRel, Ordering::Acquire)
-        .is_ok();
+    let first = first(gpu);
     let reserved = if first {
         gpu.reserve(charge, &held.allowed)
     } else {
@@ -77,6 +75,26 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
     }
     code
 }
+
+/// Whether this thread has to make the primary context. While another one does, this one waits, because only then it is known whether the context fits.
+///
+/// It does not wait longer than [`WAITS`]: a tool that the driver calls back can ask for the context in the middle of its making.
+fn first(gpu: &Gpu) -> bool {
+    for _ in 0..WAITS {
+        match gpu
+            .primary
+            .compare_exchange(ABSENT, COMING, Ordering::AcqRel, Ordering::Acquire)
+        {
+            Ok(_) => return true,
+            Err(COMING) => sys::nap(),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Naps of 100 microseconds: 1 s.
+const WAITS: u32 = 10_000;
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset`. A reset ends the context although it is retained.
 ///

@@ -1,6 +1,6 @@
 //! Several processes of a pod, some of which are killed.
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox, kill_and_wait};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox, kill_and_wait, limits};
 
 const PROCESSES: u64 = 6;
 
@@ -37,6 +37,18 @@ fn threads_of_a_process_are_charged_together() {
     }
     assert_eq!(sandbox.refusals(), [""; 0]);
     assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
+}
+
+#[test]
+fn threads_that_make_the_context_together_are_charged_once_or_refused_together() {
+    let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT - 1);
+    let mut program = sandbox.start();
+    assert_eq!(program.code("init"), 0);
+    assert_eq!(program.call("retain-threads 8 500"), [0, 0, 0]);
+    assert_eq!(sandbox.driver_gave(0), 0);
+    sandbox.change(&limits(CONTEXT));
+    assert_eq!(program.call("retain-threads 8 500"), [0, 4000, 0]);
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
 }
 
 #[test]
