@@ -179,11 +179,12 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             0
         }
         "storm" => {
-            storm(cuda, first, second, 40 << 20);
+            storm(cuda, Calls { pool: false }, first, second, 40 << 20);
             0
         }
-        // Threads that allocate and free at random, and free all at their end. Allocations have up to this many bytes.
+        // Threads that allocate and free at random, and free all at their end. Allocations have up to this many bytes; 1: they are from a pool.
         "threads" => {
+            let calls = Calls { pool: number(2) == 1 };
             std::thread::scope(|scope| {
                 for seed in 0..first {
                     scope.spawn(move || {
@@ -193,8 +194,8 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
                             0
                         );
                         assert_eq!(call!(cuda, b"cuCtxSetCurrent"(context => u64)), 0);
-                        for pointer in storm(cuda, seed, 300, second) {
-                            assert_eq!(call!(cuda, b"cuMemFree_v2"(pointer => u64)), 0);
+                        for pointer in storm(cuda, calls, seed, 1000, second) {
+                            assert_eq!(calls.free(cuda, pointer), 0);
                         }
                     });
                 }
@@ -278,8 +279,30 @@ fn fork(child: impl FnOnce()) -> u64 {
     }
 }
 
+/// How a storm allocates and frees.
+#[derive(Clone, Copy)]
+struct Calls {
+    pool: bool,
+}
+
+impl Calls {
+    fn allocate(self, cuda: &Library, pointer: &mut u64, bytes: u64) -> u64 {
+        match self.pool {
+            true => call!(cuda, b"cuMemAllocAsync"(pointer => *mut u64, bytes => u64, 0 => u64)),
+            false => call!(cuda, b"cuMemAlloc_v2"(pointer => *mut u64, bytes => u64)),
+        }
+    }
+
+    fn free(self, cuda: &Library, pointer: u64) -> u64 {
+        match self.pool {
+            true => call!(cuda, b"cuMemFreeAsync"(pointer => u64, 0 => u64)),
+            false => call!(cuda, b"cuMemFree_v2"(pointer => u64)),
+        }
+    }
+}
+
 /// Allocate and free at random. Returns what is left.
-fn storm(cuda: &Library, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
+fn storm(cuda: &Library, calls: Calls, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut random = move || {
         state ^= state << 13;
@@ -291,12 +314,12 @@ fn storm(cuda: &Library, seed: u64, steps: u64, largest: u64) -> Vec<u64> {
     for _ in 0..steps {
         if random() % 3 == 0 && !mine.is_empty() {
             let pointer = mine.swap_remove(random() as usize % mine.len());
-            assert_eq!(call!(cuda, b"cuMemFree_v2"(pointer => u64)), 0);
+            assert_eq!(calls.free(cuda, pointer), 0);
             continue;
         }
         let mut pointer = 0;
         let bytes = 1 + random() % largest;
-        match call!(cuda, b"cuMemAlloc_v2"(&mut pointer => *mut u64, bytes => u64)) {
+        match calls.allocate(cuda, &mut pointer, bytes) {
             0 => mine.push(pointer),
             code => assert_eq!(code, 2),
         }

@@ -312,3 +312,96 @@ impl Inner {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Call {
+        Insert(u64),
+        InsertNew(u64),
+        Enter(u64),
+        Take(u64),
+        Change(u64),
+        Sweep(u64),
+    }
+
+    fn call() -> impl Strategy<Value = Call> {
+        // Few keys, so that they meet; their hashes differ.
+        let key = 0..400_u64;
+        prop_oneof![
+            6 => key.clone().prop_map(Call::Insert),
+            1 => key.clone().prop_map(Call::InsertNew),
+            2 => key.clone().prop_map(Call::Enter),
+            4 => key.clone().prop_map(Call::Take),
+            2 => key.prop_map(Call::Change),
+            1 => (2..9_u64).prop_map(Call::Sweep),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Compared with the standard library's map. Two sets of keys are in the table, of two kinds.
+        #[test]
+        fn it_knows_what_was_noted_and_not_forgotten(calls in prop::collection::vec(call(), 0..3000)) {
+            let ledger = sys::memory::<Ledger>(1, false).expect("memory");
+            // SAFETY: zeros are an empty ledger.
+            let ledger = unsafe { &*ledger };
+            let (mut linear, mut slabs) = (HashMap::new(), HashMap::new());
+            for (step, call) in calls.into_iter().enumerate() {
+                let step = step as u64;
+                let entry = |key| Entry::new(Kind::Linear, key, 3, step, key);
+                match call {
+                    // What was noted under the same handle comes back, so that it is not charged forever.
+                    Call::Insert(key) => prop_assert_eq!(ledger.insert(entry(key)).expect("room"), linear.insert(key, entry(key))),
+                    Call::InsertNew(key) => {
+                        ledger.insert_new(entry(key)).expect("room");
+                        linear.entry(key).or_insert(entry(key));
+                    }
+                    Call::Enter(key) => {
+                        let count: &mut u64 = slabs.entry(key).or_default();
+                        *count += 1;
+                        prop_assert_eq!(ledger.enter(key, 3).expect("room"), *count == 1);
+                    }
+                    Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
+                    Call::Change(key) => {
+                        let left = ledger.change(Kind::Slab, key, |entry| {
+                            entry.of -= 1;
+                            entry.of == 0
+                        });
+                        let count = slabs.get_mut(&key).map(|count| {
+                            *count -= 1;
+                            *count
+                        });
+                        prop_assert_eq!(left.map(|entry| entry.of), count);
+                        slabs.retain(|_, count| *count > 0);
+                    }
+                    Call::Sweep(divisor) => {
+                        let (mut place, mut gone) = (0, 0);
+                        while let Some((next, entry)) = ledger.take_from(place, |entry| entry.is(Kind::Linear) && entry.key % divisor == 0) {
+                            (place, gone) = (next, gone + 1);
+                            prop_assert_eq!(linear.remove(&entry.key), Some(entry));
+                        }
+                        prop_assert!(linear.keys().all(|key| key % divisor != 0), "{} gone", gone);
+                    }
+                }
+            }
+            for key in 0..400 {
+                prop_assert_eq!(ledger.get(Kind::Linear, key), linear.get(&key).copied());
+                prop_assert_eq!(ledger.get(Kind::Slab, key).map(|entry| entry.of), slabs.get(&key).copied());
+            }
+            let mut place = 0;
+            let mut found = 0;
+            while let Some((at, _)) = ledger.next(Kind::Slab, place) {
+                (place, found) = (at + 1, found + 1);
+            }
+            prop_assert_eq!(found, slabs.len());
+        }
+    }
+}

@@ -39,6 +39,19 @@ fn threads_of_a_process_are_charged_together() {
     assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
 }
 
+/// What is free in a pool can go to another thread before this one comes, so that the pool grows.
+#[test]
+fn threads_that_take_from_a_pool_together_do_not_exceed_the_share() {
+    let share = CONTEXT + 64 * MIB;
+    let sandbox = Sandbox::with_share(share, share);
+    let mut program = sandbox.ready();
+    assert_eq!(program.code(&format!("threads 8 {} 1", 20 * MIB)), 0);
+    assert_eq!(program.code("sync"), 0);
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
+    assert_eq!(sandbox.refusals(), [""; 0]);
+    assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
+}
+
 #[test]
 fn threads_that_make_the_context_together_are_charged_once_or_refused_together() {
     let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT - 1);
