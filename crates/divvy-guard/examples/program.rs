@@ -86,10 +86,11 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         "info-free" => call!(cuda, b"cuMemGetInfo_v2"(one => *mut u64, null() => *mut u64)),
         "info-total" => call!(cuda, b"cuMemGetInfo_v2"(null() => *mut u64, two => *mut u64)),
         "total" => call!(cuda, b"cuDeviceTotalMem_v2"(one => *mut u64, device => c_int)),
-        "create" => {
+        "create" | "create-host" => {
             let prop = Prop {
                 kind: 1,
-                location_type: 1,
+                // CU_MEM_LOCATION_TYPE_DEVICE or CU_MEM_LOCATION_TYPE_HOST_NUMA.
+                location_type: if name == "create" { 1 } else { 3 },
                 location_id: second as c_int,
                 ..Prop::default()
             };

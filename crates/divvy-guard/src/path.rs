@@ -2,11 +2,15 @@
 
 use core::ffi::CStr;
 
+use divvy_share::DIRECTORY;
+
 use crate::cuda::Uuid;
 
-/// Where a container has the directories of its GPUs. Nothing that a container sets can name another place. The tests replace the bytes in a copy of the
-/// library.
-pub(crate) static ROOT: Root = Root(*b"/run/divvy/share");
+/// Where a container has the directories of its GPUs ([`DIRECTORY`]). The tests replace the bytes in a copy of the library.
+pub(crate) static ROOT: Root = Root(match DIRECTORY.as_bytes().first_chunk() {
+    Some(bytes) if DIRECTORY.len() == 16 => *bytes,
+    _ => panic!("the directory has another length"),
+});
 
 pub(crate) struct Root([u8; 16]);
 

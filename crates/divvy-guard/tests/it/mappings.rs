@@ -58,6 +58,16 @@ fn one_call_can_remove_several_mappings() {
 }
 
 #[test]
+fn memory_of_the_host_is_not_charged() {
+    let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT);
+    let mut program = sandbox.ready();
+    let handle = ok(&mut program, &format!("create-host {} 0", 4 * PAGE));
+    check(&sandbox, &program, 0);
+    ok(&mut program, &format!("drop {handle}"));
+    check(&sandbox, &program, 0);
+}
+
+#[test]
 fn refused_calls_change_nothing() {
     let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT + 4 * PAGE);
     let mut program = sandbox.ready();

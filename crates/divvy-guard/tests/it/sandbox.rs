@@ -91,7 +91,7 @@ pub(crate) struct Sandbox {
 impl Sandbox {
     /// A machine whose GPUs have this much memory; the pod has no share yet.
     pub(crate) fn new(memory: u64) -> Self {
-        let root = "/run/divvy/share";
+        let root = divvy_share::DIRECTORY;
         // As long as the path that it replaces.
         let directory = tempfile::Builder::new()
             .prefix("g")

@@ -1,8 +1,10 @@
 //! The protocol in every order in which the processor can carry it out, by loom.
 
+use divvy_share::claim::{Locks, claim, owner};
 use divvy_share::reserve::{Refused, Table, Word, commit, free, reserve};
-use loom::sync::Arc;
+use divvy_share::usage::Usage;
 use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use loom::sync::{Arc, Mutex};
 
 #[derive(Debug)]
 struct Cell(AtomicU64);
@@ -193,5 +195,63 @@ fn a_process_that_dies_in_the_middle_stops_nobody() {
         let mut other = slots.clone();
         assert_eq!(reserve(&mut other, 1, 2, 2), Ok(()));
         dying.join().unwrap();
+    });
+}
+
+/// The locks of a file, and which description has each.
+#[derive(Clone)]
+struct Shared {
+    owners: Arc<Mutex<Vec<Option<usize>>>>,
+    description: usize,
+}
+
+impl Locks for Shared {
+    fn held(&self, byte: u64) -> bool {
+        let owner = self.owners.lock().unwrap()[byte as usize];
+        owner.is_some_and(|owner| owner != self.description)
+    }
+
+    fn take(&self, byte: u64) -> bool {
+        let taken = *self.owners.lock().unwrap()[byte as usize].get_or_insert(self.description) == self.description;
+        // Loom changes threads only where one of its own types is used, and what follows a call of this is not.
+        drop(self.owners.lock().unwrap());
+        taken
+    }
+
+    fn release(&self, byte: u64) {
+        self.owners.lock().unwrap()[byte as usize].take_if(|owner| *owner == self.description);
+    }
+}
+
+/// Killed processes left their numbers in the first two slots. Two new processes take slots while a third one looks: it must not find an owner with
+/// the numbers of a dead one, or it would refuse memory that is free.
+#[test]
+fn a_slot_with_an_owner_never_has_the_numbers_of_a_dead_one() {
+    // Too large for the stacks of loom's threads, so there is one for all orders.
+    let usage = std::sync::Arc::new(Usage::default());
+    explore(3, move || {
+        for slot in &usage.slots[..2] {
+            slot.used.store(7, Ordering::Relaxed);
+        }
+        let owners = Arc::new(Mutex::new(vec![None; 512]));
+        let locks = |description| Shared {
+            owners: owners.clone(),
+            description,
+        };
+        let claimers: Vec<_> = (1..3)
+            .map(|description| {
+                let (locks, usage) = (locks(description), usage.clone());
+                loom::thread::spawn(move || claim(&locks, &usage, 1))
+            })
+            .collect();
+        let looking = locks(0);
+        for slot in 0..2 {
+            let held = looking.held(owner(slot));
+            let used = usage.slots[slot].used.load(Ordering::Relaxed);
+            assert!(!held || used == 0, "slot {slot}: {used}");
+        }
+        let mut taken: Vec<_> = claimers.into_iter().map(|thread| thread.join().unwrap()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, [Some(0), Some(1)]);
     });
 }
