@@ -1,19 +1,67 @@
 //! Arrays, which textures and surfaces read.
 
 use crate::charge;
-use crate::cuda::Code;
+use crate::cuda::{Code, Uint};
 use crate::driver;
 use crate::ledger::Kind;
 
 /// The size of an array as a program describes it. The driver pads it as it likes.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
-    pub(crate) width: u64,
-    pub(crate) height: u64,
-    pub(crate) depth: u64,
-    pub(crate) format: u32,
-    pub(crate) channels: u32,
-    pub(crate) flags: u32,
+    width: u64,
+    height: u64,
+    depth: u64,
+    format: u32,
+    channels: u32,
+    flags: u32,
+}
+
+/// `CUDA_ARRAY_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Flat<T> {
+    width: T,
+    height: T,
+    format: Uint,
+    channels: Uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY3D_DESCRIPTOR_v1`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Deep<T> {
+    width: T,
+    height: T,
+    depth: T,
+    format: Uint,
+    channels: Uint,
+    flags: Uint,
+}
+
+impl<T: Into<u64>> From<Flat<T>> for Shape {
+    fn from(flat: Flat<T>) -> Self {
+        Self {
+            width: flat.width.into(),
+            height: flat.height.into(),
+            depth: 0,
+            format: flat.format,
+            channels: flat.channels,
+            flags: 0,
+        }
+    }
+}
+
+impl<T: Into<u64>> From<Deep<T>> for Shape {
+    fn from(deep: Deep<T>) -> Self {
+        Self {
+            width: deep.width.into(),
+            height: deep.height.into(),
+            depth: deep.depth.into(),
+            format: deep.format,
+            channels: deep.channels,
+            flags: deep.flags,
+        }
+    }
 }
 
 /// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers, which smaller levels have as well.

@@ -2,8 +2,6 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::arrays::Shape;
-
 /// `CUresult`.
 pub(crate) type Code = c_int;
 
@@ -39,54 +37,6 @@ pub(crate) type Pointer = u64;
 pub(crate) type Handle = u64;
 /// `unsigned int`.
 pub(crate) type Uint = c_uint;
-
-/// `CUDA_ARRAY_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY_DESCRIPTOR_v1`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Flat<T> {
-    width: T,
-    height: T,
-    format: Uint,
-    channels: Uint,
-}
-
-/// `CUDA_ARRAY3D_DESCRIPTOR`, with `T` for `size_t`, or for the `unsigned int` of `CUDA_ARRAY3D_DESCRIPTOR_v1`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Deep<T> {
-    width: T,
-    height: T,
-    depth: T,
-    format: Uint,
-    channels: Uint,
-    flags: Uint,
-}
-
-impl<T: Into<u64>> From<Flat<T>> for Shape {
-    fn from(flat: Flat<T>) -> Self {
-        Self {
-            width: flat.width.into(),
-            height: flat.height.into(),
-            depth: 0,
-            format: flat.format,
-            channels: flat.channels,
-            flags: 0,
-        }
-    }
-}
-
-impl<T: Into<u64>> From<Deep<T>> for Shape {
-    fn from(deep: Deep<T>) -> Self {
-        Self {
-            width: deep.width.into(),
-            height: deep.height.into(),
-            depth: deep.depth.into(),
-            format: deep.format,
-            channels: deep.channels,
-            flags: deep.flags,
-        }
-    }
-}
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`, up to what the guard reads.
 #[repr(C)]

@@ -3,10 +3,10 @@
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use crate::arrays::{Deep, Flat};
 use crate::contexts;
 use crate::cuda::{
-    AllocationNode, AllocationProp, Code, Context, Deep, Device, ExternalMemory, Flat, Handle, NOT_FOUND, Node, Pointer, SUCCESS,
-    Uint,
+    AllocationNode, AllocationProp, Code, Context, Device, ExternalMemory, Handle, NOT_FOUND, Node, Pointer, SUCCESS, Uint,
 };
 use crate::{arrays, external, linear, mappings, pools, view};
 
