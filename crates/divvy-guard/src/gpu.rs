@@ -260,7 +260,7 @@ impl Gpu {
         let pid = sys::pid();
         let Some(slot) = claim(&FileLocks(&file), usage, pid) else {
             usage.crowded.fetch_add(1, Ordering::Relaxed);
-            // Mapped again at the next try: a process that comes back for memory again and again may run out of address space, and no other one.
+            // The next allocation tries again, and must not leave one mapping more each time.
             sys::unmap(usage);
             return UNKNOWN;
         };

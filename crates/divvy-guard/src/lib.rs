@@ -13,7 +13,7 @@
 //! # Rules for this code
 //!
 //! It runs in other people's programs, so: no panic (a test looks for the code of one), no allocator, no signal handler, no output, no thread, no
-//! constructor, no environment, no descriptor that stays open, and no lock held while the driver is called.
+//! constructor, no environment, no descriptor that stays open, and no lock held while the driver is called, except for the question what a pool has.
 //!
 //! # Build
 //!
